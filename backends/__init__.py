@@ -1,0 +1,8 @@
+"""What a graph becomes: ONNX models, PyTorch source, pictures, and the runtime that generates with them.
+
+Never here: model families, checkpoint formats, the command line, rewrites that hold for every target;
+imports from frontends.
+"""
+
+if __name__ == "backends":
+    raise ImportError("import weft.backends, not backends: the bare name makes a second copy of every class")

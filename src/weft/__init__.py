@@ -1,0 +1,45 @@
+"""weft: a declarative transformer, compiled to readable PyTorch or to ONNX for ONNX Runtime.
+
+The names below are imported on first use, so `import weft` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "weft.frontends.dsl": (
+        "Attention",
+        "Block",
+        "Decoder",
+        "Encoder",
+        "GatedMLP",
+        "LayerNorm",
+        "MLP",
+        "RMSNorm",
+        "RoPE",
+        "module",
+    ),
+    "weft.frontends": ("compile", "load_source"),
+    "weft.backends.runtime": ("load",),
+    "weft.passes": ("run_passes",),
+}
+_HOME = {name: home for home, names in _PUBLIC.items() for name in names}
+_FOLDERS = ("backends", "frontends", "ir", "passes")
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name in _FOLDERS:
+        return importlib.import_module(f"weft.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_FOLDERS})

@@ -1,0 +1,6 @@
+"""`python -m weft` is the `weft` command."""
+
+from weft.frontends.cli import main
+
+if __name__ == "__main__":
+    main()
