@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import importlib
 
+TYPE_CHECKING = False  # typing.TYPE_CHECKING, without importing typing
+if TYPE_CHECKING:
+    from typing import Any
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -32,7 +36,7 @@ _FOLDERS = ("backends", "frontends", "ir", "passes")
 __all__ = ["__version__", *_HOME]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return importlib.import_module(f"weft.{name}")
     if name not in _HOME:

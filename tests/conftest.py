@@ -1,0 +1,69 @@
+"""What every test shares: no network, fixed seeds, and the two real models under .cache/weights."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WEIGHTS = ROOT / ".cache" / "weights"
+
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores already
+
+hypothesis.settings.register_profile("weft", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("weft")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_network() -> Iterator[None]:
+    """A test that opens a connection to another machine fails."""
+
+    def connect(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            raise AssertionError(f"a test tried to connect to {address}")
+        real(self, address)
+
+    real = socket.socket.connect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect)
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers with a fixed seed."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+def _weights(name: str) -> Path:
+    path = WEIGHTS / name
+    if not path.exists():
+        pytest.fail(f"{path} is missing: run `make weights`", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct, mostly Q4_1, with a Q8_0 embedding and F32 norms."""
+    return _weights("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2: a Hugging Face folder of the bert family, safetensors."""
+    return _weights("all-MiniLM-L6-v2")

@@ -1,0 +1,93 @@
+"""What holds for the project as a whole: quick imports, linked folders, pinned dependencies, honest sources."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import weft
+
+FOLDERS = ("ir", "passes", "backends", "frontends")
+HEAVY = {"torch", "onnx", "onnxruntime", "transformers", "gguf", "tokenizers"}
+
+
+def python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *args], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def seconds_over_bare_python(args: Sequence[str], cwd: Path, rounds: int = 7) -> float:
+    """The least time of `python *args` less the least time of `python -c pass`, measured in turn."""
+    best = {}
+    for command in (("-c", "pass"), tuple(args)) * rounds:
+        start = time.perf_counter()
+        done = python(*command, cwd=cwd)
+        best[command] = min(best.get(command, float("inf")), time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+    return best[tuple(args)] - best["-c", "pass"]
+
+
+def test_import_is_quick(tmp_path: Path) -> None:
+    assert seconds_over_bare_python(["-c", "import weft"], tmp_path) <= 0.15
+
+
+def test_help_is_quick(tmp_path: Path) -> None:
+    assert seconds_over_bare_python(["-m", "weft", "--help"], tmp_path) <= 0.4
+
+
+@pytest.mark.parametrize("module", ["weft", *(f"weft.{name}" for name in FOLDERS), "weft.frontends.cli"])
+def test_heavy_libraries_are_imported_on_use(module: str, tmp_path: Path) -> None:
+    done = python("-c", f"import sys, json, {module}; print(json.dumps(list(sys.modules)))", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not HEAVY & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("name", weft.__all__)
+def test_public_names_resolve(name: str) -> None:
+    assert getattr(weft, name) is not None
+    assert name in dir(weft)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = weft.nothing
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_are_links_and_refuse_their_bare_name(name: str, root: Path) -> None:
+    assert (root / "src/weft" / name).readlink() == Path("../..", name)
+    done = python("-c", f"import {name}", cwd=root)
+    assert f"ImportError: import weft.{name}, not {name}" in done.stderr
+
+
+def test_direct_dependencies_are_pinned_within_their_bounds(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pinned = (Requirement(line) for line in (root / "constraints.txt").read_text().splitlines() if line[:1] != "#")
+    versions = {pin.name.lower().replace("_", "-"): next(iter(pin.specifier)).version for pin in pinned}
+    extras = project["optional-dependencies"]
+    for extra in ("cpu", "hf", "torch", "dev"):  # `gpu` cannot be installed beside `cpu`
+        for line in [*project["dependencies"], *extras[extra]]:
+            wanted = Requirement(line)
+            assert versions[wanted.name.lower().replace("_", "-")] in wanted.specifier
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_sources_keep_the_house_rules(folder: str, root: Path) -> None:
+    unexplained = re.compile(r"# (type: ignore(\[[\w, -]*\])?|noqa(: [A-Z0-9, ]+)?)\s*(?!.*[a-z]{3})")
+    unfinished = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+    wrong = []
+    for path in sorted((root / folder).rglob("*.py")):
+        lines = path.read_text().splitlines()
+        wrong += [f"{path}: {len(lines)} lines"] if len(lines) > 450 else []
+        wrong += [
+            f"{path}:{i}" for i, line in enumerate(lines, 1) if unexplained.search(line) or unfinished.search(line)
+        ]
+    assert not wrong

@@ -1,0 +1,79 @@
+"""The wheel and the sdist hold all of weft, as real files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+DATA = {".py", ".typed", ".j2", ".html"}
+
+
+def build(what: str, source: Path, out: Path) -> Path:
+    """Run one hook of the build backend as pip would, without build isolation and so without network."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, f"build_{what}", out], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = out.iterdir()
+    return built
+
+
+def checkout(root: Path, target: Path) -> Path:
+    """What a clone holds: the files git knows, links as links."""
+    git = ["git", "-c", "safe.directory=*", "checkout-index", "--all", f"--prefix={target}/"]
+    subprocess.run(git, cwd=root, check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def clone(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkout(root, tmp_path_factory.mktemp("clone") / "weft")
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", clone, tmp_path_factory.mktemp("wheel"))
+
+
+def files(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if name.startswith("weft/")}
+
+
+def test_wheel_holds_every_source_and_template(clone: Path, wheel: Path) -> None:
+    package = clone / "src/weft"
+    roots = [package, *(path for path in package.iterdir() if path.is_symlink())]
+    expected = {
+        str(PurePosixPath("weft", path.relative_to(package)))
+        for folder in roots
+        for path in folder.rglob("*")
+        if path.suffix in DATA
+    }
+    assert files(wheel) == expected
+    assert {"weft/py.typed", "weft/ir/__init__.py", "weft/frontends/__init__.py"} <= expected
+
+
+def test_wheel_runs_from_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    show = "import weft; print(weft.__file__, *(getattr(weft, n).__file__ for n in ('ir', 'passes', 'frontends')))"
+    done = subprocess.run(
+        [sys.executable, "-c", show], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(Path(shown).is_relative_to(tmp_path / "weft") for shown in done.stdout.split())
+
+
+def test_sdist_builds_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -> None:
+    sdist = build("sdist", clone, tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("weft-*")
+    assert files(build("wheel", unpacked, tmp_path / "wheel")) == files(wheel)
+    assert (unpacked / "LICENSE").exists()
