@@ -33,7 +33,11 @@ def checkout(root: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def clone(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkout(root, tmp_path_factory.mktemp("clone") / "weft")
+    clone = checkout(root, tmp_path_factory.mktemp("clone") / "weft")
+    template = clone / "backends" / "planted" / "page.j2"  # data in a folder that is no package must travel too
+    template.parent.mkdir()
+    template.touch()
+    return clone
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def test_wheel_holds_every_source_and_template(clone: Path, wheel: Path) -> None
         if path.suffix in DATA
     }
     assert files(wheel) == expected
-    assert {"weft/py.typed", "weft/ir/__init__.py", "weft/frontends/__init__.py"} <= expected
+    assert {"weft/py.typed", "weft/ir/__init__.py", "weft/backends/planted/page.j2"} <= expected
 
 
 def test_wheel_runs_from_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
