@@ -1,0 +1,137 @@
+"""Recipes of position tables: RoPE frequencies with every published scaling, cos/sin tables, sinusoids.
+
+The model asks for frequencies (one per rotated pair); extending a context replaces this recipe and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .archive import Archive, Array
+from .errors import WeftError
+from .recipes import Recipe
+
+
+@dataclass(frozen=True)
+class RopeFrequencies(Recipe):
+    """RoPE angular frequencies ``theta^(-2k/dim)``, k < dim/2, in radians per position (Su 2021), after `scaling`.
+
+    `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (base·factor^(dim/(dim-2)));
+    ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
+    factors); ``longrope`` (`factors`: a divisor per frequency). `original` is the context the model was trained on.
+    """
+
+    dim: int
+    theta: float = 10_000.0
+    scaling: str = "none"
+    factor: float = 1.0
+    original: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low_freq: float = 1.0
+    high_freq: float = 4.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        if self.dim % 2 or self.dim <= 0:
+            raise WeftError(f"RoPE rotates pairs: dimension {self.dim} must be even and positive")
+        if self.factors and len(self.factors) != self.dim // 2:
+            raise WeftError(f"longrope needs {self.dim // 2} factors for dimension {self.dim}, has {len(self.factors)}")
+        return (self.dim // 2,)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return self.frequencies()[start:stop].astype(np.float32)
+
+    def frequencies(self) -> Array:
+        """All dim/2 frequencies in float64."""
+        exponents = np.arange(0, self.dim, 2) / self.dim
+        if self.scaling == "ntk":
+            return (self.theta * self.factor ** (self.dim / (self.dim - 2))) ** -exponents
+        base = self.theta**-exponents
+        if self.scaling == "none":
+            return base
+        if self.scaling == "linear":
+            return base / self.factor
+        if self.scaling == "longrope":
+            return base / np.array(self.factors)
+        if self.scaling == "llama3":
+            turns = self.original * base / (2 * math.pi)  # rotations within the original context
+            smooth = np.clip((turns - self.low_freq) / (self.high_freq - self.low_freq), 0, 1)
+            return (1 - smooth) * base / self.factor + smooth * base
+        if self.scaling == "yarn":
+            return self._yarn(base)
+        raise WeftError(f"unknown RoPE scaling {self.scaling!r}; known are none, linear, ntk, yarn, llama3, longrope")
+
+    def _yarn(self, base: Array) -> Array:
+        def pair_turning(rotations: float) -> float:
+            """Index of the pair that turns `rotations` times within the original context."""
+            return self.dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = pair_turning(self.beta_fast), pair_turning(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        ramp = np.clip((np.arange(self.dim // 2) - low) / max(high - low, 1e-3), 0, 1)
+        return base / self.factor * ramp + base * (1 - ramp)
+
+
+@dataclass(frozen=True)
+class RopeTable(Recipe):
+    """``amplitude · fn(position · frequency)`` for positions below `length`: [length, dim/2], `fn` is cos or sin.
+
+    Angles are formed in float64: at position 100,000 float32 angles are wrong by 0.004 radians.
+    """
+
+    frequencies: Recipe
+    length: int
+    fn: str
+    amplitude: float = 1.0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return (self.length, *self.frequencies.shape(archive))
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        f = self.frequencies
+        per_position = f.frequencies() if isinstance(f, RopeFrequencies) else f.evaluate(archive)
+        angles = np.outer(np.arange(start, stop, dtype=np.float64), per_position.astype(np.float64))
+        return (self.amplitude * {"cos": np.cos, "sin": np.sin}[self.fn](angles)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sinusoid(Recipe):
+    """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or sin half then cos half."""
+
+    length: int
+    dim: int
+    interleaved: bool = True
+    base: float = 10_000.0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return (self.length, self.dim)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        angles = np.outer(np.arange(start, stop), self.base ** (-np.arange(0, self.dim, 2) / self.dim))
+        pair = [np.sin(angles), np.cos(angles)]
+        out = np.stack(pair, -1).reshape(stop - start, -1) if self.interleaved else np.concatenate(pair, 1)
+        return out[:, : self.dim].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class AlibiSlopes(Recipe):
+    """ALiBi slopes (Press 2022), one per head: geometric from 2^(-8/n); between powers of two every other of the next."""
+
+    heads: int
+    max_bias: float = 8.0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return (self.heads,)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        power = 2 ** math.floor(math.log2(self.heads))
+        slopes = 2.0 ** (-self.max_bias / power * np.arange(1, power + 1))
+        more = 2.0 ** (-self.max_bias / (2 * power) * np.arange(1, 2 * power + 1, 2))
+        return np.concatenate([slopes, more])[: self.heads][start:stop].astype(np.float32)

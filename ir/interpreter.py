@@ -1,0 +1,122 @@
+"""The interpreter: runs the references in float64. It is the meaning of the IR and the oracle of every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from . import sizes
+from .archive import Array
+from .errors import WeftError
+from .graph import Graph, Node, Value
+from .op import Op
+from .sizes import Poly
+from .types import TensorType
+
+Watch = Callable[[Node, tuple[Array, ...]], None]
+
+
+def interpret(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    *,
+    params: Mapping[str, Array] | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Array]:
+    """Run `graph` on `inputs` (by input name) and return its outputs by name; floats are float64.
+
+    `params` overrides parameters by name; others come from their recipes. `watch(node, outputs)` sees every node.
+    Values are dropped after their last use.
+
+    Raises:
+        WeftError: if an input is missing, unknown, or does not fit its type.
+    """
+    for name in inputs:
+        if name not in graph.inputs:
+            raise WeftError(f"graph {graph.name} has no input {name!r}; it has {', '.join(graph.inputs)}")
+    binding: dict[str, int] = {}
+    env: dict[Value, Array] = {}
+    for name, value in graph.inputs.items():
+        if name not in inputs:
+            raise WeftError(f"graph {graph.name} needs a value for input {name!r}: {value.type}")
+        array = widen(np.asarray(inputs[name]))
+        bind(value.type, array.shape, binding, name)
+        env[value] = array
+    last_use: dict[Value, Node] = {v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v}
+    dying: dict[Node, list[Value]] = {}
+    for value, node in last_use.items():
+        if not value.is_output:
+            dying.setdefault(node, []).append(value)
+    given = params or {}
+
+    def fetch(v: Value | None) -> Array | None:
+        if v is None or v in env:
+            return None if v is None else env[v]
+        param = graph.params[v.name]
+        return widen(np.asarray(given[v.name] if v.name in given else param.recipe.evaluate(graph.archive)))
+
+    for node in graph.nodes:
+        results = run_node(node.op, [fetch(v) for v in node.inputs], node.attrs, binding)
+        for value, array in zip(node.outputs, results, strict=True):
+            env[value] = widen(array)
+        if watch:
+            watch(node, tuple(env[v] for v in node.outputs))
+        for v in dying.get(node, ()):
+            env.pop(v, None)
+    found = {name: fetch(v) for name, v in graph.outputs.items()}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def run_node(op: Op, operands: list[Array | None], attrs: Mapping[str, Any], binding: Mapping[str, int]) -> Any:
+    """The reference of `op`, sizes among its attributes bound."""
+    concrete = {k: _bound(v, binding) for k, v in attrs.items()}
+    return op.run_reference(operands, concrete)
+
+
+def _bound(value: Any, binding: Mapping[str, int]) -> Any:
+    if isinstance(value, Poly):
+        return sizes.evaluate(value, binding)
+    if isinstance(value, tuple):
+        return tuple(_bound(v, binding) for v in value)
+    return value
+
+
+def widen(array: Array) -> Array:
+    """Floats as float64, integers as int64, booleans as they are."""
+    if array.dtype == np.bool_:
+        return array
+    if np.issubdtype(array.dtype, np.integer):
+        return array.astype(np.int64)
+    return array.astype(np.float64)
+
+
+def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
+    """Match a concrete shape against `type`, adding the sizes that become known to `binding`.
+
+    Raises:
+        WeftError: if they do not match.
+    """
+    fits = len(shape) == type.rank
+    for size, actual in zip(type.shape, shape, strict=False):
+        size = sizes.substitute(size, binding)
+        if isinstance(size, Poly):
+            unknown = sorted(sizes.names(size))
+            rest = [n for n in unknown if n not in binding]
+            if len(rest) == 1 and isinstance(offset := size - sizes.sym(rest[0]), int):
+                binding[rest[0]] = actual - offset
+        else:
+            fits = fits and size == actual
+    if not fits:
+        raise WeftError(f"input {name!r} has shape {list(shape)} but the graph wants {type}")
+
+
+def free_sizes(graph: Graph) -> Iterator[str]:
+    """Named sizes of the graph inputs, each once."""
+    seen: set[str] = set()
+    for value in graph.inputs.values():
+        for size in value.type.shape:
+            for name in sorted(sizes.names(size) - seen):
+                seen.add(name)
+                yield name

@@ -1,0 +1,448 @@
+"""The Op record: all that weft knows of one operation.
+
+An op is declared by its reference: a numpy function in float64 that *is* the definition. Its positional parameters are
+the operands (``Array``, optional ``Array | None = None``, or variadic ``*xs: Array``), its keyword-only parameters are
+the attributes with their types and defaults, its docstring is the documentation::
+
+    @op(cases=[case(normal(2, 3, 8), normal(8), eps=1e-5)])
+    def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array: ...
+
+    @rms_norm.infer            # operand types (and attributes) -> output type(s); raise WeftError on a misfit
+    @rms_norm.cost             # the same arguments -> FLOPs, or a Cost; bytes default to every operand and output once
+    @rms_norm.body             # values -> values in simpler ops: specification and fallback
+
+Calling an op on values emits a node at the insertion point of their graph. The same call on pattern variables builds a
+pattern, because any operand type may take over emission through ``__emit__``.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import sizes
+from .archive import Array
+from .dtypes import DType
+from .errors import WeftError
+from .graph import Node, Value
+from .sizes import Poly, Size
+from .types import Shape, TensorType
+
+OPS: dict[str, Op] = {}
+
+
+class Trait(enum.Enum):
+    """Facts about an op that passes ask for."""
+
+    ELEMENTWISE = "elementwise"  # output element depends on the operands' elements at the same (broadcast) place
+    COMMUTATIVE = "commutative"  # the two operands may be swapped
+    VIEW = "view"  # moves no data: the bytes of the operand in the same order
+    ROWWISE = "rowwise"  # every row (last axis) of the first operand is treated alone
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one node, as polynomials: floating-point operations, bytes read, bytes written."""
+
+    flops: Size
+    read: Size
+    written: Size
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A recipe for one random operand of a case: `shape`, `kind` normal | positive | int | bool, ints below `high`."""
+
+    shape: tuple[int, ...]
+    kind: str = "normal"
+    high: int = 0
+    scale: float = 1.0
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        if self.kind == "int":
+            return rng.integers(0, self.high, self.shape)
+        if self.kind == "bool":
+            return rng.random(self.shape) < 0.6
+        x = rng.standard_normal(self.shape) * self.scale
+        return np.abs(x) + 0.1 if self.kind == "positive" else x
+
+
+@dataclass(frozen=True)
+class Case:
+    """An example application: operands (samples, ready arrays or None) and attributes."""
+
+    operands: tuple[Sample | Array | None, ...]
+    attrs: Mapping[str, Any]
+
+    def draw(self, seed: int = 0) -> list[Array | None]:
+        """The operands, floats in float64."""
+        rng = np.random.default_rng(seed)
+        return [o.draw(rng) if isinstance(o, Sample) else None if o is None else np.asarray(o) for o in self.operands]
+
+
+def normal(*shape: int, scale: float = 1.0) -> Sample:
+    return Sample(shape, scale=scale)
+
+
+def positive(*shape: int) -> Sample:
+    return Sample(shape, "positive")
+
+
+def ints(*shape: int, high: int) -> Sample:
+    return Sample(shape, "int", high)
+
+
+def bools(*shape: int) -> Sample:
+    return Sample(shape, "bool")
+
+
+def case(*operands: Sample | Array | None, **attrs: Any) -> Case:
+    return Case(operands, attrs)
+
+
+@dataclass(frozen=True)
+class Operand:
+    name: str
+    optional: bool = False
+    variadic: bool = False
+
+
+@dataclass(frozen=True)
+class Attr:
+    """An attribute: `type` as annotated, `default` (``inspect.Parameter.empty`` if required)."""
+
+    name: str
+    type: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    def check(self, value: Any, op: str) -> Any:
+        """`value` in canonical form (lists become tuples, ints become floats where floats are wanted)."""
+        canonical = _conform(value, self.type)
+        if canonical is _MISFIT:
+            raise WeftError(f"{op}: attribute {self.name}={value!r} is not of type {type_name(self.type)}")
+        return canonical
+
+
+_MISFIT = object()
+
+
+def type_name(t: Any) -> str:
+    """How an attribute type reads in documentation."""
+    if t is type(None):
+        return "none"
+    if t == Shape:
+        return "shape"
+    if typing.get_origin(t) in (types.UnionType, typing.Union):
+        return " | ".join(type_name(a) for a in typing.get_args(t))
+    if typing.get_origin(t) is tuple:
+        return f"[{type_name(typing.get_args(t)[0])}]"
+    return {"DType": "dtype", "Poly": "size"}.get(t.__name__, t.__name__)
+
+
+def _conform(value: Any, t: Any) -> Any:
+    if typing.get_origin(t) in (types.UnionType, typing.Union):
+        for option in sorted(typing.get_args(t), key=lambda a: a is float):
+            found = _conform(value, option)
+            if found is not _MISFIT:
+                return found
+        return _MISFIT
+    if typing.get_origin(t) is tuple:
+        if not isinstance(value, (tuple, list)):
+            return _MISFIT
+        items = tuple(_conform(v, typing.get_args(t)[0]) for v in value)
+        return _MISFIT if any(v is _MISFIT for v in items) else items
+    if t is type(None):
+        return None if value is None else _MISFIT
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value) if t is bool else _MISFIT
+    if t is float and isinstance(value, (int, float, np.floating, np.integer)):
+        return float(value)
+    if t is int and isinstance(value, (int, np.integer)):
+        return int(value)
+    return value if isinstance(t, type) and t is not int and isinstance(value, t) else _MISFIT
+
+
+class Op:
+    """One operation; see the module docstring. Create with the `op` decorator."""
+
+    def __init__(self, reference: Callable[..., Any], outputs: str, traits: Sequence[Trait], cases: Sequence[Case]):
+        self.name = reference.__name__.rstrip("_")
+        self.doc = inspect.cleandoc(reference.__doc__ or "")
+        self.reference = reference
+        self.output_names = tuple(outputs.split())
+        self.traits = frozenset(traits)
+        self.cases = list(cases)
+        self.module = reference.__module__
+        self._infer: Callable[..., Any] | None = None
+        self._cost: Callable[..., Any] | None = None
+        self._body: Callable[..., Any] | None = None
+        hints = typing.get_type_hints(reference)
+        operands, attrs = [], []
+        for p in inspect.signature(reference).parameters.values():
+            if p.kind is p.KEYWORD_ONLY:
+                attrs.append(Attr(p.name, hints[p.name], p.default))
+            else:
+                operands.append(Operand(p.name, p.default is None, p.kind is p.VAR_POSITIONAL))
+        self.operands: tuple[Operand, ...] = tuple(operands)
+        self.attrs: dict[str, Attr] = {a.name: a for a in attrs}
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    # -- declaration
+
+    def infer(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the type function."""
+        self._infer = fn
+        return fn
+
+    def cost(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the cost function (FLOPs, or a whole Cost)."""
+        self._cost = fn
+        return fn
+
+    def body(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the definition in simpler ops."""
+        self._body = fn
+        return fn
+
+    @property
+    def has_body(self) -> bool:
+        return self._body is not None
+
+    # -- signature
+
+    def operand_index(self, name: str) -> int:
+        for i, o in enumerate(self.operands):
+            if o.name == name:
+                return i
+        raise KeyError(f"op {self.name} has no operand {name}")
+
+    def check_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes in canonical form, defaults filled in.
+
+        Raises:
+            WeftError: on an unknown, missing or ill-typed attribute.
+        """
+        for name in given:
+            if name not in self.attrs:
+                known = ", ".join(self.attrs) or "none"
+                raise WeftError(f"op {self.name} has no attribute {name!r}; it has {known}")
+        full = {}
+        for attr in self.attrs.values():
+            if attr.required and attr.name not in given:
+                raise WeftError(f"op {self.name} needs attribute {attr.name}")
+            full[attr.name] = attr.check(given[attr.name], self.name) if attr.name in given else attr.default
+        return full
+
+    def check_operands(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Operands with trailing absent ones dropped.
+
+        Raises:
+            WeftError: if there are too few or too many.
+        """
+        given = list(values)
+        while given and given[-1] is None:
+            given.pop()
+        variadic = bool(self.operands) and self.operands[-1].variadic
+        needed = [o for o in self.operands if not o.optional and not o.variadic]
+        if len(given) > len(self.operands) and not variadic:
+            raise WeftError(f"op {self.name} takes at most {len(self.operands)} operands, not {len(given)}")
+        for i, o in enumerate(self.operands):
+            if o in needed and (i >= len(given) or given[i] is None):
+                raise WeftError(f"op {self.name} needs operand {o.name}")
+        if variadic and any(v is None for v in given[len(self.operands) - 1 :]):
+            raise WeftError(f"op {self.name} takes no absent operands among {self.operands[-1].name}")
+        return tuple(given)
+
+    def types(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
+        """Output types.
+
+        Raises:
+            WeftError: if the operand types do not fit.
+        """
+        if self._infer is None:
+            raise TypeError(f"op {self.name} has no type inference")
+        try:
+            found = self._infer(*operands, **attrs)
+        except WeftError as e:
+            raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
+        return found if isinstance(found, tuple) else (found,)
+
+    # -- use
+
+    def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[Value, ...]:
+        """Apply the op to values of one graph and return all outputs.
+
+        `name` hints at the names of the outputs: the last component, put behind the current scope.
+        """
+        given = self.check_operands(operands)
+        for v in given:
+            if v is not None and not isinstance(v, Value):
+                found: tuple[Value, ...] = v.__emit__(self, given, attrs)
+                return found
+        full = self.check_attrs(attrs)
+        graph = next(v for v in given if v is not None).graph
+        outs = self.types([None if v is None else v.type for v in given], full)
+        hints = [name] * len(outs) if isinstance(name, str) else list(name or self.names_for(len(outs)))
+        prefix = graph.insertion_scope
+        names = [f"{prefix}.{h}" if prefix else h for h in hints]
+        return graph.add_node(self, given, full, outs, names).outputs
+
+    def __call__(self, *operands: Any, name: str | None = None, **attrs: Any) -> Value:
+        """Apply the op and return its first output."""
+        return self.emit(*operands, name=name, **attrs)[0]
+
+    def names_for(self, count: int) -> list[str]:
+        """Default names of `count` outputs."""
+        if not self.output_names or count > len(self.output_names):
+            return [self.name] * count
+        return list(self.output_names[:count])
+
+    def run_reference(self, operands: Sequence[Array | None], attrs: Mapping[str, Any]) -> tuple[Array, ...]:
+        """The reference on arrays (floats in float64)."""
+        found = self.reference(*operands, **attrs)
+        return tuple(np.asarray(v) for v in (found if isinstance(found, tuple) else (found,)))
+
+    def node_cost(self, node: Node) -> Cost:
+        """The cost of one node of this op; every operand is read once unless the op says otherwise."""
+        operands = [None if v is None else v.type for v in node.inputs]
+        written = total(v.type.bytes for v in node.outputs)
+        read = total(t.bytes for t in operands if t is not None)
+        if Trait.VIEW in self.traits:
+            return Cost(0, 0, 0)
+        if self._cost is None:
+            return Cost(total(v.type.elements for v in node.outputs), read, written)
+        found = self._cost(*operands, **node.attrs)
+        return found if isinstance(found, Cost) else Cost(found, read, written)
+
+    def expand(self, node: Node) -> tuple[Value, ...]:
+        """Emit the body in place of `node` (at the current insertion point) and return the values it defines."""
+        if self._body is None:
+            raise WeftError(f"op {self.name} has no body in simpler ops")
+        found = self._body(*node.inputs, **node.attrs)
+        return found if isinstance(found, tuple) else (found,)
+
+
+def total(items: Iterator[Size] | Sequence[Size]) -> Size:
+    """Sum of sizes."""
+    result: Size = 0
+    for item in items:
+        result = result + item
+    return result
+
+
+def op(
+    *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declare an op; the decorated function is its reference. `outputs` names the outputs, separated by spaces."""
+
+    def declare(reference: Callable[..., Any]) -> Op:
+        new = Op(reference, outputs, traits, cases)
+        if new.name in OPS:
+            raise ValueError(f"op {new.name} is declared twice: in {OPS[new.name].module} and {new.module}")
+        OPS[new.name] = new
+        return new
+
+    return declare
+
+
+def lookup(name: str) -> Op:
+    """The op called `name`.
+
+    Raises:
+        WeftError: if there is none, with the nearest names.
+    """
+    from . import ops as _all  # noqa: F401 - importing the package fills the registry
+
+    if name not in OPS:
+        import difflib
+
+        near = difflib.get_close_matches(name, OPS, 3)
+        raise WeftError(f"unknown op {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "; see `weft ops`"))
+    return OPS[name]
+
+
+# -- helpers for type functions
+
+
+def want(condition: bool, message: str) -> None:
+    """Raise WeftError(message) unless `condition`."""
+    if not condition:
+        raise WeftError(message)
+
+
+def broadcast(*operands: TensorType | None) -> Shape:
+    """Numpy broadcasting of shapes; a symbolic size only meets itself or 1."""
+    shapes = [t.shape for t in operands if t is not None]
+    rank = max(map(len, shapes))
+    out: list[Size] = []
+    for i in range(rank):
+        found: Size = 1
+        for s in shapes:
+            size = s[i - rank + len(s)] if i - rank + len(s) >= 0 else 1
+            if size != 1 and found != 1 and size != found:
+                raise WeftError(f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast")
+            found = size if size != 1 else found
+        out.append(found)
+    return tuple(out)
+
+
+def show(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """`axis` counted from the front.
+
+    Raises:
+        WeftError: if it is out of range.
+    """
+    want(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
+    return axis % rank
+
+
+__all__ = [
+    "OPS",
+    "Array",
+    "Attr",
+    "Case",
+    "Cost",
+    "DType",
+    "Op",
+    "Operand",
+    "Poly",
+    "Sample",
+    "Shape",
+    "Size",
+    "TensorType",
+    "Trait",
+    "Value",
+    "axis_of",
+    "bools",
+    "broadcast",
+    "case",
+    "ints",
+    "lookup",
+    "normal",
+    "op",
+    "positive",
+    "show",
+    "sizes",
+    "total",
+    "want",
+]

@@ -1,0 +1,19 @@
+"""The op set, one file per family; `ops.linear` is the op called linear. Importing this package fills the registry.
+
+Never here: an op whose meaning depends on a target; a file called like an op.
+"""
+
+import importlib
+import pkgutil
+
+from ..op import OPS, Op
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def __getattr__(name: str) -> Op:
+    found = OPS.get(name.rstrip("_"))
+    if found is None:
+        raise AttributeError(f"no op is called {name!r}")
+    return found

@@ -1,0 +1,165 @@
+"""Elementwise ops: arithmetic, comparisons, logic, scalar functions, casts. Binary ones broadcast as numpy does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..op import Array, Case, DType, Op, TensorType, Trait, bools, broadcast, case, ints, normal, op, positive, want
+
+_PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)), case(normal(4, 1), normal(1, 3))]
+
+
+def _same(x: TensorType) -> TensorType:
+    return x
+
+
+def _broadcast(x: TensorType, y: TensorType) -> TensorType:
+    want(x.dtype == y.dtype, f"operands have dtypes {x.dtype} and {y.dtype}; cast one of them")
+    return TensorType(x.dtype, broadcast(x, y))
+
+
+def _compare(x: TensorType, y: TensorType) -> TensorType:
+    return _broadcast(x, y).with_dtype(dtypes.bool_)
+
+
+def _logical(x: TensorType, y: TensorType) -> TensorType:
+    want(x.dtype == dtypes.bool_ and y.dtype == dtypes.bool_, "operands must be bool")
+    return TensorType(dtypes.bool_, broadcast(x, y))
+
+
+def _binary(
+    name: str,
+    doc: str,
+    fn: Callable[..., Any],
+    infer: Callable[..., Any] = _broadcast,
+    commutes: bool = False,
+    cases: Sequence[Case] = tuple(_PAIR),
+) -> Op:
+    def reference(x: Array, y: Array) -> Array:
+        result: Array = fn(x, y)
+        return result
+
+    reference.__name__, reference.__doc__ = name, doc
+    new = op(traits=[Trait.ELEMENTWISE, *([Trait.COMMUTATIVE] if commutes else [])], cases=cases)(reference)
+    new.infer(infer)
+    return new
+
+
+def _unary(name: str, doc: str, fn: Callable[..., Any], cases: Sequence[Case] = (case(normal(2, 3, 5)),)) -> Op:
+    def reference(x: Array) -> Array:
+        result: Array = fn(x)
+        return result
+
+    reference.__name__, reference.__doc__ = name, doc
+    new = op(traits=[Trait.ELEMENTWISE], cases=cases)(reference)
+    new.infer(_same)
+    return new
+
+
+_POSITIVE = (case(positive(2, 3, 5)),)
+_LOGIC = (case(bools(2, 3), bools(2, 3)), case(bools(4, 1), bools(3)))
+_INTS = case(ints(2, 3, high=4), ints(2, 3, high=4))
+
+add = _binary("add", "x + y", np.add, commutes=True, cases=[*_PAIR, _INTS])
+sub = _binary("sub", "x − y", np.subtract, cases=[*_PAIR, _INTS])
+mul = _binary("mul", "x · y", np.multiply, commutes=True, cases=[*_PAIR, _INTS])
+div = _binary("div", "x / y", np.divide, cases=[case(normal(2, 3, 5), positive(2, 3, 5))])
+pow = _binary("pow", "x to the power y, for x > 0", np.power, cases=[case(positive(2, 3), normal(3))])
+minimum = _binary("minimum", "The smaller of x and y", np.minimum, commutes=True, cases=[*_PAIR, _INTS])
+maximum = _binary("maximum", "The larger of x and y", np.maximum, commutes=True, cases=[*_PAIR, _INTS])
+floordiv = _binary(
+    "floordiv", "⌊x / y⌋ of integers", np.floor_divide, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))]
+)
+mod = _binary(
+    "mod", "x − y·⌊x / y⌋ of integers", np.mod, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))]
+)
+less = _binary("less", "x < y", np.less, _compare, cases=[*_PAIR, _INTS])
+less_equal = _binary("less_equal", "x ≤ y", np.less_equal, _compare, cases=[*_PAIR, _INTS])
+equal = _binary("equal", "x = y", np.equal, _compare, commutes=True, cases=[_INTS])
+logical_and = _binary("logical_and", "x ∧ y", np.logical_and, _logical, True, _LOGIC)
+logical_or = _binary("logical_or", "x ∨ y", np.logical_or, _logical, True, _LOGIC)
+logical_not = _unary("logical_not", "¬x", np.logical_not, (case(bools(2, 3)),))
+
+neg = _unary("neg", "−x", np.negative)
+abs = _unary("abs", "|x|", np.abs)
+square = _unary("square", "x²", np.square)
+exp = _unary("exp", "e^x", np.exp)
+log = _unary("log", "ln x", np.log, _POSITIVE)
+sqrt = _unary("sqrt", "√x", np.sqrt, _POSITIVE)
+rsqrt = _unary("rsqrt", "1/√x", lambda x: 1 / np.sqrt(x), _POSITIVE)
+reciprocal = _unary("reciprocal", "1/x", lambda x: 1 / x, _POSITIVE)
+sin = _unary("sin", "sin x, radians", np.sin)
+cos = _unary("cos", "cos x, radians", np.cos)
+tanh = _unary("tanh", "tanh x", np.tanh)
+floor = _unary("floor", "⌊x⌋", np.floor)
+ceil = _unary("ceil", "⌈x⌉", np.ceil)
+
+
+def _erf(x: Array) -> Array:
+    from math import erf as scalar_erf
+
+    return np.vectorize(scalar_erf, otypes=[np.float64])(x) if x.size else x
+
+
+erf = _unary("erf", "Error function 2/√π ∫₀ˣ e^(−t²) dt", _erf)
+
+
+def _sigmoid(x: Array) -> Array:
+    result: Array = np.exp(-np.logaddexp(0, -x))
+    return result
+
+
+sigmoid = _unary("sigmoid", "1 / (1 + e^(−x))", _sigmoid)
+softplus = _unary("softplus", "ln(1 + e^x)", lambda x: np.logaddexp(0, x))
+
+
+@op(traits=[Trait.ELEMENTWISE], cases=[case(normal(3, 4)), case(ints(2, 3, high=7), to=dtypes.f32)])
+def cast(x: Array, *, to: DType = dtypes.f32) -> Array:
+    """x as another dtype. Between floats it is the identity: the reference computes in exact arithmetic."""
+    if to.is_float:
+        return x.astype(np.float64)
+    return x.astype(np.bool_) if to == dtypes.bool_ else np.trunc(x).astype(np.int64)
+
+
+@cast.infer
+def _(x: TensorType, *, to: DType) -> TensorType:
+    return x.with_dtype(to)
+
+
+@op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), low=-0.5, high=0.7), case(normal(4), high=0.0)])
+def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Array:
+    """x limited to low … high."""
+    return np.clip(x, low, high) if low is not None or high is not None else x
+
+
+@clip.infer
+def _(x: TensorType, *, low: float | None, high: float | None) -> TensorType:
+    return x
+
+
+@op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), by=-0.37), case(normal(4), by=2.0, plus=-1.5)])
+def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
+    """x · by + plus, with numbers known at compile time."""
+    return x * by + plus
+
+
+@affine.infer
+def _(x: TensorType, *, by: float, plus: float) -> TensorType:
+    return x
+
+
+@op(traits=[Trait.ELEMENTWISE], cases=[case(bools(2, 3), normal(2, 3), normal(3)), case(bools(4, 1), normal(3), normal(1))])
+def where(condition: Array, x: Array, y: Array) -> Array:
+    """x where `condition` holds, else y; all broadcast."""
+    return np.where(condition, x, y)
+
+
+@where.infer
+def _(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
+    want(condition.dtype == dtypes.bool_, "the condition must be bool")
+    want(x.dtype == y.dtype, f"branches have dtypes {x.dtype} and {y.dtype}")
+    return TensorType(x.dtype, broadcast(condition, x, y))

@@ -1,0 +1,214 @@
+"""Shape and data movement."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import dtypes, sizes
+from ..op import (
+    Array,
+    Cost,
+    Shape,
+    Size,
+    TensorType,
+    Trait,
+    axis_of,
+    broadcast,
+    case,
+    ints,
+    normal,
+    op,
+    show,
+    total,
+    want,
+)
+
+
+@op(traits=[Trait.VIEW], cases=[case(normal(2, 3, 8), shape=(2, 3, 2, 4)), case(normal(2, 6), shape=(12,))])
+def reshape(x: Array, *, shape: Shape) -> Array:
+    """The elements of x in row-major order as `shape`."""
+    return x.reshape([int(str(s)) for s in shape])
+
+
+@reshape.infer
+def _(x: TensorType, *, shape: Shape) -> TensorType:
+    want(sizes.product(shape) == x.elements, f"cannot reshape {x} to {show(shape)}: the element counts differ")
+    return x.with_shape(*shape)
+
+
+@op(cases=[case(normal(2, 3, 4), axes=(1, 0, 2)), case(normal(2, 3), axes=(1, 0))])
+def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
+    """x with its axes in the order `axes`."""
+    return x.transpose(axes)
+
+
+@transpose.infer
+def _(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+    want(sorted(axes) == list(range(x.rank)), f"axes {list(axes)} are no permutation of the axes of {x}")
+    return x.with_shape(*(x.shape[a] for a in axes))
+
+
+@op(traits=[Trait.VIEW], cases=[case(normal(2, 1, 3), axes=(1,)), case(normal(1, 3), axes=(0,))])
+def squeeze(x: Array, *, axes: tuple[int, ...]) -> Array:
+    """x without the axes `axes` of size 1."""
+    return x.squeeze(axes)
+
+
+@squeeze.infer
+def _(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+    gone = {axis_of(a, x.rank) for a in axes}
+    want(all(x.shape[a] == 1 for a in gone), f"axes {list(axes)} of {x} are not all of size 1")
+    return x.with_shape(*(s for i, s in enumerate(x.shape) if i not in gone))
+
+
+@op(traits=[Trait.VIEW], cases=[case(normal(2, 3), axes=(1,)), case(normal(3), axes=(0, 2))])
+def unsqueeze(x: Array, *, axes: tuple[int, ...]) -> Array:
+    """x with axes of size 1 inserted, so that they stand at `axes` (non-negative) of the result."""
+    return np.expand_dims(x, axes)
+
+
+@unsqueeze.infer
+def _(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+    rank = x.rank + len(axes)
+    want(len(set(axes)) == len(axes) and all(0 <= a < rank for a in axes), f"axes {list(axes)} do not fit {x}")
+    rest = iter(x.shape)
+    return x.with_shape(*(1 if i in axes else next(rest) for i in range(rank)))
+
+
+@op(cases=[case(normal(1, 3), shape=(2, 4, 3)), case(normal(2, 1), shape=(2, 5))])
+def expand(x: Array, *, shape: Shape) -> Array:
+    """x broadcast to `shape`."""
+    return np.broadcast_to(x, [int(str(s)) for s in shape])
+
+
+@expand.infer
+def _(x: TensorType, *, shape: Shape) -> TensorType:
+    want(broadcast(x, x.with_shape(*shape)) == shape, f"{x} does not broadcast to {show(shape)}")
+    return x.with_shape(*shape)
+
+
+@op(cases=[case(normal(2, 3), normal(2, 5), axis=1), case(normal(1, 4), normal(2, 4), normal(3, 4), axis=0)])
+def concat(*xs: Array, axis: int) -> Array:
+    """Tensors one after the other along `axis`."""
+    return np.concatenate(xs, axis)
+
+
+@concat.infer
+def _(*xs: TensorType, axis: int) -> TensorType:
+    want(bool(xs), "nothing to concatenate")
+    a = axis_of(axis, xs[0].rank)
+    for x in xs:
+        fits = x.dtype == xs[0].dtype and x.rank == xs[0].rank
+        want(fits and (*x.shape[:a], *x.shape[a + 1 :]) == (*xs[0].shape[:a], *xs[0].shape[a + 1 :]), f"{x} does not join {xs[0]}")
+    joined = total([x.shape[a] for x in xs])
+    return xs[0].with_shape(*xs[0].shape[:a], joined, *xs[0].shape[a + 1 :])
+
+
+@op(cases=[case(normal(2, 9), sizes=(4, 3, 2), axis=-1), case(normal(6, 2), sizes=(1, 5), axis=0)])
+def split(x: Array, *, sizes: tuple[int, ...], axis: int = -1) -> tuple[Array, ...]:
+    """x cut along `axis` into pieces of the given `sizes`."""
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+@split.infer
+def _(x: TensorType, *, sizes: tuple[int, ...], axis: int) -> tuple[TensorType, ...]:
+    a = axis_of(axis, x.rank)
+    want(x.shape[a] == total(sizes), f"pieces {list(sizes)} do not add up to axis {axis} of {x}")
+    return tuple(x.with_shape(*x.shape[:a], s, *x.shape[a + 1 :]) for s in sizes)
+
+
+@op(cases=[case(normal(2, 9), axis=1, start=2, stop=7), case(normal(6, 2), axis=0, start=1, stop=6, step=2)])
+def slice_(x: Array, *, axis: int, start: int, stop: int, step: int = 1) -> Array:
+    """Every `step`-th index of start:stop along `axis`; bounds are non-negative."""
+    return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
+
+
+@slice_.infer
+def _(x: TensorType, *, axis: int, start: int, stop: int, step: int) -> TensorType:
+    a = axis_of(axis, x.rank)
+    size = x.shape[a]
+    want(0 <= start < stop and step >= 1, f"{start}:{stop}:{step} is no range")
+    want(not isinstance(size, int) or stop <= size, f"{start}:{stop} exceeds axis {axis} of {x}")
+    return x.with_shape(*x.shape[:a], len(range(start, stop, step)), *x.shape[a + 1 :])
+
+
+@op(cases=[case(normal(5, 3), ints(2, 4, high=5)), case(normal(2, 5, 3), ints(4, high=5), axis=1)])
+def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
+    """x at integer `indices` along `axis`: the axis is replaced by the shape of indices."""
+    return np.take(x, indices, axis)
+
+
+@gather.infer
+def _(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+    a = axis_of(axis, x.rank)
+    want(indices.dtype.is_int, f"indices {indices} are no integers")
+    return x.with_shape(*x.shape[:a], *indices.shape, *x.shape[a + 1 :])
+
+
+@gather.cost
+def _(x: TensorType, indices: TensorType, *, axis: int) -> Cost:
+    a = axis % x.rank
+    moved = x.with_shape(*x.shape[:a], *indices.shape, *x.shape[a + 1 :]).bytes
+    return Cost(0, moved + indices.bytes, moved)
+
+
+@op(cases=[case(normal(3, 5, 2), ints(3, 4, high=5)), case(normal(3, 5), ints(3, 1, high=5))])
+def gather_rows(x: Array, indices: Array) -> Array:
+    """Per batch element b the rows indices[b] of axis 1: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
+    return np.stack([x[b, i] for b, i in enumerate(indices)]) if len(x) else x[:, :0]
+
+
+@gather_rows.infer
+def _(x: TensorType, indices: TensorType) -> TensorType:
+    want(indices.dtype.is_int, f"indices {indices} are no integers")
+    want(x.rank >= 2 and indices.rank == 2 and x.shape[0] == indices.shape[0], f"{indices} does not index rows of {x}")
+    return x.with_shape(*indices.shape, *x.shape[2:])
+
+
+@gather_rows.cost
+def _(x: TensorType, indices: TensorType) -> Cost:
+    moved = x.with_shape(*indices.shape, *x.shape[2:]).bytes
+    return Cost(0, moved + indices.bytes, moved)
+
+
+@op(cases=[case(normal(2, 5, 3), axis=1), case(normal(4), axis=0)])
+def iota(x: Array, *, axis: int) -> Array:
+    """0, 1, … along one axis of x, as i64 [size of the axis]; x lends only its shape."""
+    return np.arange(x.shape[axis])
+
+
+@iota.infer
+def _(x: TensorType, *, axis: int) -> TensorType:
+    return TensorType(dtypes.i64, (x.shape[axis_of(axis, x.rank)],))
+
+
+@iota.cost
+def _(x: TensorType, *, axis: int) -> Cost:
+    size: Size = x.shape[axis % x.rank]
+    return Cost(0, 0, size * 8)
+
+
+@op(cases=[case(ints(2, 3, high=4), depth=4), case(ints(5, high=3), depth=6)])
+def one_hot(ids: Array, *, depth: int) -> Array:
+    """1 at ids, else 0, along a new last axis of size `depth`; f32."""
+    return (ids[..., None] == np.arange(depth)).astype(np.float64)
+
+
+@one_hot.infer
+def _(ids: TensorType, *, depth: int) -> TensorType:
+    want(ids.dtype.is_int, f"ids {ids} are no integers")
+    return TensorType(dtypes.f32, (*ids.shape, depth))
+
+
+@op(cases=[case(normal(2, 5), axis=1, before=2, after=1), case(normal(3), axis=0, before=0, after=2, value=1.5)])
+def pad(x: Array, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0) -> Array:
+    """x with `before` and `after` elements of `value` put around `axis`."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (before, after)
+    return np.pad(x, widths, constant_values=value)
+
+
+@pad.infer
+def _(x: TensorType, *, axis: int, before: int, after: int, value: float) -> TensorType:
+    a = axis_of(axis, x.rank)
+    return x.with_shape(*x.shape[:a], x.shape[a] + (before + after), *x.shape[a + 1 :])

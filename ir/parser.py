@@ -1,0 +1,290 @@
+"""Parser of the text form that `printer` writes. Errors name file, line and column."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, NoReturn
+
+from . import dtypes, sizes
+from .archive import EMPTY, Archive
+from .errors import WeftError
+from .graph import Graph, Value
+from .op import lookup
+from .recipes import REGISTRY, Recipe
+from .sizes import Size
+from .types import TensorType
+
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
+      | (?P<string>"(?:[^"\\\n]|\\.)*")
+      | (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
+      | (?P<value>%[A-Za-z0-9_.\-/]+)
+      | (?P<name>[A-Za-z_][A-Za-z0-9_.\-/]*)
+      | (?P<punct>[{}\[\]():,=^*+\-])""",
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    at: int
+
+
+def parse(text: str, source: str = "<text>", archive: Archive = EMPTY) -> Graph:
+    """The graph that `text` spells; `source` is what errors call it, `archive` what `source(...)` recipes refer to.
+
+    Raises:
+        WeftError: on a syntax or type error, as ``file:line:column: message``.
+    """
+    return _Parser(text, source).graph(archive)
+
+
+class _Parser:
+    def __init__(self, text: str, source: str) -> None:
+        self.text = text
+        self.source = source
+        self.tokens = list(self._tokenize())
+        self.pos = 0
+
+    # -- tokens
+
+    def _tokenize(self) -> list[_Token]:
+        tokens, at = [], 0
+        while at < len(self.text):
+            m = _TOKEN.match(self.text, at)
+            if m is None:
+                self.fail(f"unexpected character {self.text[at]!r}", at)
+            if m.lastgroup != "space":
+                tokens.append(_Token(str(m.lastgroup), m.group(), at))
+            at = m.end()
+        return [*tokens, _Token("end", "the end of the text", len(self.text))]
+
+    def fail(self, message: str, at: int) -> NoReturn:
+        line = self.text.count("\n", 0, at) + 1
+        column = at - (self.text.rfind("\n", 0, at) + 1) + 1
+        raise WeftError(f"{self.source}:{line}:{column}: {message}")
+
+    @property
+    def token(self) -> _Token:
+        return self.tokens[self.pos]
+
+    def next(self) -> _Token:
+        token = self.token
+        self.pos = min(self.pos + 1, len(self.tokens) - 1)
+        return token
+
+    def accept(self, text: str) -> bool:
+        if self.token.text == text and self.token.kind in ("punct", "name"):
+            self.next()
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            self.fail(f"expected {text!r} but found {self.token.text!r}", self.token.at)
+
+    def of_kind(self, kind: str, what: str) -> str:
+        if self.token.kind != kind:
+            self.fail(f"expected {what} but found {self.token.text!r}", self.token.at)
+        return self.next().text
+
+    def checked(self, at: int, call: Callable[[], Any]) -> Any:
+        """The result of `call`, with its errors placed at `at`."""
+        try:
+            return call()
+        except (WeftError, ValueError, TypeError) as e:
+            self.fail(str(e), at)
+
+    # -- values and types
+
+    def listed(self, item: Callable[[], Any]) -> tuple[Any, ...]:
+        self.expect("[")
+        items = []
+        while not self.accept("]"):
+            items.append(item())
+            if self.token.text != "]":
+                self.expect(",")
+        return tuple(items)
+
+    def tensor_type(self) -> TensorType:
+        at = self.token.at
+        name = self.of_kind("name", "a dtype")
+        dtype = self.checked(at, lambda: dtypes.parse(name))
+        return TensorType(dtype, self.listed(self.size))
+
+    def attr(self) -> Any:
+        """A literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
+        t = self.token
+        if t.kind == "string":
+            return json.loads(self.next().text)
+        if t.text == "[":
+            return self.listed(self.attr)
+        if t.kind == "name":
+            after = self.tokens[self.pos + 1].text
+            if after == "(" and t.text in REGISTRY:
+                return self.recipe()
+            if after in (",", ")", "]"):
+                self.next()
+                known = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
+                return known[t.text] if t.text in known else dtypes.ALL.get(t.text) or sizes.sym(t.text)
+        negative = t.text == "-"
+        number = self.tokens[self.pos + negative]
+        if (number.kind == "number" or number.text == "inf") and self.tokens[self.pos + negative + 1].text in ",)]":
+            self.pos += 1 + negative
+            text = ("-" if negative else "") + number.text
+            return int(text) if number.text.isdigit() else float(text)
+        return self.size()
+
+    def size(self) -> Size:
+        """A size expression: everything up to the comma or bracket that ends it."""
+        start, depth = self.token.at, 0
+        while not (depth == 0 and self.token.text in (",", "]", ")")):
+            if self.token.kind == "end":
+                self.fail("expected a value", start)
+            depth += {"(": 1, ")": -1}.get(self.token.text, 0)
+            self.next()
+        text = self.text[start : self.token.at]
+        result: Size = self.checked(start, lambda: sizes.parse(text))
+        return result
+
+    def recipe(self) -> Recipe:
+        at = self.token.at
+        name = self.of_kind("name", "a recipe")
+        cls = REGISTRY.get(name)
+        if cls is None:
+            self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
+        self.expect("(")
+        known = fields(cls)
+        given: dict[str, Any] = {}
+        while not self.accept(")"):
+            if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
+                key = self.next().text
+                self.expect("=")
+            elif len(given) < len(known):
+                key = known[len(given)].name
+            else:
+                self.fail(f"too many arguments for recipe {name}", self.token.at)
+            given[key] = self.attr()
+            if self.token.text != ")":
+                self.expect(",")
+        missing = [f.name for f in known if f.name not in given and f.default is MISSING]
+        if missing:
+            self.fail(f"recipe {name} needs {', '.join(missing)}", at)
+        result: Recipe = self.checked(at, lambda: cls(**given))
+        return result
+
+    def json_value(self) -> Any:
+        start = self.token.at
+        try:
+            value, length = json.JSONDecoder().raw_decode(self.text[start:])
+        except json.JSONDecodeError as e:
+            self.fail(f"not JSON: {e.msg}", start + e.pos)
+        while self.token.at < start + length and self.token.kind != "end":
+            self.next()
+        return value
+
+    # -- statements
+
+    def graph(self, archive: Archive) -> Graph:
+        self.expect("graph")
+        graph = Graph(self.of_kind("name", "the name of the graph"), archive)
+        values: dict[str, Value] = {}
+        scope = ""
+        self.expect("{")
+        while not self.accept("}"):
+            at = self.token.at
+            if self.accept("meta"):
+                key = self.of_kind("name", "a key")
+                self.expect("=")
+                graph.meta[key] = self.json_value()
+            elif self.accept("input"):
+                name, type = self.typed_name("")
+                key = self.of_kind("name", "an input name") if self.accept("as") else name
+                self.define(values, at, name, self.checked(at, lambda: self._input(graph, key, name, type)))
+            elif self.accept("param"):
+                name, type = self.typed_name("")
+                self.expect("=")
+                recipe = self.recipe()
+                self.define(values, at, name, graph.add_param(name, type, recipe))
+            elif self.accept("scope"):
+                scope = self.of_kind("name", "a scope")
+                scope = "" if scope == "_" else scope
+            elif self.accept("output"):
+                name = self.of_kind("name", "an output name")
+                self.expect("=")
+                value = self.use(values, "")
+                self.checked(at, lambda: graph.add_output(name, value))
+            elif self.token.kind == "value":
+                self.node(graph, values, scope)
+            else:
+                self.fail(f"expected meta, input, param, scope, output or a node, found {self.token.text!r}", at)
+        if self.token.kind != "end":
+            self.fail("unexpected text after the graph", self.token.at)
+        return graph
+
+    @staticmethod
+    def _input(graph: Graph, key: str, name: str, type: TensorType) -> Value:
+        value = graph.add_input(key, type)
+        value.name = name
+        return value
+
+    def full_name(self, text: str, scope: str) -> str:
+        return scope + text[1:] if text.startswith("%.") else text[1:]
+
+    def typed_name(self, scope: str) -> tuple[str, TensorType]:
+        name = self.full_name(self.of_kind("value", "a value such as %x"), scope)
+        self.expect(":")
+        return name, self.tensor_type()
+
+    def define(self, values: dict[str, Value], at: int, name: str, value: Value) -> None:
+        if name in values:
+            self.fail(f"value %{name} is defined twice", at)
+        values[name] = value
+
+    def use(self, values: dict[str, Value], scope: str) -> Value:
+        at = self.token.at
+        name = self.full_name(self.of_kind("value", "a value such as %x"), scope)
+        if name not in values:
+            self.fail(f"value %{name} is not defined before its use", at)
+        return values[name]
+
+    def node(self, graph: Graph, values: dict[str, Value], scope: str) -> None:
+        start = self.token.at
+        outs = [self.typed_name(scope)]
+        while self.accept(","):
+            outs.append(self.typed_name(scope))
+        self.expect("=")
+        at = self.token.at
+        name = self.of_kind("name", "an op")
+        op = self.checked(at, lambda: lookup(name))
+        self.expect("(")
+        operands: list[Value | None] = []
+        attrs: dict[str, Any] = {}
+        while not self.accept(")"):
+            if self.token.kind == "value":
+                operands.append(self.use(values, scope))
+            elif self.accept("_"):
+                operands.append(None)
+            else:
+                key = self.of_kind("name", "an operand or attribute")
+                self.expect("=")
+                attrs[key] = self.attr()
+            if self.token.text != ")":
+                self.expect(",")
+        given = self.checked(at, lambda: op.check_operands(operands))
+        full = self.checked(at, lambda: op.check_attrs(attrs))
+        types = self.checked(at, lambda: op.types([None if v is None else v.type for v in given], full))
+        if len(types) != len(outs):
+            self.fail(f"op {name} defines {len(types)} values, not {len(outs)}", start)
+        for (out, declared), inferred in zip(outs, types, strict=True):
+            if declared != inferred:
+                self.fail(f"%{out} is declared {declared} but {name} makes {inferred}", start)
+        node = graph.add_node(op, given, full, types, [n for n, _ in outs], scope)
+        for (out, _), value in zip(outs, node.outputs, strict=True):
+            self.define(values, start, out, value)

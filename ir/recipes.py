@@ -1,0 +1,383 @@
+"""Weight recipes: how the bytes of a parameter are made, as data.
+
+A recipe is a frozen expression over checkpoint tensors. It prints, parses, hashes and composes; passes derive new recipes
+and never touch bytes. Evaluation is lazy, in float32, one block of rows at a time (`Recipe.blocks`), and the cast to the
+parameter's dtype comes last, so compiling needs memory for a slice of the largest tensor only.
+
+`shape` and `read` take the `Archive` that `Source` leaves refer to. All axes are non-negative.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .archive import Archive, Array
+from .errors import WeftError
+
+BLOCK_ELEMENTS = 1 << 23  # a block of rows is at most 32 MiB of float32
+REGISTRY: dict[str, type[Recipe]] = {}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Base of all recipes. Subclasses are registered under their snake_case `name` for printing and parsing."""
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__).lstrip("_")
+        REGISTRY[cls.name] = cls
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        """The shape this recipe makes; checks that the parts fit.
+
+        Raises:
+            WeftError: if a source is missing or shapes do not fit.
+        """
+        raise TypeError(f"recipe {self.name} defines no shape")
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        """Rows ``start:stop`` of axis 0, float32 (or integers)."""
+        raise TypeError(f"recipe {self.name} defines no read")
+
+    @property
+    def parts(self) -> tuple[Recipe, ...]:
+        """The recipes this one is made of."""
+        found: list[Recipe] = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Recipe)]
+        return tuple(found)
+
+    def sources(self) -> Iterator[str]:
+        """Checkpoint keys that are read, in order, with repetitions."""
+        for part in self.parts:
+            yield from part.sources()
+
+    def evaluate(self, archive: Archive) -> Array:
+        """The whole tensor; scalars too."""
+        shape = self.shape(archive)
+        return self.read(archive, 0, shape[0] if shape else 1).reshape(shape)
+
+    def blocks(self, archive: Archive, elements: int = BLOCK_ELEMENTS) -> Iterator[Array]:
+        """The tensor as consecutive blocks of rows, each of at most `elements` numbers (at least one row)."""
+        shape = self.shape(archive)
+        rows = shape[0] if shape else 1
+        step = max(1, elements // max(1, math.prod(shape[1:])))
+        for start in range(0, rows, step):
+            yield self.read(archive, start, min(rows, start + step))
+
+
+@dataclass(frozen=True)
+class Source(Recipe):
+    """The checkpoint tensor called `key`."""
+
+    key: str
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return archive.shape(self.key)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return archive.read(self.key, start, stop)
+
+    def sources(self) -> Iterator[str]:
+        yield self.key
+
+
+@dataclass(frozen=True)
+class Literal(Recipe):
+    """Numbers written out: `values` in row-major order, of shape `dims`."""
+
+    values: tuple[float | int | bool, ...]
+    dims: tuple[int, ...] = ()
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        if math.prod(self.dims) != len(self.values):
+            raise WeftError(f"literal of shape {self.dims} needs {math.prod(self.dims)} values, has {len(self.values)}")
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        array = np.array(self.values)
+        return array.reshape(self.dims)[start:stop] if self.dims else array
+
+    @staticmethod
+    def of(array: Any) -> Literal:
+        """The literal that spells out `array` (anything numpy takes)."""
+        a = np.asarray(array)
+        return Literal(tuple(a.reshape(-1).tolist()), a.shape)
+
+
+@dataclass(frozen=True)
+class Full(Recipe):
+    """`value` everywhere."""
+
+    value: float
+    dims: tuple[int, ...]
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return np.full((stop - start, *self.dims[1:]), self.value, np.float32)
+
+
+@dataclass(frozen=True)
+class Normal(Recipe):
+    """Random initialization: normal numbers of deviation `std` around `mean`, drawn from (`seed`, `stream`).
+
+    Every block of rows can be drawn by itself: row r uses its own counter, so slices agree with the whole.
+    """
+
+    dims: tuple[int, ...]
+    std: float
+    stream: str
+    seed: int = 0
+    mean: float = 0.0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        width = math.prod(self.dims[1:])
+        chunk = max(1, 65_536 // max(1, width))  # rows that share one generator
+        key = zlib.crc32(self.stream.encode())
+        out = np.empty((stop - start, width), np.float32)
+        for c in range(start // chunk, -(-stop // chunk)):
+            drawn = np.random.default_rng((self.seed, key, c)).standard_normal((chunk, width), np.float32)
+            first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
+            out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
+        return (out * np.float32(self.std) + np.float32(self.mean)).reshape(stop - start, *self.dims[1:])
+
+
+@dataclass(frozen=True)
+class Concat(Recipe):
+    """`items` one after the other along `axis`."""
+
+    items: tuple[Recipe, ...]
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shapes = [p.shape(archive) for p in self.items]
+        rest = {(*s[: self.axis], *s[self.axis + 1 :]) for s in shapes}
+        if len(rest) != 1 or self.axis >= len(shapes[0]):
+            raise WeftError(f"cannot concatenate shapes {shapes} along axis {self.axis}")
+        total = sum(s[self.axis] for s in shapes)
+        return (*shapes[0][: self.axis], total, *shapes[0][self.axis + 1 :])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axis:
+            return np.concatenate([p.read(archive, start, stop) for p in self.items], self.axis)
+        taken, offset = [], 0
+        for p in self.items:
+            rows = p.shape(archive)[0]
+            first, last = max(start - offset, 0), min(stop - offset, rows)
+            if first < last:
+                taken.append(p.read(archive, first, last))
+            offset += rows
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+
+@dataclass(frozen=True)
+class Slice(Recipe):
+    """Every `step`-th index of ``start:stop`` along `axis` of `item`."""
+
+    item: Recipe
+    axis: int
+    start: int
+    stop: int
+    step: int = 1
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
+            raise WeftError(f"cannot take {self.start}:{self.stop} along axis {self.axis} of a tensor of shape {shape}")
+        return (*shape[: self.axis], len(range(self.start, self.stop, self.step)), *shape[self.axis + 1 :])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axis == 0:
+            first, last = self.start + start * self.step, self.start + (stop - 1) * self.step + 1
+            return self.item.read(archive, first, last)[:: self.step]
+        index = (slice(None),) * self.axis + (slice(self.start, self.stop, self.step),)
+        return self.item.read(archive, start, stop)[index]
+
+
+@dataclass(frozen=True)
+class Permute(Recipe):
+    """`item` with its axes in the order `axes` (a transposition for ``(1, 0)``)."""
+
+    item: Recipe
+    axes: tuple[int, ...]
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if sorted(self.axes) != list(range(len(shape))):
+            raise WeftError(f"axes {self.axes} are no permutation of the axes of a tensor of shape {shape}")
+        return tuple(shape[a] for a in self.axes)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axes[0] == 0:
+            return self.item.read(archive, start, stop).transpose(self.axes)
+        cut = (slice(None),) * self.axes[0] + (slice(start, stop),)
+        taken = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(archive)]
+        return np.concatenate(taken).transpose(self.axes)
+
+
+@dataclass(frozen=True)
+class Reshape(Recipe):
+    """`item` read in row-major order as shape `dims`."""
+
+    item: Recipe
+    dims: tuple[int, ...]
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        inner = self.item.shape(archive)
+        if math.prod(inner) != math.prod(self.dims):
+            raise WeftError(f"cannot reshape a tensor of shape {inner} to {self.dims}")
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        inner = self.item.shape(archive)
+        row_in, row_out = math.prod(inner[1:]), math.prod(self.dims[1:])
+        first, last = start * row_out // row_in, -(-stop * row_out // row_in)
+        rows = self.item.read(archive, first, last) if inner else self.item.evaluate(archive)
+        flat = rows.reshape(-1)[start * row_out - first * row_in :][: (stop - start) * row_out]
+        return flat.reshape(stop - start, *self.dims[1:])
+
+
+@dataclass(frozen=True)
+class Take(Recipe):
+    """`item` with the rows (indices along `axis`) of `indices`: permutations, gathers, repeats."""
+
+    item: Recipe
+    indices: tuple[int, ...]
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape) or not all(0 <= i < shape[self.axis] for i in self.indices):
+            raise WeftError(f"indices of take exceed axis {self.axis} of a tensor of shape {shape}")
+        return (*shape[: self.axis], len(self.indices), *shape[self.axis + 1 :])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axis:
+            return np.take(self.item.read(archive, start, stop), self.indices, self.axis)
+        wanted = np.array(self.indices[start:stop])
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        return self.item.read(archive, low, high)[wanted - low]
+
+
+@dataclass(frozen=True)
+class Scale(Recipe):
+    """`item` times the number `factor`, or times a tensor that broadcasts along `axis` (its only axis)."""
+
+    item: Recipe
+    factor: float | Recipe
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if isinstance(self.factor, Recipe) and self.factor.shape(archive) != (shape[self.axis],):
+            raise WeftError(f"cannot scale axis {self.axis} of {shape} by shape {self.factor.shape(archive)}")
+        return shape
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        rows = self.item.read(archive, start, stop)
+        if not isinstance(self.factor, Recipe):
+            return rows * np.float32(self.factor)
+        vector = self.factor.read(archive, start, stop) if self.axis == 0 else self.factor.evaluate(archive)
+        return rows * vector.reshape((1,) * self.axis + (-1,) + (1,) * (rows.ndim - self.axis - 1))
+
+
+@dataclass(frozen=True)
+class Add(Recipe):
+    """Sum of tensors of one shape, or of `items` and the number `offset`."""
+
+    items: tuple[Recipe, ...]
+    offset: float = 0.0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shapes = {p.shape(archive) for p in self.items}
+        if len(shapes) != 1:
+            raise WeftError(f"cannot add tensors of shapes {sorted(shapes)}")
+        return shapes.pop()
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        total = self.items[0].read(archive, start, stop)
+        for p in self.items[1:]:
+            total = total + p.read(archive, start, stop)
+        return total + np.float32(self.offset) if self.offset else total
+
+
+@dataclass(frozen=True)
+class Map(Recipe):
+    """`fn` of every element; see `MAPS` for the functions (``neg_exp``: −e^x, of Mamba's A_log)."""
+
+    item: Recipe
+    fn: str
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        if self.fn not in MAPS:
+            raise WeftError(f"unknown function {self.fn!r} in a map recipe; known are {', '.join(MAPS)}")
+        return self.item.shape(archive)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        result: Array = MAPS[self.fn](self.item.read(archive, start, stop))
+        return result
+
+
+MAPS: dict[str, Callable[[Array], Array]] = {
+    "neg": np.negative,
+    "exp": np.exp,
+    "neg_exp": lambda x: -np.exp(x),
+    "log": np.log,
+    "reciprocal": np.reciprocal,
+    "cos": np.cos,
+    "sin": np.sin,
+}
+
+
+@dataclass(frozen=True)
+class MeanPool(Recipe):
+    """Mean over groups: axis 0 holds heads·dim rows; heads fall into `groups` runs that are averaged (Ainslie 2023)."""
+
+    item: Recipe
+    heads: int
+    groups: int
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.heads % self.groups or shape[0] % self.heads:
+            raise WeftError(f"cannot pool {self.heads} heads of a tensor of shape {shape} into {self.groups} groups")
+        return (shape[0] // self.heads * self.groups, *shape[1:])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        shape = self.item.shape(archive)
+        dim, members = shape[0] // self.heads, self.heads // self.groups
+        first, last = start // dim, -(-stop // dim)
+        rows = self.item.read(archive, first * members * dim, last * members * dim)
+        pooled = rows.reshape(last - first, members, dim, *shape[1:]).mean(1, dtype=np.float32)
+        return pooled.reshape(-1, *shape[1:])[start - first * dim : stop - first * dim]
+
+
+@dataclass(frozen=True)
+class Cast(Recipe):
+    """`item` rounded to `dtype` and back to float32 (storage in fewer bits than the parameter has)."""
+
+    item: Recipe
+    dtype: str
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.item.shape(archive)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        from . import dtypes
+
+        rows = self.item.read(archive, start, stop)
+        return rows.astype(dtypes.parse(self.dtype).numpy).astype(rows.dtype)

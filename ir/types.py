@@ -1,0 +1,53 @@
+"""The type of a value: element type and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from . import sizes
+from .dtypes import DType
+from .sizes import Size
+
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A dense tensor: `dtype` and `shape`, whose sizes are integers or symbolic (see `sizes`)."""
+
+    dtype: DType
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def elements(self) -> Size:
+        return sizes.product(self.shape)
+
+    @property
+    def bytes(self) -> Size:
+        """Bytes of storage, for dense types of whole bytes or constant shapes."""
+        n = self.elements
+        if isinstance(n, int):
+            return self.dtype.bytes_for(n)
+        return sizes.floordiv(n * self.dtype.bits, 8)
+
+    def with_shape(self, *shape: Size) -> TensorType:
+        return replace(self, shape=tuple(shape))
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return replace(self, dtype=dtype)
+
+    def concrete(self, binding: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape as integers under `binding`.
+
+        Raises:
+            WeftError: naming a size left unbound.
+        """
+        return tuple(sizes.evaluate(s, binding) for s in self.shape)
