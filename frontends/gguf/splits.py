@@ -1,0 +1,42 @@
+"""How text is cut before byte-level BPE: the regular expressions behind each name of `tokenizer.ggml.pre`.
+
+Each is applied in turn to the pieces the one before left; matches and what lies between them both become pieces. The
+patterns are those of the models' own tokenizer.json, spelled exactly so: onnxruntime-genai knows them by their text.
+"""
+
+from __future__ import annotations
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DIGIT = r"\p{N}"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_LLAMA3 = rf"{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_WORD}|\p{{N}}|{_TAIL}"
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SLASHED}"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = rf"{_CASED[0]}{_ENDING}|{_CASED[1]}{_ENDING}|\p{{N}}{{1,3}}|{_SLASHED}"
+
+_NAMES: dict[tuple[str, ...], str] = {
+    # `default` is what converters write for a tokenizer they do not recognise
+    (_GPT2,): "default gpt-2 gpt2 phi-2 mpt olmo jais gigachat roberta-bpe jina-es jina-de jina-v1-en jina-v2-es "
+    "jina-v2-de jina-v2-code",
+    (_DIGIT, _GPT2): "smollm starcoder refact command-r codeshell exaone minerva-7b",
+    (_LLAMA3,): "llama-bpe llama3 llama-v3 falcon3 falcon-h1 lfm2 pixtral dbrx smaug-bpe chatglm-bpe glm4",
+    (_QWEN2,): "qwen2 stablelm2 megrez deepseek-r1-qwen",
+    (_QWEN35,): "qwen35",
+    (_TEKKEN,): "tekken",
+    (_GPT4O,): "gpt-4o llama4",
+}
+SPLITS: dict[str, tuple[str, ...]] = {name: split for split, names in _NAMES.items() for name in names.split()}
+
+# Pieces that are a whole token stay one, whatever the merges say; the same tokenizers begin a text with BOS.
+WHOLE_PIECES = frozenset(
+    ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "tekken"),
+)

@@ -1,0 +1,278 @@
+"""The tokenizer in GGUF metadata, written as Hugging Face tokenizer files.
+
+GGUF describes a tokenizer in llama.cpp's terms: a kind (`tokenizer.ggml.model`), tokens with types and scores, merges.
+The files written here load in `tokenizers`, in `transformers` and, WordPiece apart, in onnxruntime-genai.
+
+onnxruntime-genai 0.18 has matchers of its own in place of a few rules, and so cuts some texts differently whoever wrote
+the files: a blank before a line break and more blanks (llama-bpe, qwen2), letters without case before capitals (tekken,
+gpt-4o); under SentencePiece words of over 100 letters and, with a space prefix, runs of spaces inside a text, where its
+decoder also keeps the prefix. Its `encode` never adds BOS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.ir.errors import WeftError
+
+from .splits import SPLITS, WHOLE_PIECES
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Metadata = Mapping[str, Any]
+
+# Token types of the specification.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+# Tokens that end a turn whatever the file calls the end of the text (llama.cpp's list; older files name only one).
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
+# What a file that leaves these out means, by tokenizer kind (the format spells it "seperator").
+_DEFAULT_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "eos": 102, "unknown": 100, "padding": 0, "mask": 103},
+}
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Which tokens begin, end and pad a text; None where the tokenizer has none.
+
+    `eos` holds every token that ends generation, the file's own end token first. `add_bos` and `add_eos` say whether
+    encoding a text adds them.
+    """
+
+    bos: int | None
+    eos: list[int]
+    pad: int | None
+    add_bos: bool
+    add_eos: bool
+
+
+def token_ids(metadata: Metadata) -> TokenIds:
+    """The special token ids and flags that GGUF `metadata` gives or implies.
+
+    Raises:
+        WeftError: if the metadata describes no tokenizer, one of an unknown kind or pre-tokenizer, or an id outside its
+            vocabulary.
+    """
+    vocab = _Vocab(metadata)
+    bos, eos = vocab.begin, vocab.end
+    ends = [eos, vocab.id("eot"), vocab.id("eom"), *(vocab.index.get(text) for text in _TURN_ENDS)]
+    begins = vocab.kind in ("llama", "bert") or vocab.pre in WHOLE_PIECES
+    add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", begins)) and bos is not None
+    add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", vocab.kind == "bert")) and eos is not None
+    unique = list(dict.fromkeys(end for end in ends if end is not None))
+    return TokenIds(bos, unique, vocab.id("padding"), add_bos, add_eos)
+
+
+def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
+    """Write the tokenizer of GGUF `metadata` into folder `out_dir` (made if missing).
+
+    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and, if the file has a template,
+    chat_template.jinja. Kinds: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, merges recovered from the scores)
+    and WordPiece (`bert`).
+
+    Raises:
+        WeftError: if the metadata describes no tokenizer, one of an unknown kind or pre-tokenizer, or is inconsistent.
+    """
+    vocab, ids = _Vocab(metadata), token_ids(metadata)
+    tokenizer = _KINDS[vocab.kind](vocab)
+    added = _add_tokens(tokenizer, vocab)
+    begin = [vocab.tokens[ids.bos]] if ids.add_bos and ids.bos is not None else []
+    end = [vocab.tokens[ids.eos[0]]] if ids.add_eos else []
+    if begin or end:
+        tokenizer.post_processor = _template(vocab, begin, end)
+    names = {"bos": ids.bos, "eos": ids.eos[0] if ids.eos else None, "unk": vocab.id("unknown"), "pad": ids.pad}
+    if vocab.kind == "bert":
+        names |= {"cls": vocab.begin, "sep": vocab.end, "mask": vocab.id("mask")}
+    special = {f"{name}_token": vocab.tokens[index] for name, index in names.items() if index is not None}
+    architecture = metadata.get("general.architecture", "")
+    config = {
+        "tokenizer_class": "BertTokenizer" if vocab.kind == "bert" else "PreTrainedTokenizerFast",
+        **special,
+        "add_bos_token": ids.add_bos,
+        "add_eos_token": ids.add_eos,
+        "added_tokens_decoder": added,
+        "clean_up_tokenization_spaces": vocab.kind == "bert",
+        "model_max_length": metadata.get(f"{architecture}.context_length", 10**30),
+    }
+    out_dir.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(out_dir / "tokenizer.json"))
+    _write_json(out_dir / "tokenizer_config.json", config)
+    _write_json(out_dir / "special_tokens_map.json", special)
+    template = metadata.get("tokenizer.chat_template")
+    if template:
+        (out_dir / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+
+
+class _Vocab:
+    """The vocabulary and its facts, checked."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self.kind: str = self.get("model", str)
+        if self.kind not in _KINDS:
+            raise WeftError(f"tokenizer.ggml.model is {self.kind!r}; supported tokenizers are {', '.join(_KINDS)}")
+        self.pre: str = self.get("pre", str, "default")
+        if self.kind == "gpt2" and self.pre not in SPLITS:
+            raise WeftError(f"tokenizer.ggml.pre is {self.pre!r}; supported are {', '.join(sorted(SPLITS))}")
+        tokens = self.strings("tokens")
+        self.types: list[int] = self.get("token_type", list, [_NORMAL] * len(tokens))
+        if len(self.types) != len(tokens):
+            raise WeftError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(tokens)} tokens")
+        self.tokens = list(map(_hashed, tokens, self.types)) if self.kind == "bert" else tokens
+        self.index = {token: index for index, token in enumerate(self.tokens)}
+        if len(self.index) < len(self.tokens):
+            twice = next(token for index, token in enumerate(self.tokens) if self.index[token] != index)
+            raise WeftError(f"tokenizer.ggml.tokens holds {twice!r} twice, so its text has no single id")
+        # llama.cpp renamed BERT's two over time
+        self.begin = self.id("cls", "bos") if self.kind == "bert" else self.id("bos")
+        self.end = self.id("seperator", "eos") if self.kind == "bert" else self.id("eos")
+
+    def get(self, key: str, kind: type, *default: Any) -> Any:
+        value = self.metadata.get(f"tokenizer.ggml.{key}", *default)
+        if not isinstance(value, kind):
+            what = "is missing" if value is None else f"is a {type(value).__name__}, not a {kind.__name__}"
+            raise WeftError(f"tokenizer.ggml.{key} {what} in the GGUF metadata, so the tokenizer cannot be rebuilt")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        values = self.get(key, list)
+        wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
+        if wrong is not None:
+            raise WeftError(f"tokenizer.ggml.{key}[{wrong}] is {values[wrong]!r}, not text")
+        return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
+
+    def id(self, *names: str) -> int | None:
+        """The id the file gives a special token under one of `names`, or its kind's default for the last."""
+        for name in names:
+            found = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
+            if found is None:
+                continue
+            if not isinstance(found, int) or not 0 <= found < len(self.tokens):
+                raise WeftError(f"tokenizer.ggml.{name}_token_id is {found!r}, outside the {len(self.tokens)} tokens")
+            return found
+        default = _DEFAULT_IDS.get(self.kind, {}).get(names[-1])
+        return default if default is not None and default < len(self.tokens) else None
+
+    def merges(self) -> list[tuple[str, str]]:
+        """The pairs byte-level BPE merges, first ones first."""
+        pairs: list[tuple[str, str]] = []
+        for index, merge in enumerate(self.strings("merges")):
+            cut = merge.find(" ", 1)
+            pair = (merge[:cut], merge[cut + 1 :])
+            if cut < 0 or not {*pair, "".join(pair)} <= self.index.keys():
+                raise WeftError(
+                    f"tokenizer.ggml.merges[{index}] is {merge!r}, which does not join two tokens into a third"
+                )
+            pairs.append(pair)
+        return pairs
+
+    def scored_merges(self) -> list[tuple[str, str]]:
+        """The merges a SentencePiece vocabulary implies: every way to split a piece in two, best score first."""
+        scores: list[float] = self.get("scores", list)
+        if len(scores) != len(self.tokens):
+            raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
+        pieces = {t: s for t, s, kind in zip(self.tokens, scores, self.types, strict=True) if kind not in _NEVER_MERGED}
+        ranked = sorted(pieces, key=lambda piece: -pieces[piece])
+        return [
+            (piece[:cut], piece[cut:])
+            for piece in ranked
+            for cut in range(len(piece) - 1, 0, -1)  # longest left first: at equal score SentencePiece merges leftmost
+            if piece[:cut] in pieces and piece[cut:] in pieces
+        ]
+
+
+_NEVER_MERGED = (_UNKNOWN, _CONTROL, _BYTE)
+
+
+def _hashed(token: str, kind: int) -> str:
+    """A WordPiece token in Hugging Face spelling, which marks continuations by ##; GGUF marks beginnings by ▁."""
+    if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
+        return token
+    return token[1:] if token.startswith("▁") else f"##{token}"
+
+
+def _byte_level(vocab: _Vocab) -> Tokenizer:
+    """Byte-level BPE (GPT-2): bytes as printable characters, words cut by regular expressions, ranked merges."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    model = models.BPE(vocab=vocab.index, merges=vocab.merges(), ignore_merges=vocab.pre in WHOLE_PIECES)
+    tokenizer = Tokenizer(model)
+    steps = [pre_tokenizers.Split(Regex(split), "isolated") for split in SPLITS[vocab.pre]]
+    spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, spelling])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(vocab: _Vocab) -> Tokenizer:
+    """SentencePiece BPE: spaces as ▁, no cutting into words, characters without a token as bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    unknown = vocab.id("unknown")
+    bytes_too = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
+    merges = vocab.merges() if "tokenizer.ggml.merges" in vocab.metadata else vocab.scored_merges()
+    unk_token = None if unknown is None else vocab.tokens[unknown]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab.index, merges=merges, unk_token=unk_token, fuse_unk=True, byte_fallback=bytes_too)
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocab.metadata.get("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    else:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        # After that replacement no space is left to split at; onnxruntime-genai reads this as "do not cut into words".
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+        tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _wordpiece(vocab: _Vocab) -> Tokenizer:
+    """WordPiece (BERT, uncased)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    unknown = vocab.id("unknown")
+    unk_token = "[UNK]" if unknown is None else vocab.tokens[unknown]
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab.index, unk_token=unk_token))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+_KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}
+
+
+def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]]:
+    """Make tokens that are matched whole known to `tokenizer`; returns them as tokenizer_config.json lists them."""
+    from tokenizers import AddedToken
+
+    known = {vocab.begin, vocab.end, vocab.id("mask")}
+    added: dict[int, bool] = {}  # id -> special
+    for index, (text, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
+        special = kind in (_CONTROL, _UNKNOWN) or text in _TURN_ENDS or index in known
+        if special or kind == _USER_DEFINED:
+            added[index] = special
+    tokenizer.add_tokens([AddedToken(vocab.tokens[i], normalized=False, special=added[i]) for i in added])
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    return {str(i): {"content": vocab.tokens[i], **flags, "special": special} for i, special in added.items()}
+
+
+def _template(vocab: _Vocab, begin: list[str], end: list[str]) -> Any:
+    from tokenizers.processors import TemplateProcessing
+
+    single = [*begin, "$A", *end]
+    second = ["$B:1", *(f"{token}:1" for token in end)] if vocab.kind == "bert" else [*begin, "$B", *end]
+    return TemplateProcessing(
+        single=single, pair=[*single, *second], special_tokens=[(t, vocab.index[t]) for t in dict.fromkeys(begin + end)]
+    )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
