@@ -1,0 +1,40 @@
+"""Running compiled models: `load` opens a folder, and what it returns generates text or encodes it.
+
+Never here: building models, knowledge of a model family, torch. `generate` asks only for a `Decoder`, so that another
+backend can share it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .folder import read_facts
+
+if TYPE_CHECKING:
+    from .encoder import Encoder
+    from .generate import Generator
+
+__all__ = ["load"]
+
+
+def load(folder: str | Path, device: str = "auto", threads: int | None = None) -> Generator | Encoder:
+    """Open a compiled folder: a `Generator` for a decoder, an `Encoder` for an encoder, as its weft.json says.
+
+    A folder of onnxruntime-genai's model builder opens as well, by its genai_config.json. `device` is "auto", "cpu" or
+    "cuda", `threads` the number of CPU threads; see `session.open_session`.
+    Raises WeftError when the folder, a file in it or the device cannot be used.
+    """
+    facts = read_facts(folder)
+    from .session import open_session
+
+    session = open_session(facts.model, device=device, threads=threads, target=facts.target)
+    if facts.kind == "encoder":
+        from .encoder import Encoder
+
+        return Encoder(session, vocab=facts.vocab, max_length=facts.max_length, folder=facts.folder)
+    from .decoder import OrtDecoder
+    from .generate import Generator
+
+    decoder = OrtDecoder(session, vocab=facts.vocab, max_length=facts.max_length, name=str(facts.model))
+    return Generator(decoder, stop_ids=facts.eos, folder=facts.folder)

@@ -1,0 +1,125 @@
+"""A compiled encoder on ONNX Runtime: texts to embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from .sampling import Floats
+from .session import Session, ort_errors
+from .text import Tokenizer
+
+Pooling = Literal["mean", "cls", "none"]
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+
+
+class Encoder:
+    """A model that gives every token a vector: inputs `input_ids`, `attention_mask` and, where declared,
+    `token_type_ids`; output `last_hidden_state` [batch, seq, dim].
+
+    Raises WeftError when the graph is another.
+    """
+
+    def __init__(self, session: Session, *, vocab: int, max_length: int, folder: Path) -> None:
+        self.session, self.vocab, self.max_length, self.folder = session, vocab, max_length, folder
+        self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
+        name = folder / "model.onnx"
+        if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
+            raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is no encoder")
+        if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:
+            raise WeftError(f"{name}: an input is a {wrong[0]}, which the runtime cannot feed")
+        outputs = {o.name: o.type for o in session.ort.get_outputs()}
+        if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
+            raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is no encoder")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer. Raises WeftError when there is none."""
+        return Tokenizer(self.folder)
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = False,
+        truncate: bool = False,
+        batch: int = 32,
+    ) -> Floats | list[Floats]:
+        """The embeddings of `texts`, float32: [texts, dim], or one [tokens, dim] each with pooling "none".
+
+        "mean" averages the vectors of a text's tokens, "cls" takes that of the first. `normalize` scales every vector
+        to unit length. Texts of similar length are run together, `batch` at a time, padded on the right.
+
+        Raises WeftError on a text longer than the model's maximum (cut to it instead where `truncate`) or without
+        tokens, and on arguments outside their range.
+        """
+        if pooling not in ("mean", "cls", "none"):
+            raise WeftError(f"pooling is {pooling!r}, but it must be mean, cls or none")
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise WeftError(f"batch is {batch!r}, but it must be a whole number of at least 1")
+        rows = [self._tokens(text, truncate) for text in ([texts] if isinstance(texts, str) else texts)]
+        found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        for at in range(0, len(order), batch):
+            some = order[at : at + batch]
+            hidden = self.hidden([rows[row] for row in some])
+            for row, states in zip(some, hidden, strict=True):
+                found[row] = _pool(states[: len(rows[row])], pooling)
+        if normalize:
+            found = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in found]
+        return found if pooling == "none" else np.stack(found) if found else np.empty((0, 0), np.float32)
+
+    def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
+        """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
+        shape = len(rows), max(map(len, rows))
+        lengths = np.array([len(row) for row in rows])
+        ids = np.zeros(shape, np.int64)
+        for at, row in enumerate(rows):
+            ids[at, : len(row)] = row
+        values: dict[str, NDArray[Any]] = {
+            "input_ids": ids,
+            "attention_mask": np.arange(shape[1]) < lengths[:, None],
+            "token_type_ids": np.zeros(shape, np.int64),
+        }
+        feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
+        try:
+            (states,) = self.session.ort.run(["last_hidden_state"], feed)
+        except ort_errors() as error:
+            raise WeftError(f"{self.folder}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
+        hidden: Floats = states.astype(np.float32, copy=False)
+        return hidden
+
+    def _tokens(self, text: object, truncate: bool) -> list[int]:
+        if not isinstance(text, str):
+            raise WeftError(f"a text is {text!r:.60}, but it must be a string")
+        ids = self.tokenizer.encode(text, limit=self.max_length if truncate else None)
+        if not ids:
+            raise WeftError("a text has no tokens: give it at least one")
+        if len(ids) > self.max_length:
+            raise WeftError(
+                f"a text of {len(ids)} tokens is longer than the maximum of {self.max_length} tokens the model was "
+                "compiled for; shorten it, or let it be cut with truncate=True"
+            )
+        if max(ids) >= self.vocab:
+            raise WeftError(f"token {max(ids)} of a text is outside the vocabulary of {self.vocab} tokens")
+        return ids
+
+
+def _pool(states: Floats, pooling: Pooling) -> Floats:
+    """One text's vectors [tokens, dim] as one vector, or as they are."""
+    if pooling == "none":
+        return states.copy()
+    if pooling == "cls":
+        first: Floats = states[0].copy()
+        return first
+    mean: Floats = states.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return mean

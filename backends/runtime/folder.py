@@ -1,0 +1,113 @@
+"""What a compiled folder says about itself: weft.json, or the genai_config.json of onnxruntime-genai's builder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+MANIFEST = "weft.json"
+GENAI = "genai_config.json"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the runtime needs to know of a compiled model before it opens it."""
+
+    folder: Path
+    model: Path
+    kind: str  # "decoder" or "encoder"
+    target: str  # "onnx", "ort-cpu", "ort-cuda"; "" where the folder does not say
+    vocab: int
+    max_length: int
+    eos: frozenset[int] = frozenset()
+
+
+def read_facts(folder: str | Path) -> Facts:
+    """The facts of a compiled folder.
+
+    Raises WeftError when the folder or a file is missing, or a value is missing or of the wrong kind.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise WeftError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
+    if (folder / MANIFEST).is_file():
+        facts = _from_manifest(folder)
+    elif (folder / GENAI).is_file():
+        facts = _from_genai(folder)
+    else:
+        raise WeftError(f"{folder}: no {MANIFEST} in it, so it is no compiled model; `weft compile` makes one")
+    if not facts.model.is_file():
+        raise WeftError(f"{facts.model}: no such file, though {folder} is described as a compiled model; compile again")
+    return facts
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises WeftError naming the file when it cannot be read or parsed."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeftError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:  # covers broken UTF-8 and broken JSON
+        raise WeftError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WeftError(f"{path}: a JSON object was expected, not {type(value).__name__}")
+    return value
+
+
+def _from_manifest(folder: Path) -> Facts:
+    path = folder / MANIFEST
+    data = read_json(path)
+    kind = _get(path, data, "kind", str)
+    if kind not in ("decoder", "encoder"):
+        raise WeftError(f"{path}: kind is {kind!r}, but it must be 'decoder' or 'encoder'")
+    return Facts(
+        folder=folder,
+        model=folder / "model.onnx",
+        kind=kind,
+        target=_get(path, data, "target", str),
+        vocab=_positive(path, data, "vocab"),
+        max_length=_positive(path, data, "max_length"),
+        eos=_token_ids(path, data, "eos_token_ids"),
+    )
+
+
+def _from_genai(folder: Path) -> Facts:
+    path = folder / GENAI
+    model = _get(path, read_json(path), "model", dict)
+    decoder = _get(path, model, "decoder", dict)
+    return Facts(
+        folder=folder,
+        model=folder / _get(path, decoder, "filename", str),
+        kind="decoder",
+        target="",
+        vocab=_positive(path, model, "vocab_size"),
+        max_length=_positive(path, model, "context_length"),
+        eos=_token_ids(path, model, "eos_token_id"),
+    )
+
+
+def _get(path: Path, data: dict[str, Any], key: str, kind: type) -> Any:
+    if key not in data:
+        raise WeftError(f"{path}: the key {key!r} is missing")
+    if not isinstance(data[key], kind) or isinstance(data[key], bool):
+        raise WeftError(f"{path}: {key} is {data[key]!r}, but it must be of type {kind.__name__}")
+    return data[key]
+
+
+def _positive(path: Path, data: dict[str, Any], key: str) -> int:
+    value = _get(path, data, key, int)
+    if value < 1:
+        raise WeftError(f"{path}: {key} is {value}, but it must be at least 1")
+    return int(value)
+
+
+def _token_ids(path: Path, data: dict[str, Any], key: str) -> frozenset[int]:
+    value = data.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise WeftError(f"{path}: {key} is {value!r}, but it must hold token ids")
+    return frozenset(ids)

@@ -1,0 +1,150 @@
+"""Choosing the next token from logits, in numpy, with the semantics and order of Hugging Face's logits processors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `Sampling` as keyword arguments."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn; the default is greedy.
+
+    Applied in this order: repetition penalty (Keskar et al. 2019, arXiv 1909.05858), temperature, top-k, top-p
+    (Holtzman et al. 2019, arXiv 1904.09751), min-p (Nguyen et al. 2024, arXiv 2407.01082). Temperature 0 takes the
+    most likely token, to which the three filters make no difference. Row r of a batch draws from its own generator,
+    seeded with `seed + r`, so what it draws depends on no other row; without a seed the draws are fresh each time.
+
+    Raises WeftError on a value outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_number(field.name, getattr(self, field.name))
+        in_range = {
+            "temperature": (self.temperature >= 0, "at least 0 (0 is greedy)"),
+            "top_k": (self.top_k >= 0, "at least 0 (0 is off)"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "between 0 and 1"),
+            "repetition_penalty": (self.repetition_penalty > 0, "above 0 (1 is off)"),
+            "seed": (self.seed is None or self.seed >= 0, "at least 0"),
+        }
+        for name, (good, wanted) in in_range.items():
+            if not good:
+                raise WeftError(f"{name} is {getattr(self, name)}, but it must be {wanted}")
+
+    @staticmethod
+    def _check_number(name: str, value: Any) -> None:
+        if name == "seed" and value is None:
+            return
+        whole = name in ("top_k", "seed")
+        kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            raise WeftError(f"{name} is {value!r}, but it must be a {'whole' if whole else 'finite'} number")
+
+
+class Sampler:
+    """Draws the tokens of one row; remembers which tokens it has seen where the repetition penalty asks."""
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
+        self.sampling = sampling
+        self._rng = np.random.default_rng(None if sampling.seed is None else sampling.seed + row)
+        self._seen = set(prompt) if sampling.repetition_penalty != 1 else None
+
+    def __call__(self, logits: Floats) -> int:
+        """The next token after `logits` [vocab] float32, which are left as they are.
+
+        Raises WeftError when no token is more likely than another because the logits are not numbers.
+        """
+        token = int(logits.argmax())  # a NaN, where there is one
+        if not np.isfinite(logits[token]):
+            raise WeftError(
+                f"the model computed {logits[token]} as its largest logit, so no token can be chosen: the dtype it was "
+                "compiled in may overflow (try bf16 or f32), or its weights are broken"
+            )
+        if self._seen is not None or self.sampling.temperature > 0:
+            token = self._draw(*self.candidates(logits))
+        if self._seen is not None:
+            self._seen.add(token)
+        return token
+
+    def candidates(self, logits: Floats) -> tuple[Ints, Floats]:
+        """The tokens that may follow and their processed scores: what the processors do not set to minus infinity."""
+        s = self.sampling
+        if self._seen:
+            logits = logits.copy()
+            seen = np.fromiter((i for i in self._seen if i < logits.size), np.int64)
+            old = logits[seen]
+            penalty = np.float32(s.repetition_penalty)
+            logits[seen] = np.where(old < 0, old * penalty, old / penalty)
+        if s.temperature == 0:
+            best: Ints = logits.argmax(axis=-1, keepdims=True)
+            return best, logits[best]
+        scores = logits if s.temperature == 1 else logits / np.float32(s.temperature)
+        ids: Ints = np.arange(scores.size)
+        if 0 < s.top_k < scores.size:
+            ids = np.flatnonzero(scores >= np.partition(scores, -s.top_k)[-s.top_k])
+            scores = scores[ids]
+        if s.top_p < 1:
+            keep = _nucleus(_softmax(scores), s.top_p)
+            ids, scores = ids[keep], scores[keep]
+        if s.min_p > 0:
+            p = _softmax(scores)
+            keep = np.flatnonzero(p >= s.min_p * p.max())
+            ids, scores = ids[keep], scores[keep]
+        return ids, scores
+
+    def _draw(self, ids: Ints, scores: Floats) -> int:
+        if ids.size == 1:
+            return int(ids[0])
+        total = np.cumsum(_softmax(scores), dtype=np.float64)
+        at = np.searchsorted(total, self._rng.random() * total[-1], side="right")
+        return int(ids[min(at, ids.size - 1)])
+
+
+def _softmax(scores: Floats) -> Floats:
+    p: Floats = np.exp(scores - scores.max())
+    p /= p.sum()
+    return p
+
+
+def _nucleus(p: Floats, top_p: float) -> Ints:
+    """Where the most likely tokens lie that together reach `top_p`; the one that crosses it is kept.
+
+    Only tokens above (1 - top_p) / size are sorted: the others together stay below 1 - top_p, so none can be kept.
+    """
+    rest = 1 - top_p
+    few = np.flatnonzero(p > rest / p.size)
+    rising = few[np.argsort(p[few])]
+    below = p.sum(dtype=np.float64) - p[few].sum(dtype=np.float64)
+    keep = below + np.cumsum(p[rising], dtype=np.float64) > rest
+    keep[-1:] = True
+    return np.sort(rising[keep])

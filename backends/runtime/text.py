@@ -1,0 +1,108 @@
+"""From text to tokens and back: tokenizer.json, text that grows token by token, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.ir.errors import WeftError
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """The tokenizer.json of a compiled folder, without the padding and truncation it may ask for.
+
+    Raises WeftError when the file is missing or broken.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer as Fast
+
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise WeftError(f"{path}: no such file, so the model takes and gives token ids only, not text")
+        try:
+            self._fast = Fast.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
+        self._fast.no_padding()
+        self._fast.no_truncation()
+
+    def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
+        """The tokens of `text`; with the ones the tokenizer puts around it (such as BOS) where `special`.
+
+        Longer text is cut, inside what is put around it, to `limit` tokens.
+        """
+        if limit is not None:
+            self._fast.enable_truncation(limit)
+        ids = list(self._fast.encode(text, add_special_tokens=special).ids)
+        self._fast.no_truncation()
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without special tokens."""
+        return str(self._fast.decode(list(ids), skip_special_tokens=True))
+
+
+class GrowingText:
+    """Turns tokens into text as they come: the pieces, joined, are the text of all tokens.
+
+    A piece never ends inside a code point: while the text ends in U+FFFD, bytes may be missing, and it is held back.
+    Each piece is what the last few tokens add to the text of the ones before, so a decoder that looks at its left
+    neighbour (spaces, byte runs) sees one; the work per token does not grow with the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # the tokens of the last piece, then those not in a piece yet
+        self._known = 0  # how many of them are in a piece
+        self._text = ""  # the text of those
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        return "" if text.endswith(_BROKEN) else self._take(text)
+
+    def flush(self) -> str:
+        """What is held back still, as it is."""
+        return self._take(self._tokenizer.decode(self._ids)) if self._known < len(self._ids) else ""
+
+    def _take(self, text: str) -> str:
+        piece = text[len(self._text) :]
+        if piece:
+            del self._ids[: self._known]
+            self._text = self._tokenizer.decode(self._ids)
+        self._known = len(self._ids)
+        return piece
+
+
+class StopStrings:
+    """Cuts growing text before the first stop string that is complete, wherever tokens begin and end."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""  # the end of the text that may be the beginning of a stop string
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """The text that is certain after `piece`: sets `found`, and returns what lies before, at a stop string."""
+        text = self._held + piece
+        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            self.found, self._held = True, ""
+            return text[: min(ends)[1]]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """What is held back still."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` with which `stop` begins."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
