@@ -65,7 +65,7 @@ class MemoryArchive:
         return self.arrays[key]
 
     def shape(self, key: str) -> tuple[int, ...]:
-        return self._get(key).shape
+        return tuple(self._get(key).shape)
 
     def dtype(self, key: str) -> DType:
         return dtypes.of(self._get(key))

@@ -19,7 +19,7 @@ from .errors import WeftError
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: `name` as printed, `kind` (``float``, ``int``, ``uint``, ``bool`` or ``block``), `bits` per element."""
+    """An element type: `name` as printed, `kind` (float, int, uint, bool or block), `bits` per element."""
 
     name: str
     kind: str
@@ -52,12 +52,14 @@ class DType:
         """
         if self.name not in _NUMPY:
             raise WeftError(f"dtype {self.name} is block-quantized storage; dequantize it before computing with it")
-        return np.dtype(_NUMPY[self.name])
+        found: np.dtype[Any] = np.dtype(_NUMPY[self.name])
+        return found
 
     @property
     def eps(self) -> float:
         """Distance from 1 to the next larger number (floats only)."""
-        return float(ml_dtypes.finfo(self.numpy).eps)
+        finfo: Any = ml_dtypes.finfo  # ships no types
+        return float(finfo(self.numpy).eps)
 
     def bytes_for(self, elements: int) -> int:
         """Bytes that `elements` numbers take in memory, rounded up to whole blocks or bytes."""

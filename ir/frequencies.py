@@ -19,7 +19,7 @@ from .recipes import Recipe
 class RopeFrequencies(Recipe):
     """RoPE angular frequencies ``theta^(-2k/dim)``, k < dim/2, in radians per position (Su 2021), after `scaling`.
 
-    `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (base·factor^(dim/(dim-2)));
+    `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (θ·factor^(dim/(dim-2)));
     ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
     factors); ``longrope`` (`factors`: a divisor per frequency). `original` is the context the model was trained on.
     """
@@ -48,16 +48,16 @@ class RopeFrequencies(Recipe):
 
     def frequencies(self) -> Array:
         """All dim/2 frequencies in float64."""
-        exponents = np.arange(0, self.dim, 2) / self.dim
+        exponents: Array = np.arange(0, self.dim, 2) / self.dim
         if self.scaling == "ntk":
-            return (self.theta * self.factor ** (self.dim / (self.dim - 2))) ** -exponents
-        base = self.theta**-exponents
+            return np.asarray((self.theta * self.factor ** (self.dim / (self.dim - 2))) ** -exponents)
+        base: Array = self.theta**-exponents
         if self.scaling == "none":
             return base
         if self.scaling == "linear":
             return base / self.factor
         if self.scaling == "longrope":
-            return base / np.array(self.factors)
+            return np.asarray(base / np.array(self.factors))
         if self.scaling == "llama3":
             turns = self.original * base / (2 * math.pi)  # rotations within the original context
             smooth = np.clip((turns - self.low_freq) / (self.high_freq - self.low_freq), 0, 1)
@@ -76,7 +76,7 @@ class RopeFrequencies(Recipe):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
         ramp = np.clip((np.arange(self.dim // 2) - low) / max(high - low, 1e-3), 0, 1)
-        return base / self.factor * ramp + base * (1 - ramp)
+        return np.asarray(base / self.factor * ramp + base * (1 - ramp))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Sinusoid(Recipe):
 
 @dataclass(frozen=True)
 class AlibiSlopes(Recipe):
-    """ALiBi slopes (Press 2022), one per head: geometric from 2^(-8/n); between powers of two every other of the next."""
+    """ALiBi slopes (Press 2022), one per head: geometric from 2^(-8/n); past a power of two every other of the next."""
 
     heads: int
     max_bias: float = 8.0

@@ -3,9 +3,9 @@
 A `Graph` owns an ordered list of `Node`s; a node applies an `Op` to `Value`s and defines new ones. A `Param` is a value
 whose bytes come from a recipe. Hierarchy is a string on the node, its `scope` ("layers.3.attn").
 
-The graph keeps the uses of every value: they change only through `Graph` and `Node` methods and cannot go stale. Walking
-``graph.nodes`` while editing is defined: nodes inserted after the current one are visited, nodes inserted before are not,
-and erasing any node, the current one included, is safe.
+The graph keeps the uses of every value: they change only through `Graph` and `Node` methods and cannot go stale.
+Walking ``graph.nodes`` while editing is defined: nodes inserted after the current one are visited, those inserted
+before are not, and erasing any node, the current one included, is safe.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class Node:
 
     __slots__ = ("_next", "_prev", "attrs", "erased", "graph", "inputs", "op", "outputs", "scope")
 
-    def __init__(self, graph: Graph, op: Op, inputs: Sequence[Value | None], attrs: Mapping[str, AttrValue], scope: str):
+    def __init__(
+        self, graph: Graph, op: Op, inputs: Sequence[Value | None], attrs: Mapping[str, AttrValue], scope: str
+    ):
         self.graph = graph
         self.op = op
         self.inputs: tuple[Value | None, ...] = tuple(inputs)
@@ -217,11 +219,11 @@ class Graph:
 
     # -- building
 
-    def add_input(self, name: str, type: TensorType) -> Value:
-        """A new graph input."""
+    def add_input(self, name: str, type: TensorType, value_name: str | None = None) -> Value:
+        """A new graph input; its value is called `value_name`, or like the input."""
         if name in self.inputs:
             raise WeftError(f"graph {self.name} already has an input {name!r}")
-        value = Value(self, self.fresh(name), type)
+        value = Value(self, self.fresh(value_name or name), type)
         self.inputs[name] = value
         return value
 
@@ -257,6 +259,8 @@ class Graph:
             if value is not None:
                 self._check_owned(value)
                 value._uses[node, i] = None
+        while self._anchor is not None and self._anchor.erased:
+            self._anchor = self._anchor._next
         after = self._anchor._prev if self._anchor else self._last
         node._prev, node._next = after, self._anchor
         if after:
@@ -339,14 +343,15 @@ class Graph:
         other.meta = dict(self.meta)
         mapped: dict[Value, Value] = {}
         for name, v in self.inputs.items():
-            mapped[v] = other.add_input(name, v.type)
-            mapped[v].name = v.name
+            mapped[v] = other.add_input(name, v.type, v.name)
         for p in self.params.values():
             mapped[p] = other.add_param(p.name, p.type, p.recipe)
         for node in self.nodes:
             operands = [None if v is None else mapped[v] for v in node.inputs]
             outs = node.outputs
-            copy = other.add_node(node.op, operands, node.attrs, [v.type for v in outs], [v.name for v in outs], node.scope)
+            copy = other.add_node(
+                node.op, operands, node.attrs, [v.type for v in outs], [v.name for v in outs], node.scope
+            )
             mapped.update(zip(outs, copy.outputs, strict=True))
         for name, v in self.outputs.items():
             other.add_output(name, mapped[v])

@@ -31,7 +31,7 @@ from . import sizes
 from .archive import Array
 from .dtypes import DType
 from .errors import WeftError
-from .graph import Node, Value
+from .graph import Graph, Node, Value
 from .sizes import Poly, Size
 from .types import Shape, TensorType
 
@@ -150,7 +150,8 @@ def type_name(t: Any) -> str:
         return " | ".join(type_name(a) for a in typing.get_args(t))
     if typing.get_origin(t) is tuple:
         return f"[{type_name(typing.get_args(t)[0])}]"
-    return {"DType": "dtype", "Poly": "size"}.get(t.__name__, t.__name__)
+    name: str = t.__name__
+    return {"DType": "dtype", "Poly": "size"}.get(name, name)
 
 
 def _conform(value: Any, t: Any) -> Any:
@@ -258,6 +259,8 @@ class Op:
         given = list(values)
         while given and given[-1] is None:
             given.pop()
+        if not given:
+            raise WeftError(f"op {self.name} needs operands")
         variadic = bool(self.operands) and self.operands[-1].variadic
         needed = [o for o in self.operands if not o.optional and not o.variadic]
         if len(given) > len(self.operands) and not variadic:
@@ -293,10 +296,10 @@ class Op:
         given = self.check_operands(operands)
         for v in given:
             if v is not None and not isinstance(v, Value):
-                found: tuple[Value, ...] = v.__emit__(self, given, attrs)
+                found: tuple[Value, ...] = tuple(v.__emit__(self, given, attrs))
                 return found
         full = self.check_attrs(attrs)
-        graph = next(v for v in given if v is not None).graph
+        graph: Graph = next(v for v in given if v is not None).graph
         outs = self.types([None if v is None else v.type for v in given], full)
         hints = [name] * len(outs) if isinstance(name, str) else list(name or self.names_for(len(outs)))
         prefix = graph.insertion_scope
@@ -373,7 +376,9 @@ def lookup(name: str) -> Op:
         import difflib
 
         near = difflib.get_close_matches(name, OPS, 3)
-        raise WeftError(f"unknown op {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "; see `weft ops`"))
+        raise WeftError(
+            f"unknown op {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "; see `weft ops`")
+        )
     return OPS[name]
 
 

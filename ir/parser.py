@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from typing import Any, NoReturn
 
 from . import dtypes, sizes
@@ -206,7 +207,7 @@ class _Parser:
             elif self.accept("input"):
                 name, type = self.typed_name("")
                 key = self.of_kind("name", "an input name") if self.accept("as") else name
-                self.define(values, at, name, self.checked(at, lambda: self._input(graph, key, name, type)))
+                self.define(values, at, name, self.checked(at, partial(graph.add_input, key, type, name)))
             elif self.accept("param"):
                 name, type = self.typed_name("")
                 self.expect("=")
@@ -219,7 +220,7 @@ class _Parser:
                 name = self.of_kind("name", "an output name")
                 self.expect("=")
                 value = self.use(values, "")
-                self.checked(at, lambda: graph.add_output(name, value))
+                self.checked(at, partial(graph.add_output, name, value))
             elif self.token.kind == "value":
                 self.node(graph, values, scope)
             else:
@@ -227,12 +228,6 @@ class _Parser:
         if self.token.kind != "end":
             self.fail("unexpected text after the graph", self.token.at)
         return graph
-
-    @staticmethod
-    def _input(graph: Graph, key: str, name: str, type: TensorType) -> Value:
-        value = graph.add_input(key, type)
-        value.name = name
-        return value
 
     def full_name(self, text: str, scope: str) -> str:
         return scope + text[1:] if text.startswith("%.") else text[1:]

@@ -11,7 +11,7 @@
       output logits = %lm_head
     }
 
-A leading dot stands for the current scope. Attributes that equal their default are left out, absent operands print ``_``.
+A leading dot stands for the current scope. Attributes that equal their default are left out; absent operands are ``_``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weight recipes: how the bytes of a parameter are made, as data.
 
-A recipe is a frozen expression over checkpoint tensors. It prints, parses, hashes and composes; passes derive new recipes
-and never touch bytes. Evaluation is lazy, in float32, one block of rows at a time (`Recipe.blocks`), and the cast to the
-parameter's dtype comes last, so compiling needs memory for a slice of the largest tensor only.
+A recipe is a frozen expression over checkpoint tensors. It prints, parses, hashes and composes; passes derive new
+recipes and never touch bytes. Evaluation is lazy, in float32, one block of rows at a time (`Recipe.blocks`), and the
+cast to the parameter's dtype comes last, so compiling needs memory for a slice of the largest tensor only.
 
 `shape` and `read` take the `Archive` that `Source` leaves refer to. All axes are non-negative.
 """
@@ -267,10 +267,10 @@ class Take(Recipe):
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
         if self.axis:
-            return np.take(self.item.read(archive, start, stop), self.indices, self.axis)
+            return np.asarray(np.take(self.item.read(archive, start, stop), self.indices, self.axis))
         wanted = np.array(self.indices[start:stop])
         low, high = int(wanted.min()), int(wanted.max()) + 1
-        return self.item.read(archive, low, high)[wanted - low]
+        return np.asarray(self.item.read(archive, low, high)[wanted - low])
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ class MeanPool(Recipe):
         first, last = start // dim, -(-stop // dim)
         rows = self.item.read(archive, first * members * dim, last * members * dim)
         pooled = rows.reshape(last - first, members, dim, *shape[1:]).mean(1, dtype=np.float32)
-        return pooled.reshape(-1, *shape[1:])[start - first * dim : stop - first * dim]
+        return np.asarray(pooled.reshape(-1, *shape[1:])[start - first * dim : stop - first * dim])
 
 
 @dataclass(frozen=True)

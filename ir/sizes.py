@@ -1,8 +1,8 @@
 """Sizes of tensor axes: integers, or polynomials with integer coefficients over named sizes.
 
-``batch``, ``seq`` and ``past + seq`` are sizes. Equality is structural after expansion, so ``(a + b) * 2 == 2 * b + 2 * a``.
-What is no polynomial (``min``, ``max``, division that leaves a rest) becomes an opaque term that still prints, parses and
-evaluates. A size that turns out constant is always a plain ``int``.
+``batch``, ``seq`` and ``past + seq`` are sizes. Equality is structural after expansion: ``(a + b) * 2 == 2*b + 2*a``.
+What is no polynomial (``min``, ``max``, division that leaves a rest) becomes an opaque term that still prints, parses
+and evaluates. A size that turns out constant is always a plain ``int``.
 """
 
 from __future__ import annotations

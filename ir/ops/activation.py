@@ -23,10 +23,10 @@ def relu(x: Array) -> Array:
 def gelu(x: Array, *, approximate: str = "none") -> Array:
     """x·Φ(x) (Hendrycks & Gimpel 2016); `approximate`: none (erf), tanh, or sigmoid (x·σ(1.702x), "quick")."""
     if approximate == "tanh":
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
     if approximate == "sigmoid":
         return x * _sigmoid(1.702 * x)
-    return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
+    return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
 
 
 @gelu.infer

@@ -17,6 +17,11 @@ def _same(x: TensorType) -> TensorType:
     return x
 
 
+def _whole(x: TensorType, *numbers: float) -> TensorType:
+    want(x.dtype.is_float or all(float(n).is_integer() for n in numbers), f"{x} is no float: {numbers} must be whole")
+    return x
+
+
 def _broadcast(x: TensorType, y: TensorType) -> TensorType:
     want(x.dtype == y.dtype, f"operands have dtypes {x.dtype} and {y.dtype}; cast one of them")
     return TensorType(x.dtype, broadcast(x, y))
@@ -74,9 +79,7 @@ maximum = _binary("maximum", "The larger of x and y", np.maximum, commutes=True,
 floordiv = _binary(
     "floordiv", "⌊x / y⌋ of integers", np.floor_divide, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))]
 )
-mod = _binary(
-    "mod", "x − y·⌊x / y⌋ of integers", np.mod, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))]
-)
+mod = _binary("mod", "x − y·⌊x / y⌋ of integers", np.mod, cases=[case(ints(2, 5, high=50), np.array([1, 2, 3, 7, 9]))])
 less = _binary("less", "x < y", np.less, _compare, cases=[*_PAIR, _INTS])
 less_equal = _binary("less_equal", "x ≤ y", np.less_equal, _compare, cases=[*_PAIR, _INTS])
 equal = _binary("equal", "x = y", np.equal, _compare, commutes=True, cases=[_INTS])
@@ -130,29 +133,38 @@ def _(x: TensorType, *, to: DType) -> TensorType:
     return x.with_dtype(to)
 
 
-@op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), low=-0.5, high=0.7), case(normal(4), high=0.0)])
+@op(
+    traits=[Trait.ELEMENTWISE],
+    cases=[case(normal(2, 3), low=-0.5, high=0.7), case(normal(4), high=0.0), case(ints(5, high=9), low=2, high=6)],
+)
 def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Array:
-    """x limited to low … high."""
-    return np.clip(x, low, high) if low is not None or high is not None else x
+    """x limited to low … high (whole numbers for integers)."""
+    return np.asarray(np.clip(x, low, high) if low is not None or high is not None else x, x.dtype)
 
 
 @clip.infer
 def _(x: TensorType, *, low: float | None, high: float | None) -> TensorType:
-    return x
+    return _whole(x, low or 0, high or 0)
 
 
-@op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), by=-0.37), case(normal(4), by=2.0, plus=-1.5)])
+@op(
+    traits=[Trait.ELEMENTWISE],
+    cases=[case(normal(2, 3), by=-0.37), case(normal(4), by=2.0, plus=-1.5), case(ints(5, high=9), by=3, plus=-2)],
+)
 def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
-    """x · by + plus, with numbers known at compile time."""
-    return x * by + plus
+    """x · by + plus, with numbers known at compile time (whole for integers)."""
+    return np.asarray(x * by + plus, x.dtype)
 
 
 @affine.infer
 def _(x: TensorType, *, by: float, plus: float) -> TensorType:
-    return x
+    return _whole(x, by, plus)
 
 
-@op(traits=[Trait.ELEMENTWISE], cases=[case(bools(2, 3), normal(2, 3), normal(3)), case(bools(4, 1), normal(3), normal(1))])
+@op(
+    traits=[Trait.ELEMENTWISE],
+    cases=[case(bools(2, 3), normal(2, 3), normal(3)), case(bools(4, 1), normal(3), normal(1))],
+)
 def where(condition: Array, x: Array, y: Array) -> Array:
     """x where `condition` holds, else y; all broadcast."""
     return np.where(condition, x, y)

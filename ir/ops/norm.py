@@ -11,14 +11,14 @@ from .reduce import mean
 
 def _check(x: TensorType, *vectors: TensorType | None) -> TensorType:
     for v in vectors:
-        want(v is None or v.shape == x.shape[-1:], f"{v} does not fit the last axis of {x}")
+        want(v is None or v == x.with_shape(x.shape[-1]), f"{v} does not fit the last axis of {x}")
     return x
 
 
 @op(traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 8), normal(8), eps=1e-2), case(normal(4, 6), eps=1e-5)])
 def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array:
     """x / √(mean(x²) + ε) ⊙ weight (Zhang & Sennrich 2019); weight [width] or absent."""
-    y = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + eps)
+    y: Array = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + eps)
     return y if weight is None else y * weight
 
 
@@ -45,15 +45,13 @@ def _(x: Value, weight: Value | None = None, *, eps: float) -> Value:
 def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, eps: float = 1e-5) -> Array:
     """(x − μ)/√(σ² + ε) ⊙ weight + bias (Ba 2016); weight and bias [width] or absent."""
     centred = x - x.mean(-1, keepdims=True)
-    y = centred / np.sqrt(np.mean(np.square(centred), -1, keepdims=True) + eps)
+    y: Array = centred / np.sqrt(np.mean(np.square(centred), -1, keepdims=True) + eps)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 
 
 @layer_norm.infer
-def _(
-    x: TensorType, weight: TensorType | None = None, bias: TensorType | None = None, *, eps: float
-) -> TensorType:
+def _(x: TensorType, weight: TensorType | None = None, bias: TensorType | None = None, *, eps: float) -> TensorType:
     return _check(x, weight, bias)
 
 

@@ -16,8 +16,9 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 @linear.infer
 def _(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
     want(weight.rank == 2, f"weight {weight} is not a matrix")
+    want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
     want(x.rank >= 1 and x.shape[-1] == weight.shape[1], f"x {x} has not the input width of weight {weight}")
-    want(bias is None or bias.shape == weight.shape[:1], f"bias {bias} does not fit weight {weight}")
+    want(bias is None or bias == weight.with_shape(weight.shape[0]), f"bias {bias} does not fit weight {weight}")
     return x.with_shape(*x.shape[:-1], weight.shape[0])
 
 
@@ -43,6 +44,7 @@ def matmul(x: Array, y: Array) -> Array:
 
 @matmul.infer
 def _(x: TensorType, y: TensorType) -> TensorType:
+    want(x.dtype == y.dtype, f"operands {x} and {y} differ in dtype; cast one of them")
     want(x.rank >= 2 and y.rank >= 2, f"operands {x} and {y} must have two axes or more")
     want(x.shape[-1] == y.shape[-2], f"inner sizes of {x} and {y} differ")
     lead = broadcast(x.with_shape(*x.shape[:-2], 1, 1), y.with_shape(*y.shape[:-2], 1, 1))[:-2]
@@ -72,5 +74,3 @@ def _(ids: TensorType, table: TensorType) -> TensorType:
 def _(ids: TensorType, table: TensorType) -> Cost:
     rows = table.with_shape(*ids.shape, table.shape[1]).bytes
     return Cost(0, rows + ids.bytes, rows)
-
-

@@ -10,7 +10,11 @@ import numpy as np
 from .. import dtypes
 from ..op import Array, Case, Op, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
 
-_CASES = [case(normal(2, 3, 5), axes=(-1,)), case(normal(2, 3, 5), axes=(0, 2), keepdims=True), case(normal(4), axes=(0,))]
+_CASES = [
+    case(normal(2, 3, 5), axes=(-1,)),
+    case(normal(2, 3, 5), axes=(0, 2), keepdims=True),
+    case(normal(4), axes=(0,)),
+]
 
 
 def _reduction(name: str, doc: str, fn: Callable[..., Any], cases: Sequence[Case] = tuple(_CASES)) -> Op:
@@ -48,7 +52,7 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
     top = x.max(axis, keepdims=True)
     e = np.exp(x - np.where(np.isfinite(top), top, 0))
     total = e.sum(axis, keepdims=True)
-    return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+    return np.asarray(np.divide(e, total, out=np.zeros_like(e), where=total > 0))
 
 
 @softmax.infer

@@ -87,13 +87,13 @@ def attention(
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
     [batch, keys] is not 0 and the attributes allow: `causal` i ≥ j; `window` |i − j| < window; `pattern`: dilated
     (i − j divisible by `stride`), strided (i − j < stride or divisible by it; Child 2019), fixed (the same block of
-    `stride`, or the last `summary` of any block; Child 2019), chunked (the same block). `sinks` [heads] adds a key of that
-    score with value 0. A row that sees nothing is 0.
+    `stride`, or the last `summary` of any block; Child 2019), chunked (the same block). `sinks` [heads] adds a key of
+    that score with value 0. A row that sees nothing is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
     [batch, seq], consecutive in each row — slot j holds the key of position j, those below positions[b, 0] are valid,
-    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `rolling`: slot
-    j mod capacity instead (window ≤ capacity). `key_mask` and `bias` then index keys by position.
+    and the keys of this call are written at their positions; present_k, present_v are the updated caches. `rolling`:
+    slot j mod capacity instead (window ≤ capacity). `key_mask` and `bias` then index keys by position.
     """
     batch, seq, _ = q.shape
     group = heads // kv_heads
@@ -135,7 +135,9 @@ def attention(
     if key_mask is not None:
         rows = np.broadcast_to(key_mask != 0, (batch, key_mask.shape[1]))
         inside = reach < key_mask.shape[1]
-        picked = np.take_along_axis(rows, np.broadcast_to(reach.clip(max=key_mask.shape[1] - 1), (batch, reach.shape[1])), 1)
+        picked = np.take_along_axis(
+            rows, np.broadcast_to(reach.clip(max=key_mask.shape[1] - 1), (batch, reach.shape[1])), 1
+        )
         seen = seen & (picked & inside)[:, None]
     scores = np.where(seen[:, None], scores, -np.inf)
     if sinks is not None:
@@ -145,7 +147,8 @@ def attention(
     e = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = e.sum(-1, keepdims=True)
     weights = np.divide(e, total, out=np.zeros_like(e), where=total > 0)[..., : vh.shape[2]]
-    y = np.einsum("bngst,bntd->bsngd", weights.reshape(batch, kv_heads, group, seq, -1), vh).reshape(batch, seq, -1)
+    mixed = np.einsum("bngst,bntd->bsngd", weights.reshape(batch, kv_heads, group, seq, -1), vh)
+    y: Array = mixed.reshape(batch, seq, -1)
     if past_k is None or past_v is None or positions is None:
         return y
     present = []
@@ -191,7 +194,7 @@ def _(
     want(widths[0] == widths[1], f"q {q} and k {k} have head sizes {widths[0]} and {widths[1]}")
     want(k.shape[:2] == v.shape[:2] and q.shape[0] == k.shape[0], f"q {q}, k {k} and v {v} do not belong together")
     want(pattern in PATTERNS, f"pattern={pattern!r} is none of {', '.join(PATTERNS)}")
-    want(stride >= 1 and 1 <= summary, f"stride={stride} and summary={summary} must be positive")
+    want(stride >= 1 and summary >= 1, f"stride={stride} and summary={summary} must be positive")
     want(window is None or window >= 1, f"window={window} must be positive")
     want(bias is None or bias.rank == 4, f"bias {bias} must have four axes")
     want(key_mask is None or key_mask.rank == 2, f"key_mask {key_mask} must be [batch, keys]")
@@ -291,9 +294,7 @@ def _(x: TensorType, positions: TensorType, frequencies: TensorType, **attrs: ob
 
 
 @rope.body
-def _(
-    x: Value, positions: Value, frequencies: Value, *, heads: int, interleaved: bool, amplitude: float
-) -> Value:
+def _(x: Value, positions: Value, frequencies: Value, *, heads: int, interleaved: bool, amplitude: float) -> Value:
     from .elementwise import add, affine, cast, cos, mul, sin, sub
     from .tensor import concat, reshape, slice_, split, unsqueeze
 

@@ -99,7 +99,10 @@ def _(*xs: TensorType, axis: int) -> TensorType:
     a = axis_of(axis, xs[0].rank)
     for x in xs:
         fits = x.dtype == xs[0].dtype and x.rank == xs[0].rank
-        want(fits and (*x.shape[:a], *x.shape[a + 1 :]) == (*xs[0].shape[:a], *xs[0].shape[a + 1 :]), f"{x} does not join {xs[0]}")
+        want(
+            fits and (*x.shape[:a], *x.shape[a + 1 :]) == (*xs[0].shape[:a], *xs[0].shape[a + 1 :]),
+            f"{x} does not join {xs[0]}",
+        )
     joined = total([x.shape[a] for x in xs])
     return xs[0].with_shape(*xs[0].shape[:a], joined, *xs[0].shape[a + 1 :])
 
@@ -191,7 +194,7 @@ def _(x: TensorType, *, axis: int) -> Cost:
 @op(cases=[case(ints(2, 3, high=4), depth=4), case(ints(5, high=3), depth=6)])
 def one_hot(ids: Array, *, depth: int) -> Array:
     """1 at ids, else 0, along a new last axis of size `depth`; f32."""
-    return (ids[..., None] == np.arange(depth)).astype(np.float64)
+    return np.asarray(ids[..., None] == np.arange(depth), np.float64)
 
 
 @one_hot.infer
