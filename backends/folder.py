@@ -1,0 +1,78 @@
+"""Output folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from weft.ir.errors import WeftError
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place when the block ends well.
+
+    If the block fails or is interrupted the temporary folder is removed, and an older `out` stays as it was.
+
+    Raises:
+        WeftError: if `out` cannot be written: a file is in the way, no permission, or the disk is full.
+    """
+    out = out.absolute()
+    if out.exists() and not out.is_dir():
+        raise WeftError(f"cannot write to {out}: a file with that name is in the way")
+    if out.is_dir() and any(out.iterdir()) and not is_ours(out):
+        raise WeftError(f"will not replace {out}: it holds files that weft did not write; name an empty or new folder")
+    partial: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        yield partial
+        partial.chmod(0o777 & ~_umask())
+        _take_place(partial, out)
+    except OSError as e:
+        raise WeftError(f"cannot write to {out}: {_reason(e)}") from e
+    finally:
+        if partial is not None and partial.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether `folder` holds a compiled model (its manifest tells)."""
+    return (folder / "weft.json").is_file()
+
+
+def _take_place(new: Path, out: Path) -> None:
+    """Rename `new` to `out`; an older `out` is put aside first and comes back if the renaming fails."""
+    if not out.exists():
+        new.rename(out)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    out.rename(aside / "old")
+    try:
+        new.rename(out)
+    except BaseException:
+        (aside / "old").rename(out)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _reason(e: OSError) -> str:
+    if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; free some space or name a folder on another disk"
+    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{(e.strerror or 'not permitted').lower()}; name a folder you may write to"
+    if e.errno == errno.EFBIG:
+        return "the file would exceed the largest size allowed here (see ulimit -f)"
+    return (e.strerror or str(e)).lower()

@@ -1,0 +1,254 @@
+"""Emitting ONNX: values, nodes, constants and weights while lowerings run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as onnx
+
+from weft.backends.targets import Target
+from weft.ir import sizes
+from weft.ir.archive import Array
+from weft.ir.dtypes import DType
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.recipes import Recipe
+from weft.ir.sizes import Poly, Size
+from weft.ir.types import Shape, TensorType
+
+from .lowering import Selection
+
+ONNX_DTYPES = {
+    "f64": onnx.DataType.DOUBLE,
+    "f32": onnx.DataType.FLOAT,
+    "f16": onnx.DataType.FLOAT16,
+    "bf16": onnx.DataType.BFLOAT16,
+    "f8e4m3": onnx.DataType.FLOAT8E4M3FN,
+    "f8e5m2": onnx.DataType.FLOAT8E5M2,
+    "i64": onnx.DataType.INT64,
+    "i32": onnx.DataType.INT32,
+    "i16": onnx.DataType.INT16,
+    "i8": onnx.DataType.INT8,
+    "i4": onnx.DataType.INT4,
+    "u64": onnx.DataType.UINT64,
+    "u32": onnx.DataType.UINT32,
+    "u16": onnx.DataType.UINT16,
+    "u8": onnx.DataType.UINT8,
+    "u4": onnx.DataType.UINT4,
+    "bool": onnx.DataType.BOOL,
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An initializer whose bytes are streamed to disk: `recipe` evaluated and cast to `dtype`."""
+
+    value: onnx.Value
+    recipe: Recipe
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+class Emitter:
+    """Builds one ONNX graph; lowerings receive it. `max_length` is the number of positions that tables cover."""
+
+    def __init__(self, graph: Graph, target: Target, max_length: int) -> None:
+        self.graph = graph
+        self.target = target
+        self.max_length = max_length
+        self.nodes: list[onnx.Node] = []
+        self.weights: dict[tuple[Recipe, DType], Weight] = {}
+        self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
+        self.values: dict[Value, onnx.Value] = {}
+        self._memo: dict[Any, Any] = {}
+        self._names: set[str] = set()
+        self._scope = ""
+        for name, value in graph.inputs.items():
+            self.values[value] = self._typed(name, value.type)
+            self._names.add(name)
+
+    # -- names and values
+
+    def fresh(self, hint: str) -> str:
+        """A name not used before."""
+        name, n = hint, 1
+        while name in self._names:
+            n += 1
+            name = f"{hint}_{n}"
+        self._names.add(name)
+        return name
+
+    @staticmethod
+    def _typed(name: str, type: TensorType) -> onnx.Value:
+        shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
+        return onnx.Value(name=name, shape=shape, type=onnx.TensorType(ONNX_DTYPES[type.dtype.name]))
+
+    def __getitem__(self, value: Value | None) -> onnx.Value | None:
+        """The ONNX value of an IR value; parameters become initializers on first use."""
+        if value is None:
+            return None
+        if isinstance(value, Param):
+            return self.weight(value.name, value.recipe, value.type.dtype)
+        return self.values[value]
+
+    def weight(self, name: str, recipe: Recipe, dtype: DType) -> onnx.Value:
+        """The initializer that holds `recipe` in `dtype`; made once however often it is asked for."""
+        key = (recipe, dtype)
+        if key not in self.weights:
+            shape = recipe.shape(self.graph.archive)
+            value = self._typed(self.fresh(name), TensorType(dtype, shape))
+            self.weights[key] = Weight(value, recipe, dtype, shape)
+        return self.weights[key].value
+
+    def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
+        """A small constant, made once."""
+        data = np.asarray(array, dtype)
+        key = (str(data.dtype), data.shape, data.tobytes())
+        if key not in self.constants:
+            name = self.fresh(hint)
+            tensor = onnx.tensor(data, name=name)
+            value = onnx.Value(
+                name=name, shape=onnx.Shape(data.shape), type=onnx.TensorType(tensor.dtype), const_value=tensor
+            )
+            self.constants[key] = value
+        return self.constants[key]
+
+    def scalar(self, number: float, like: DType) -> onnx.Value:
+        """A constant of rank 0 in dtype `like`."""
+        return self.constant(number, like.numpy)
+
+    def memo(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returned the first time it was asked for under `key`: shared subgraphs."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    # -- nodes
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: onnx.Value | None,
+        domain: str = "",
+        outputs: int | Sequence[bool] = 1,
+        hint: str = "",
+        **attrs: Any,
+    ) -> Any:
+        """Append a node; returns its output, or a list of outputs if `outputs` is not 1. Attributes of None are left out.
+
+        `outputs` as a list of booleans tells which optional outputs exist; missing ones come back as None.
+        """
+        wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
+        name = self.fresh(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
+        made = [
+            onnx.Value(name=self.fresh(f"{name}.{i}" if i else name + ".out") if w else "")
+            for i, w in enumerate(wanted)
+        ]
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        kept = {k: v for k, v in attrs.items() if v is not None}
+        attributes = {a.name: a for a in onnx.convenience.convert_attributes(kept)}
+        self.nodes.append(onnx.Node(domain, op_type, given, attributes, outputs=made, name=name))
+        if outputs == 1:
+            return made[0]
+        return [v if w else None for v, w in zip(made, wanted, strict=True)]
+
+    def size(self, size: Size) -> onnx.Value:
+        """A size as an int64 tensor of shape [1], computed from the shapes of the inputs where it is symbolic."""
+        if isinstance(size, int):
+            return self.constant([size])
+        return self.memo(("size", size), lambda: self._computed_size(size))  # type: ignore[no-any-return] # memo holds any
+
+    def _computed_size(self, size: Poly) -> onnx.Value:
+        total: onnx.Value | None = None
+        for mono, factor in size.terms:
+            value: onnx.Value | None = None if factor == 1 and mono else self.constant([factor])
+            for atom, power in mono:
+                for _ in range(power):
+                    one = self._named_size(atom) if isinstance(atom, str) else self._call_size(atom)
+                    value = one if value is None else self.op("Mul", value, one)
+            total = value if total is None else self.op("Add", total, value)
+        assert total is not None
+        return total
+
+    def _named_size(self, name: str) -> onnx.Value:
+        for value in self.graph.inputs.values():
+            for axis, s in enumerate(value.type.shape):
+                if s == sizes.sym(name):
+                    made: onnx.Value = self.memo(
+                        ("dim", name), lambda v=value, a=axis: self.op("Shape", self[v], start=a, end=a + 1)
+                    )
+                    return made
+        raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
+
+    def _call_size(self, atom: sizes.Call) -> onnx.Value:
+        op = {"min": "Min", "max": "Max", "floordiv": "Div"}[atom.fn]
+        made: onnx.Value = self.op(op, *(self.size(a) for a in atom.args))
+        return made
+
+    def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
+        """`shape` as an int64 tensor: constant where Reshape's 0 (copied from `source`) and one -1 suffice."""
+        if source is not None:
+            spelled: list[int] = []
+            for i, s in enumerate(shape):
+                copied = isinstance(s, Poly) and i < len(source) and source[i] == s
+                spelled.append(s if isinstance(s, int) else 0 if copied else -1)
+            if spelled.count(-1) <= 1:
+                return self.constant(spelled)
+        if all(isinstance(s, int) for s in shape):
+            return self.constant(list(shape))
+        made: onnx.Value = self.op("Concat", *(self.size(s) for s in shape), axis=0)
+        return made
+
+    # -- running lowerings
+
+    def lower(self, selection: Selection) -> None:
+        """Emit every selected node and name the results after the IR values."""
+        for node in self.graph.nodes:
+            if node in selection.chosen:
+                self._lower_node(node, selection)
+
+    def _lower_node(self, node: Node, selection: Selection) -> None:
+        self._scope = node.scope
+        made = selection.chosen[node].emit(self, node)
+        results = [made] if isinstance(made, onnx.Value) else list(made)
+        for value, result in zip(node.outputs, results, strict=True):
+            if result is None:
+                continue
+            self.values[value] = result
+            if result.type is None and (producer := result.producer()) is not None and producer is self.nodes[-1]:
+                self._names.discard(str(result.name))
+                result.name = self.fresh(value.name)
+            if result.type is None:
+                typed = self._typed("", value.type)
+                result.type, result.shape = typed.type, typed.shape
+
+    def model(self) -> onnx.Model:
+        """The ONNX model; weights are initializers without data yet (see `write`)."""
+        outputs = []
+        for name, value in self.graph.outputs.items():
+            made = self[value]
+            assert made is not None
+            if made.producer() is None or made.name in self.graph.outputs:
+                made = self.op("Identity", made)
+            made.name = name
+            typed = self._typed(name, value.type)
+            made.type, made.shape = typed.type, typed.shape
+            outputs.append(made)
+        initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
+        imports = {"": self.target.opset}
+        if any(n.domain == "com.microsoft" for n in self.nodes):
+            imports["com.microsoft"] = 1
+        graph = onnx.Graph(
+            [v for v in (self[v] for v in self.graph.inputs.values()) if v is not None],
+            outputs,
+            nodes=self.nodes,
+            initializers=initializers,
+            opset_imports=imports,
+            name=self.graph.name,
+        )
+        return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")

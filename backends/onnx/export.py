@@ -1,0 +1,119 @@
+"""From a graph to model.onnx: select lowerings, emit, stream the weights to disk."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as onnx
+from onnx_ir import serde
+
+from weft.backends.targets import Target
+from weft.ir.archive import Archive, Array
+from weft.ir.dtypes import DType
+from weft.ir.graph import Graph
+
+from . import attention, layers, standard  # noqa: F401 - importing them registers their lowerings
+from .emitter import ONNX_DTYPES, Emitter, Weight
+from .lowering import select
+
+MODEL, DATA = "model.onnx", "model.onnx.data"
+INLINE_BYTES = 1024  # smaller weights go into model.onnx itself
+PAGE = 4096  # alignment that lets a runtime map large weights directly
+
+Progress = Callable[[int], None]  # called with the number of bytes written since the last call
+
+
+@dataclass
+class Built:
+    """An ONNX model whose weights are still recipes."""
+
+    model: onnx.Model
+    weights: Sequence[Weight]
+    archive: Archive
+    trace: list[str] = field(default_factory=list)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(_bytes(w) for w in self.weights)
+
+
+def build(graph: Graph, target: Target, max_length: int) -> Built:
+    """Lower `graph`, already legal for `target`, to ONNX; position tables cover `max_length` positions.
+
+    Raises:
+        WeftError: naming an op that no lowering takes.
+    """
+    selection = select(graph, target)
+    emitter = Emitter(graph, target, max_length)
+    emitter.lower(selection)
+    return Built(emitter.model(), list(emitter.weights.values()), graph.archive, selection.trace)
+
+
+def in_memory(built: Built) -> bytes:
+    """The whole model as one protobuf of at most 2 GiB (tests, small models)."""
+    for w in built.weights:
+        w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.archive))))
+    return serde.serialize_model(built.model).SerializeToString()
+
+
+def write(built: Built, folder: Path, progress: Progress = lambda _: None) -> None:
+    """Write model.onnx and model.onnx.data into `folder`, one block of rows at a time.
+
+    Raises:
+        OSError: as the file system reports it; a full disk is noticed before the first byte.
+        WeftError: if a weight cannot be read.
+    """
+    offset = 0
+    external: list[tuple[Weight, int]] = []
+    for w in built.weights:
+        size = _bytes(w)
+        if size < INLINE_BYTES:
+            w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.archive))))
+            continue
+        align = PAGE if size >= 16 * PAGE else 64
+        offset = -(-offset // align) * align
+        external.append((w, offset))
+        w.value.const_value = onnx.ExternalTensor(
+            DATA,
+            offset,
+            size,
+            ONNX_DTYPES[w.dtype.name],
+            shape=onnx.Shape(w.shape),
+            name=str(w.value.name),
+            base_dir=folder,
+        )
+        offset += size
+    if shutil.disk_usage(folder).free < offset:
+        raise OSError(errno.ENOSPC, f"{offset / 2**30:.2f} GiB needed")
+    with (folder / DATA).open("wb") as f:
+        for w, start in external:
+            f.seek(start)
+            for block in _cast_blocks(w, built.archive):
+                f.write(memoryview(block.reshape(-1).view(np.uint8)))
+                progress(block.nbytes)
+    (folder / MODEL).write_bytes(serde.serialize_model(built.model).SerializeToString())
+
+
+def _bytes(w: Weight) -> int:
+    return w.dtype.bytes_for(int(np.prod(w.shape, dtype=np.int64)))
+
+
+def _tensor(w: Weight, array: Array) -> onnx.Tensor:
+    return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
+
+
+def _cast_blocks(w: Weight, archive: Archive) -> Any:
+    """The rows of a weight in its final dtype, contiguous."""
+    for block in w.recipe.blocks(archive):
+        yield _as(np.atleast_1d(block), w.dtype)
+
+
+def _as(block: Array, dtype: DType) -> Array:
+    return np.ascontiguousarray(block.astype(dtype.numpy, copy=False))

@@ -1,0 +1,168 @@
+"""Lowerings of linear maps, norms, activations and rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as onnx
+
+from weft.backends.targets import Target
+from weft.ir import ops
+from weft.ir.dtypes import f32
+from weft.ir.frequencies import RopeTable
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Permute
+
+from .emitter import Emitter
+from .lowering import ORT, lowering
+
+MS = "com.microsoft"
+Out = onnx.Value
+
+
+def product(e: Emitter, x: Out | None, weight: Value) -> Out:
+    """x Wᵀ for a parameter `weight` [out, in], or any value of that type."""
+    made: Out
+    if e.target.contrib:
+        # Keeps the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
+        made = e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
+    elif isinstance(weight, Param) and len(weight.uses) == 1:
+        made = e.op("MatMul", x, e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype))
+    else:
+        turned = e.memo(("transposed", weight), lambda: e.op("Transpose", e[weight], perm=[1, 0]))
+        made = e.op("MatMul", x, turned)
+    return made
+
+
+@lowering(ops.linear)
+def MatMul(e: Emitter, node: Node) -> Out:
+    x, weight, *bias = node.inputs
+    assert weight is not None
+    y = product(e, e[x], weight)
+    return e.op("Add", y, e[bias[0]]) if bias else y  # type: ignore[no-any-return] # op returns one value here
+
+
+def _vector(e: Emitter, node: Node, index: int, fill: float) -> Any:
+    """Operand `index`, or a vector of `fill` where it is absent."""
+    x = node.inputs[0]
+    assert x is not None
+    if index < len(node.inputs) and node.inputs[index] is not None:
+        return e[node.inputs[index]]
+    return e.constant(np.full(x.width, fill), x.type.dtype.numpy)
+
+
+@lowering(ops.rms_norm)
+def RMSNorm(e: Emitter, node: Node) -> Out:
+    # ONNX Runtime fuses per-head norms into attention on CUDA only under its own operator's name.
+    name = "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
+    made: Out = e.op(name, e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
+    return made
+
+
+@lowering(ops.layer_norm)
+def LayerNormalization(e: Emitter, node: Node) -> Out:
+    bias = e[node.inputs[2]] if len(node.inputs) > 2 else None
+    scale = _vector(e, node, 1, 1.0)
+    made: Out = e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
+    return made
+
+
+@lowering(ops.add_norm, targets=ORT)
+def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
+    x, y = e[node.inputs[0]], e[node.inputs[1]]
+    scale, total = _vector(e, node, 2, 1.0), node.outputs[1]
+    wants_sum = bool(total.uses) or total.is_output
+    eps = node.attrs["eps"]
+    shape = [True, False, False, True] if wants_sum else 1
+    if node.attrs["kind"] == "rms":
+        made = e.op("SkipSimplifiedLayerNormalization", x, y, scale, domain=MS, epsilon=eps, outputs=shape)
+    else:
+        shift = _vector(e, node, 3, 0.0)
+        made = e.op("SkipLayerNormalization", x, y, scale, shift, domain=MS, epsilon=eps, outputs=shape)
+    return [made[0], made[3]] if wants_sum else [made, None]
+
+
+def _gelu_refusal(node: Node, target: Target) -> str | None:
+    return "ONNX has no gelu by a sigmoid" if node.attrs["approximate"] == "sigmoid" and not target.contrib else None
+
+
+@lowering(ops.gelu, when=_gelu_refusal)
+def Gelu(e: Emitter, node: Node) -> Out:
+    return activation(e, e[node.inputs[0]], _GELUS[node.attrs["approximate"]])
+
+
+@lowering(ops.swish)
+def Swish(e: Emitter, node: Node) -> Out:
+    beta = node.attrs["beta"]
+    return activation(e, e[node.inputs[0]], "silu" if beta == 1 else f"swish({beta})")
+
+
+_GELUS = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}
+_STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
+
+
+def activation(e: Emitter, x: Out | None, name: str) -> Out:
+    """act(x) for an activation by its name in `ACTIVATIONS` (elu and relu2 go through their bodies)."""
+    made: Out
+    if name.startswith("gelu") and name != "gelu_quick":
+        return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")  # type: ignore[no-any-return]
+    beta = {"silu": 1.0, "gelu_quick": 1.702}.get(name) or (float(name[6:-1]) if name.startswith("swish(") else None)
+    if beta is None:
+        assert x is not None
+        return x if name == "identity" else e.op(_STANDARD[name], x)  # type: ignore[no-any-return]
+    if e.target.contrib:
+        made = e.op("QuickGelu", x, domain=MS, alpha=beta)
+        return made
+    inner = x if beta == 1 else e.op("Mul", x, e.constant(beta, f32.numpy))
+    made = e.op("Mul", x, e.op("Sigmoid", inner))
+    return made
+
+
+def _glu_refusal(node: Node, target: Target) -> str | None:
+    if node.attrs["limit"] is not None:
+        return "gates with a limit go through their body"
+    name = node.attrs["activation"]
+    known = name in _STANDARD or name in ("identity", "silu", "gelu", "gelu_tanh") or name.startswith("swish(")
+    return None if known or (target.contrib and name == "gelu_quick") else f"no ONNX operator for {name}"
+
+
+@lowering(ops.glu, when=_glu_refusal)
+def GatedUnit(e: Emitter, node: Node) -> Out:
+    gate, up = (e[v] for v in node.inputs)
+    made: Out = e.op("Mul", activation(e, gate, node.attrs["activation"]), up)
+    return made
+
+
+def rope_tables(e: Emitter, frequencies: Value, amplitude: float, like: Value) -> tuple[Out, Out]:
+    """cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
+    assert isinstance(frequencies, Param)
+    cos, sin = (
+        e.weight(f"rope.{fn}", RopeTable(frequencies.recipe, e.max_length, fn, amplitude), like.type.dtype)
+        for fn in ("cos", "sin")
+    )
+    return cos, sin
+
+
+def _rope_refusal(node: Node, target: Target) -> str | None:
+    frequencies = node.inputs[2]
+    return None if isinstance(frequencies, Param) else "the frequencies are computed at run time"
+
+
+@lowering(ops.rope, when=_rope_refusal)
+def RotaryEmbedding(e: Emitter, node: Node) -> Out:
+    x, positions, frequencies = node.inputs
+    assert x is not None and frequencies is not None
+    cos, sin = rope_tables(e, frequencies, node.attrs["amplitude"], x)
+    heads, rotated = node.attrs["heads"], 2 * frequencies.width
+    made: Out = e.op(
+        "RotaryEmbedding",
+        e[x],
+        cos,
+        sin,
+        e[positions],
+        num_heads=heads,
+        interleaved=int(node.attrs["interleaved"]),
+        rotary_embedding_dim=rotated if rotated < x.width // heads else 0,
+    )
+    return made

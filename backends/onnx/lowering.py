@@ -1,0 +1,112 @@
+"""How ops become ONNX: a registry of lowerings and the selection among them.
+
+A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts); the first
+registered that accepts wins. A lowering may absorb the nodes that make its operands: `reads` then names the values it
+really needs, and what nobody reads any more is never emitted. So a fused kernel is selected from facts in the graph, and
+support is computed, never declared twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.backends.targets import TARGETS, Target
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Value
+from weft.ir.op import Op
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from .emitter import Emitter
+
+Emit = Callable[["Emitter", Node], "onnx_ir.Value | Iterable[onnx_ir.Value | None]"]
+When = Callable[[Node, Target], str | None]
+Reads = Callable[[Node, Target], Iterable[Value]]
+
+
+def _accept(node: Node, target: Target) -> str | None:
+    return None
+
+
+def _operands(node: Node, target: Target) -> Iterable[Value]:
+    return (v for v in node.inputs if v is not None)
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One way to lower `op`: named `name` in traces, for the named targets."""
+
+    op: str
+    name: str
+    targets: frozenset[str]
+    when: When
+    reads: Reads
+    emit: Emit
+
+
+LOWERINGS: dict[str, list[Lowering]] = {}
+ORT = ("ort-cpu", "ort-cuda")
+
+
+def lowering(
+    *ops: Op, targets: Collection[str] = tuple(TARGETS), when: When = _accept, reads: Reads = _operands
+) -> Callable[[Emit], Emit]:
+    """Register the decorated function as a lowering of `ops` on `targets`; it is tried after those registered before."""
+
+    def register(emit: Emit) -> Emit:
+        for op in ops:
+            new = Lowering(op.name, getattr(emit, "__name__", op.name), frozenset(targets), when, reads, emit)
+            LOWERINGS.setdefault(op.name, []).append(new)
+        return emit
+
+    return register
+
+
+def refusals(node: Node, target: Target) -> list[str] | None:
+    """Why no lowering takes `node` on `target`, one line each; None if one does."""
+    reasons = []
+    for candidate in LOWERINGS.get(node.op.name, []):
+        if target.name not in candidate.targets:
+            reasons.append(f"{candidate.name}: not for {target.name}")
+        elif (reason := candidate.when(node, target)) is None:
+            return None
+        else:
+            reasons.append(f"{candidate.name}: {reason}")
+    return reasons or ["no lowering is registered"]
+
+
+@dataclass
+class Selection:
+    """The chosen lowering of every node that must be emitted, and a line per choice that was not the first."""
+
+    chosen: dict[Node, Lowering]
+    trace: list[str]
+
+
+def select(graph: Graph, target: Target) -> Selection:
+    """Choose lowerings from the outputs backwards, so that absorbed nodes are left out.
+
+    Raises:
+        WeftError: naming an op that no lowering takes, with each refusal.
+    """
+    wanted: set[Value] = set(graph.outputs.values())
+    found = Selection({}, [])
+    for node in graph.reversed_nodes:
+        if not wanted.intersection(node.outputs):
+            continue
+        for candidate in LOWERINGS.get(node.op.name, []):
+            reason = "not for this target" if target.name not in candidate.targets else candidate.when(node, target)
+            if reason is None:
+                found.chosen[node] = candidate
+                wanted.update(candidate.reads(node, target))
+                break
+            if target.name in candidate.targets:
+                found.trace.append(f"{node.outputs[0].name}: {candidate.name} refused: {reason}")
+        else:
+            reasons = "; ".join(refusals(node, target) or [])
+            raise WeftError(f"target {target.name} cannot run {node.op.name} in {node.scope or 'the model'}: {reasons}")
+    found.trace.reverse()
+    return found

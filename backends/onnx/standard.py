@@ -1,0 +1,232 @@
+"""Lowerings of the tensor set: ops that ONNX has under another name, or in a few nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node
+from weft.ir.op import Op
+
+from .emitter import ONNX_DTYPES, Emitter
+from .lowering import lowering
+
+Out = onnx.Value
+
+_DIRECT = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "pow": "Pow",
+    "minimum": "Min",
+    "maximum": "Max",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "equal": "Equal",
+    "logical_and": "And",
+    "logical_or": "Or",
+    "logical_not": "Not",
+    "mod": "Mod",
+    "neg": "Neg",
+    "abs": "Abs",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tanh": "Tanh",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "erf": "Erf",
+    "sigmoid": "Sigmoid",
+    "softplus": "Softplus",
+    "relu": "Relu",
+    "where": "Where",
+    "matmul": "MatMul",
+}
+
+
+def _direct(op: Op, onnx_name: str) -> None:
+    def same_name(e: Emitter, node: Node) -> Out:
+        made: Out = e.op(onnx_name, *(e[v] for v in node.inputs))
+        return made
+
+    same_name.__name__ = onnx_name
+    lowering(op)(same_name)
+
+
+for _name, _onnx in _DIRECT.items():
+    _direct(getattr(ops, _name), _onnx)
+
+
+@lowering(ops.square)
+def Mul(e: Emitter, node: Node) -> Out:
+    x = e[node.inputs[0]]
+    return _one(e.op("Mul", x, x))
+
+
+@lowering(ops.rsqrt)
+def ReciprocalSqrt(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Reciprocal", e.op("Sqrt", e[node.inputs[0]])))
+
+
+@lowering(ops.floordiv)
+def FloorDiv(e: Emitter, node: Node) -> Out:
+    x, y = (e[v] for v in node.inputs)  # ONNX divides integers towards zero
+    return _one(e.op("Div", e.op("Sub", x, e.op("Mod", x, y)), y))
+
+
+@lowering(ops.affine)
+def MulAdd(e: Emitter, node: Node) -> Out:
+    x, dtype = e[node.inputs[0]], node.output.type.dtype
+    by, plus = node.attrs["by"], node.attrs["plus"]
+    if by != 1:
+        x = e.op("Mul", x, e.scalar(by, dtype))
+    return _one(e.op("Add", x, e.scalar(plus, dtype)) if plus != 0 or by == 1 else x)
+
+
+@lowering(ops.clip)
+def Clip(e: Emitter, node: Node) -> Out:
+    bounds = [
+        None if b is None else e.scalar(b, node.output.type.dtype) for b in (node.attrs["low"], node.attrs["high"])
+    ]
+    return _one(e.op("Clip", e[node.inputs[0]], *bounds))
+
+
+@lowering(ops.cast)
+def Cast(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Cast", e[node.inputs[0]], to=int(ONNX_DTYPES[node.attrs["to"].name])))
+
+
+@lowering(ops.reshape)
+def Reshape(e: Emitter, node: Node) -> Out:
+    x = node.inputs[0]
+    assert x is not None
+    return _one(e.op("Reshape", e[x], e.shape(node.attrs["shape"], x.type.shape)))
+
+
+@lowering(ops.expand)
+def Expand(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Expand", e[node.inputs[0]], e.shape(node.attrs["shape"])))
+
+
+@lowering(ops.transpose)
+def Transpose(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Transpose", e[node.inputs[0]], perm=list(node.attrs["axes"])))
+
+
+@lowering(ops.squeeze)
+def Squeeze(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Squeeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"]))))
+
+
+@lowering(ops.unsqueeze)
+def Unsqueeze(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Unsqueeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"]))))
+
+
+@lowering(ops.concat)
+def Concat(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Concat", *(e[v] for v in node.inputs), axis=node.attrs["axis"]))
+
+
+@lowering(ops.split)
+def Split(e: Emitter, node: Node) -> list[Out]:
+    pieces = list(node.attrs["sizes"])
+    made = e.op("Split", e[node.inputs[0]], e.constant(pieces), axis=node.attrs["axis"], outputs=len(pieces))
+    return made if isinstance(made, list) else [made]
+
+
+@lowering(ops.slice_)
+def Slice(e: Emitter, node: Node) -> Out:
+    a = node.attrs
+    bounds = (e.constant([a[k]]) for k in ("start", "stop", "axis", "step"))
+    return _one(e.op("Slice", e[node.inputs[0]], *bounds))
+
+
+@lowering(ops.gather)
+def Gather(e: Emitter, node: Node) -> Out:
+    return _one(e.op("Gather", *(e[v] for v in node.inputs), axis=node.attrs["axis"]))
+
+
+@lowering(ops.embedding)
+def Embedding(e: Emitter, node: Node) -> Out:
+    ids, table = node.inputs
+    return _one(e.op("Gather", e[table], e[ids], axis=0))
+
+
+@lowering(ops.gather_rows)
+def GatherND(e: Emitter, node: Node) -> Out:
+    x, indices = (e[v] for v in node.inputs)
+    return _one(e.op("GatherND", x, e.op("Unsqueeze", indices, e.constant([-1])), batch_dims=1))
+
+
+@lowering(ops.iota)
+def Range(e: Emitter, node: Node) -> Out:
+    x = node.inputs[0]
+    assert x is not None
+    return _one(e.memo(("iota", x, node.attrs["axis"] % x.type.rank), lambda: _range(e, node)))
+
+
+def _range(e: Emitter, node: Node) -> Out:
+    x = node.inputs[0]
+    assert x is not None
+    axis = node.attrs["axis"] % x.type.rank
+    size = e.op("Squeeze", e.op("Shape", e[x], start=axis, end=axis + 1), e.constant([0]))
+    return _one(e.op("Range", e.constant(0), size, e.constant(1)))
+
+
+@lowering(ops.one_hot)
+def OneHot(e: Emitter, node: Node) -> Out:
+    depth, dtype = e.constant(node.attrs["depth"]), node.output.type.dtype
+    return _one(e.op("OneHot", e[node.inputs[0]], depth, e.constant([0, 1], dtype.numpy), axis=-1))
+
+
+@lowering(ops.pad)
+def Pad(e: Emitter, node: Node) -> Out:
+    a = node.attrs
+    value = e.scalar(a["value"], node.output.type.dtype)
+    amounts = e.constant([a["before"], a["after"]])
+    return _one(e.op("Pad", e[node.inputs[0]], amounts, value, e.constant([a["axis"]])))
+
+
+def _reduction(op: Op, onnx_name: str) -> None:
+    def reduction(e: Emitter, node: Node) -> Out:
+        axes = e.constant(list(node.attrs["axes"]))
+        return _one(e.op(onnx_name, e[node.inputs[0]], axes, keepdims=int(node.attrs["keepdims"])))
+
+    reduction.__name__ = onnx_name
+    lowering(op)(reduction)
+
+
+for _name, _onnx in {"sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min", "prod": "Prod"}.items():
+    _reduction(getattr(ops, _name), f"Reduce{_onnx}")
+
+
+@lowering(ops.softmax)
+def Softmax(e: Emitter, node: Node) -> Out:
+    x, axis = e[node.inputs[0]], node.attrs["axis"]
+    dtype = node.output.type.dtype
+    dead = e.op("IsInf", e.op("ReduceMax", x, e.constant([axis]), keepdims=1), detect_positive=0)
+    return _one(e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis)))
+
+
+@lowering(ops.cumsum)
+def CumSum(e: Emitter, node: Node) -> Out:
+    axis = e.constant(node.attrs["axis"])
+    return _one(e.op("CumSum", e[node.inputs[0]], axis, exclusive=int(node.attrs["exclusive"])))
+
+
+@lowering(ops.top_k)
+def TopK(e: Emitter, node: Node) -> list[Out]:
+    made: list[Out] = e.op("TopK", e[node.inputs[0]], e.constant([node.attrs["k"]]), axis=-1, outputs=2)
+    return made
+
+
+def _one(value: Any) -> Out:
+    assert isinstance(value, onnx.Value)
+    return value

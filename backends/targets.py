@@ -1,0 +1,47 @@
+"""Targets: where a compiled model runs, as facts. Model code never asks about them; lowerings do."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from weft.ir.errors import WeftError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place to run: `device`, the float dtypes it computes in (by name, best first), ONNX operator sets.
+
+    `contrib` tells whether ONNX Runtime's own operators (com.microsoft) may be used beside opset `opset`.
+    """
+
+    name: str
+    doc: str
+    device: str
+    dtypes: tuple[str, ...]
+    contrib: bool
+    opset: int = 24
+    ir_version: int = 11
+
+
+TARGETS = {
+    t.name: t
+    for t in (
+        Target("ort-cpu", "ONNX Runtime on a CPU", "cpu", ("f32", "f16"), contrib=True),
+        Target("ort-cuda", "ONNX Runtime on an NVIDIA GPU", "cuda", ("f16", "bf16"), contrib=True),
+        Target("onnx", "any ONNX runtime: standard operators of opset 24 only", "cpu", ("f32", "f16", "bf16"), False),
+    )
+}
+
+
+def find_target(name: str) -> Target:
+    """The target called `name`.
+
+    Raises:
+        WeftError: if there is none.
+    """
+    if name not in TARGETS:
+        near = difflib.get_close_matches(name, TARGETS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise WeftError(f"unknown target {name!r}{hint} Known are {', '.join(TARGETS)}")
+    return TARGETS[name]
