@@ -8,7 +8,23 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..op import Array, Case, DType, Op, TensorType, Trait, bools, broadcast, case, ints, normal, op, positive, want
+from ..op import (
+    Array,
+    Case,
+    DType,
+    Op,
+    TensorType,
+    Trait,
+    Value,
+    bools,
+    broadcast,
+    case,
+    ints,
+    normal,
+    op,
+    positive,
+    want,
+)
 
 _PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)), case(normal(4, 1), normal(1, 3))]
 
@@ -159,6 +175,11 @@ def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
 @affine.infer
 def _(x: TensorType, *, by: float, plus: float) -> TensorType:
     return _whole(x, by, plus)
+
+
+def filled(x: Value, number: float) -> Value:
+    """`number` in the shape of x, whose elements must be finite."""
+    return affine(x, by=0.0, plus=number)
 
 
 @op(

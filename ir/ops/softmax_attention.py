@@ -1,13 +1,37 @@
-"""Softmax attention and rotary positions."""
+"""Softmax attention: one op for every variant of heads, mask, bias and cache."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
-from .. import sizes
-from ..op import Array, Size, TensorType, Trait, Value, case, ints, normal, op, want
+from .. import dtypes, sizes
+from ..op import Array, Cost, TensorType, Value, case, normal, op, total, want
+from .elementwise import abs as absolute
+from .elementwise import (
+    add,
+    affine,
+    cast,
+    equal,
+    filled,
+    less,
+    less_equal,
+    logical_and,
+    logical_or,
+    maximum,
+    minimum,
+    mod,
+    sub,
+    tanh,
+)
+from .elementwise import floordiv as quotient
+from .elementwise import where as choose
+from .products import matmul
+from .reduce import max as greatest
+from .reduce import softmax
+from .tensor import concat, expand, gather_rows, iota, reshape, scatter_rows, slice_, transpose, unsqueeze
 
 PATTERNS = ("dense", "dilated", "strided", "fixed", "chunked")
 
@@ -34,6 +58,7 @@ def allowed(
 _QKV = (normal(2, 12, 32), normal(2, 12, 16), normal(2, 12, 16))
 _GQA = {"heads": 4, "kv_heads": 2}
 _CACHE = (normal(2, 2, 20, 8), normal(2, 2, 20, 8), np.array([[5, 6, 7], [9, 10, 11]]))
+_LATE = np.arange(12) >= np.array([[2], [0]])
 _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
 
 
@@ -56,6 +81,8 @@ _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True),
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, window=6, scale=0.3),
         case(*_STEP, None, None, normal(4), *_CACHE, **_GQA, causal=True, window=16, rolling=True),
+        case(*_STEP, normal(1, 4, 3, 12), _LATE, None, *_CACHE, **_GQA, causal=True, softcap=5.0),
+        case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, pattern="chunked", stride=4),
     ],
 )
 def attention(
@@ -196,8 +223,16 @@ def _(
     want(pattern in PATTERNS, f"pattern={pattern!r} is none of {', '.join(PATTERNS)}")
     want(stride >= 1 and summary >= 1, f"stride={stride} and summary={summary} must be positive")
     want(window is None or window >= 1, f"window={window} must be positive")
-    want(bias is None or bias.rank == 4, f"bias {bias} must have four axes")
-    want(key_mask is None or key_mask.rank == 2, f"key_mask {key_mask} must be [batch, keys]")
+    for operand in (k, v, bias, sinks, past_k, past_v):
+        want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
+    keys = None if positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
+    if bias is not None:
+        known = (q.shape[0], heads, q.shape[1], keys)
+        fits = bias.rank == 4 and all(s in (1, n) or n is None for s, n in zip(bias.shape, known, strict=True))
+        want(fits, f"bias {bias} must broadcast to [batch, {heads}, seq, keys] of q {q} and k {k}")
+    if key_mask is not None:
+        fits = key_mask.rank == 2 and key_mask.shape[0] in (1, q.shape[0]) and keys in (None, key_mask.shape[1])
+        want(fits, f"key_mask {key_mask} must be [batch, keys] of k {k}")
     want(sinks is None or sinks.shape == (heads,), f"sinks {sinks} must be [{heads}]")
     y = q.with_shape(q.shape[0], q.shape[1], widths[2] * heads)
     cache = (past_k, past_v, positions)
@@ -229,93 +264,113 @@ def _(
     kv_heads: int,
     window: int | None,
     **attrs: object,
-) -> Size:
+) -> Cost:
     keys = past_k.shape[2] if past_k is not None else k.shape[1]
     reached = keys if window is None else sizes.minimum(window, keys)
     dims = sizes.floordiv(q.shape[2], heads) + sizes.floordiv(v.shape[2], kv_heads)
-    return q.shape[0] * q.shape[1] * reached * heads * (dims * 2 + 5)
+    flops = q.shape[0] * q.shape[1] * reached * heads * (dims * 2 + 5)
+    read = total(t.bytes for t in (q, k, v, bias, key_mask, sinks, past_k, past_v) if t is not None)
+    written = q.with_shape(*q.shape[:2], sizes.floordiv(v.shape[2], kv_heads) * heads).bytes
+    return Cost(flops, read, written if past_k is None else written + k.bytes + v.bytes)
 
 
-def rotate(x: Array, angles: Array, *, heads: int, interleaved: bool, amplitude: float) -> Array:
-    """The rotation that `rope` defines; `angles` [batch, seq, pairs]."""
-    batch, seq, width = x.shape
-    xh = x.reshape(batch, seq, heads, width // heads)
-    pairs = angles.shape[-1]
-    cos, sin = amplitude * np.cos(angles)[:, :, None], amplitude * np.sin(angles)[:, :, None]
-    turned = xh[..., : 2 * pairs]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :pairs], turned[..., pairs:])
-    pair = [a * cos - b * sin, b * cos + a * sin]
-    mixed = np.stack(pair, -1).reshape(turned.shape) if interleaved else np.concatenate(pair, -1)
-    return np.concatenate([mixed, xh[..., 2 * pairs :]], -1).reshape(x.shape)
-
-
-@op(
-    traits=[Trait.ROWWISE],
-    cases=[
-        case(normal(2, 5, 32), ints(2, 5, high=900), normal(4), heads=4),
-        case(normal(2, 5, 32), ints(2, 5, high=900), normal(4), heads=4, interleaved=True),
-        case(normal(2, 5, 48), ints(2, 5, high=900), normal(4), heads=4, amplitude=1.3),
-    ],
-)
-def rope(
-    x: Array,
-    positions: Array,
-    frequencies: Array,
+@attention.body
+def _(
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Value | None = None,
+    key_mask: Value | None = None,
+    sinks: Value | None = None,
+    past_k: Value | None = None,
+    past_v: Value | None = None,
+    positions: Value | None = None,
     *,
     heads: int,
-    interleaved: bool = False,
-    amplitude: float = 1.0,
-) -> Array:
-    """Rotary positions (Su 2021): pair k of every head turned by positions·frequencies[k] radians.
+    kv_heads: int,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    softcap: float | None,
+    pattern: str,
+    stride: int,
+    summary: int,
+    rolling: bool,
+) -> Value | tuple[Value, Value, Value]:
+    (batch, seq, _), group = q.shape, heads // kv_heads
+    d, dv = q.width // heads, v.width // kv_heads
+    qh = transpose(reshape(q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
+    kh, vh = (transpose(reshape(t, shape=(*t.shape[:2], kv_heads, n)), axes=(0, 2, 1, 3)) for t, n in ((k, d), (v, dv)))
+    query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (q, k))
+    seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
+    present: list[Value] = []
+    if past_k is not None and past_v is not None and positions is not None:
+        slot = unsqueeze(cast(iota(past_k, axis=2), to=positions.type.dtype), axes=(0,))
+        capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
+        first = slice_(positions, axis=1, start=0, stop=1)
+        newest = affine(first, plus=-1)
+        past_at = sub(newest, mod(sub(newest, slot), capacity)) if rolling else add(slot, filled(first, 0))
+        held = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
+        seen.append(unsqueeze(concat(held, equal(positions, positions), axis=1), axes=(1,)))
+        slots = mod(positions, capacity) if rolling else positions
+        present = [scatter_rows(past, new, slots, axis=2) for past, new in ((past_k, kh), (past_v, vh))]
+        query_at, key_at = positions, concat(past_at, positions, axis=1)
+        kh, vh = concat(past_k, kh, axis=2), concat(past_v, vh, axis=2)
+        reach = key_at if not rolling else maximum(key_at, filled(key_at, 0))
+        if bias is not None:
+            by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
+            bias = transpose(gather_rows(by_position, _inside(reach, bias, 3)), axes=(0, 2, 3, 1))
+        if key_mask is not None:
+            rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
+            seen.append(unsqueeze(less_equal(reach, _inside(reach, key_mask, 1)), axes=(1,)))
+            key_mask = gather_rows(rows, _inside(reach, key_mask, 1))
+    keys = kh.shape[2]
+    scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), transpose(kh, axes=(0, 1, 3, 2)))
+    scores = reshape(affine(scores, by=1 / math.sqrt(d) if scale is None else scale), shape=(batch, heads, seq, keys))
+    if softcap is not None:
+        scores = affine(tanh(affine(scores, by=1 / softcap)), by=softcap)
+    if bias is not None:
+        scores = add(scores, bias)
+    if key_mask is not None:
+        seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1,)))
+    seen += _conditions(
+        unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,)), causal, window, pattern, stride, summary
+    )
+    if seen:
+        mask = unsqueeze(functools.reduce(logical_and, seen), axes=(1,))
+        scores = choose(mask, scores, filled(scores, -math.inf))
+    if sinks is not None:  # a key of that score with value 0
+        sink = expand(reshape(sinks, shape=(1, heads, 1, 1)), shape=(batch, heads, seq, 1))
+        scores = concat(scores, sink, axis=3)
+        vh = concat(vh, filled(slice_(vh, axis=2, start=0, stop=1), 0), axis=2)
+    weights = reshape(softmax(scores), shape=(batch, kv_heads, group * seq, vh.shape[2]))
+    mixed = transpose(reshape(matmul(weights, vh), shape=(batch, kv_heads, group, seq, dv)), axes=(0, 3, 1, 2, 4))
+    y = reshape(mixed, shape=(batch, seq, heads * dv))
+    return (y, present[0], present[1]) if present else y
 
-    x [batch, seq, heads·d], positions [batch, seq], frequencies [pairs], 2·pairs ≤ d (the rest of each head passes
-    through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
-    part (YaRN's attention temperature).
-    """
-    angles = positions[:, :, None] * frequencies
-    return rotate(x, angles, heads=heads, interleaved=interleaved, amplitude=amplitude)
+
+def _inside(index: Value, x: Value, axis: int) -> Value:
+    """`index`, at most the last index of `axis` of x."""
+    last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
+    return minimum(index, cast(last, to=index.type.dtype))
 
 
-@rope.infer
-def _(
-    x: TensorType, positions: TensorType, frequencies: TensorType, *, heads: int, interleaved: bool, amplitude: float
-) -> TensorType:
-    want(x.rank == 3 and positions.shape == x.shape[:2], f"positions {positions} do not fit x {x}")
-    width, pairs = x.shape[2], frequencies.shape[-1]
-    want(isinstance(width, int) and width % heads == 0, f"the width of {x} is no multiple of heads={heads}")
-    fits = isinstance(width, int) and isinstance(pairs, int) and frequencies.rank == 1 and 2 * pairs <= width // heads
-    want(fits, f"frequencies {frequencies} exceed the head size of {x} with heads={heads}")
-    return x
-
-
-@rope.cost
-def _(x: TensorType, positions: TensorType, frequencies: TensorType, **attrs: object) -> Size:
-    return x.elements * 3
-
-
-@rope.body
-def _(x: Value, positions: Value, frequencies: Value, *, heads: int, interleaved: bool, amplitude: float) -> Value:
-    from .elementwise import add, affine, cast, cos, mul, sin, sub
-    from .tensor import concat, reshape, slice_, split, unsqueeze
-
-    batch, seq, width = x.shape
-    d, pairs = width // heads, frequencies.width
-    at = unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2, 3))
-    angles = mul(at, frequencies)  # [batch, seq, 1, pairs]
-    c, s = (cast(affine(f(angles), by=amplitude), to=x.type.dtype) for f in (cos, sin))
-    xh = reshape(x, shape=(batch, seq, heads, d))
-    rest: list[Value] = []
-    if 2 * pairs < d:
-        xh, *rest = split.emit(xh, sizes=(2 * pairs, d - 2 * pairs))
-    if interleaved:
-        two = reshape(xh, shape=(batch, seq, heads, pairs, 2))
-        a, b = (reshape(slice_(two, axis=4, start=i, stop=i + 1), shape=(batch, seq, heads, pairs)) for i in (0, 1))
-    else:
-        a, b = split.emit(xh, sizes=(pairs, pairs))
-    first, second = sub(mul(a, c), mul(b, s)), add(mul(b, c), mul(a, s))
-    if interleaved:
-        halves = [unsqueeze(h, axes=(4,)) for h in (first, second)]
-        mixed = reshape(concat(*halves, axis=4), shape=(batch, seq, heads, 2 * pairs))
-    else:
-        mixed = concat(first, second, axis=3)
-    return reshape(concat(mixed, *rest, axis=3) if rest else mixed, shape=(batch, seq, width))
+def _conditions(
+    query: Value, key: Value, causal: bool, window: int | None, pattern: str, stride: int, summary: int
+) -> list[Value]:
+    """The conditions of `allowed`, in ops."""
+    distance = sub(query, key)
+    step = filled(distance, stride)
+    found = [less_equal(key, query)] if causal else []
+    if window is not None:
+        found.append(less(absolute(distance), filled(distance, window)))
+    if pattern == "dilated":
+        found.append(equal(mod(distance, step), filled(distance, 0)))
+    elif pattern == "strided":
+        near = less(absolute(distance), step)
+        found.append(logical_or(near, equal(mod(distance, step), filled(distance, 0))))
+    elif pattern in ("fixed", "chunked"):
+        block = equal(quotient(query, filled(query, stride)), quotient(key, filled(key, stride)))
+        ending = less_equal(filled(key, stride - summary), mod(key, filled(key, stride)))
+        found.append(block if pattern == "chunked" else logical_or(block, ending))
+    return found

@@ -174,6 +174,35 @@ def _(x: TensorType, indices: TensorType) -> Cost:
     return Cost(0, moved + indices.bytes, moved)
 
 
+@op(
+    cases=[
+        case(normal(2, 5, 3), normal(2, 2, 3), np.array([[4, 0], [1, 2]])),
+        case(normal(2, 3, 6, 4), normal(2, 3, 2, 4), np.array([[4, 5], [1, 2]]), axis=2),
+    ]
+)
+def scatter_rows(x: Array, rows: Array, indices: Array, *, axis: int = 1) -> Array:
+    """x with `rows` written, per batch element b, at indices[b] of `axis`: x [batch, …, n, …], rows [batch, …, m, …],
+    indices [batch, m]. The last of equal indices wins."""
+    y = np.moveaxis(x, axis, 1).copy()
+    for b, row in enumerate(np.moveaxis(rows, axis, 1)):
+        y[b, indices[b]] = row
+    return np.moveaxis(y, 1, axis)
+
+
+@scatter_rows.infer
+def _(x: TensorType, rows: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+    want(indices.dtype.is_int and indices.rank == 2, f"indices {indices} must be integers [batch, m]")
+    want(0 < axis < x.rank, f"axis={axis} is none of the axes behind the batch of {x}")
+    fits = rows == x.with_shape(*x.shape[:axis], indices.shape[1], *x.shape[axis + 1 :])
+    want(fits and indices.shape[0] == x.shape[0], f"rows {rows} at {indices} do not fit axis {axis} of {x}")
+    return x
+
+
+@scatter_rows.cost
+def _(x: TensorType, rows: TensorType, indices: TensorType, *, axis: int) -> Cost:
+    return Cost(0, rows.bytes + indices.bytes, rows.bytes)
+
+
 @op(cases=[case(normal(2, 5, 3), axis=1), case(normal(4), axis=0)])
 def iota(x: Array, *, axis: int) -> Array:
     """0, 1, … along one axis of x, as i64 [size of the axis]; x lends only its shape."""

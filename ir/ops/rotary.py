@@ -1,0 +1,91 @@
+"""Rotary positions (Su 2021); their frequencies are recipes, see `frequencies`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..op import Array, Size, TensorType, Trait, Value, case, ints, normal, op, want
+from .elementwise import add, affine, cast, cos, mul, sin, sub
+from .tensor import concat, reshape, slice_, split, unsqueeze
+
+
+def rotate(x: Array, angles: Array, *, heads: int, interleaved: bool, amplitude: float) -> Array:
+    """The rotation that `rope` defines; `angles` [batch, seq, pairs]."""
+    batch, seq, width = x.shape
+    xh = x.reshape(batch, seq, heads, width // heads)
+    pairs = angles.shape[-1]
+    cos, sin = amplitude * np.cos(angles)[:, :, None], amplitude * np.sin(angles)[:, :, None]
+    turned = xh[..., : 2 * pairs]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :pairs], turned[..., pairs:])
+    pair = [a * cos - b * sin, b * cos + a * sin]
+    mixed = np.stack(pair, -1).reshape(turned.shape) if interleaved else np.concatenate(pair, -1)
+    return np.concatenate([mixed, xh[..., 2 * pairs :]], -1).reshape(x.shape)
+
+
+@op(
+    traits=[Trait.ROWWISE],
+    cases=[
+        case(normal(2, 5, 32), ints(2, 5, high=900), normal(4), heads=4),
+        case(normal(2, 5, 32), ints(2, 5, high=900), normal(4), heads=4, interleaved=True),
+        case(normal(2, 5, 48), ints(2, 5, high=900), normal(4), heads=4, amplitude=1.3),
+    ],
+)
+def rope(
+    x: Array,
+    positions: Array,
+    frequencies: Array,
+    *,
+    heads: int,
+    interleaved: bool = False,
+    amplitude: float = 1.0,
+) -> Array:
+    """Rotary positions (Su 2021): pair k of every head turned by positions·frequencies[k] radians.
+
+    x [batch, seq, heads·d], positions [batch, seq], frequencies [pairs], 2·pairs ≤ d (the rest of each head passes
+    through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
+    part (YaRN's attention temperature).
+    """
+    angles = positions[:, :, None] * frequencies
+    return rotate(x, angles, heads=heads, interleaved=interleaved, amplitude=amplitude)
+
+
+@rope.infer
+def _(
+    x: TensorType, positions: TensorType, frequencies: TensorType, *, heads: int, interleaved: bool, amplitude: float
+) -> TensorType:
+    want(x.rank == 3 and positions.shape == x.shape[:2], f"positions {positions} do not fit x {x}")
+    width, pairs = x.shape[2], frequencies.shape[-1]
+    want(isinstance(width, int) and width % heads == 0, f"the width of {x} is no multiple of heads={heads}")
+    fits = isinstance(width, int) and isinstance(pairs, int) and frequencies.rank == 1 and 2 * pairs <= width // heads
+    want(fits, f"frequencies {frequencies} exceed the head size of {x} with heads={heads}")
+    return x
+
+
+@rope.cost
+def _(x: TensorType, positions: TensorType, frequencies: TensorType, **attrs: object) -> Size:
+    return x.elements * 3
+
+
+@rope.body
+def _(x: Value, positions: Value, frequencies: Value, *, heads: int, interleaved: bool, amplitude: float) -> Value:
+    batch, seq, width = x.shape
+    d, pairs = width // heads, frequencies.width
+    at = unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2, 3))
+    angles = mul(at, frequencies)  # [batch, seq, 1, pairs]
+    c, s = (cast(affine(f(angles), by=amplitude), to=x.type.dtype) for f in (cos, sin))
+    xh = reshape(x, shape=(batch, seq, heads, d))
+    rest: list[Value] = []
+    if 2 * pairs < d:
+        xh, *rest = split.emit(xh, sizes=(2 * pairs, d - 2 * pairs))
+    if interleaved:
+        two = reshape(xh, shape=(batch, seq, heads, pairs, 2))
+        a, b = (reshape(slice_(two, axis=4, start=i, stop=i + 1), shape=(batch, seq, heads, pairs)) for i in (0, 1))
+    else:
+        a, b = split.emit(xh, sizes=(pairs, pairs))
+    first, second = sub(mul(a, c), mul(b, s)), add(mul(b, c), mul(a, s))
+    if interleaved:
+        halves = [unsqueeze(h, axes=(4,)) for h in (first, second)]
+        mixed = reshape(concat(*halves, axis=4), shape=(batch, seq, heads, 2 * pairs))
+    else:
+        mixed = concat(first, second, axis=3)
+    return reshape(concat(mixed, *rest, axis=3) if rest else mixed, shape=(batch, seq, width))
