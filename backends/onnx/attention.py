@@ -149,7 +149,7 @@ def _standard_refusal(node: Node, target: Target) -> str | None:
 
 
 def _mask(e: Emitter, node: Node) -> Out | None:
-    """The boolean mask [batch or 1, 1, seq, keys] of everything that is_causal does not say; None if nothing is left."""
+    """The boolean mask [batch or 1, 1, seq, keys] of what is_causal does not say; None if nothing is left."""
     a = node.attrs
     cached = node.operand("past_k") is not None
     key_mask = node.operand("key_mask")
@@ -160,7 +160,6 @@ def _mask(e: Emitter, node: Node) -> Out | None:
 
 
 def _build_mask(e: Emitter, node: Node, plain: bool, keys: Value | None) -> Out | None:
-    a = node.attrs
     cached, key_mask, positions = node.operand("past_k"), node.operand("key_mask"), node.operand("positions")
     parts: list[Any] = []
     if key_mask is not None and cached is None:

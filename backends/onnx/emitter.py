@@ -11,7 +11,6 @@ import onnx_ir as onnx
 
 from weft.backends.targets import Target
 from weft.ir import sizes
-from weft.ir.archive import Array
 from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
@@ -137,9 +136,10 @@ class Emitter:
         hint: str = "",
         **attrs: Any,
     ) -> Any:
-        """Append a node; returns its output, or a list of outputs if `outputs` is not 1. Attributes of None are left out.
+        """Append a node; returns its output, or a list of outputs if `outputs` is not 1.
 
-        `outputs` as a list of booleans tells which optional outputs exist; missing ones come back as None.
+        Attributes of None are left out. `outputs` as a list of booleans tells which optional outputs exist; the others
+        come back as None.
         """
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.fresh(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
@@ -179,9 +179,7 @@ class Emitter:
         for value in self.graph.inputs.values():
             for axis, s in enumerate(value.type.shape):
                 if s == sizes.sym(name):
-                    made: onnx.Value = self.memo(
-                        ("dim", name), lambda v=value, a=axis: self.op("Shape", self[v], start=a, end=a + 1)
-                    )
+                    made: onnx.Value = self.op("Shape", self[value], start=axis, end=axis + 1)
                     return made
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
 

@@ -60,7 +60,8 @@ def in_memory(built: Built) -> bytes:
     """The whole model as one protobuf of at most 2 GiB (tests, small models)."""
     for w in built.weights:
         w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.archive))))
-    return serde.serialize_model(built.model).SerializeToString()
+    data: bytes = serde.serialize_model(built.model).SerializeToString()
+    return data
 
 
 def write(built: Built, folder: Path, progress: Progress = lambda _: None) -> None:
@@ -105,7 +106,7 @@ def _bytes(w: Weight) -> int:
     return w.dtype.bytes_for(int(np.prod(w.shape, dtype=np.int64)))
 
 
-def _tensor(w: Weight, array: Array) -> onnx.Tensor:
+def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
     return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
 
 

@@ -9,7 +9,7 @@ import onnx_ir as onnx
 
 from weft.backends.targets import Target
 from weft.ir import ops
-from weft.ir.dtypes import f32
+from weft.ir.dtypes import DType
 from weft.ir.frequencies import RopeTable
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute
@@ -40,7 +40,7 @@ def MatMul(e: Emitter, node: Node) -> Out:
     x, weight, *bias = node.inputs
     assert weight is not None
     y = product(e, e[x], weight)
-    return e.op("Add", y, e[bias[0]]) if bias else y  # type: ignore[no-any-return] # op returns one value here
+    return e.op("Add", y, e[bias[0]]) if bias else y
 
 
 def _vector(e: Emitter, node: Node, index: int, fill: float) -> Any:
@@ -89,32 +89,33 @@ def _gelu_refusal(node: Node, target: Target) -> str | None:
 
 @lowering(ops.gelu, when=_gelu_refusal)
 def Gelu(e: Emitter, node: Node) -> Out:
-    return activation(e, e[node.inputs[0]], _GELUS[node.attrs["approximate"]])
+    return activation(e, e[node.inputs[0]], _GELUS[node.attrs["approximate"]], node.output.type.dtype)
 
 
 @lowering(ops.swish)
 def Swish(e: Emitter, node: Node) -> Out:
     beta = node.attrs["beta"]
-    return activation(e, e[node.inputs[0]], "silu" if beta == 1 else f"swish({beta})")
+    return activation(e, e[node.inputs[0]], "silu" if beta == 1 else f"swish({beta})", node.output.type.dtype)
 
 
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}
 _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
 
-def activation(e: Emitter, x: Out | None, name: str) -> Out:
+def activation(e: Emitter, x: Out | None, name: str, dtype: DType) -> Out:
     """act(x) for an activation by its name in `ACTIVATIONS` (elu and relu2 go through their bodies)."""
     made: Out
     if name.startswith("gelu") and name != "gelu_quick":
-        return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")  # type: ignore[no-any-return]
+        made = e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
+        return made
     beta = {"silu": 1.0, "gelu_quick": 1.702}.get(name) or (float(name[6:-1]) if name.startswith("swish(") else None)
     if beta is None:
         assert x is not None
-        return x if name == "identity" else e.op(_STANDARD[name], x)  # type: ignore[no-any-return]
+        return x if name == "identity" else e.op(_STANDARD[name], x)
     if e.target.contrib:
         made = e.op("QuickGelu", x, domain=MS, alpha=beta)
         return made
-    inner = x if beta == 1 else e.op("Mul", x, e.constant(beta, f32.numpy))
+    inner = x if beta == 1 else e.op("Mul", x, e.scalar(beta, dtype))
     made = e.op("Mul", x, e.op("Sigmoid", inner))
     return made
 
@@ -130,7 +131,7 @@ def _glu_refusal(node: Node, target: Target) -> str | None:
 @lowering(ops.glu, when=_glu_refusal)
 def GatedUnit(e: Emitter, node: Node) -> Out:
     gate, up = (e[v] for v in node.inputs)
-    made: Out = e.op("Mul", activation(e, gate, node.attrs["activation"]), up)
+    made: Out = e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
     return made
 
 

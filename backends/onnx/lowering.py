@@ -1,9 +1,9 @@
 """How ops become ONNX: a registry of lowerings and the selection among them.
 
-A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts); the first
-registered that accepts wins. A lowering may absorb the nodes that make its operands: `reads` then names the values it
-really needs, and what nobody reads any more is never emitted. So a fused kernel is selected from facts in the graph, and
-support is computed, never declared twice.
+A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts); the
+first registered that accepts wins. A lowering may absorb the nodes that make its operands: `reads` then names the
+values it really needs, and what nobody reads any more is never emitted. So a fused kernel is selected from facts in the
+graph, and support is computed, never declared twice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ORT = ("ort-cpu", "ort-cuda")
 def lowering(
     *ops: Op, targets: Collection[str] = tuple(TARGETS), when: When = _accept, reads: Reads = _operands
 ) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops` on `targets`; it is tried after those registered before."""
+    """Register the decorated function as a lowering of `ops` on `targets`, tried after those registered before."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:
