@@ -145,6 +145,8 @@ def _standard_refusal(node: Node, target: Target) -> str | None:
         return "a rolling cache needs the positions of its slots"
     if node.operand("sinks") is not None:
         return "the standard operator has no sinks"
+    if node.operand("bias") is not None and node.operand("past_k") is not None:
+        return "a bias by position does not fit the slots of a cache"
     return None
 
 
@@ -164,7 +166,12 @@ def _build_mask(e: Emitter, node: Node, plain: bool, keys: Value | None) -> Out 
     parts: list[Any] = []
     if key_mask is not None and cached is None:
         # With a cache, causality by position already hides the slots that hold nothing.
-        parts.append(e.op("Unsqueeze", e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"])), e.constant([1, 2])))
+        keys_seen = e.op("Unsqueeze", e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"])), e.constant([1, 2]))
+        if plain:  # ONNX Runtime does not broadcast the query axis of a mask
+            queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
+            ones = e.constant([1])
+            keys_seen = e.op("Expand", keys_seen, e.op("Concat", ones, ones, queries, ones, axis=0))
+        parts.append(keys_seen)
     if not plain:
         assert keys is not None
         key_at = _range(e, e[keys], 2 if cached else 1)

@@ -165,6 +165,16 @@ def GatherND(e: Emitter, node: Node) -> Out:
     return _one(e.op("GatherND", x, e.op("Unsqueeze", indices, e.constant([-1])), batch_dims=1))
 
 
+@lowering(ops.scatter_rows)
+def ScatterElements(e: Emitter, node: Node) -> Out:
+    x, rows, indices = node.inputs
+    assert rows is not None
+    axis = node.attrs["axis"]
+    others = [a for a in range(1, rows.type.rank) if a != axis]
+    places = e.op("Expand", e.op("Unsqueeze", e[indices], e.constant(others)), e.op("Shape", e[rows]))
+    return _one(e.op("ScatterElements", e[x], places, e[rows], axis=axis))
+
+
 @lowering(ops.iota)
 def Range(e: Emitter, node: Node) -> Out:
     x = node.inputs[0]

@@ -1,0 +1,78 @@
+"""Every case of every op on every CPU target: ONNX Runtime against the float64 reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from weft.backends.onnx.export import build, in_memory
+from weft.backends.onnx.lowering import refusals
+from weft.backends.targets import TARGETS
+from weft.ir import OPS, Graph, MemoryArchive, Op, TensorType, dtypes, interpret, verify
+from weft.ir import ops as _all  # noqa: F401 - fills OPS
+from weft.ir.op import Case
+from weft.ir.recipes import Source
+from weft.passes import legalize
+
+PARAMETERS = ("weight", "table", "frequencies", "bias_vector", "gamma", "beta")  # operands that models hold as weights
+
+
+def one_node(op: Op, case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
+    """A graph of one node: operands are inputs, those that models hold as weights are parameters."""
+    arrays = case.draw()
+    stored = {f"p{i}": a.astype(np.float32) for i, a in enumerate(arrays) if a is not None}
+    graph = Graph(op.name, MemoryArchive(stored))
+    values, feeds = [], {}
+    names = [o.name for o in op.operands]
+    for i, array in enumerate(arrays):
+        name = names[min(i, len(names) - 1)]
+        if array is None:
+            values.append(None)
+            continue
+        dtype = dtypes.f32 if array.dtype == np.float64 else dtypes.of(array)
+        type = TensorType(dtype, array.shape)
+        if name in PARAMETERS:
+            values.append(graph.add_param(name, type, Source(f"p{i}")))
+        else:
+            values.append(graph.add_input(f"{name}_{i}", type))
+            feeds[f"{name}_{i}"] = array.astype(np.float32) if dtype.is_float else array
+    for i, value in enumerate(op.emit(*values, **case.attrs)):
+        graph.add_output(f"out{i}", value)
+    verify(graph, recipes=True)
+    return graph, feeds
+
+
+def cases() -> list[object]:
+    found = []
+    for op in OPS.values():
+        for i, case in enumerate(op.cases):
+            for target in ("onnx", "ort-cpu"):
+                found.append(pytest.param(op, case, target, id=f"{op.name}-{i}-{target}"))
+    return found
+
+
+@pytest.mark.parametrize(("op", "case", "target"), cases())
+def test_case_equals_reference(op: Op, case: Case, target: str) -> None:
+    graph, feeds = one_node(op, case)
+    want = interpret(graph, feeds)
+    place = TARGETS[target]
+    legalize(graph, lambda node: refusals(node, place))
+    model = in_memory(build(graph, place, max_length=1024))
+    if target == "onnx":
+        proto = onnx.load_from_string(model)
+        onnx.checker.check_model(proto, full_check=True)
+        assert {node.domain for node in proto.graph.node} <= {""}
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    used = {i.name for i in session.get_inputs()}
+    got = session.run(None, {k: v for k, v in feeds.items() if k in used})
+    for (name, reference), array in zip(want.items(), got, strict=True):
+        assert array.shape == reference.shape, name
+        assert str(dtypes.of(array)) == str(graph.outputs[name].type.dtype), name
+        if reference.dtype.kind == "f":
+            # Sums of up to a few dozen terms of size one, through at most a few roundings each.
+            scale = max(1.0, float(np.abs(reference[np.isfinite(reference)]).max(initial=0)))
+            np.testing.assert_allclose(array, reference, rtol=0, atol=64 * dtypes.f32.eps * scale)
+        else:
+            np.testing.assert_array_equal(array, reference)
