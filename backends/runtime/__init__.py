@@ -28,7 +28,8 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
     facts = read_facts(folder)
     from .session import open_session
 
-    session = open_session(facts.model, device=device, threads=threads, target=facts.target)
+    graphs = facts.kind == "decoder"  # an encoder's inputs have another shape each time
+    session = open_session(facts.model, device=device, threads=threads, target=facts.target, graphs=graphs)
     if facts.kind == "encoder":
         from .encoder import Encoder
 
@@ -36,5 +37,7 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
     from .decoder import OrtDecoder
     from .generate import Generator
 
-    decoder = OrtDecoder(session, vocab=facts.vocab, max_length=facts.max_length, name=str(facts.model))
+    decoder = OrtDecoder(
+        session, vocab=facts.vocab, max_length=facts.max_length, head_dim=facts.head_dim, name=str(facts.model)
+    )
     return Generator(decoder, stop_ids=facts.eos, folder=facts.folder)

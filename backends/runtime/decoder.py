@@ -77,12 +77,14 @@ class _Buffer:
 
 
 class OrtDecoder:
-    """A decoder graph in an open session.
+    """A decoder graph in an open session; `head_dim` is that of its caches where the graph leaves it open.
 
     Raises WeftError when the graph does not follow the contract above.
     """
 
-    def __init__(self, session: Session, *, vocab: int, max_length: int, name: str = "model.onnx") -> None:
+    def __init__(
+        self, session: Session, *, vocab: int, max_length: int, head_dim: int | None = None, name: str = "model.onnx"
+    ) -> None:
         self.session, self.vocab, self.max_length, self.name = session, vocab, max_length, name
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
@@ -92,7 +94,7 @@ class OrtDecoder:
             raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")
         self.types = {i: _type(name, inputs[i]) for i in _TEXT if i in inputs}
         self.logits_type = _type(name, outputs["logits"])
-        self.caches = [_cache(name, i, outputs) for key, i in inputs.items() if _PAST.fullmatch(key)]
+        self.caches = [_cache(name, i, outputs, head_dim) for key, i in inputs.items() if _PAST.fullmatch(key)]
         if not self.caches:
             raise WeftError(
                 f"{name}: the graph has no past_key_values, so it cannot decode; compile it with a kv-cache"
@@ -123,6 +125,8 @@ class OrtDecoder:
         try:
             yield context
         finally:
+            if self._spare is not None:
+                self._spare.close()
             self._spare = context
 
     def _capacity(self, tokens: int) -> int:
@@ -165,7 +169,8 @@ class OrtContext:
             self._logits = _Buffer(session, (batch, 1, model.vocab), *model.logits_type)
         except ort_errors() as error:
             raise WeftError(
-                f"no memory for the caches of {batch} rows of {capacity} tokens: use a smaller batch or fewer tokens"
+                f"no memory for the caches of {batch} rows of {capacity} tokens ({' '.join(str(error).split())}): "
+                "use a smaller batch or fewer tokens"
             ) from error
         shared = session.device == "cpu" and self._logits.host.dtype == np.float32
         self._scores: Floats = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
@@ -195,18 +200,19 @@ class OrtContext:
     def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512) -> Floats:
         """Start every row anew with its prompt, at most `chunk` tokens a run; the logits after each, [batch, vocab].
 
-        A batch whose longest prompt fits one chunk runs at once, padded on the right. Otherwise every row runs alone,
-        in its own part of the caches, since the attention kernels continue only one row at a time.
+        Neighbours run together, padded on the right, as far as they fit one chunk. A longer prompt runs alone, in its
+        own part of the caches, since the attention kernels continue only one row at a time.
         The result is valid until the next call.
         """
         self.reset()
-        if max(map(len, prompts)) <= chunk:
-            self._last(0, prompts, self._extend(0, prompts))
-        else:
-            for row, prompt in enumerate(prompts):
-                for part in parts(prompt, chunk):
-                    logits = self._extend(row, [part])
-                self._last(row, [part], logits)
+        for first, end in _groups([len(prompt) for prompt in prompts], chunk):
+            group = prompts[first:end]
+            if len(group) == 1:
+                for part in parts(group[0], chunk):
+                    logits, group = self._extend(first, [part]), [part]
+            else:
+                logits = self._extend(first, group)
+            self._last(first, group, logits)
         for row, prompt in enumerate(prompts):
             self._inputs["input_ids"].host[row] = prompt[-1]
         if "position_ids" in self._inputs:
@@ -295,6 +301,17 @@ def parts(prompt: Sequence[int], chunk: int) -> Iterator[Sequence[int]]:
     return (prompt[at : at + chunk] for at in range(0, len(prompt), chunk))
 
 
+def _groups(lengths: Sequence[int], chunk: int) -> Iterator[tuple[int, int]]:
+    """First row and end of each run of neighbours that fit `chunk` tokens when padded to the longest; one at least."""
+    first, longest = 0, 0
+    for row, length in enumerate(lengths):
+        longest = max(longest, length)
+        if row > first and longest * (row + 1 - first) > chunk:
+            yield first, row
+            first, longest = row, length
+    yield first, len(lengths)
+
+
 def _graph(number: int) -> Any:
     """Run options that capture or replay the CUDA graph of this number; -1 does neither."""
     options = onnxruntime().RunOptions()
@@ -308,11 +325,13 @@ def _type(name: str, value: Any) -> tuple[int, type[np.generic]]:
     return _TYPES[value.type]
 
 
-def _cache(name: str, past: Any, outputs: dict[str, Any]) -> _Cache:
+def _cache(name: str, past: Any, outputs: dict[str, Any], head_dim: int | None) -> _Cache:
     present = past.name.replace("past_key_values", "present")
     if present not in outputs:
         raise WeftError(f"{name}: the graph takes {past.name} but does not return {present}")
     _, heads, capacity, width = past.shape
+    if not isinstance(width, int) and head_dim is not None:
+        width = head_dim
     if not isinstance(heads, int) or not isinstance(width, int):
         raise WeftError(f"{name}: {past.name} is {past.shape}, but its heads and head size must be fixed numbers")
     fixed = capacity if isinstance(capacity, int) else None

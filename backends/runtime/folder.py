@@ -24,6 +24,7 @@ class Facts:
     vocab: int
     max_length: int
     eos: frozenset[int] = frozenset()
+    head_dim: int | None = None  # of the caches, where the graph leaves it open
 
 
 def read_facts(folder: str | Path) -> Facts:
@@ -87,6 +88,7 @@ def _from_genai(folder: Path) -> Facts:
         vocab=_positive(path, model, "vocab_size"),
         max_length=_positive(path, model, "context_length"),
         eos=_token_ids(path, model, "eos_token_id"),
+        head_dim=_positive(path, decoder, "head_size") if "head_size" in decoder else None,
     )
 
 

@@ -50,12 +50,15 @@ class Session:
     graphs: bool = False  # runs may be captured as CUDA graphs
 
 
-def open_session(model: Path, *, device: str = "auto", threads: int | None = None, target: str = "") -> Session:
+def open_session(
+    model: Path, *, device: str = "auto", threads: int | None = None, target: str = "", graphs: bool = False
+) -> Session:
     """Open `model` on `device`.
 
     "auto" takes CUDA where ONNX Runtime offers it and the model was not compiled for the CPU, and says so in the log
     when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for.
-    `threads` bounds the CPU threads of one operator; the default is ONNX Runtime's, one a physical core.
+    `threads` bounds the CPU threads of one operator; the default is ONNX Runtime's, one a physical core. `graphs` asks
+    for CUDA graphs, where the model allows them: then every run must say which graph it is, -1 for none.
 
     Raises WeftError when the device cannot be had (naming what is missing) or the file cannot be opened.
     """
@@ -70,7 +73,7 @@ def open_session(model: Path, *, device: str = "auto", threads: int | None = Non
         return Session(_create(ort, model, [CPU], threads), "cpu")
     trouble = missing_cuda(ort)
     if trouble is None:
-        return _open_cuda(ort, model, threads)
+        return _open_cuda(ort, model, threads, graphs)
     if device == "cuda":
         raise WeftError(f"device cuda cannot be used: {trouble}")
     if target == "ort-cuda":
@@ -123,18 +126,20 @@ def _driver_trouble() -> str | None:
     return None if count.value else "the NVIDIA driver sees no GPU"
 
 
-def _open_cuda(ort: Any, model: Path, threads: int | None) -> Session:
-    """Open on CUDA with graph capture, or without it, and a line in the log, where the graph does not allow it."""
+def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool) -> Session:
+    """Open on CUDA, with graph capture where asked for; without it, and a line in the log, where the model forbids it.
+
+    ONNX Runtime's own `session.disable_cpu_ep_fallback` refuses shape arithmetic on the host too, which is harmless and
+    even wanted; so the nodes it put there are looked at afterwards.
+    """
     options = {"device_id": "0", "use_tf32": "0"}
     try:
-        session = _create(ort, model, [(CUDA, {**options, "enable_cuda_graph": "1"}), CPU], threads)
-        graphs = True
+        session = _create(ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads)
     except WeftError as error:
-        if "graph capture" not in str(error):
+        if not graphs or "graph capture" not in str(error):
             raise
         _log.warning("%s: decoding without CUDA graphs: %s", model, error)
-        session = _create(ort, model, [(CUDA, options), CPU], threads)
-        graphs = False
+        return _open_cuda(ort, model, threads, graphs=False)
     if CUDA not in session.get_providers():
         raise WeftError(f"{model}: ONNX Runtime opened it on {', '.join(session.get_providers())}, not on {CUDA}")
     strays = host_ops(session)

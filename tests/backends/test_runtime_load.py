@@ -20,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 
 import weft
 from weft.backends.runtime import session as sessions
+from weft.backends.runtime.decoder import OrtDecoder
 from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.generate import Generator
 from weft.ir.errors import WeftError
@@ -51,7 +52,8 @@ def graph(nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str, Any],
 
 @pytest.fixture
 def tables(rng: np.random.Generator) -> tuple[Values, Values]:
-    return tuple(rng.standard_normal((n, DIM)).astype(np.float32) for n in (VOCAB, 2))  # type: ignore[return-value]
+    words, kinds = (rng.standard_normal((n, DIM)).astype(np.float32) for n in (VOCAB, 2))
+    return words, kinds
 
 
 def encoder(tables: tuple[Values, Values], *, types: bool = True, output: str = "last_hidden_state") -> onnx.ModelProto:
@@ -194,8 +196,11 @@ def test_graphs_that_are_no_decoder(tmp_path: Path, changed: dict[str, Any], wor
 
 
 def test_a_folder_of_the_genai_builder_opens(tmp_path: Path) -> None:
-    onnx.save(decoder(), tmp_path / "other.onnx")
-    config = {"vocab_size": VOCAB, "context_length": LONGEST, "eos_token_id": 7, "decoder": {"filename": "other.onnx"}}
+    cache = (1, ["batch", 1, "past", "width"])  # the builder leaves the head size open
+    names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
+    onnx.save(decoder(**dict.fromkeys(names, cache)), tmp_path / "other.onnx")
+    config: dict[str, Any] = {"vocab_size": VOCAB, "context_length": LONGEST, "eos_token_id": 7}
+    config["decoder"] = {"filename": "other.onnx", "head_size": 8}
     (tmp_path / "genai_config.json").write_text(json.dumps({"model": config}))
     model = opened(tmp_path)
     assert isinstance(model, Generator) and model.stop_ids == {7} and model.decoder.max_length == LONGEST
@@ -305,7 +310,7 @@ class FakeOrt:
         self.asked.append(providers)
         if providers == [sessions.CPU]:
             return self.real.InferenceSession(model, options, providers=providers)
-        if "refused" in self.wished and providers[0][1].get("enable_cuda_graph"):
+        if "refused" in self.wished and providers[0][1]["enable_cuda_graph"] == "1":
             raise RuntimeError(self.wished["refused"])
         nodes = [SimpleNamespace(op_type=op) for op in self.wished.get("on_cpu", ["Shape", "Gather"])]
         parts = [SimpleNamespace(ep_name=sessions.CPU, get_nodes=lambda: nodes)]
@@ -362,7 +367,8 @@ def test_cuda_that_cannot_be_had(
     assert not ort.asked
     with caplog.at_level(logging.WARNING, "weft.runtime"):
         model = weft.load(folder)
-    assert isinstance(model, Generator) and model.decoder.session.device == "cpu"  # type: ignore[attr-defined]
+    assert isinstance(model, Generator) and isinstance(model.decoder, OrtDecoder)
+    assert model.decoder.session.device == "cpu"
     assert ("running on the CPU" in caplog.text) == ("offered" not in wished)
     save(tmp_path, decoder(), target="ort-cuda")
     with pytest.raises(WeftError, match=f"compiled for ort-cuda, but .*{words}"):
@@ -373,14 +379,16 @@ def test_cuda_that_cannot_be_had(
 
 def test_cuda_sessions(tmp_path: Path, fake: Any, caplog: Any) -> None:
     ort = fake()
-    session = sessions.open_session(tmp_path, target="ort-cuda")
+    session = sessions.open_session(tmp_path, target="ort-cuda", graphs=True)
     assert (session.device, session.graphs) == ("cuda", True)
     ((name, options), fallback) = ort.asked[0]
     assert name == sessions.CUDA and fallback == sessions.CPU
     assert options["use_tf32"] == "0" and options["enable_cuda_graph"] == "1"
+    session = sessions.open_session(tmp_path, target="onnx")
+    assert (session.device, session.graphs, ort.asked[1][0][1]["enable_cuda_graph"]) == ("cuda", False, "0")
     fake(refused="cannot use the graph capture feature")
     with caplog.at_level(logging.WARNING, "weft.runtime"):
-        session = sessions.open_session(tmp_path, device="cuda")
+        session = sessions.open_session(tmp_path, device="cuda", graphs=True)
     assert (session.device, session.graphs) == ("cuda", False) and "without CUDA graphs" in caplog.text
     for wished, words in (
         ({"refused": "out of memory"}, "out of memory"),
@@ -389,7 +397,7 @@ def test_cuda_sessions(tmp_path: Path, fake: Any, caplog: Any) -> None:
     ):
         fake(**wished)
         with pytest.raises(WeftError, match=words):
-            sessions.open_session(tmp_path, device="cuda")
+            sessions.open_session(tmp_path, device="cuda", graphs=True)
 
 
 def test_nodes_on_the_cpu_are_seen(tmp_path: Path) -> None:

@@ -312,5 +312,6 @@ def test_bad_arguments_are_refused(folder: Path, prompt: Any, options: dict[str,
 
 
 def test_a_stream_takes_one_prompt(folder: Path) -> None:
+    several: Any = ["a", "b"]
     with pytest.raises(WeftError, match="one prompt"):
-        speaker(folder, []).stream(["a", "b"])  # type: ignore[arg-type]  # what is refused
+        speaker(folder, []).stream(several)
