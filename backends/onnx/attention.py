@@ -8,10 +8,10 @@ from typing import Any
 
 import onnx_ir as onnx
 
-from weft.backends.targets import Target
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 
+from ..targets import Target
 from .emitter import ONNX_DTYPES, Emitter
 from .layers import MS, rope_tables
 from .lowering import ORT, lowering

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as onnx
 
-from weft.backends.targets import Target
 from weft.ir import sizes
 from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
@@ -18,6 +17,7 @@ from weft.ir.recipes import Recipe
 from weft.ir.sizes import Poly, Size
 from weft.ir.types import Shape, TensorType
 
+from ..targets import Target
 from .lowering import Selection
 
 ONNX_DTYPES = {

@@ -13,11 +13,11 @@ import numpy as np
 import onnx_ir as onnx
 from onnx_ir import serde
 
-from weft.backends.targets import Target
 from weft.ir.archive import Archive, Array
 from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
 
+from ..targets import Target
 from . import attention, layers, standard  # noqa: F401 - importing them registers their lowerings
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from weft.backends.targets import Target
 from weft.ir.graph import Graph
+
+from ..targets import Target
 
 
 def cache_layers(graph: Graph) -> list[dict[str, Any]]:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as onnx
 
-from weft.backends.targets import Target
 from weft.ir import ops
 from weft.ir.dtypes import DType
 from weft.ir.frequencies import RopeTable
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute
 
+from ..targets import Target
 from .emitter import Emitter
 from .lowering import ORT, lowering
 

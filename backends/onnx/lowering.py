@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.backends.targets import TARGETS, Target
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
+
+from ..targets import TARGETS, Target
 
 if TYPE_CHECKING:
     import onnx_ir
