@@ -3,5 +3,22 @@
 Never here: rewrites, lowerings, anything a target decides; a model family is a table here, not a class.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 if __name__ == "frontends":
     raise ImportError("import weft.frontends, not frontends: the bare name makes a second copy of every class")
+
+if TYPE_CHECKING:
+    from .presets import PRESETS
+    from .sources import Model, load_source
+
+_HOME = {"Model": "sources", "PRESETS": "presets", "load_source": "sources"}
+
+__all__ = ["PRESETS", "Model", "load_source"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'weft.frontends' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

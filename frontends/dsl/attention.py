@@ -1,0 +1,93 @@
+"""Softmax attention with grouped heads and its variants."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Value
+from weft.ir.ops.softmax_attention import PATTERNS
+
+from .build import fill, module, named, param, provided
+from .layers import Norm, last_axis, linear
+from .rotary import RoPE
+
+
+@module
+class Attention:
+    """Multi-head, multi-query or grouped-query attention (Vaswani 2017; Shazeer 2019; Ainslie 2023).
+
+    `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None means what the model is (a decoder is,
+    an encoder is not). `window` keys are seen at most; `pattern` and `stride` as in the op `attention`. `qk_norm` runs
+    on each head, or on the full width with `qk_norm_full`, before `rope`. `scale` defaults to 1/√head_dim, `softcap`
+    squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before the output projection.
+    """
+
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    rope: RoPE | None = None
+    window: int | None = None
+    causal: bool | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Norm | None = None
+    qk_norm_full: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    gate: bool = False
+    pattern: str = "dense"
+    stride: int = 1
+    summary: int = 1
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.heads % self.groups:
+            raise WeftError(f"Attention: kv_heads={self.kv_heads} does not divide heads={self.heads}")
+        if self.window is not None and self.window < 1:
+            raise WeftError(f"Attention: window={self.window} must be at least 1 (None for no window)")
+        if self.pattern not in PATTERNS:
+            raise WeftError(f"Attention: unknown pattern={self.pattern!r}; known are {', '.join(PATTERNS)}")
+
+    @property
+    def groups(self) -> int:
+        """How many key/value heads there are."""
+        return self.heads if self.kv_heads is None else max(self.kv_heads, 1)
+
+    def __call__(self, x: Value, memory: Value | None = None) -> Value:
+        """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""
+        source = x if memory is None else memory
+        d = self.head_dim or last_axis(x, self.heads, "heads")
+        kv = self.groups
+        q = linear(x, self.heads * d, "q", self.qkv_bias)
+        k = linear(source, kv * d, "k", self.qkv_bias)
+        v = linear(source, kv * d, "v", self.qkv_bias)
+        if self.qk_norm is not None:
+            q = self._normed(self.qk_norm, q, self.heads, "q_norm")
+            k = self._normed(self.qk_norm, k, kv, "k_norm")
+        if self.rope is not None:
+            q, k = self.rope(q, self.heads, "q_rope"), self.rope(k, kv, "k_rope")
+        causal = provided("bidirectional") is None if self.causal is None else self.causal
+        mask = provided("key_mask" if memory is None else "memory_mask")
+        sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
+        y = ops.attention(
+            *(q, k, v, None, mask, sinks),
+            heads=self.heads,
+            kv_heads=kv,
+            causal=causal and memory is None,
+            window=self.window,
+            scale=self.scale,
+            softcap=self.softcap,
+            pattern=self.pattern,
+            stride=self.stride,
+            summary=self.summary,
+        )
+        if self.gate:
+            y = ops.mul(y, ops.sigmoid(linear(x, y.width, "gate")), name="gated")
+        return linear(y, x.width, "o", self.out_bias)
+
+    def _normed(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
+        if self.qk_norm_full:
+            return named(norm, name)(x)
+        batch, seq, width = x.shape
+        split = ops.reshape(x, shape=(batch, seq, heads, width // heads), name=f"{name}_heads")
+        return ops.reshape(named(norm, name)(split), shape=(batch, seq, width), name=f"{name}_joined")

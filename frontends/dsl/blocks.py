@@ -1,0 +1,67 @@
+"""The residual block in its arrangements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Value
+
+from .build import module, named
+from .layers import Norm, RMSNorm
+
+ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
+
+
+@module
+class Block:
+    """A residual block of a mixer `attn` and a feed-forward `ffn` (either may be any module [.., dim] → [.., dim], or None).
+
+    `arrangement`, f being each sublayer and N each norm (all norms have weights of their own):
+
+    - pre: x + f(N(x)) (GPT-2, Llama)
+    - post: N(x + f(x)) (Vaswani 2017, BERT)
+    - sandwich: x + N(f(N(x))) (Gemma 2)
+    - post_sublayer: x + N(f(x)) (OLMo 2)
+    - parallel: x + attn(N(x)) + ffn(N(x)), one norm (Phi, Falcon)
+    - parallel_norms: x + attn(N₁(x)) + ffn(N₂(x)) (GPT-NeoX)
+
+    `residual_scale` multiplies what each sublayer adds (Granite).
+    """
+
+    attn: Any
+    ffn: Any = None
+    norm: Norm = RMSNorm()
+    arrangement: str = "pre"
+    residual_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.arrangement not in ARRANGEMENTS:
+            raise WeftError(f"Block: unknown arrangement={self.arrangement!r}; known are {', '.join(ARRANGEMENTS)}")
+
+    def __call__(self, x: Value) -> Value:
+        sublayers = {n: f for n, f in (("attn", self.attn), ("ffn", self.ffn)) if f is not None}
+        if self.arrangement.startswith("parallel"):
+            return self._parallel(x, sublayers)
+        before = self.arrangement in ("pre", "sandwich")
+        after = self.arrangement in ("sandwich", "post_sublayer")
+        for name, f in sublayers.items():
+            y = f(named(self.norm, f"{name}_norm")(x) if before else x)
+            y = named(self.norm, f"{name}_post_norm")(y) if after else y
+            x = self._added(x, y, name)
+            x = named(self.norm, f"{name}_norm")(x) if self.arrangement == "post" else x
+        return x
+
+    def _parallel(self, x: Value, sublayers: dict[str, Callable[[Value], Value]]) -> Value:
+        shared = None if self.arrangement == "parallel_norms" else named(self.norm, "norm")(x)
+        total = x
+        for name, f in sublayers.items():
+            total = self._added(total, f(shared or named(self.norm, f"{name}_norm")(x)), name)
+        return total
+
+    def _added(self, x: Value, y: Value, name: str) -> Value:
+        if self.residual_scale != 1:
+            y = ops.affine(y, by=self.residual_scale, name=f"{name}_scaled")
+        return ops.add(x, y, name=f"{name}_residual")

@@ -1,0 +1,277 @@
+"""How modules emit: scopes from field names, parameters on first use, facts provided from outside.
+
+While a graph is being built (`building`), every module call runs in a frame. A module called by another gets the name of
+the field that holds it there ("attn", "layers.3"), which becomes its scope. `named` and `scope` say otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
+
+from weft.ir import dtypes
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Param, Value
+from weft.ir.recipes import Full, Normal, Recipe
+from weft.ir.types import TensorType
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+Init = Callable[[tuple[int, ...], str, int], Recipe]  # shape, full name, seed -> recipe
+
+
+@dataclass
+class _Frame:
+    """One running call of a module; `inline` names the modules it made on the way."""
+
+    module: Any
+    name: str
+    children: dict[int, str]
+    inline: dict[int, tuple[Any, str]] = field(default_factory=dict)
+
+
+@dataclass
+class _Builder:
+    graph: Graph
+    seed: int
+    frames: list[_Frame]
+    facts: dict[str, Value]
+    override: str | None = None
+
+
+_CURRENT: ContextVar[_Builder | None] = ContextVar("weft_builder", default=None)
+
+
+def current() -> _Builder:
+    """The builder at work.
+
+    Raises:
+        WeftError: if no graph is being built.
+    """
+    builder = _CURRENT.get()
+    if builder is None:
+        raise WeftError(
+            "modules emit into a graph being built: use model.graph(), trace(...) or `with building(graph)`"
+        )
+    return builder
+
+
+@contextlib.contextmanager
+def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
+    """Module calls inside emit into `graph`; `seed` goes into the random initialization of its parameters."""
+    token = _CURRENT.set(_Builder(graph, seed, [_Frame(None, "", {})], {}))
+    try:
+        yield graph
+    finally:
+        _CURRENT.reset(token)
+
+
+def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
+    """The graph of `model` called on graph inputs of the given types; outputs are a value or a dict of named ones."""
+    with building(Graph(name), seed) as graph:
+        made = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
+        for output, value in (made if isinstance(made, dict) else {"output": made}).items():
+            graph.add_output(output, value)
+    return graph
+
+
+# -- modules
+
+
+def is_module(value: object) -> bool:
+    return hasattr(type(value), "__weft_leaf__")
+
+
+@overload
+def module(cls: type[T]) -> type[T]: ...
+@overload
+def module(*, leaf: bool) -> Callable[[type[T]], type[T]]: ...
+@dataclass_transform(frozen_default=True)
+def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
+    """Make a class a module: a frozen dataclass whose ``__call__`` emits ops in a scope of its own.
+
+    A module that sits in two fields (or repeatedly in a list) is copied into each, so every place has its own
+    parameters; calling the same field twice shares them. A `leaf` emits in the scope of its caller and uses its own name
+    (`own_name`) for its value and parameters, as `linear` does.
+    """
+
+    def declare(c: type[T]) -> type[T]:
+        made = dataclass(frozen=True)(c)
+        original, call = made.__init__, getattr(made, "__call__", None)
+        if call is None:
+            raise TypeError(f"module {c.__name__} needs a __call__ that emits ops")
+
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            for f in fields(self):
+                object.__setattr__(self, f.name, _owned(getattr(self, f.name)))
+
+        made.__init__ = init  # type: ignore[method-assign]  # the generated one does not copy submodules
+        made.__call__ = _scoped(call, leaf)  # type: ignore[attr-defined]  # T is any class
+        made.__weft_leaf__ = leaf  # type: ignore[attr-defined]  # T is any class
+        return made
+
+    return declare if cls is None else declare(cls)
+
+
+def _owned(value: Any) -> Any:
+    if is_module(value):
+        return copy.copy(value)
+    if isinstance(value, (list, tuple)) and any(is_module(v) for v in value):
+        return tuple(_owned(v) for v in value)
+    return value
+
+
+def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        builder = current()
+        name = _name_of(self, builder)
+        frame = _Frame(self, name, dict(_children(self)))
+        builder.frames.append(frame)
+        try:
+            with builder.graph.scope("" if leaf else name):
+                return call(self, *args, **kwargs)
+        except WeftError as e:
+            if not getattr(e, "placed", False):
+                e = WeftError(f"{_place(builder)}: {e}")
+                e.placed = True  # type: ignore[attr-defined]  # the innermost module names itself, outer ones do not
+            raise e from None
+        finally:
+            builder.frames.pop()
+
+    return run
+
+
+def _place(builder: _Builder) -> str:
+    frame = builder.frames[-1]
+    path = builder.graph.insertion_scope
+    if frame.module.__weft_leaf__:
+        path = f"{path}.{frame.name}".lstrip(".")
+    kind = type(frame.module).__name__
+    return f"{path} ({kind})" if path else kind
+
+
+def _children(module: Any) -> Iterator[tuple[int, str]]:
+    for f in fields(module):
+        value = getattr(module, f.name)
+        if is_module(value):
+            yield id(value), f.name
+        elif isinstance(value, tuple):
+            yield from ((id(v), f"{f.name}.{i}") for i, v in enumerate(value) if is_module(v))
+
+
+def _name_of(module: Any, builder: _Builder) -> str:
+    if builder.override is not None:
+        name, builder.override = builder.override, None
+        return name
+    frame = builder.frames[-1]
+    if id(module) in frame.children:
+        return frame.children[id(module)]
+    if id(module) not in frame.inline:
+        taken = {name for _, name in frame.inline.values()}
+        base = name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
+        count = 1
+        while name in taken:
+            count += 1
+            name = f"{base}_{count}"
+        frame.inline[id(module)] = module, name
+    return frame.inline[id(module)][1]
+
+
+def named(module: Callable[P, R], name: str) -> Callable[P, R]:
+    """`module`, to be called under `name` instead of its field's name: ``named(self.norm, "attn_norm")(x)``."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_module(module):
+            current().override = name
+            return module(*args, **kwargs)
+        with scope(name):
+            return module(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Ops and parameters made inside get `name` behind the current scope."""
+    with current().graph.scope(name):
+        yield
+
+
+def own_name() -> str:
+    """The name under which the running leaf module was called."""
+    return current().frames[-1].name
+
+
+# -- parameters
+
+
+def normal(std: float = 0.02) -> Init:
+    """Random initialization N(0, std²), a stream of its own for every parameter name."""
+    return lambda shape, name, seed: Normal(shape, std, name, seed)
+
+
+def fill(value: float) -> Init:
+    """Initialization with one number."""
+    return lambda shape, name, seed: Full(value, shape)
+
+
+def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
+    """The f32 parameter `name` of the current scope, created on first use; the same name again is the same parameter.
+
+    `init` declares its values where no checkpoint supplies them: `normal` (the default) or `fill`.
+
+    Raises:
+        WeftError: if it exists with another shape.
+    """
+    builder = current()
+    graph = builder.graph
+    prefix = graph.insertion_scope
+    full = f"{prefix}.{name}" if prefix else name
+    known = graph.params.get(full)
+    if known is not None:
+        if known.shape != shape:
+            raise WeftError(
+                f"parameter {full} was made with shape {list(known.shape)} and is asked for as {list(shape)}"
+            )
+        return known
+    recipe = (init or normal())(shape, full, builder.seed)
+    return graph.add_param(full, TensorType(dtypes.f32, shape), recipe)
+
+
+def computed(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
+    """The parameter whose values follow from `recipe` alone (position tables), one for the whole graph."""
+    graph = current().graph
+    for known in graph.params.values():
+        if known.recipe == recipe:
+            return known
+    return graph.add_param(name, TensorType(dtypes.f32, shape), recipe)
+
+
+# -- facts
+
+
+@contextlib.contextmanager
+def providing(**facts: Value) -> Iterator[None]:
+    """Modules called inside find these values with `provided`."""
+    builder = current()
+    outer = builder.facts
+    builder.facts = outer | facts
+    try:
+        yield
+    finally:
+        builder.facts = outer
+
+
+def provided(name: str) -> Value | None:
+    """The value that an enclosing module provides under `name` (``positions``, ``key_mask``), if any."""
+    return current().facts.get(name)

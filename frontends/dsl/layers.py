@@ -1,0 +1,113 @@
+"""Layers with parameters: linear maps, embeddings, normalizations, positions that are added."""
+
+from __future__ import annotations
+
+from weft.ir import dtypes, ops, sizes
+from weft.ir.errors import WeftError
+from weft.ir.frequencies import Sinusoid
+from weft.ir.graph import Value
+from weft.ir.types import TensorType
+
+from .build import Init, computed, current, fill, module, own_name, param, provided
+
+
+def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
+    """x Wᵀ (+ b): x [..., in] → [..., out], with parameters ``name.weight`` [out, in] and ``name.bias`` [out].
+
+    `out` may be a weight value instead of a width (tied weights).
+    """
+    if isinstance(out, Value):
+        return ops.linear(x, out, name=name)
+    weight = param(f"{name}.weight", (out, x.width), init)
+    return ops.linear(x, weight, param(f"{name}.bias", (out,), fill(0.0)) if bias else None, name=name)
+
+
+def embedding(
+    ids: Value, rows: int | Value, dim: int | str = 0, name: str = "embed", init: Init | None = None
+) -> Value:
+    """Rows of the table ``name.weight`` [rows, dim] picked by `ids` [...] → [..., dim].
+
+    ``embedding(ids, table)`` with a value for a table makes no parameter.
+    """
+    if isinstance(rows, Value):
+        return ops.embedding(ids, rows, name=dim if isinstance(dim, str) else name)
+    if not isinstance(dim, int) or dim < 1:
+        raise WeftError(f"embedding {name}: dim={dim!r} must be a positive width")
+    return ops.embedding(ids, param(f"{name}.weight", (rows, dim), init), name=name)
+
+
+def positions(x: Value) -> Value:
+    """The positions [batch, seq] of the rows of x [batch, seq, ...]: those provided, else the input position_ids."""
+    found = provided("positions")
+    if found is not None:
+        return found
+    graph = current().graph
+    known = graph.inputs.get("position_ids")
+    return known or graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2]))
+
+
+@module(leaf=True)
+class RMSNorm:
+    """x / √(mean(x²) + eps) ⊙ weight (Zhang & Sennrich 2019); `weight` False leaves the weight out."""
+
+    eps: float = 1e-6
+    weight: bool = True
+
+    def __call__(self, x: Value) -> Value:
+        name = own_name()
+        weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
+        return ops.rms_norm(x, weight, eps=self.eps, name=name)
+
+
+@module(leaf=True)
+class LayerNorm:
+    """(x − μ)/√(σ² + eps) ⊙ weight + bias (Ba 2016); `weight` or `bias` False leaves that parameter out."""
+
+    eps: float = 1e-5
+    weight: bool = True
+    bias: bool = True
+
+    def __call__(self, x: Value) -> Value:
+        name = own_name()
+        weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
+        bias = param(f"{name}.bias", (x.width,), fill(0.0)) if self.bias else None
+        return ops.layer_norm(x, weight, bias, eps=self.eps, name=name)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+@module(leaf=True)
+class LearnedPositions:
+    """x + Embedding(position): a table [length, dim] of learned absolute positions (GPT, BERT)."""
+
+    length: int
+
+    def __call__(self, x: Value) -> Value:
+        name = own_name()
+        table = param(f"{name}.weight", (self.length, x.width))
+        return ops.add(x, ops.embedding(positions(x), table, name=name), name=f"{name}_added")
+
+
+@module(leaf=True)
+class Sinusoidal:
+    """x + p, p[pos, 2i] = sin(pos/10000^(2i/d)), p[pos, 2i+1] the cosine (Vaswani 2017), for `length` positions."""
+
+    length: int
+    interleaved: bool = True
+
+    def __call__(self, x: Value) -> Value:
+        name, shape = own_name(), (self.length, x.width)
+        table = computed(f"{name}.table", shape, Sinusoid(*shape, interleaved=self.interleaved))
+        return ops.add(x, ops.embedding(positions(x), table, name=name), name=f"{name}_added")
+
+
+def last_axis(x: Value, pieces: int, what: str) -> int:
+    """The width of x divided by `pieces`.
+
+    Raises:
+        WeftError: if it does not divide.
+    """
+    if x.width % pieces:
+        raise WeftError(f"{what}={pieces} does not divide the width {x.width}")
+    return sizes.evaluate(x.width, {}) // pieces

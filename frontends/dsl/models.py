@@ -1,0 +1,174 @@
+"""Whole models: the decoder that predicts the next token and the encoder that makes features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.ir import dtypes, ops, sizes
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Value
+from weft.ir.types import TensorType
+
+from .build import building, current, module, named, providing
+from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
+
+Positions = LearnedPositions | Sinusoidal
+IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
+
+
+def _stack(model: Decoder | Encoder) -> list[Any]:
+    """One module per layer."""
+    if isinstance(model.layers, int):
+        if model.block is None:
+            raise WeftError(f"{type(model).__name__}: layers={model.layers} needs a block to repeat")
+        return [model.block] * model.layers
+    if model.block is not None:
+        raise WeftError(f"{type(model).__name__}: give either a list of layers, or their number and a block")
+    return list(model.layers)
+
+
+def _run(model: Decoder | Encoder, x: Value) -> Value:
+    for i, layer in enumerate(_stack(model)):
+        x = named(layer, f"layers.{i}")(x)
+    return x
+
+
+@module
+class Decoder:
+    """A decoder-only language model: embedding, layers, final norm, output head.
+
+    `layers` is a number of copies of `block` or a list that says each layer. `final_norm` True means the norm that the
+    last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. `positions`
+    adds absolute positions to the embedding; `embed_scale` and `embed_norm` act on the embedding before or after that.
+    Logits are multiplied by `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant.
+    """
+
+    vocab: int
+    dim: int
+    layers: int | Sequence[Any]
+    block: Any = None
+    tie_embeddings: bool = False
+    final_norm: Norm | bool = True
+    positions: Positions | None = None
+    embed_scale: float = 1.0
+    embed_norm: Norm | None = None
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        _stack(self)
+
+    def __call__(self, input_ids: Value) -> Value:
+        """input_ids [batch, seq] → logits [batch, seq, vocab]."""
+        x = embedding(input_ids, self.vocab, self.dim, "embed")
+        table = current().graph.params["embed.weight"]
+        if self.embed_scale != 1:
+            x = ops.affine(x, by=self.embed_scale, name="embed_scaled")
+        if self.positions is not None:
+            x = self.positions(x)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        x = _run(self, x)
+        norm = self._last_norm() if self.final_norm is True else self.final_norm
+        if norm:
+            x = named(norm, "final_norm")(x)
+        logits = linear(x, table if self.tie_embeddings else self.vocab, "lm_head", self.head_bias)
+        if self.logit_scale != 1:
+            logits = ops.affine(logits, by=self.logit_scale, name="logits_scaled")
+        if self.logit_softcap is not None:
+            cap = self.logit_softcap
+            logits = ops.affine(ops.tanh(ops.affine(logits, by=1 / cap)), by=cap, name="logits_capped")
+        return logits
+
+    def _last_norm(self) -> Norm | None:
+        last = (_stack(self) or [None])[-1]
+        if getattr(last, "arrangement", "pre") == "post":
+            return None
+        found = getattr(last, "norm", None)
+        return found if isinstance(found, (RMSNorm, LayerNorm)) else RMSNorm()
+
+    def graph(self, seed: int = 0, name: str = "decoder") -> Graph:
+        """The IR: inputs input_ids (and position_ids where positions are read), output logits [batch, seq, vocab].
+
+        Parameters get their declared random initialization with `seed`; nothing is evaluated.
+
+        Raises:
+            WeftError: naming the module and the setting that do not fit.
+        """
+        with building(Graph(name), seed) as graph:
+            logits = named(self, "")(graph.add_input("input_ids", IDS))
+            graph.add_output("logits", logits)
+        context = self.context or getattr(self.positions, "length", None)
+        graph.meta.update(kind="decoder", model_type=name, vocab=self.vocab, context=context)
+        return graph
+
+
+@module
+class Encoder:
+    """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
+
+    `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
+    `final_norm` as in `Decoder`, but off by default.
+    """
+
+    vocab: int
+    dim: int
+    layers: int | Sequence[Any]
+    block: Any = None
+    positions: Positions | None = None
+    token_types: int = 0
+    embed_norm: Norm | None = None
+    final_norm: Norm | None = None
+    pooler: bool = False
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        _stack(self)
+
+    def __call__(
+        self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None
+    ) -> dict[str, Value]:
+        """All [batch, seq]; a token is attended to where attention_mask is not 0."""
+
+        indices = ops.iota(input_ids, axis=1, name="position_index")
+        row = ops.unsqueeze(indices, axes=(0,), name="position_row")
+        consecutive = ops.expand(row, shape=input_ids.shape, name="position_ids")
+        with providing(positions=consecutive, key_mask=attention_mask, bidirectional=attention_mask):
+            x = embedding(input_ids, self.vocab, self.dim, "embed")
+            if token_type_ids is not None:
+                types = embedding(token_type_ids, self.token_types, self.dim, "token_types")
+                x = ops.add(x, types, name="token_types_added")
+            if self.positions is not None:
+                x = self.positions(x)
+            if self.embed_norm is not None:
+                x = self.embed_norm(x)
+            x = _run(self, x)
+            if self.final_norm is not None:
+                x = self.final_norm(x)
+        for made in (consecutive, row, indices):
+            if made.producer and not made.uses:
+                current().graph.erase(made.producer)
+        outputs = {"last_hidden_state": x}
+        if self.pooler:
+            first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
+            outputs["pooler_output"] = ops.tanh(linear(first, self.dim, "pooler", bias=True), name="pooled")
+        return outputs
+
+    def graph(self, seed: int = 0, name: str = "encoder") -> Graph:
+        """The IR: inputs input_ids, attention_mask and (with token types) token_type_ids, all i64[batch, seq].
+
+        Outputs: last_hidden_state [batch, seq, dim], and pooler_output [batch, dim] if there is a pooler.
+
+        Raises:
+            WeftError: naming the module and the setting that do not fit.
+        """
+        with building(Graph(name), seed) as graph:
+            inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if self.token_types else [])]
+            for output, value in named(self, "")(*[graph.add_input(n, IDS) for n in inputs]).items():
+                graph.add_output(output, value)
+        context = self.context or getattr(self.positions, "length", None)
+        graph.meta.update(kind="encoder", model_type=name, vocab=self.vocab, context=context)
+        return graph

@@ -1,0 +1,60 @@
+"""Rotary position embeddings and their scalings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.frequencies import RopeFrequencies
+from weft.ir.graph import Value
+
+from .build import computed
+from .layers import positions
+
+SCALINGS = ("none", "linear", "ntk", "yarn", "llama3", "longrope")
+
+
+@dataclass(frozen=True)
+class RoPE:
+    """Rotary positions (Su 2021): pairs of each head turned by position · theta^(−2k/dim).
+
+    `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs neighbours
+    (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, yarn, llama3, longrope, with
+    `factor`, `original` (context before extension) and the constants of `RopeFrequencies`. `amplitude` multiplies what is
+    rotated (YaRN's attention temperature). All layers with equal settings share one table of frequencies.
+    """
+
+    theta: float = 10_000.0
+    dim: int | None = None
+    fraction: float = 1.0
+    interleaved: bool = False
+    amplitude: float = 1.0
+    scaling: str = "none"
+    factor: float = 1.0
+    original: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low_freq: float = 1.0
+    high_freq: float = 4.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scaling not in SCALINGS:
+            raise WeftError(f"RoPE: unknown scaling={self.scaling!r}; known are {', '.join(SCALINGS)}")
+
+    def recipe(self, head_dim: int) -> RopeFrequencies:
+        """The frequencies for heads of `head_dim` elements."""
+        dim = int(head_dim * self.fraction) if self.dim is None else self.dim
+        if dim % 2 or not 0 < dim <= head_dim:
+            raise WeftError(f"RoPE: dim={dim} must be even and at most head_dim={head_dim}")
+        own = {f.name: getattr(self, f.name) for f in fields(RopeFrequencies) if f.name != "dim"}
+        return RopeFrequencies(dim, **own)
+
+    def __call__(self, x: Value, heads: int, name: str = "rope") -> Value:
+        """x [batch, seq, heads·d] rotated."""
+        recipe = self.recipe(x.width // heads)
+        table = computed("rope.frequencies", (recipe.dim // 2,), recipe)
+        options = {"heads": heads, "interleaved": self.interleaved, "amplitude": self.amplitude}
+        return ops.rope(x, positions(x), table, **options, name=name)

@@ -1,0 +1,21 @@
+"""Model families as tables of differences: config keys to settings, checkpoint names to parameters.
+
+One vocabulary of settings describes every family, `build` turns settings into a model once, and a `Family` says only
+where the settings and the weights are found. Never here: file formats.
+"""
+
+from __future__ import annotations
+
+from .bert import BERT
+from .family import Family, Loaded, load
+from .gpt2 import GPT2
+from .llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
+from .settings import Settings, build
+
+FAMILIES: dict[str, Family] = {
+    model_type: family
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GPT2, BERT)
+    for model_type in family.model_types
+}
+
+__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "build", "load"]

@@ -1,0 +1,184 @@
+"""What a family table is and how one is applied to a config and a checkpoint."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from weft.frontends.dsl import Decoder, Encoder
+from weft.ir.archive import Archive
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Param
+from weft.ir.recipes import Full, Normal, Permute, Recipe, Slice, Source
+
+from .settings import Settings, build
+
+Config = Mapping[str, Any]
+Rule = Any  # a config key, (key, default), a number, or a function of the config and the checkpoint's keys
+Fetch = Callable[[str], Recipe]  # checkpoint name -> Source, the layer number and prefix filled in
+Template = Callable[[Fetch, str, Settings], Recipe]  # fetch, "weight" or "bias", settings -> recipe
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A setting read from the first of the config keys `keys` that is there and not null."""
+
+    keys: tuple[str, ...]
+    default: Any = REQUIRED
+
+    def __call__(self, config: Config) -> Any:
+        for key in self.keys:
+            if config.get(key) is not None:
+                return config[key]
+        if self.default is REQUIRED:
+            raise WeftError(f"no key {self.keys[0]!r}")
+        return self.default
+
+
+def key(*keys: str, default: Any = REQUIRED) -> Lookup:
+    """The setting under the first of `keys` that is present; required unless there is a `default`."""
+    return Lookup(keys, default)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A table of differences.
+
+    `settings`: each setting's `key` in the config, a constant, or a function of the config. `names`: checkpoint name (or
+    `Template`) of each parameter, with {i} for the layer; a name without its last part stands for its weight and bias.
+    Checkpoint names may stand with or without `prefix`. `found`: settings that the checkpoint's keys decide. `unused`:
+    patterns of checkpoint keys that are known to be of no use (masks, buffers, training heads). `refuse`: config keys
+    and the only value of each that the family can express.
+    """
+
+    model_types: tuple[str, ...]
+    settings: Mapping[str, Any]
+    names: Mapping[str, str | Template]
+    prefix: str = ""
+    found: Mapping[str, Callable[[frozenset[str]], Any]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    refuse: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
+        """The settings of a `config` (called `source` in errors) and the checkpoint names `keys`."""
+        for name, allowed in self.refuse.items():
+            if name in config and config[name] not in allowed:
+                raise WeftError(f"{source}: {name}={config[name]!r} is not supported for {self.model_types[0]} models")
+        values: dict[str, Any] = {}
+        for f in fields(Settings):
+            rule = self.settings.get(f.name, REQUIRED)
+            if f.name in self.found:
+                values[f.name] = self.found[f.name](keys)
+            elif rule is not REQUIRED:
+                try:
+                    values[f.name] = rule(config) if callable(rule) else rule
+                except WeftError as e:
+                    raise WeftError(f"{source}: {e} (needed for {f.name} of a {self.model_types[0]} model)") from None
+        try:
+            return Settings(**values)
+        except TypeError as e:
+            raise WeftError(f"{source}: {e}") from e
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its weights: `unread` are checkpoint keys that nothing reads, `ignored` those declared useless."""
+
+    graph: Graph
+    module: Decoder | Encoder
+    settings: Settings
+    unread: list[str]
+    ignored: list[str]
+
+
+def load(family: Family, config: Config, archive: Archive, source: str) -> Loaded:
+    """Build the model of `config` and point its parameters at `archive`; `source` is what errors call the config.
+
+    Raises:
+        WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
+    """
+    keys = frozenset(archive.keys())
+    settings = family.read(config, keys, source)
+    try:
+        module = build(settings)
+        graph = module.graph(name=family.model_types[0])
+    except WeftError as e:
+        raise WeftError(f"{source}: {e}") from e
+    graph.archive = archive
+    read: set[str] = set()
+    for param in graph.params.values():
+        recipe = _recipe(family, settings, param, keys)
+        if recipe is not None:
+            param.recipe = recipe
+            _check(param, archive)
+            read.update(recipe.sources())
+    left = sorted(keys - read)
+    ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
+    return Loaded(graph, module, settings, [k for k in left if k not in ignored], ignored)
+
+
+def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[str]) -> Recipe | None:
+    pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", param.name)
+    index = re.search(r"(?<=\.)\d+(?=\.)", param.name)
+    stem, _, part = pattern.rpartition(".")
+
+    def fetch(name: str) -> Recipe:
+        full = name.replace("{i}", index.group() if index else "")
+        other = next((full.replace(a, b) for a, b in family.aliases.items() if a in full), full)
+        tried = (full, family.prefix + full, other, family.prefix + other)
+        return Source(next((k for k in tried if k in keys), family.prefix + full))
+
+    for found, suffix in ((family.names.get(pattern), ""), (family.names.get(stem), f".{part}")):
+        if isinstance(found, str):
+            return fetch(found + suffix)
+        if found is not None:
+            return found(fetch, part, settings)
+    if isinstance(param.recipe, (Normal, Full)):
+        raise WeftError(
+            f"the table of {family.model_types[0]} models says no checkpoint name for parameter {param.name}"
+        )
+    return None
+
+
+def _check(param: Param, archive: Archive) -> None:
+    keys = set(archive.keys())
+    for key in param.recipe.sources():
+        if key not in keys:
+            raise WeftError(f"{archive.path} has no tensor {key!r}, which parameter {param.name} is read from")
+    read = ", ".join(f"{key} {list(archive.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
+    try:
+        shape = param.recipe.shape(archive)
+    except WeftError as e:
+        raise WeftError(f"{archive.path}: {read} does not fit {param.name} {list(param.shape)}: {e}") from e
+    if shape != param.shape:
+        raise WeftError(f"{archive.path}: {read} does not fit {param.name}, which the config makes {list(param.shape)}")
+
+
+# -- templates
+
+
+def transposed(name: str) -> Template:
+    """A linear map stored [in, out] (Conv1D)."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        found = fetch(f"{name}.{part}")
+        return Permute(found, (1, 0)) if part == "weight" else found
+
+    return template
+
+
+def third(name: str, index: int) -> Template:
+    """Part `index` of a packed q, k, v stored [in, 3 · dim] (Conv1D)."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        bounds = index * settings.dim, (index + 1) * settings.dim
+        if part != "weight":
+            return Slice(fetch(f"{name}.{part}"), 0, *bounds)
+        return Permute(Slice(fetch(f"{name}.{part}"), 1, *bounds), (1, 0))
+
+    return template

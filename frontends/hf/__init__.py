@@ -1,0 +1,11 @@
+"""Hugging Face folders: config.json, safetensors (one file or shards), generation facts and tokenizer files.
+
+What belongs here knows the folder's layout only; which key means what is a family table.
+"""
+
+from __future__ import annotations
+
+from .folder import Folder, load_folder
+from .safetensors import SafetensorsArchive
+
+__all__ = ["Folder", "SafetensorsArchive", "load_folder"]

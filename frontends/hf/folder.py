@@ -1,0 +1,101 @@
+"""A Hugging Face folder: what its files say beside the weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.frontends.families import FAMILIES, Loaded, load
+from weft.ir.errors import WeftError
+
+from .safetensors import SafetensorsArchive
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder and its configs; `generation` is empty if it has no generation_config.json."""
+
+    path: Path
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """Read the configs of the folder at `path`.
+
+        Raises:
+            WeftError: if the folder or its config.json is missing or no JSON object.
+        """
+        if not path.is_dir():
+            raise WeftError(f"{path} is no folder")
+        if not (path / "config.json").is_file():
+            raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
+        generation = path / "generation_config.json"
+        return cls(path, _json(path / "config.json"), _json(generation) if generation.is_file() else {})
+
+    @property
+    def tokenizer_files(self) -> list[Path]:
+        """The tokenizer's files that are there."""
+        return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
+
+    def write_tokenizer(self, out: Path) -> None:
+        """Copy the tokenizer's files into folder `out`."""
+        for file in self.tokenizer_files:
+            shutil.copyfile(file, out / file.name)
+
+    def token_facts(self) -> dict[str, Any]:
+        """Special tokens in the form of graph.meta: generation_config.json before config.json."""
+
+        def ids(name: str) -> list[int]:
+            found = self.generation.get(name, self.config.get(name))
+            return [] if found is None else [int(i) for i in (found if isinstance(found, list) else [found])]
+
+        bos, pad = ids("bos_token_id"), ids("pad_token_id")
+        return {
+            "eos_token_ids": ids("eos_token_id"),
+            "bos_token_id": bos[0] if bos else None,
+            "pad_token_id": pad[0] if pad else None,
+        }
+
+
+def load_folder(path: Path) -> tuple[Folder, Loaded]:
+    """The model of the Hugging Face folder at `path`, its parameters pointing at the weights.
+
+    Raises:
+        WeftError: naming the file, key or tensor that is missing, unsound or not supported.
+    """
+    folder = Folder.open(path)
+    source = str(path / "config.json")
+    model_type = folder.config.get("model_type")
+    if model_type not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise WeftError(f"{source}: model_type {model_type!r} is not known; weft imports {known}")
+    loaded = load(FAMILIES[model_type], folder.config, SafetensorsArchive(path), source)
+    loaded.graph.meta.update(folder.token_facts(), source={"format": "safetensors", "path": str(path)})
+    return folder, loaded
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise WeftError(f"{path} cannot be read as JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise WeftError(f"{path} holds no JSON object")
+    return found

@@ -1,0 +1,236 @@
+"""SOURCE: whatever a command names, as a graph: a preset, an architecture file, a checkpoint, IR text."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import runpy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.ir.archive import EMPTY, Archive
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes import Full, Normal, Recipe, Source
+
+HASH_WHOLE = 16 << 20  # larger files are hashed by size, first and last MiB
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph and where it comes from.
+
+    `tokenizer` writes the tokenizer's files into a folder. `unread` are checkpoint keys that nothing reads, `ignored`
+    those known to be useless. `random_init`: the weights are the declared random initialization, not a checkpoint's.
+    """
+
+    graph: Graph
+    description: str
+    module: Any = None
+    tokenizer: Callable[[Path], None] | None = None
+    unread: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    files: tuple[Path, ...] = ()
+    random_init: bool = False
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """A fingerprint of every file the model comes from: sha256, of size and both ends only for large files."""
+        return {path.name: fingerprint(path) for path in self.files}
+
+
+def load_source(spec: str, seed: int = 0) -> Model:
+    """The model that `spec` names.
+
+    A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
+    repository in the local hub cache), a .gguf file, or a file of IR text. Without a checkpoint, parameters get their
+    declared random initialization with `seed`.
+
+    Raises:
+        WeftError: saying what is wrong with the source, or what can be one.
+    """
+    path = Path(spec).expanduser()
+    if match := re.fullmatch(r"(.+\.py)(?::(\w+))?", spec):
+        return _from_python(Path(match[1]).expanduser(), match[2], seed)
+    if path.suffix == ".gguf":
+        return _from_gguf(path)
+    if path.is_dir():
+        return _from_folder(path)
+    if path.is_file():
+        return _from_text(path)
+    return _from_name(spec, path, seed)
+
+
+def parameter_count(graph: Graph) -> int:
+    """How many numbers the model has learned: parameters that hold a checkpoint's or initialized values."""
+
+    def learned(recipe: Recipe) -> bool:
+        return isinstance(recipe, (Normal, Full, Source)) or any(learned(part) for part in recipe.parts)
+
+    total = 0
+    for param in graph.params.values():
+        if learned(param.recipe):
+            elements = param.type.elements
+            assert isinstance(elements, int)
+            total += elements
+    return total
+
+
+def fingerprint(path: Path) -> str:
+    """``sha256:…`` of a file; for large ones ``sha256-ends:…`` of its size, first and last MiB."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= HASH_WHOLE:
+            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode() + file.read(1 << 20))
+        file.seek(-(1 << 20), os.SEEK_END)
+        digest.update(file.read())
+    return "sha256-ends:" + digest.hexdigest()
+
+
+def _from_gguf(path: Path) -> Model:
+    from .gguf.family import load_gguf
+    from .gguf.tokenizer import write_tokenizer
+
+    archive, loaded = load_gguf(path)
+    return Model(
+        loaded.graph,
+        f"GGUF file {path}",
+        loaded.module,
+        lambda out: write_tokenizer(archive.metadata, out),
+        loaded.unread,
+        loaded.ignored,
+        (path,),
+    )
+
+
+def _from_folder(path: Path) -> Model:
+    from .hf import SafetensorsArchive, load_folder
+
+    folder, loaded = load_folder(path)
+    archive = loaded.graph.archive
+    weights = [path / name for name in archive.files] if isinstance(archive, SafetensorsArchive) else []
+    return Model(
+        loaded.graph,
+        f"Hugging Face folder {path}",
+        loaded.module,
+        folder.write_tokenizer if folder.tokenizer_files else None,
+        loaded.unread,
+        loaded.ignored,
+        (path / "config.json", *folder.tokenizer_files, *weights),
+    )
+
+
+def _from_python(path: Path, name: str | None, seed: int) -> Model:
+    if not path.is_file():
+        raise WeftError(f"{path}: no such architecture file")
+    try:
+        namespace = runpy.run_path(str(path))
+    except WeftError as e:
+        raise WeftError(f"{path}: {e}") from e
+    except Exception as e:
+        raise WeftError(f"{path}{_line_in(path, e)}: {type(e).__name__}: {e}") from e
+    models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
+    if name is None:
+        if "model" not in models and len(models) != 1:
+            raise WeftError(f"{path}: say which model, as {path}:NAME; it defines {', '.join(models) or 'none'}")
+        name = "model" if "model" in models else next(iter(models))
+    if name not in namespace:
+        raise WeftError(f"{path} defines no {name!r}; its models are {', '.join(models) or 'none'}")
+    found = namespace[name]
+    if callable(found) and name not in models:
+        found = found()
+    if not callable(getattr(found, "graph", None)):
+        raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that returns one")
+    return _initialized(found, name, f"architecture {path}:{name}", seed, (path,))
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    lines, at = [], error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == str(path):
+            lines.append(at.tb_lineno)
+        at = at.tb_next
+    return f":{lines[-1]}" if lines else ""
+
+
+def _from_text(path: Path) -> Model:
+    from weft.ir.parser import parse
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise WeftError(f"{path} is neither a checkpoint nor IR text: {e}") from e
+    if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
+        raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
+    graph = parse(text, str(path))
+    keys = [k for p in graph.params.values() for k in p.recipe.sources()]
+    if keys:
+        graph.archive = _archive_of(graph, path, keys[0])
+    return Model(graph, f"IR text {path}", files=(path,), random_init=_is_random(graph))
+
+
+def _archive_of(graph: Graph, path: Path, key: str) -> Archive:
+    origin = graph.meta.get("source")
+    at = Path(origin["path"]) if isinstance(origin, dict) and isinstance(origin.get("path"), str) else None
+    if at is None or not at.exists():
+        where = f"{at}, which is not there" if at else 'none (meta source = {"path": …})'
+        raise WeftError(f"{path} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
+    if at.suffix == ".gguf":
+        from .gguf import GGUFArchive
+
+        return GGUFArchive(at)
+    from .hf import SafetensorsArchive
+
+    return SafetensorsArchive(at)
+
+
+def _from_name(spec: str, path: Path, seed: int) -> Model:
+    from .presets import PRESETS
+
+    if spec in PRESETS:
+        return _initialized(PRESETS[spec].model(), spec, f"preset {spec}", seed, ())
+    if (snapshot := _hub_snapshot(spec)) is not None:
+        return _from_folder(snapshot)
+    near = difflib.get_close_matches(spec, PRESETS, 1)
+    hint = f"; did you mean the preset {near[0]}?" if near else ""
+    raise WeftError(f"{spec!r} is no preset and no such file or folder{hint or '; ' + _POSSIBLE}")
+
+
+_POSSIBLE = (
+    "a source is a preset (see `weft presets`), an architecture file model.py:NAME, a Hugging Face folder, "
+    "a .gguf file, or IR text (.weft)"
+)
+
+
+def _hub_snapshot(spec: str) -> Path | None:
+    """The newest local snapshot of the hub repository `spec`, if it was downloaded before."""
+    if not re.fullmatch(r"[\w.\-]+/[\w.\-]+", spec):
+        return None
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    repository = cache / f"models--{spec.replace('/', '--')}"
+    ref = repository / "refs" / "main"
+    snapshot = repository / "snapshots" / (ref.read_text().strip() if ref.is_file() else "")
+    return snapshot if ref.is_file() and snapshot.is_dir() else None
+
+
+def _initialized(module: Any, name: str, description: str, seed: int, files: tuple[Path, ...]) -> Model:
+    graph: Graph = module.graph(seed=seed, name=name)
+    graph.meta.setdefault("source", {"format": "random", "seed": seed})
+    for token in ("eos_token_ids", "bos_token_id", "pad_token_id"):
+        graph.meta.setdefault(token, [] if token == "eos_token_ids" else None)
+    return Model(graph, description, module, files=files, random_init=_is_random(graph) and graph.archive is EMPTY)
+
+
+def _is_random(graph: Graph) -> bool:
+    def random(recipe: Recipe) -> bool:
+        return isinstance(recipe, Normal) or any(random(part) for part in recipe.parts)
+
+    return any(random(p.recipe) for p in graph.params.values())
