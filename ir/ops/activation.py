@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 
 from ..op import Array, TensorType, Trait, Value, case, normal, op, want
-from .elementwise import _erf, _sigmoid, add, affine, erf, exp, maximum, minimum, mul, sigmoid, tanh
+from .elementwise import _erf, _sigmoid, add, affine, clip, erf, exp, maximum, minimum, mul, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]
 
@@ -111,16 +112,29 @@ ACTIVATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+_SWISH = re.compile(r"swish\([+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\)")
+
+
 def activate(x: Value, name: str) -> Value:
     """Emit the activation called `name`, a key of ACTIVATIONS, ``identity``, or ``swish(beta)``."""
     if name == "identity":
         return x
     if name.startswith("swish("):
         return swish(x, beta=float(name[6:-1]))
-    want(name in ACTIVATIONS, f"unknown activation {name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
+    known_activation(name)
     fn, attrs = ACTIVATIONS[name]
     result: Value = fn(x, **attrs)
     return result
+
+
+def known_activation(name: str) -> None:
+    """Check that `activate` knows `name`.
+
+    Raises:
+        WeftError: if it does not.
+    """
+    known = name in ACTIVATIONS or name == "identity" or _SWISH.fullmatch(name) is not None
+    want(known, f"unknown activation {name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
 
 
 def apply_activation(x: Array, name: str) -> Array:
@@ -137,30 +151,28 @@ def apply_activation(x: Array, name: str) -> Array:
 @op(
     traits=[Trait.ELEMENTWISE],
     cases=[case(normal(2, 3, 5), normal(2, 3, 5), activation=a) for a in ("identity", "swish(0.7)", *ACTIVATIONS)]
-    + [case(normal(2, 9, scale=3.0), normal(2, 9, scale=3.0), limit=1.5)],
+    + [case(normal(2, 9, scale=3.0), normal(2, 9, scale=3.0), limit=1.5)]
+    + [case(normal(2, 9), normal(2, 9), activation="swish(1.702)", limit=1.1, shift=1.0)],
 )
-def glu(gate: Array, up: Array, *, activation: str = "silu", limit: float | None = None) -> Array:
-    """act(gate) ⊙ up: GLU (sigmoid), bilinear (identity), ReGLU, GEGLU, SwiGLU (silu) (Shazeer 2020).
+def glu(gate: Array, up: Array, *, activation: str = "silu", limit: float | None = None, shift: float = 0.0) -> Array:
+    """act(gate) ⊙ (up + shift): GLU (sigmoid), bilinear (identity), ReGLU, GEGLU, SwiGLU (silu) (Shazeer 2020).
 
-    With `limit`, gate is first capped at limit and up clipped to ±limit.
+    With `limit`, gate is first capped at limit and up clipped to ±limit (gpt-oss, with shift 1 and swish(1.702)).
     """
     if limit is not None:
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    return apply_activation(gate, activation) * up
+    return apply_activation(gate, activation) * (up + shift)
 
 
 @glu.infer
-def _(gate: TensorType, up: TensorType, *, activation: str, limit: float | None) -> TensorType:
+def _(gate: TensorType, up: TensorType, *, activation: str, limit: float | None, shift: float) -> TensorType:
     want(gate == up, f"gate {gate} and up {up} differ")
-    known = activation in ACTIVATIONS or activation == "identity" or activation.startswith("swish(")
-    want(known, f"unknown activation {activation!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
+    known_activation(activation)
     return gate
 
 
 @glu.body
-def _(gate: Value, up: Value, *, activation: str, limit: float | None) -> Value:
-    from .elementwise import clip
-
+def _(gate: Value, up: Value, *, activation: str, limit: float | None, shift: float) -> Value:
     if limit is not None:
         gate, up = clip(gate, high=limit), clip(up, low=-limit, high=limit)
-    return mul(activate(gate, activation), up)
+    return mul(activate(gate, activation), affine(up, plus=shift) if shift else up)

@@ -1,0 +1,85 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024), composed of `attention` and products.
+
+Keys and values of all heads are made from one latent c of `rank` numbers per token: k = W_UK c, v = W_UV c; a rotary part
+of the key is shared by the heads. `expanded` follows that definition; `absorbed` multiplies W_UK into the queries and
+W_UV into the outputs instead, so that it attends to (c, shared key) itself as one KV head of width rank + rotary: only
+that need be cached. Both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..op import Value
+from .products import linear, matmul
+from .softmax_attention import attention
+from .tensor import concat, expand, reshape, transpose, unsqueeze
+
+
+def expanded(
+    q: Value,
+    q_rope: Value,
+    latent: Value,
+    k_rope: Value,
+    up_k: Value,
+    up_v: Value,
+    *,
+    heads: int,
+    causal: bool = True,
+    scale: float | None = None,
+) -> Value:
+    """Attention over keys and values made from the latent.
+
+    q [batch, seq, heads·d], q_rope [batch, seq, heads·r] (rotated), latent [batch, keys, rank], k_rope [batch, keys, r]
+    (rotated), up_k [heads·d, rank], up_v [heads·dv, rank] → [batch, seq, heads·dv]. `scale` defaults to 1/√(d + r).
+    """
+    shared = expand(unsqueeze(k_rope, axes=(2,)), shape=(*k_rope.shape[:2], heads, k_rope.width))
+    shared = reshape(shared, shape=(*k_rope.shape[:2], heads * k_rope.width))
+    k = _join(linear(latent, up_k), shared, heads)
+    v = linear(latent, up_v)
+    return attention(_join(q, q_rope, heads), k, v, heads=heads, kv_heads=heads, causal=causal, scale=scale)
+
+
+def absorbed(
+    q: Value,
+    q_rope: Value,
+    latent: Value,
+    k_rope: Value,
+    up_k: Value,
+    up_v: Value,
+    *,
+    heads: int,
+    causal: bool = True,
+    scale: float | None = None,
+) -> Value:
+    """`expanded`, attending to the latent itself."""
+    rank, d, dv = latent.width, up_k.shape[0] // heads, up_v.shape[0] // heads
+    into = matmul(_per_head(q, heads), reshape(up_k, shape=(heads, d, rank)))  # [batch, heads, seq, rank]
+    wide = concat(into, _per_head(q_rope, heads), axis=3)
+    y = attention(
+        _flat(wide),
+        concat(latent, k_rope, axis=2),
+        latent,
+        heads=heads,
+        kv_heads=1,
+        causal=causal,
+        scale=1 / math.sqrt(d + k_rope.width) if scale is None else scale,
+    )
+    out = transpose(reshape(up_v, shape=(heads, dv, rank)), axes=(0, 2, 1))
+    return _flat(matmul(_per_head(y, heads), out))
+
+
+def _per_head(x: Value, heads: int) -> Value:
+    """[batch, n, heads·d] as [batch, heads, n, d]."""
+    return transpose(reshape(x, shape=(*x.shape[:2], heads, x.width // heads)), axes=(0, 2, 1, 3))
+
+
+def _flat(x: Value) -> Value:
+    """[batch, heads, n, d] as [batch, n, heads·d]."""
+    batch, heads, n, d = x.shape
+    return reshape(transpose(x, axes=(0, 2, 1, 3)), shape=(batch, n, heads * d))
+
+
+def _join(x: Value, y: Value, heads: int) -> Value:
+    """x and y side by side in every head."""
+    return _flat(concat(_per_head(x, heads), _per_head(y, heads), axis=3))

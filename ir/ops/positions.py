@@ -1,0 +1,268 @@
+"""Position as a bias on the scores, or as vectors beside keys and values; frequencies that follow the length.
+
+Sinusoidal and learned absolute positions are `embedding` of a table; `alibi` and `relative_position_bias` feed the bias
+operand of `attention`; rotary positions have `rope`, whose frequencies may come from `dynamic_ntk` or `longrope`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .. import dtypes
+from ..op import Array, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
+from .elementwise import abs as absolute
+from .elementwise import (
+    add,
+    affine,
+    cast,
+    clip,
+    cos,
+    exp,
+    filled,
+    floor,
+    less,
+    less_equal,
+    log,
+    maximum,
+    mul,
+    neg,
+    sin,
+    sub,
+)
+from .elementwise import where as choose
+from .products import embedding, matmul
+from .reduce import max as greatest
+from .reduce import softmax
+from .tensor import concat, iota, reshape, transpose, unsqueeze
+
+_AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions of the cases
+
+
+def _grid(queries: TensorType, keys: TensorType) -> tuple[Size, Size, Size]:
+    """[batch, seq, keys] of two lists of positions."""
+    for t in (queries, keys):
+        want(t.rank == 2 and t.dtype.is_int, f"positions {t} must be integers [batch or 1, n]")
+    want(queries.dtype == keys.dtype, f"positions {queries} and {keys} differ in dtype")
+    (batch,) = broadcast(queries.with_shape(queries.shape[0]), keys.with_shape(keys.shape[0]))
+    return batch, queries.shape[1], keys.shape[1]
+
+
+def _distances(queries: Value, keys: Value) -> Value:
+    """j − i as [batch, seq, keys]."""
+    return sub(unsqueeze(keys, axes=(1,)), unsqueeze(queries, axes=(2,)))
+
+
+@op(
+    cases=[
+        case(normal(32, 4), *_AT),
+        case(normal(32, 4), *_AT, bidirectional=False, max_distance=50),
+        case(normal(8, 3), ints(2, 5, high=30), ints(2, 7, high=30), max_distance=16),
+    ]
+)
+def relative_position_bias(
+    table: Array, queries: Array, keys: Array, *, bidirectional: bool = True, max_distance: int = 128
+) -> Array:
+    """Learned bias table[bucket(j − i), head] of query position i and key position j (Raffel 2020, T5).
+
+    table [buckets, heads], queries [batch, seq], keys [batch, keys] (batch may be 1) → [batch, heads, seq, keys]. Half
+    of the buckets are for exact distances, the rest grow logarithmically up to `max_distance`; `bidirectional` splits
+    all of them between past and future, otherwise the future shares bucket 0.
+    """
+    relative = keys[:, None, :] - queries[:, :, None]
+    count, exact, rate = _buckets(len(table), bidirectional, max_distance)
+    distance = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
+    far = np.floor(np.log(np.maximum(distance, 1) / exact) * rate + (exact + _NUDGE)).astype(np.int64)
+    bucket = np.where(distance < exact, distance, np.minimum(far, count - 1))
+    bucket = bucket + (relative > 0) * count if bidirectional else bucket
+    return np.asarray(table[bucket].transpose(0, 3, 1, 2))
+
+
+_NUDGE = 1e-5  # the logarithm of a bucket's first distance may come out a rounding error too small
+
+
+def _buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
+    """Buckets per direction, how many of them are exact, buckets per e-fold of the others."""
+    count = count // 2 if bidirectional else count
+    exact = count // 2
+    return count, exact, (count - exact) / math.log(max_distance / exact)
+
+
+@relative_position_bias.infer
+def _(
+    table: TensorType, queries: TensorType, keys: TensorType, *, bidirectional: bool, max_distance: int
+) -> TensorType:
+    want(table.rank == 2, f"table {table} must be [buckets, heads]")
+    buckets = table.shape[0]
+    fits = isinstance(buckets, int) and buckets >= 4 and max_distance > buckets // (4 if bidirectional else 2)
+    want(fits, f"max_distance={max_distance} must exceed the distances that table {table} has a bucket for")
+    batch, seq, total = _grid(queries, keys)
+    return table.with_shape(batch, table.shape[1], seq, total)
+
+
+@relative_position_bias.body
+def _(table: Value, queries: Value, keys: Value, *, bidirectional: bool, max_distance: int) -> Value:
+    relative = _distances(queries, keys)
+    count, exact, rate = _buckets(table.shape[0], bidirectional, max_distance)
+    distance = absolute(relative) if bidirectional else clip(neg(relative), low=0)
+    ratio = affine(cast(clip(distance, low=1), to=dtypes.f32), by=1 / exact)
+    far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
+    bucket = choose(less(distance, filled(distance, exact)), distance, clip(far, high=count - 1))
+    if bidirectional:
+        future = cast(less(filled(relative, 0), relative), to=bucket.type.dtype)
+        bucket = add(bucket, affine(future, by=count))
+    return transpose(embedding(bucket, table), axes=(0, 3, 1, 2))
+
+
+@op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
+def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False) -> Array:
+    """The bias −slope·(i − j) of query position i and key position j (Press 2022); `symmetric`: −slope·\\|i − j\\|.
+
+    slopes [heads] (recipe AlibiSlopes), queries [batch, seq], keys [batch, keys] → [batch, heads, seq, keys].
+    """
+    distance = keys[:, None, :] - queries[:, :, None]
+    return np.asarray(slopes[:, None, None] * (-np.abs(distance) if symmetric else distance)[:, None])
+
+
+@alibi.infer
+def _(slopes: TensorType, queries: TensorType, keys: TensorType, *, symmetric: bool) -> TensorType:
+    want(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
+    batch, seq, total = _grid(queries, keys)
+    return slopes.with_shape(batch, slopes.shape[0], seq, total)
+
+
+@alibi.body
+def _(slopes: Value, queries: Value, keys: Value, *, symmetric: bool) -> Value:
+    distance = _distances(queries, keys)
+    distance = neg(absolute(distance)) if symmetric else distance
+    return mul(reshape(slopes, shape=(slopes.width, 1, 1)), unsqueeze(cast(distance, to=slopes.type.dtype), axes=(1,)))
+
+
+@op(
+    cases=[
+        case(normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12), normal(5, 4), normal(5, 4), heads=3),
+        case(normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12), normal(9, 6), heads=2, causal=True),
+        case(normal(1, 3, 4), normal(1, 6, 4), normal(1, 6, 4), normal(3, 4), normal(3, 4), heads=1),
+    ]
+)
+def relative_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    key_table: Array,
+    value_table: Array | None = None,
+    *,
+    heads: int,
+    causal: bool = False,
+) -> Array:
+    """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
+
+    r = clip(j − i, ±R) + R; key_table and value_table [2R + 1, d]; q [batch, seq, heads·d], k and v
+    [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain.
+    """
+    qh, kh, vh = (t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v))
+    reach, d = len(key_table) // 2, qh.shape[-1]
+    relative = np.arange(k.shape[1])[None] - np.arange(q.shape[1])[:, None]
+    index = np.clip(relative, -reach, reach) + reach
+    scores = np.einsum("bshd,bthd->bhst", qh, kh) + np.einsum("bshd,std->bhst", qh, key_table[index])
+    scores = np.where(causal & (relative > 0), -np.inf, scores / math.sqrt(d))
+    weights = softmax.reference(scores)
+    y = np.einsum("bhst,bthd->bshd", weights, vh)
+    if value_table is not None:
+        y = y + np.einsum("bhst,std->bshd", weights, value_table[index])
+    return np.asarray(y.reshape(q.shape))
+
+
+@relative_attention.infer
+def _(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    key_table: TensorType,
+    value_table: TensorType | None = None,
+    *,
+    heads: int,
+    causal: bool,
+) -> TensorType:
+    width = q.shape[-1]
+    want(q.rank == 3 and isinstance(width, int) and width % heads == 0, f"q {q} must be [batch, seq, {heads}·d]")
+    want(k == v and k == q.with_shape(q.shape[0], *k.shape[1:2], width), f"k {k} and v {v} do not fit q {q}")
+    for t in (key_table, value_table):
+        rows = 1 if t is None else t.shape[0]
+        fits = t is None or (t.dtype == q.dtype and t.shape[1:] == (width // heads,))
+        want(
+            fits and isinstance(rows, int) and rows % 2 == 1, f"table {t} must be [2R + 1, d] for q {q}, heads={heads}"
+        )
+    return q
+
+
+@relative_attention.cost
+def _(q: TensorType, k: TensorType, v: TensorType, *tables: TensorType | None, heads: int, causal: bool) -> Size:
+    return q.elements * k.shape[1] * (4 + 2 * len(tables)) + q.shape[0] * q.shape[1] * k.shape[1] * heads * 5
+
+
+@relative_attention.body
+def _(
+    q: Value, k: Value, v: Value, key_table: Value, value_table: Value | None = None, *, heads: int, causal: bool
+) -> Value:
+    (batch, seq, width), keys, d = q.shape, k.shape[1], q.width // heads
+    qh, kh, vh = (
+        transpose(reshape(t, shape=(*t.shape[:2], heads, d)), axes=(0, 2, 1, 3)) for t in (q, k, v)
+    )  # [batch, heads, n, d]
+
+    def by_query(x: Value, table: Value, inner: Size, outer: Size) -> Value:
+        """x [batch, heads, seq, inner] times, for every query, table [seq, inner, outer]."""
+        rows = reshape(transpose(x, axes=(2, 0, 1, 3)), shape=(seq, batch * heads, inner))
+        return transpose(reshape(matmul(rows, table), shape=(seq, batch, heads, outer)), axes=(1, 2, 0, 3))
+
+    reach = key_table.shape[0] // 2
+    relative = sub(unsqueeze(iota(k, axis=1), axes=(0,)), unsqueeze(iota(q, axis=1), axes=(1,)))
+    index = affine(clip(relative, low=-reach, high=reach), plus=reach)
+    scores = matmul(qh, transpose(kh, axes=(0, 1, 3, 2)))
+    scores = add(scores, by_query(qh, transpose(embedding(index, key_table), axes=(0, 2, 1)), d, keys))
+    scores = affine(scores, by=1 / math.sqrt(d))
+    if causal:
+        scores = choose(less_equal(relative, filled(relative, 0)), scores, filled(scores, -math.inf))
+    weights = softmax(scores)
+    y = matmul(weights, vh)
+    if value_table is not None:
+        y = add(y, by_query(weights, embedding(index, value_table), keys, d))
+    return reshape(transpose(y, axes=(0, 2, 1, 3)), shape=(batch, seq, width))
+
+
+# -- compositions
+
+
+def sinusoidal(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
+    """Sinusoids (Vaswani 2017) computed from positions [batch, seq] and frequencies [pairs], for any length: p[2k] =
+    sin, p[2k + 1] = cos of position · frequency k, or all sines before all cosines → [batch, seq, 2·pairs]."""
+    angles = mul(unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)), frequencies)
+    if not interleaved:
+        return concat(sin(angles), cos(angles), axis=2)
+    pair = concat(unsqueeze(sin(angles), axes=(3,)), unsqueeze(cos(angles), axes=(3,)), axis=3)
+    return reshape(pair, shape=(*positions.shape, 2 * frequencies.width))
+
+
+def length_of(positions: Value, dtype: dtypes.DType) -> Value:
+    """1 + the largest position, as [1]."""
+    return affine(cast(reshape(greatest(positions, axes=(0, 1)), shape=(1,)), to=dtype), plus=1.0)
+
+
+def dynamic_ntk(frequencies: Value, positions: Value, *, theta: float, factor: float, original: int) -> Value:
+    """RoPE frequencies whose base follows the length L so far: θ' = θ·max(s·L/original − s + 1, 1)^(d/(d−2)).
+
+    `frequencies` [pairs] are those of base `theta`, unscaled; `positions` [batch, seq]; `factor` is s (Transformers'
+    type dynamic).
+    """
+    pairs = frequencies.width
+    growth = affine(length_of(positions, frequencies.type.dtype), by=factor / original, plus=1 - factor)
+    # θ^(−2k/d) becomes θ'^(−2k/d), that is f · growth^(−2k/(d−2)), and −2k/d is log f / log θ.
+    power = affine(log(frequencies), by=pairs / ((pairs - 1) * math.log(theta)))
+    return mul(frequencies, exp(mul(power, log(maximum(growth, filled(growth, 1.0))))))
+
+
+def longrope(short: Value, long: Value, positions: Value, *, original: int) -> Value:
+    """The frequencies [pairs] `short` while the length is at most `original`, `long` beyond (Ding 2024)."""
+    length = length_of(positions, dtypes.f32)
+    return choose(less(filled(length, float(original)), length), long, short)

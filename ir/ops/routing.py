@@ -1,0 +1,279 @@
+"""Routers: which expert gets which token, with what weight.
+
+A router makes `combine` [..., tokens, experts]: the weight of every expert in the token's output, zero where the expert
+was not chosen. `moe` applies it. Tokens stand on axis −2; routers that compare tokens (capacity, expert choice) compare
+those of that axis, so reshape to [batch·seq, experts] first if the whole batch competes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .. import dtypes
+from ..op import Array, Size, TensorType, Trait, Value, axis_of, case, normal, op, want
+from .elementwise import (
+    _sigmoid,
+    add,
+    affine,
+    cast,
+    div,
+    equal,
+    filled,
+    less,
+    logical_and,
+    logical_not,
+    logical_or,
+    mul,
+    sigmoid,
+    softplus,
+)
+from .elementwise import where as choose
+from .reduce import cumsum, mean, softmax, top_k
+from .reduce import max as greatest
+from .reduce import sum as add_up
+from .tensor import iota, one_hot, reshape, transpose, unsqueeze
+
+_LOGITS = normal(2, 7, 8)
+
+
+def _chosen(scores: Array, k: int) -> Array:
+    """True at the k largest of the last axis; the first wins a tie."""
+    rank = np.argsort(np.argsort(-scores, -1, kind="stable"), -1, kind="stable")
+    return np.asarray(rank < k)
+
+
+@op(
+    traits=[Trait.ROWWISE],
+    cases=[
+        case(_LOGITS, k=2),
+        case(_LOGITS, k=2, renormalize=False),
+        case(_LOGITS, k=1, renormalize=False),
+        case(_LOGITS, normal(8), k=3, scoring="sigmoid", groups=4, top_groups=2, scale=2.5),
+        case(_LOGITS, k=3, groups=4, top_groups=2, group_score="max", renormalize=False, scale=16.0),
+        case(normal(5, 6), k=1, scoring="sigmoid", renormalize=False),
+    ],
+)
+def route(
+    logits: Array,
+    bias: Array | None = None,
+    *,
+    k: int,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+) -> Array:
+    """Top-k router: scale · the scores of the k chosen experts, divided by their sum if `renormalize`, zero elsewhere.
+
+    Scores are softmax (Shazeer 2017; k = 1 without `renormalize` is Switch, Fedus 2021) or sigmoid of `logits`
+    [..., experts]. The choice is made by score + bias [experts]. With `groups`, runs of experts/groups compete first:
+    only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) are chosen from (DeepSeek-V2
+    and V3).
+    """
+    scores = _sigmoid(logits) if scoring == "sigmoid" else softmax.reference(logits)
+    ranked = scores if bias is None else scores + bias
+    if groups > 1:
+        members = ranked.reshape(*ranked.shape[:-1], groups, -1)
+        best = np.sort(members, -1)[..., -1 if group_score == "max" else -2 :].sum(-1)
+        ranked = np.where(_chosen(best, top_groups)[..., None], members, -np.inf).reshape(ranked.shape)
+    kept = np.where(_chosen(ranked, k), scores, 0)
+    return np.asarray(scale * (kept / kept.sum(-1, keepdims=True) if renormalize else kept))
+
+
+@route.infer
+def _(
+    logits: TensorType,
+    bias: TensorType | None = None,
+    *,
+    k: int,
+    scoring: str,
+    renormalize: bool,
+    scale: float,
+    groups: int,
+    top_groups: int,
+    group_score: str,
+) -> TensorType:
+    experts = logits.shape[-1]
+    if not isinstance(experts, int):
+        want(False, f"logits {logits} must have a fixed number of experts")
+        return logits
+    want(scoring in ("softmax", "sigmoid"), f"scoring={scoring!r} is not softmax or sigmoid")
+    want(group_score in ("max", "top2"), f"group_score={group_score!r} is not max or top2")
+    want(bias is None or bias == logits.with_shape(experts), f"bias {bias} does not fit logits {logits}")
+    want(groups >= 1 and experts % groups == 0, f"{experts} experts do not fall into groups={groups}")
+    want(1 <= top_groups <= groups, f"top_groups={top_groups} is not within 1 and groups={groups}")
+    want(groups == 1 or group_score == "max" or experts // groups >= 2, "group_score=top2 needs two experts per group")
+    open_to = experts // groups * top_groups
+    want(1 <= k <= open_to, f"k={k} is not within 1 and the {open_to} experts open to a token")
+    return logits
+
+
+@route.cost
+def _(logits: TensorType, bias: TensorType | None = None, **attrs: object) -> Size:
+    return logits.elements * 8
+
+
+def _mask(best: Value, k: int, depth: int, like: Value) -> Value:
+    """1 at the k largest of the last axis of `best`, else 0, in the dtype of `like`."""
+    _, indices = top_k.emit(best, k=k)
+    hits = add_up(one_hot(indices, depth=depth), axes=(len(indices.shape) - 1,))
+    return cast(hits, to=like.type.dtype)
+
+
+@route.body
+def _(
+    logits: Value,
+    bias: Value | None = None,
+    *,
+    k: int,
+    scoring: str,
+    renormalize: bool,
+    scale: float,
+    groups: int,
+    top_groups: int,
+    group_score: str,
+) -> Value:
+    shape, experts = logits.shape, logits.width
+    scores = sigmoid(logits) if scoring == "sigmoid" else softmax(logits)
+    ranked = scores if bias is None else add(scores, bias)
+    if groups > 1:
+        members = reshape(ranked, shape=(*shape[:-1], groups, experts // groups))
+        best = add_up(top_k(members, k=1 if group_score == "max" else 2), axes=(-1,))
+        open_ = less(filled(best, 0.5), _mask(best, top_groups, groups, best))
+        members = choose(unsqueeze(open_, axes=(len(shape),)), members, filled(members, -math.inf))
+        ranked = reshape(members, shape=shape)
+    kept = mul(scores, _mask(ranked, k, experts, scores))
+    if renormalize:
+        kept = div(kept, add_up(kept, axes=(-1,), keepdims=True))
+    return kept if scale == 1 else affine(kept, by=scale)
+
+
+def _limit(x: Array, capacity: int | None, factor: float) -> int:
+    """C: how many tokens an expert takes; what rounding adds to a whole share does not count."""
+    tokens, experts = x.shape[-2:]
+    return math.ceil(factor * tokens / experts - 1e-9) if capacity is None else capacity
+
+
+def _check_capacity(x: TensorType, capacity: int | None, factor: float) -> TensorType:
+    want(x.rank >= 2 and isinstance(x.shape[-1], int), f"{x} must be [..., tokens, experts]")
+    want(capacity is None or capacity >= 1, f"capacity={capacity} must be positive")
+    want(factor > 0, f"factor={factor} must be positive")
+    return x
+
+
+def _below_limit(count: Value, x: Value, capacity: int | None, factor: float) -> Value:
+    """Whether `count` is below the C of `_limit`: a whole number is below ⌈z⌉ when it is below z."""
+    if capacity is not None:
+        return less(count, filled(count, capacity))
+    last = greatest(iota(x, axis=len(x.shape) - 2), axes=(0,), keepdims=True)
+    share = affine(cast(last, to=dtypes.f32), by=factor / x.width, plus=factor / x.width - 1e-4)
+    return less(cast(count, to=dtypes.f32), share)
+
+
+_SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
+
+
+@op(cases=[case(_SPARSE, capacity=2), case(_SPARSE, factor=1.25), case(_SPARSE[0], factor=0.5)])
+def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0) -> Array:
+    """`combine` [..., tokens, experts] with an expert's tokens after the first C dropped: C = `capacity`, or
+    ⌈factor · tokens/experts⌉ if it is none (Fedus 2021; the residual carries what was dropped)."""
+    limit = _limit(combine, capacity, factor)
+    return np.where(np.cumsum(combine != 0, -2) <= limit, combine, 0)
+
+
+@limit_capacity.infer
+def _(combine: TensorType, *, capacity: int | None, factor: float) -> TensorType:
+    return _check_capacity(combine, capacity, factor)
+
+
+@limit_capacity.body
+def _(combine: Value, *, capacity: int | None, factor: float) -> Value:
+    taken = cast(logical_not(equal(combine, filled(combine, 0))), to=dtypes.i64)
+    before = cumsum(taken, axis=len(combine.shape) - 2, exclusive=True)
+    return choose(_below_limit(before, combine, capacity, factor), combine, filled(combine, 0))
+
+
+@op(cases=[case(_LOGITS, capacity=2), case(_LOGITS, factor=2.0), case(normal(9, 4), factor=0.6)])
+def expert_choice(logits: Array, *, capacity: int | None = None, factor: float = 1.0) -> Array:
+    """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
+    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is none. The first token wins a tie."""
+    scores = softmax.reference(logits)
+    limit = _limit(logits, capacity, factor)
+    return np.where(_chosen(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
+
+
+@expert_choice.infer
+def _(logits: TensorType, *, capacity: int | None, factor: float) -> TensorType:
+    return _check_capacity(logits, capacity, factor)
+
+
+@expert_choice.cost
+def _(logits: TensorType, **attrs: object) -> Size:
+    return logits.elements * 8
+
+
+@expert_choice.body
+def _(logits: Value, *, capacity: int | None, factor: float) -> Value:
+    scores, rank = softmax(logits), len(logits.shape)
+    swapped = transpose(scores, axes=(*range(rank - 2), rank - 1, rank - 2))  # [..., experts, tokens]
+    mine, other = unsqueeze(swapped, axes=(rank,)), unsqueeze(swapped, axes=(rank - 1,))
+    place = iota(logits, axis=rank - 2)
+    earlier = less(unsqueeze(place, axes=(0,)), unsqueeze(place, axes=(1,)))  # [token, other token]
+    ahead = logical_or(less(mine, other), logical_and(equal(mine, other), earlier))
+    better = add_up(cast(ahead, to=dtypes.i64), axes=(rank,))
+    better = transpose(better, axes=(*range(rank - 2), rank - 1, rank - 2))
+    return choose(_below_limit(better, logits, capacity, factor), scores, filled(scores, 0))
+
+
+@op(cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])
+def load_balance_loss(logits: Array, combine: Array) -> Array:
+    """experts · Σ_j f_j p_j over all tokens (Fedus 2021), a scalar: f_j the fraction of tokens that `combine` sends to
+    expert j, p_j the mean softmax probability. Multiply by λ ≈ 0.01."""
+    experts = logits.shape[-1]
+    routed = (combine != 0).reshape(-1, experts).mean(0)
+    return np.asarray(experts * (routed * softmax.reference(logits).reshape(-1, experts).mean(0)).sum())
+
+
+@load_balance_loss.infer
+def _(logits: TensorType, combine: TensorType) -> TensorType:
+    want(logits == combine, f"logits {logits} and combine {combine} differ")
+    axis_of(-2, logits.rank)
+    return logits.with_shape()
+
+
+@load_balance_loss.cost
+def _(logits: TensorType, combine: TensorType) -> Size:
+    return logits.elements * 8
+
+
+@load_balance_loss.body
+def _(logits: Value, combine: Value) -> Value:
+    tokens = tuple(range(len(logits.shape) - 1))
+    taken = cast(logical_not(equal(combine, filled(combine, 0))), to=logits.type.dtype)
+    product = mul(mean(taken, axes=tokens), mean(softmax(logits), axes=tokens))
+    return affine(add_up(product, axes=(0,)), by=logits.width)
+
+
+# -- compositions
+
+
+def noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
+    """logits + noise · softplus(spread), the noisy gate of Shazeer 2017: `spread` is x W_noise, `noise` standard normal
+    numbers from outside, all [..., experts]. Route the result with ``route(..., k=k)``."""
+    return add(logits, mul(noise, softplus(spread)))
+
+
+def hierarchical(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
+    """Two-level routing (Shazeer 2017, appendix B): `top_groups` groups by group_logits [..., groups], then k experts
+    inside every group by logits [..., experts]; weights multiply → combine [..., experts]."""
+    groups, shape = group_logits.width, logits.shape
+    outer = route(group_logits, k=top_groups)
+    inner = route(reshape(logits, shape=(*shape[:-1], groups, logits.width // groups)), k=k)
+    return reshape(mul(unsqueeze(outer, axes=(len(shape),)), inner), shape=shape)
+
+
+__all__ = ["expert_choice", "hierarchical", "limit_capacity", "load_balance_loss", "noisy_logits", "route"]

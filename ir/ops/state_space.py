@@ -1,0 +1,222 @@
+"""State-space layers: the recurrences of Mamba and Mamba-2.
+
+What surrounds them is composed: a projection into x, gate and step, `causal_conv` with silu, Δ = softplus(step + bias),
+A = −e^A_log (recipe ``map(…, fn="neg_exp")``), then y ⊙ silu(gate). Both take the past as an optional operand and then
+also return the present state. Bodies are the parallel forms, quadratic in the length: fit for short pieces.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import sizes
+from ..op import Array, Size, TensorType, Value, case, normal, op, positive, want
+from .elementwise import add, exp, filled, less_equal, mul, sub
+from .elementwise import where as choose
+from .products import matmul
+from .reduce import cumsum
+from .reduce import sum as add_up
+from .tensor import expand, iota, reshape, transpose, unsqueeze
+
+_A = -np.arange(1.0, 13.0).reshape(4, 3) / 5  # decay rates are negative
+_SCAN = (normal(2, 7, 4), positive(2, 7, 4), _A, normal(2, 7, 3), normal(2, 7, 3))
+_SSD = (normal(2, 7, 20), positive(2, 7, 4), _A[:, 0], normal(2, 7, 6), normal(2, 7, 6))
+
+
+@op(
+    outputs="selective_scan present",
+    cases=[case(*_SCAN), case(*_SCAN, normal(4)), case(*_SCAN, normal(4), normal(2, 4, 3))],
+)
+def selective_scan(
+    x: Array, delta: Array, a: Array, b: Array, c: Array, d: Array | None = None, past: Array | None = None
+) -> Array | tuple[Array, Array]:
+    """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t per channel (Gu & Dao 2023, Mamba).
+
+    x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states], d [channels] → y like x. The state
+    before x is `past` [batch, channels, states], then the one after x is returned too; or zero.
+    """
+    state = np.zeros((len(x), *a.shape)) if past is None else past
+    y = np.zeros_like(x)
+    for t in range(x.shape[1]):
+        step = delta[:, t, :, None]
+        state = np.exp(step * a) * state + step * b[:, t, None] * x[:, t, :, None]
+        y[:, t] = np.einsum("bcn,bn->bc", state, c[:, t])
+    y = y if d is None else y + d * x
+    return y if past is None else (y, state)
+
+
+@selective_scan.infer
+def _(
+    x: TensorType,
+    delta: TensorType,
+    a: TensorType,
+    b: TensorType,
+    c: TensorType,
+    d: TensorType | None = None,
+    past: TensorType | None = None,
+) -> tuple[TensorType, ...]:
+    want(x.rank == 3 and delta == x, f"delta {delta} must be [batch, seq, channels] like x {x}")
+    want(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
+    want(b == c == x.with_shape(*x.shape[:2], a.shape[1]), f"b {b} and c {c} must be [batch, seq, states] for a {a}")
+    want(d is None or d == x.with_shape(x.shape[2]), f"d {d} does not fit x {x}")
+    want(past is None or past == x.with_shape(x.shape[0], *a.shape), f"past {past} does not fit x {x} and a {a}")
+    return (x,) if past is None else (x, past)
+
+
+@selective_scan.cost
+def _(x: TensorType, delta: TensorType, a: TensorType, *rest: TensorType | None) -> Size:
+    return x.elements * a.shape[1] * 9
+
+
+def _parallel(delta: Value) -> tuple[Value, Value, Value]:
+    """From steps [batch, seq, n]: their sum so far, what passes from time s to t as [batch, t, s, n] (0 if s > t), and
+    whether s ≤ t as [t, s, 1]."""
+    at = iota(delta, axis=1)
+    seen = unsqueeze(less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,))), axes=(2,))
+    so_far = cumsum(delta, axis=1)
+    gap = sub(unsqueeze(so_far, axes=(2,)), unsqueeze(so_far, axes=(1,)))
+    return so_far, choose(seen, gap, filled(gap, 0)), seen
+
+
+@selective_scan.body
+def _(
+    x: Value, delta: Value, a: Value, b: Value, c: Value, d: Value | None = None, past: Value | None = None
+) -> Value | tuple[Value, Value]:
+    so_far, gap, seen = _parallel(delta)
+    read = mul(unsqueeze(c, axes=(2,)), unsqueeze(b, axes=(1,)))  # [batch, t, s, states]
+    kernel = add_up(mul(exp(mul(unsqueeze(gap, axes=(4,)), a)), unsqueeze(read, axes=(3,))), axes=(4,))
+    driven = mul(delta, x)
+    y = add_up(mul(choose(seen, kernel, filled(kernel, 0)), unsqueeze(driven, axes=(1,))), axes=(2,))
+    if past is not None:
+        fading = mul(exp(mul(unsqueeze(so_far, axes=(3,)), a)), unsqueeze(past, axes=(1,)))
+        y = add(y, add_up(mul(fading, unsqueeze(c, axes=(2,))), axes=(3,)))
+    if d is not None:
+        y = add(y, mul(x, d))
+    if past is None:
+        return y
+    whole = add_up(delta, axes=(1,), keepdims=True)  # [batch, 1, channels]
+    left = exp(mul(unsqueeze(sub(whole, so_far), axes=(3,)), a))
+    written = mul(mul(left, unsqueeze(driven, axes=(3,))), unsqueeze(b, axes=(2,)))
+    kept = mul(exp(mul(reshape(whole, shape=(*past.shape[:2], 1)), a)), past)
+    return y, add(kept, add_up(written, axes=(1,)))
+
+
+@op(
+    outputs="ssd present",
+    cases=[
+        case(*_SSD, heads=4),
+        case(*_SSD, normal(4), heads=4, groups=2),
+        case(*_SSD, normal(4), normal(2, 4, 5, 3), heads=4, groups=2),
+        case(*_SSD, None, normal(2, 4, 5, 6), heads=4),
+    ],
+)
+def ssd(
+    x: Array,
+    delta: Array,
+    a: Array,
+    b: Array,
+    c: Array,
+    d: Array | None = None,
+    past: Array | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+) -> Array | tuple[Array, Array]:
+    """h_t = exp(Δ_t A) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D x_t per head, A and D scalars (Dao & Gu 2024, Mamba-2).
+
+    x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq, groups·states] (head h
+    reads group ⌊h·groups/heads⌋) → y like x. The state before x is `past` [batch, heads, p, states], then the one after
+    x is returned too; or zero.
+    """
+    batch, seq, _ = x.shape
+    xh = x.reshape(batch, seq, heads, -1)
+    bh, ch = (np.repeat(t.reshape(batch, seq, groups, -1), heads // groups, 2) for t in (b, c))
+    state = np.zeros((batch, heads, xh.shape[3], bh.shape[3])) if past is None else past
+    y = np.zeros_like(xh)
+    for t in range(seq):
+        step = delta[:, t, :, None, None]
+        state = np.exp(step * a[:, None, None]) * state + step * xh[:, t, :, :, None] * bh[:, t, :, None]
+        y[:, t] = np.einsum("bhpn,bhn->bhp", state, ch[:, t])
+    y = y if d is None else y + d[:, None] * xh
+    return y.reshape(x.shape) if past is None else (y.reshape(x.shape), state)
+
+
+@ssd.infer
+def _(
+    x: TensorType,
+    delta: TensorType,
+    a: TensorType,
+    b: TensorType,
+    c: TensorType,
+    d: TensorType | None = None,
+    past: TensorType | None = None,
+    *,
+    heads: int,
+    groups: int,
+) -> tuple[TensorType, ...]:
+    width, wide = x.shape[-1], b.shape[-1]
+    if not (isinstance(width, int) and isinstance(wide, int)):
+        want(False, f"x {x} and b {b} must have fixed widths")
+        return ()
+    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is no multiple of groups={groups}")
+    want(x.rank == 3 and width % heads == 0, f"x {x} must be [batch, seq, {heads}·p]")
+    want(delta == x.with_shape(*x.shape[:2], heads), f"delta {delta} must be [batch, seq, {heads}] for x {x}")
+    want(a == x.with_shape(heads), f"a {a} must be [{heads}]")
+    want(b == c == x.with_shape(*x.shape[:2], wide) and wide % groups == 0, f"b {b}, c {c} do not fit groups={groups}")
+    want(d is None or d == a, f"d {d} differs from a {a}")
+    state = x.with_shape(x.shape[0], heads, width // heads, wide // groups)
+    want(past is None or past == state, f"past {past} must be {state}")
+    return (x,) if past is None else (x, state)
+
+
+@ssd.cost
+def _(
+    x: TensorType, delta: TensorType, a: TensorType, b: TensorType, *rest: TensorType | None, heads: int, groups: int
+) -> Size:
+    return x.elements * sizes.floordiv(b.shape[2], groups) * 7
+
+
+@ssd.body
+def _(
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None = None,
+    past: Value | None = None,
+    *,
+    heads: int,
+    groups: int,
+) -> Value | tuple[Value, Value]:
+    (batch, seq, width), states = x.shape, b.width // groups
+    p = x.width // heads
+
+    def by_head(t: Value) -> Value:
+        """b or c as [batch, heads, seq, states]."""
+        grouped = transpose(reshape(t, shape=(batch, seq, groups, 1, states)), axes=(0, 2, 3, 1, 4))
+        spread = expand(grouped, shape=(batch, groups, heads // groups, seq, states))
+        return reshape(spread, shape=(batch, heads, seq, states))
+
+    bh, ch = by_head(b), by_head(c)
+    xh = reshape(x, shape=(batch, seq, heads, p))
+    driven = transpose(mul(xh, unsqueeze(delta, axes=(3,))), axes=(0, 2, 1, 3))  # [batch, heads, seq, p]
+    so_far, gap, seen = _parallel(delta)
+    decay = exp(mul(gap, a))
+    decay = transpose(choose(seen, decay, filled(decay, 0)), axes=(0, 3, 1, 2))  # [batch, heads, t, s]
+    y = matmul(mul(decay, matmul(ch, transpose(bh, axes=(0, 1, 3, 2)))), driven)
+    fading = transpose(exp(mul(so_far, a)), axes=(0, 2, 1))  # [batch, heads, t]
+    if past is not None:
+        faded = mul(ch, unsqueeze(fading, axes=(3,)))
+        y = add(y, matmul(faded, transpose(past, axes=(0, 1, 3, 2))))
+    y = transpose(y, axes=(0, 2, 1, 3))
+    if d is not None:
+        y = add(y, mul(xh, unsqueeze(d, axes=(1,))))
+    y = reshape(y, shape=(batch, seq, width))
+    if past is None:
+        return y
+    whole = add_up(delta, axes=(1,), keepdims=True)  # [batch, 1, heads]
+    left = transpose(exp(mul(sub(whole, so_far), a)), axes=(0, 2, 1))
+    written = matmul(transpose(mul(driven, unsqueeze(left, axes=(3,))), axes=(0, 1, 3, 2)), bh)
+    kept = mul(reshape(exp(mul(whole, a)), shape=(batch, heads, 1, 1)), past)
+    return y, add(kept, written)
