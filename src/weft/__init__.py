@@ -1,6 +1,6 @@
 """weft: a declarative transformer, compiled to readable PyTorch or to ONNX for ONNX Runtime.
 
-The names below are imported on first use, so `import weft` costs next to nothing.
+The names below, and every op, are imported on first use, so `import weft` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,21 @@ _PUBLIC = {
         "Encoder",
         "GatedMLP",
         "LayerNorm",
+        "LearnedPositions",
         "MLP",
         "RMSNorm",
         "RoPE",
+        "Sinusoidal",
+        "embedding",
+        "linear",
         "module",
+        "named",
+        "param",
+        "scope",
+        "trace",
     ),
-    "weft.frontends": ("compile", "load_source"),
+    "weft.frontends": ("load_source",),
+    "weft.frontends.compiler": ("compile",),
     "weft.backends.runtime": ("load",),
     "weft.passes": ("run_passes",),
 }
@@ -39,10 +48,14 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return importlib.import_module(f"weft.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-    return value
+    if name in _HOME:
+        value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+        return value
+    ops = importlib.import_module("weft.ir.ops") if name[0] != "_" else None  # every op is a public name
+    try:
+        return getattr(ops, name)
+    except AttributeError:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,183 @@
+"""`weft.compile`: a source becomes a folder that ONNX Runtime, onnxruntime-genai and weft's own runtime all run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from weft.backends.folder import whole_folder
+from weft.backends.targets import Target, find_target
+from weft.ir import dtypes
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
+
+from .sources import Model, load_source
+
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+
+
+@dataclass
+class CompileReport:
+    """What `compile` did: where, in how long, by which passes, with which lowerings refused."""
+
+    folder: Path
+    target: str
+    dtype: str
+    model: Model
+    graph: Graph
+    passes: Report
+    weight_bytes: int
+    seconds: dict[str, float]
+    trace: list[str] = field(default_factory=list)
+
+
+def compile(
+    source: str | Path | Model | Graph | Any,
+    out: str | Path,
+    *,
+    target: str = "ort-cpu",
+    dtype: str | None = None,
+    passes: str = "default",
+    max_length: int | None = None,
+    seed: int = 0,
+    dump_ir: str | Path | None = None,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> CompileReport:
+    """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
+
+    Args:
+        target: ``ort-cpu``, ``ort-cuda`` or ``onnx``.
+        dtype: float type of weights and activations; the first of the target's if None.
+        passes: pipeline text; ``default,-last-token-logits`` keeps the logits of all positions.
+        max_length: positions that tables and caches can hold; the model's context if None.
+        seed: of the random initialization, where there is no checkpoint.
+        dump_ir: folder for the text form after every pass.
+        verify: check every pass on small random inputs in float64.
+        progress: called with (stage, bytes done, bytes in all).
+
+    Raises:
+        WeftError: on any bad input; an older `out` survives.
+    """
+    clock = {"start": time.perf_counter()}
+    place = find_target(target)
+    dtype = _dtype(place, dtype)
+    model = as_model(source, seed)
+    length = _max_length(model.graph, max_length)
+    clock["load"] = time.perf_counter()
+    pipeline = target_pipeline(model.graph, place, dtype, passes)
+    report, trace = Report(), Trace()
+    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
+    from weft.backends.onnx import export, genai
+    from weft.backends.onnx.lowering import refusals
+
+    legalize(graph, lambda node: refusals(node, place), trace)
+    built = export.build(graph, place, length)
+    clock["passes"] = time.perf_counter()
+    done = 0
+
+    def step(written: int) -> None:
+        nonlocal done
+        done += written
+        if progress:
+            progress("weights", done, built.weight_bytes)
+
+    with whole_folder(Path(out)) as folder:
+        export.write(built, folder, step)
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        if genai.cache_layers(graph):
+            genai.write_config(graph, place, length, folder)
+        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, seed)
+        (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    clock["write"] = time.perf_counter()
+    times = list(clock.items())
+    seconds = {name: t - before for (_, before), (name, t) in zip(times, times[1:], strict=False)}
+    return CompileReport(
+        Path(out), target, dtype, model, graph, report, built.weight_bytes, seconds, [*trace.lines, *built.trace]
+    )
+
+
+def target_pipeline(graph: Graph, target: Target, dtype: str, passes: str = "default") -> Pipeline:
+    """The pipeline that `passes` spells for `graph` on `target`, with the cast to `dtype` at its end.
+
+    Raises:
+        WeftError: if the text is wrong.
+    """
+    from weft.passes import Phase
+    from weft.passes.library.cast import Cast
+
+    phases = default_pipeline(graph).phases
+    paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in phases)
+    pipeline = parse_pipeline(passes, Pipeline(paying))
+    return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
+
+
+def as_model(source: str | Path | Model | Graph | Any, seed: int = 0) -> Model:
+    """A model from whatever users hand over: a source by name, a `Model`, a graph, or a DSL module.
+
+    Raises:
+        WeftError: if it is none of these, or cannot be loaded.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, Graph):
+        return Model(source, f"graph {source.name}")
+    if isinstance(source, (str, Path)):
+        return load_source(str(source), seed=seed)
+    if callable(getattr(source, "graph", None)):
+        return Model(source.graph(seed=seed), f"{type(source).__name__} module", source, random_init=True)
+    raise WeftError(f"cannot compile {type(source).__name__}: give a source by name, a module, or a graph")
+
+
+def _dtype(target: Target, dtype: str | None) -> str:
+    name = target.dtypes[0] if dtype is None else dtypes.parse(dtype).name
+    if name not in target.dtypes:
+        raise WeftError(f"target {target.name} cannot compute in {name}; it takes {', '.join(target.dtypes)}")
+    return name
+
+
+def _max_length(graph: Graph, wanted: int | None) -> int:
+    context = graph.meta.get("context")
+    if wanted is None:
+        if context is None:
+            raise WeftError("the model states no context length; give --max-length")
+        return int(context)
+    if wanted < 1:
+        raise WeftError(f"--max-length {wanted} must be positive")
+    table = graph.meta.get("max_positions")  # of learned positions, which end there
+    if table is not None and wanted > table:
+        raise WeftError(f"--max-length {wanted} exceeds the {table} positions that the model has learned")
+    return wanted
+
+
+def _manifest(
+    graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, seed: int
+) -> dict[str, Any]:
+    from weft import __version__
+    from weft.backends.onnx.genai import cache_layers
+
+    meta = graph.meta
+    logits = graph.outputs.get("logits")
+    return {
+        "weft": __version__,
+        "kind": meta.get("kind", "decoder"),
+        "target": target.name,
+        "dtype": dtype,
+        "vocab": meta.get("vocab"),
+        "max_length": length,
+        "logits": None if logits is None else "last" if logits.shape[1] == 1 else "all",
+        "eos_token_ids": meta.get("eos_token_ids", []),
+        "bos_token_id": meta.get("bos_token_id"),
+        "pad_token_id": meta.get("pad_token_id"),
+        "cache": cache_layers(graph),
+        "pipeline": pipeline,
+        "source": {"description": model.description, "seed": seed, "hashes": model.hashes(), **meta.get("source", {})},
+        "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
+    }

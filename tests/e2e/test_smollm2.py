@@ -1,0 +1,130 @@
+"""SmolLM2 from its GGUF to English, held against Hugging Face transformers on the same dequantized weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import weft
+from weft.backends.runtime.generate import Generator
+
+PROMPTS = {1: "Once", 7: None, 64: None, 513: None, 600: None}  # lengths cross the chunk of 512
+
+
+@pytest.fixture(scope="module")
+def hf_model(smollm2_gguf: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
+    sys.path.insert(0, str(root / "benchmarks"))
+    from smollm2 import hugging_face_folder
+    from transformers import LlamaForCausalLM
+
+    folder = hugging_face_folder(smollm2_gguf, tmp_path_factory.mktemp("hf"))
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("smollm2") / "last"
+    weft.compile(smollm2_gguf, out, max_length=1024)
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Generator:
+    loaded = weft.load(folder)
+    assert isinstance(loaded, Generator)
+    return loaded
+
+
+def prompts() -> Iterator[list[int]]:
+    rng = np.random.default_rng(7)
+    for length in PROMPTS:
+        yield rng.integers(20, 49_000, length).tolist()
+
+
+def hf_logits(hf_model: torch.nn.Module, ids: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        return hf_model(torch.tensor([ids])).logits[0].float().numpy()
+
+
+def hf_greedy(hf_model: torch.nn.Module, ids: list[int], count: int) -> list[int]:
+    found = hf_model.generate(
+        torch.tensor([ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None
+    )
+    return found[0, len(ids) :].tolist()
+
+
+def test_logits_of_all_positions_equal_transformers(
+    hf_model: torch.nn.Module, smollm2_gguf: Path, tmp_path: Path
+) -> None:
+    weft.compile(smollm2_gguf, tmp_path / "all", passes="default,-last-token-logits", max_length=1024)
+    everything = weft.load(tmp_path / "all")
+    for ids in prompts():
+        want = hf_logits(hf_model, ids)
+        got = everything.logits(ids)
+        assert got.shape == want.shape
+        assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), len(ids)
+
+
+@pytest.mark.parametrize("chunk", [512, 33, 7])
+def test_greedy_tokens_equal_transformers_whatever_the_chunk(
+    hf_model: torch.nn.Module, model: Generator, chunk: int
+) -> None:
+    ids = model.tokenizer.encode("The three laws of motion, explained to a child: " * 8)
+    want = hf_greedy(hf_model, ids, 64)
+    unstopped = Generator(model.decoder, folder=model.folder)  # no stop tokens: all 64 are compared
+    assert unstopped.generate(ids, max_tokens=64, chunk=chunk)[0].tokens == want
+
+
+def test_a_batch_of_unequal_prompts_equals_each_alone(model: Generator) -> None:
+    texts = ["Hello", "The capital of France is", "List the first ten prime numbers, then explain why 1 is not one."]
+    together = model.generate(texts, max_tokens=24)
+    long = [t * 40 for t in texts]  # 40 to 640 tokens: beyond one chunk, so rows are prefilled one by one
+    together += model.generate(long, max_tokens=8, chunk=128)
+    alone = [model.generate(t, max_tokens=24)[0] for t in texts] + [model.generate(t, max_tokens=8)[0] for t in long]
+    assert [r.tokens for r in together] == [r.tokens for r in alone]
+
+
+def test_onnxruntime_genai_generates_the_same_from_the_same_folder(
+    hf_model: torch.nn.Module, model: Generator, folder: Path
+) -> None:
+    import onnxruntime_genai as og
+
+    text = "Rain falls because"
+    theirs = og.Model(str(folder))
+    tokenizer = og.Tokenizer(theirs)
+    ids = tokenizer.encode(text).tolist()
+    assert ids == model.tokenizer.encode(text)
+    params = og.GeneratorParams(theirs)
+    params.set_search_options(max_length=len(ids) + 64, min_length=len(ids) + 64)
+    generator = og.Generator(theirs, params)
+    generator.append_tokens(ids)
+    found: list[int] = []
+    while not generator.is_done() and len(found) < 64:
+        generator.generate_next_token()
+        found.append(int(generator.get_next_tokens()[0]))
+    assert found == hf_greedy(hf_model, ids, 64)[: len(found)]
+    assert len(found) == 64
+
+
+def test_a_chat_gets_a_sensible_answer(model: Generator) -> None:
+    prompt = model.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
+    stream = model.stream(prompt, max_tokens=60)
+    text = "".join(stream)
+    assert "Paris" in text
+    assert text == stream.result.text
+    assert stream.result.finish == "stop"
+
+
+def test_a_decoder_layer_is_at_most_ten_nodes_without_shape_plumbing(folder: Path) -> None:
+    nodes = onnx.load(folder / "model.onnx", load_external_data=False).graph.node
+    inner = [n for n in nodes if ".layers.15." in f".{n.name}."]
+    assert 0 < len(inner) <= 10, [n.op_type for n in inner]
+    assert not {n.op_type for n in inner} & {"Shape", "Gather", "Reshape", "Unsqueeze", "Concat", "Range"}
+    shapes = [n for n in nodes if n.op_type == "Shape"]
+    assert len(shapes) <= 1  # the total length, once for the whole model
