@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib.util
 import os
 import re
-import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.ir.archive import EMPTY, Archive
+from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Full, Normal, Recipe, Source
-
-HASH_WHOLE = 16 << 20  # larger files are hashed by size, first and last MiB
 
 
 @dataclass(frozen=True)
 class Model:
     """A graph and where it comes from.
 
-    `tokenizer` writes the tokenizer's files into a folder. `unread` are checkpoint keys that nothing reads, `ignored`
-    those known to be useless. `random_init`: the weights are the declared random initialization, not a checkpoint's.
+    `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
+    checkpoint keys that nothing reads, `ignored` those known to be useless. `random_init`: the weights are the declared
+    random initialization, not a checkpoint's.
     """
 
     graph: Graph
+    spec: str
     description: str
+    seed: int = 0
     module: Any = None
     tokenizer: Callable[[Path], None] | None = None
     unread: list[str] = field(default_factory=list)
@@ -37,32 +39,46 @@ class Model:
     files: tuple[Path, ...] = ()
     random_init: bool = False
 
-    @property
     def hashes(self) -> dict[str, str]:
-        """A fingerprint of every file the model comes from: sha256, of size and both ends only for large files."""
-        return {path.name: fingerprint(path) for path in self.files}
+        """The SHA-256 of every file the model comes from, by name; reads them all."""
+        found = {}
+        for path in self.files:
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return found
 
 
-def load_source(spec: str, seed: int = 0) -> Model:
-    """The model that `spec` names.
+def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Model:
+    """The model that `source` is or names.
 
     A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
-    repository in the local hub cache), a .gguf file, or a file of IR text. Without a checkpoint, parameters get their
+    repository in the local hub cache), a .gguf file, or a file of IR text; in Python also a `Decoder`, an `Encoder` or
+    any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a checkpoint, parameters get their
     declared random initialization with `seed`.
 
     Raises:
         WeftError: saying what is wrong with the source, or what can be one.
     """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, Graph):
+        return Model(source, source.name, f"graph {source.name}", seed, random_init=_is_random(source))
+    if not isinstance(source, (str, Path)):
+        kind = type(source).__name__
+        if not callable(getattr(source, "graph", None)) or isinstance(source, type):
+            raise WeftError(f"a {kind} is no source: {_POSSIBLE}")
+        return _initialized(source, kind.lower(), kind, f"a {kind}", seed)
+    spec = str(source)
     path = Path(spec).expanduser()
     if match := re.fullmatch(r"(.+\.py)(?::(\w+))?", spec):
-        return _from_python(Path(match[1]).expanduser(), match[2], seed)
+        return _from_python(spec, Path(match[1]).expanduser(), match[2], seed)
     if path.suffix == ".gguf":
-        return _from_gguf(path)
+        return _from_gguf(spec, path)
     if path.is_dir():
-        return _from_folder(path)
+        return _from_folder(spec, path)
     if path.is_file():
-        return _from_text(path)
-    return _from_name(spec, path, seed)
+        return _from_text(spec, path)
+    return _from_name(spec, seed)
 
 
 def parameter_count(graph: Graph) -> int:
@@ -80,60 +96,41 @@ def parameter_count(graph: Graph) -> int:
     return total
 
 
-def fingerprint(path: Path) -> str:
-    """``sha256:…`` of a file; for large ones ``sha256-ends:…`` of its size, first and last MiB."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= HASH_WHOLE:
-            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256(str(size).encode() + file.read(1 << 20))
-        file.seek(-(1 << 20), os.SEEK_END)
-        digest.update(file.read())
-    return "sha256-ends:" + digest.hexdigest()
-
-
-def _from_gguf(path: Path) -> Model:
+def _from_gguf(spec: str, path: Path) -> Model:
     from .gguf.family import load_gguf
     from .gguf.tokenizer import write_tokenizer
 
     archive, loaded = load_gguf(path)
     return Model(
         loaded.graph,
-        f"GGUF file {path}",
-        loaded.module,
-        lambda out: write_tokenizer(archive.metadata, out),
-        loaded.unread,
-        loaded.ignored,
-        (path,),
+        spec,
+        f"GGUF file {path.name}",
+        module=loaded.module,
+        tokenizer=lambda out: write_tokenizer(archive.metadata, out),
+        unread=loaded.unread,
+        ignored=loaded.ignored,
+        files=(path,),
     )
 
 
-def _from_folder(path: Path) -> Model:
-    from .hf import SafetensorsArchive, load_folder
+def _from_folder(spec: str, path: Path) -> Model:
+    from .hf import load_folder
 
     folder, loaded = load_folder(path)
-    archive = loaded.graph.archive
-    weights = [path / name for name in archive.files] if isinstance(archive, SafetensorsArchive) else []
     return Model(
         loaded.graph,
-        f"Hugging Face folder {path}",
-        loaded.module,
-        folder.write_tokenizer if folder.tokenizer_files else None,
-        loaded.unread,
-        loaded.ignored,
-        (path / "config.json", *folder.tokenizer_files, *weights),
+        spec,
+        f"Hugging Face folder {path.name}",
+        module=loaded.module,
+        tokenizer=folder.write_tokenizer if folder.tokenizer_files else None,
+        unread=loaded.unread,
+        ignored=loaded.ignored,
+        files=folder.files,
     )
 
 
-def _from_python(path: Path, name: str | None, seed: int) -> Model:
-    if not path.is_file():
-        raise WeftError(f"{path}: no such architecture file")
-    try:
-        namespace = runpy.run_path(str(path))
-    except WeftError as e:
-        raise WeftError(f"{path}: {e}") from e
-    except Exception as e:
-        raise WeftError(f"{path}{_line_in(path, e)}: {type(e).__name__}: {e}") from e
+def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
+    namespace = _run(path)
     models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
     if name is None:
         if "model" not in models and len(models) != 1:
@@ -142,11 +139,39 @@ def _from_python(path: Path, name: str | None, seed: int) -> Model:
     if name not in namespace:
         raise WeftError(f"{path} defines no {name!r}; its models are {', '.join(models) or 'none'}")
     found = namespace[name]
-    if callable(found) and name not in models:
-        found = found()
+    if name not in models and callable(found):
+        try:
+            found = found()
+        except Exception as e:
+            raise _blamed(path, e) from e
     if not callable(getattr(found, "graph", None)):
-        raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that returns one")
-    return _initialized(found, name, f"architecture {path}:{name}", seed, (path,))
+        raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that makes one")
+    return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, (path,))
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """The names that the architecture file defines; it may import files beside it."""
+    if not path.is_file():
+        raise WeftError(f"{path}: no such architecture file")
+    name = f"weft_source_{path.stem}"
+    code = importlib.util.spec_from_file_location(name, path)
+    assert code is not None and code.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(code)
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        code.loader.exec_module(made)
+    except Exception as e:
+        del sys.modules[name]
+        raise _blamed(path, e) from e
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    return vars(made)
+
+
+def _blamed(path: Path, e: Exception) -> WeftError:
+    """What went wrong in the user's file, with the line."""
+    kind = "" if isinstance(e, WeftError) else f"{type(e).__name__}: "
+    return WeftError(f"{path}{_line_in(path, e)}: {kind}{e}")
 
 
 def _line_in(path: Path, error: BaseException) -> str:
@@ -160,7 +185,7 @@ def _line_in(path: Path, error: BaseException) -> str:
     return f":{lines[-1]}" if lines else ""
 
 
-def _from_text(path: Path) -> Model:
+def _from_text(spec: str, path: Path) -> Model:
     from weft.ir.parser import parse
 
     try:
@@ -173,7 +198,7 @@ def _from_text(path: Path) -> Model:
     keys = [k for p in graph.params.values() for k in p.recipe.sources()]
     if keys:
         graph.archive = _archive_of(graph, path, keys[0])
-    return Model(graph, f"IR text {path}", files=(path,), random_init=_is_random(graph))
+    return Model(graph, spec, f"IR text {path.name}", files=(path,), random_init=_is_random(graph))
 
 
 def _archive_of(graph: Graph, path: Path, key: str) -> Archive:
@@ -191,13 +216,13 @@ def _archive_of(graph: Graph, path: Path, key: str) -> Archive:
     return SafetensorsArchive(at)
 
 
-def _from_name(spec: str, path: Path, seed: int) -> Model:
+def _from_name(spec: str, seed: int) -> Model:
     from .presets import PRESETS
 
     if spec in PRESETS:
-        return _initialized(PRESETS[spec].model(), spec, f"preset {spec}", seed, ())
+        return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
     if (snapshot := _hub_snapshot(spec)) is not None:
-        return _from_folder(snapshot)
+        return _from_folder(spec, snapshot)
     near = difflib.get_close_matches(spec, PRESETS, 1)
     hint = f"; did you mean the preset {near[0]}?" if near else ""
     raise WeftError(f"{spec!r} is no preset and no such file or folder{hint or '; ' + _POSSIBLE}")
@@ -221,12 +246,9 @@ def _hub_snapshot(spec: str) -> Path | None:
     return snapshot if ref.is_file() and snapshot.is_dir() else None
 
 
-def _initialized(module: Any, name: str, description: str, seed: int, files: tuple[Path, ...]) -> Model:
+def _initialized(module: Any, name: str, spec: str, description: str, seed: int, files: tuple[Path, ...] = ()) -> Model:
     graph: Graph = module.graph(seed=seed, name=name)
-    graph.meta.setdefault("source", {"format": "random", "seed": seed})
-    for token in ("eos_token_ids", "bos_token_id", "pad_token_id"):
-        graph.meta.setdefault(token, [] if token == "eos_token_ids" else None)
-    return Model(graph, description, module, files=files, random_init=_is_random(graph) and graph.archive is EMPTY)
+    return Model(graph, spec, description, seed, module, files=files, random_init=_is_random(graph))
 
 
 def _is_random(graph: Graph) -> bool:

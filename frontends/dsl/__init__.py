@@ -45,4 +45,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from weft.ir import ops
 
+    if name.startswith("_"):
+        raise AttributeError(f"module 'weft.frontends.dsl' has no attribute {name!r}")
     return getattr(ops, name)

@@ -41,7 +41,7 @@ class Attention:
     summary: int = 1
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.heads % self.groups:
+        if self.heads < 1 or self.groups < 1 or self.heads % self.groups:
             raise WeftError(f"Attention: kv_heads={self.kv_heads} does not divide heads={self.heads}")
         if self.window is not None and self.window < 1:
             raise WeftError(f"Attention: window={self.window} must be at least 1 (None for no window)")
@@ -51,7 +51,7 @@ class Attention:
     @property
     def groups(self) -> int:
         """How many key/value heads there are."""
-        return self.heads if self.kv_heads is None else max(self.kv_heads, 1)
+        return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
         """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""

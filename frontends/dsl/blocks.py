@@ -17,7 +17,7 @@ ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "paralle
 
 @module
 class Block:
-    """A residual block of a mixer `attn` and a feed-forward `ffn` (either may be any module [.., dim] → [.., dim], or None).
+    """A residual block of a mixer `attn` and a feed-forward `ffn`: any modules [..., dim] → [..., dim], or None.
 
     `arrangement`, f being each sublayer and N each norm (all norms have weights of their own):
 

@@ -1,7 +1,7 @@
 """How modules emit: scopes from field names, parameters on first use, facts provided from outside.
 
-While a graph is being built (`building`), every module call runs in a frame. A module called by another gets the name of
-the field that holds it there ("attn", "layers.3"), which becomes its scope. `named` and `scope` say otherwise.
+While a graph is being built (`building`), every module call runs in a frame. A module called by another gets the name
+of the field that holds it there ("attn", "layers.3"), which becomes its scope. `named` and `scope` say otherwise.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -98,15 +99,15 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
     """Make a class a module: a frozen dataclass whose ``__call__`` emits ops in a scope of its own.
 
     A module that sits in two fields (or repeatedly in a list) is copied into each, so every place has its own
-    parameters; calling the same field twice shares them. A `leaf` emits in the scope of its caller and uses its own name
-    (`own_name`) for its value and parameters, as `linear` does.
+    parameters; calling the same field twice shares them. A `leaf` emits in the scope of its caller and uses its own
+    name (`own_name`) for its value and parameters, as `linear` does.
     """
 
     def declare(c: type[T]) -> type[T]:
-        made = dataclass(frozen=True)(c)
-        original, call = made.__init__, getattr(made, "__call__", None)
-        if call is None:
+        made: Any = dataclass(frozen=True, repr=False)(c)
+        if "__call__" not in vars(made):
             raise TypeError(f"module {c.__name__} needs a __call__ that emits ops")
+        original = made.__init__
 
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -114,10 +115,10 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
             for f in fields(self):
                 object.__setattr__(self, f.name, _owned(getattr(self, f.name)))
 
-        made.__init__ = init  # type: ignore[method-assign]  # the generated one does not copy submodules
-        made.__call__ = _scoped(call, leaf)  # type: ignore[attr-defined]  # T is any class
-        made.__weft_leaf__ = leaf  # type: ignore[attr-defined]  # T is any class
-        return made
+        made.__init__, made.__call__ = init, _scoped(made.__call__, leaf)
+        made.__repr__, made.__weft_leaf__ = spell, leaf
+        result: type[T] = made
+        return result
 
     return declare if cls is None else declare(cls)
 
@@ -153,11 +154,22 @@ def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
 
 def _place(builder: _Builder) -> str:
     frame = builder.frames[-1]
-    path = builder.graph.insertion_scope
-    if frame.module.__weft_leaf__:
-        path = f"{path}.{frame.name}".lstrip(".")
+    path = f"{builder.graph.insertion_scope}.{frame.name}".strip(".")
     kind = type(frame.module).__name__
     return f"{path} ({kind})" if path else kind
+
+
+def spell(module: Any) -> str:
+    """A module as the call that makes it, settings at their defaults left out, equal neighbours in a list folded."""
+    said = [(f.name, getattr(module, f.name)) for f in fields(module) if getattr(module, f.name) != f.default]
+    return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in said)})"
+
+
+def _spell(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return repr(value)
+    runs = [(repr(item), len(list(run))) for item, run in itertools.groupby(value)]
+    return " + ".join(f"[{text}] * {count}" if count > 1 else f"[{text}]" for text, count in runs)
 
 
 def _children(module: Any) -> Iterator[tuple[int, str]]:

@@ -48,7 +48,7 @@ class GatedMLP:
 
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:
-        """As many parameters as an ungated MLP of `hidden`: an inner width of ⌊2/3 · hidden⌋ rounded up to `multiple`."""
+        """As many parameters as an ungated MLP of `hidden`: ⌊2/3 · hidden⌋, rounded up to a multiple of `multiple`."""
         return cls(-(-(2 * hidden // 3) // multiple) * multiple, activation, bias)
 
     def __call__(self, x: Value) -> Value:

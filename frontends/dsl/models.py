@@ -34,14 +34,22 @@ def _run(model: Decoder | Encoder, x: Value) -> Value:
     return x
 
 
+def _describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
+    """Facts for graph.meta; max_positions is the length of a table of positions, which ends there."""
+    table = None if model.positions is None else model.positions.length
+    graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=model.context or table)
+    if table is not None:
+        graph.meta["max_positions"] = table
+
+
 @module
 class Decoder:
     """A decoder-only language model: embedding, layers, final norm, output head.
 
-    `layers` is a number of copies of `block` or a list that says each layer. `final_norm` True means the norm that the
-    last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. `positions`
-    adds absolute positions to the embedding; `embed_scale` and `embed_norm` act on the embedding before or after that.
-    Logits are multiplied by `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant.
+    `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that the
+    last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. The
+    embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows. Logits are multiplied by
+    `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant.
     """
 
     vocab: int
@@ -101,8 +109,7 @@ class Decoder:
         with building(Graph(name), seed) as graph:
             logits = named(self, "")(graph.add_input("input_ids", IDS))
             graph.add_output("logits", logits)
-        context = self.context or getattr(self.positions, "length", None)
-        graph.meta.update(kind="decoder", model_type=name, vocab=self.vocab, context=context)
+        _describe(self, graph, "decoder")
         return graph
 
 
@@ -169,6 +176,5 @@ class Encoder:
             inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if self.token_types else [])]
             for output, value in named(self, "")(*[graph.add_input(n, IDS) for n in inputs]).items():
                 graph.add_output(output, value)
-        context = self.context or getattr(self.positions, "length", None)
-        graph.meta.update(kind="encoder", model_type=name, vocab=self.vocab, context=context)
+        _describe(self, graph, "encoder")
         return graph

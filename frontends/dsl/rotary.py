@@ -9,20 +9,20 @@ from weft.ir.errors import WeftError
 from weft.ir.frequencies import RopeFrequencies
 from weft.ir.graph import Value
 
-from .build import computed
+from .build import computed, spell
 from .layers import positions
 
 SCALINGS = ("none", "linear", "ntk", "yarn", "llama3", "longrope")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoPE:
     """Rotary positions (Su 2021): pairs of each head turned by position · theta^(−2k/dim).
 
     `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs neighbours
-    (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, yarn, llama3, longrope, with
-    `factor`, `original` (context before extension) and the constants of `RopeFrequencies`. `amplitude` multiplies what is
-    rotated (YaRN's attention temperature). All layers with equal settings share one table of frequencies.
+    (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, yarn, llama3, longrope,
+    with `factor`, `original` (context before extension) and the constants of `RopeFrequencies`. `amplitude` multiplies
+    what is rotated (YaRN's attention temperature). All layers with equal settings share one table of frequencies.
     """
 
     theta: float = 10_000.0
@@ -43,6 +43,8 @@ class RoPE:
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
             raise WeftError(f"RoPE: unknown scaling={self.scaling!r}; known are {', '.join(SCALINGS)}")
+
+    __repr__ = spell
 
     def recipe(self, head_dim: int) -> RopeFrequencies:
         """The frequencies for heads of `head_dim` elements."""

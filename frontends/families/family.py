@@ -17,10 +17,16 @@ from weft.ir.recipes import Full, Normal, Permute, Recipe, Slice, Source
 from .settings import Settings, build
 
 Config = Mapping[str, Any]
-Rule = Any  # a config key, (key, default), a number, or a function of the config and the checkpoint's keys
 Fetch = Callable[[str], Recipe]  # checkpoint name -> Source, the layer number and prefix filled in
 Template = Callable[[Fetch, str, Settings], Recipe]  # fetch, "weight" or "bias", settings -> recipe
 REQUIRED = object()
+_TYPES: dict[str, Any] = {
+    "int": int,
+    "int | None": (int, type(None)),
+    "float": (int, float),
+    "bool": bool,
+    "str": str,
+}
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,11 @@ def key(*keys: str, default: Any = REQUIRED) -> Lookup:
 class Family:
     """A table of differences.
 
-    `settings`: each setting's `key` in the config, a constant, or a function of the config. `names`: checkpoint name (or
-    `Template`) of each parameter, with {i} for the layer; a name without its last part stands for its weight and bias.
+    `settings`: each setting's `key` in the config, a constant, or a function of the config. `names`: checkpoint name
+    (or `Template`) of each parameter, {i} being the layer; a name without its last part stands for weight and bias.
     Checkpoint names may stand with or without `prefix`. `found`: settings that the checkpoint's keys decide. `unused`:
     patterns of checkpoint keys that are known to be of no use (masks, buffers, training heads). `refuse`: config keys
-    and the only value of each that the family can express.
+    and the values of each that the family can express. `aliases`: older spellings inside checkpoint names.
     """
 
     model_types: tuple[str, ...]
@@ -79,10 +85,9 @@ class Family:
                     values[f.name] = rule(config) if callable(rule) else rule
                 except WeftError as e:
                     raise WeftError(f"{source}: {e} (needed for {f.name} of a {self.model_types[0]} model)") from None
-        try:
-            return Settings(**values)
-        except TypeError as e:
-            raise WeftError(f"{source}: {e}") from e
+            if not isinstance(values.get(f.name), _TYPES.get(str(f.type), object)) and f.name in values:
+                raise WeftError(f"{source}: {f.name}={values[f.name]!r} should be of type {f.type}")
+        return Settings(**values)
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def load(family: Family, config: Config, archive: Archive, source: str) -> Loade
         recipe = _recipe(family, settings, param, keys)
         if recipe is not None:
             param.recipe = recipe
-            _check(param, archive)
+            _check(param, archive, keys)
             read.update(recipe.sources())
     left = sorted(keys - read)
     ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
@@ -145,8 +150,7 @@ def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[st
     return None
 
 
-def _check(param: Param, archive: Archive) -> None:
-    keys = set(archive.keys())
+def _check(param: Param, archive: Archive, keys: frozenset[str]) -> None:
     for key in param.recipe.sources():
         if key not in keys:
             raise WeftError(f"{archive.path} has no tensor {key!r}, which parameter {param.name} is read from")

@@ -59,8 +59,8 @@ class Settings:
     ffn_bias: bool = False
     qk_norm: str = "none"  # none, head, full
     rope: RoPE | None = None
-    window: int | None | tuple[int | None, ...] = None
-    scale: float | None | tuple[float | None, ...] = None
+    window: int | tuple[int | None, ...] | None = None
+    scale: float | tuple[float | None, ...] | None = None
     tie: bool = False
     learned_positions: int | None = None
     token_types: int = 0
@@ -92,17 +92,18 @@ def build(s: Settings) -> Decoder | Encoder:
         Block(replace(attention, window=window, scale=scale), ffn, norm, s.arrangement)
         for window, scale in zip(_each(s.window, s.layers), _each(s.scale, s.layers), strict=True)
     ]
+    stack = (s.layers, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
     positions = LearnedPositions(s.learned_positions) if s.learned_positions else None
     embed_norm = norm if s.embed_norm else None
     if s.kind == "encoder":
         return Encoder(
-            *(s.vocab, s.dim, blocks, None, positions, s.token_types, embed_norm),
+            *(s.vocab, s.dim, *stack, positions, s.token_types, embed_norm),
             final_norm=None if s.arrangement == "post" else norm,
             pooler=s.pooler,
             context=s.context,
         )
     return Decoder(
-        *(s.vocab, s.dim, blocks),
+        *(s.vocab, s.dim, *stack),
         tie_embeddings=s.tie,
         positions=positions,
         embed_norm=embed_norm,

@@ -22,7 +22,7 @@ FREQUENCIES = "rope_freqs.weight"
 
 
 def half_split(name: str, which: str) -> Template:
-    """Rows of q or k from llama.cpp's order, pairs interleaved in every head, back to first halves then second halves."""
+    """Rows of q or k from llama.cpp's order, pairs interleaved in every head, back to first and second halves."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads = (s.kv_heads or s.heads) if which == "k" else s.heads
@@ -91,7 +91,7 @@ LLAMA = Family(
         "ffn_bias": _has("blk.0.ffn_up.bias"),
         "qk_norm": lambda keys: "head" if "blk.0.attn_q_norm.weight" in keys else "none",
     },
-    unused=("*.attn_rot_embd", "*.rope_freqs.weight"),
+    unused=("*.attn_rot_embd", FREQUENCIES),
     refuse={"expert_count": (0, None)},
 )
 PLAIN = {"layers.{i}.attn.q": "blk.{i}.attn_q", "layers.{i}.attn.k": "blk.{i}.attn_k"}
@@ -113,9 +113,9 @@ def load_gguf(path: Path) -> tuple[GGUFArchive, Loaded]:
         raise WeftError(f"{path}: architecture {name!r} is not known; weft imports {', '.join(FAMILIES)} from GGUF")
     loaded = load(FAMILIES[name], _config(archive.metadata, f"{name}."), archive, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
-    if frequencies is not None and FREQUENCIES in archive.keys():
+    if frequencies is not None and FREQUENCIES in loaded.ignored:
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))
-        loaded.unread.remove(FREQUENCIES)
+        loaded.ignored.remove(FREQUENCIES)
     ids = token_ids(archive.metadata)
     loaded.graph.meta.update(
         eos_token_ids=list(ids.eos),

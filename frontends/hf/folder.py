@@ -54,6 +54,13 @@ class Folder:
         """The tokenizer's files that are there."""
         return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Everything that is read: config, generation config, tokenizer, weights."""
+        configs = [self.path / name for name in ("config.json", "generation_config.json")]
+        weights = sorted(self.path.glob("*.safetensors"))
+        return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weights)
+
     def write_tokenizer(self, out: Path) -> None:
         """Copy the tokenizer's files into folder `out`."""
         for file in self.tokenizer_files:
@@ -63,8 +70,12 @@ class Folder:
         """Special tokens in the form of graph.meta: generation_config.json before config.json."""
 
         def ids(name: str) -> list[int]:
-            found = self.generation.get(name, self.config.get(name))
-            return [] if found is None else [int(i) for i in (found if isinstance(found, list) else [found])]
+            found = self.generation.get(name)
+            found = self.config.get(name) if found is None else found
+            listed = [] if found is None else found if isinstance(found, list) else [found]
+            if not all(isinstance(i, int) for i in listed):
+                raise WeftError(f"{self.path}: {name}={found!r} is no token id")
+            return listed
 
         bos, pad = ids("bos_token_id"), ids("pad_token_id")
         return {

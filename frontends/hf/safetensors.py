@@ -108,7 +108,7 @@ class SafetensorsFile:
         t = self.tensors[key]
         row = math.prod(t.shape[1:])
         raw = np.empty((stop - start) * row, t.dtype.numpy)
-        self._fill(memoryview(raw.view(np.uint8)), t.offset + start * row * raw.itemsize)
+        self._fill(raw.view(np.uint8).data, t.offset + start * row * raw.itemsize)
         return _widened(raw, t.dtype).reshape(stop - start, *t.shape[1:])
 
     def _fill(self, buffer: memoryview, offset: int) -> None:
