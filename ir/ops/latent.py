@@ -1,9 +1,9 @@
 """Multi-head latent attention (DeepSeek-V2, 2024), composed of `attention` and products.
 
-Keys and values of all heads are made from one latent c of `rank` numbers per token: k = W_UK c, v = W_UV c; a rotary part
-of the key is shared by the heads. `expanded` follows that definition; `absorbed` multiplies W_UK into the queries and
-W_UV into the outputs instead, so that it attends to (c, shared key) itself as one KV head of width rank + rotary: only
-that need be cached. Both give the same numbers.
+Keys and values of all heads are made from one latent c of `rank` numbers per token: k = W_UK c, v = W_UV c; a rotary
+part of the key is shared by the heads. `expanded` follows that definition; `absorbed` multiplies W_UK into the queries
+and W_UV into the outputs instead, so that it attends to (c, shared key) itself as one KV head of width rank + rotary:
+only that need be cached. Both give the same numbers.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def ssd(
     heads: int,
     groups: int = 1,
 ) -> Array | tuple[Array, Array]:
-    """h_t = exp(Δ_t A) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D x_t per head, A and D scalars (Dao & Gu 2024, Mamba-2).
+    """h_t = exp(Δ_t A) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D x_t per head, A, D scalars (Dao & Gu 2024, Mamba-2).
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq, groups·states] (head h
     reads group ⌊h·groups/heads⌋) → y like x. The state before x is `past` [batch, heads, p, states], then the one after
