@@ -1,0 +1,56 @@
+"""Fusing a residual addition with the norm that reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Value, ops
+
+from ..base import Pass
+from ..driver import Refusal, Rule, apply_rules
+from ..pattern import ANY, Pattern
+from ..trace import Trace
+
+
+def _rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:
+    total = ops.add(x, y)
+    return ops.rms_norm(total, weight, eps=ANY("eps")), total
+
+
+def _layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> tuple[Value, ...]:
+    total = ops.add(x, y)
+    return ops.layer_norm(total, weight, bias, eps=ANY("eps")), total
+
+
+def _fuse_rms(x: Value, y: Value, weight: Value | None, eps: float) -> tuple[Value, ...] | Refusal:
+    return _fuse(x, y, weight, None, "rms", eps)
+
+
+def _fuse_layer(
+    x: Value, y: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, ...] | Refusal:
+    return _fuse(x, y, weight, bias, "layer", eps)
+
+
+def _fuse(
+    x: Value, y: Value, weight: Value | None, bias: Value | None, kind: str, eps: float
+) -> tuple[Value, ...] | Refusal:
+    if x.type != y.type:
+        return Refusal(f"%{x.name} and %{y.name} are of types {x.type} and {y.type}")
+    return ops.add_norm.emit(x, y, weight, bias, kind=kind, eps=eps)
+
+
+@dataclass(frozen=True)
+class FuseResidualNorm(Pass):
+    """Add and normalize at once: norm(x + y) → add_norm(x, y), whose second output is x + y for everyone else who
+    reads it.
+    """
+
+    name = "fuse-residual-norm"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        norms = {n.op.name for n in graph.nodes}
+        rules = [Rule("fuse-residual-rms-norm", Pattern(_rms), _fuse_rms)] if "rms_norm" in norms else []
+        rules += [Rule("fuse-residual-layer-norm", Pattern(_layer), _fuse_layer)] if "layer_norm" in norms else []
+        apply_rules(graph, rules, trace)

@@ -1,0 +1,134 @@
+"""Packing: linears that read the same activations become one, with their weights concatenated by recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, TensorType, Value, ops
+from weft.ir.op import Trait
+from weft.ir.recipes import Concat, Full, Recipe
+
+from ..base import Pass
+from ..driver import Refusal, Rule, apply_rules
+from ..edit import common_scope, drop, hand_over, param_of
+from ..pattern import ANY, Pattern
+from ..trace import Trace
+
+
+def packed(x: Value, weights: Sequence[Param], biases: Sequence[Value | None], name: str) -> tuple[Value, ...]:
+    """One linear over the concatenation of `weights` and a split into what each would have made.
+
+    Where only some have a bias, the others get zeros.
+    """
+    graph = x.graph
+    scope = common_scope([w.name for w in weights])
+    rows = [int(w.shape[0]) for w in weights]
+    prefix = f"{scope}.{name}" if scope else name
+    weight_type = weights[0].type.with_shape(sum(rows), weights[0].shape[1])
+    weight = param_of(graph, f"{prefix}.weight", weight_type, Concat(tuple(w.recipe for w in weights)))
+    bias = None
+    if any(b is not None for b in biases):
+        parts: list[Recipe] = []
+        for b, n in zip(biases, rows, strict=True):
+            parts.append(b.recipe if isinstance(b, Param) else Full(0.0, (n,)))
+        dtype = next(b.type.dtype for b in biases if b is not None)
+        bias = param_of(graph, f"{prefix}.bias", TensorType(dtype, (sum(rows),)), Concat(tuple(parts)))
+    return ops.split.emit(ops.linear(x, weight, bias, name=name), sizes=tuple(rows))
+
+
+def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
+    """Why linears with these weights and biases cannot be packed."""
+    for w in (*weights, *(b for b in biases if b is not None)):
+        if not isinstance(w, Param):
+            return f"{w!r} is no parameter"
+        if not all(isinstance(s, int) for s in w.shape):
+            return f"parameter {w!r} has no fixed shape"
+    if len({w.type.dtype for w in weights if w}) > 1 or len({b.type.dtype for b in biases if b}) > 1:
+        return f"{' and '.join(f'%{w.name}' for w in weights if w)} have different dtypes"
+    return None
+
+
+@dataclass(frozen=True)
+class PackQkv(Pass):
+    """Compute query, key and value with one linear: linear(x, [Wq; Wk; Wv]) → split.
+
+    Of every attention, those of the linears behind its q, k and v are packed that read the same x (in cross attention
+    only k and v do); rotations, reshapes and norms in between stay. The weights become Concat recipes; originals that
+    something else reads stay as they are.
+    """
+
+    name = "pack-qkv"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for attention in graph.nodes:
+            if attention.op.name != "attention":
+                continue
+            linears = {n: role for role in "qkv" if (n := _linear_behind(attention.operand(role)))}
+            by_input: dict[Value | None, list[Node]] = {}
+            for node in linears:
+                by_input.setdefault(node.inputs[0], []).append(node)
+            for x, group in by_input.items():
+                if x is not None and len(group) > 1:
+                    _pack(graph, x, group, "".join(linears[n] for n in group), trace)
+        if not trace.rewrites[self.name]:
+            trace.note(f"{self.name}: no attention has q, k or v from several linears of the same value")
+
+
+def _linear_behind(value: Value | None) -> Node | None:
+    """The linear that makes `value`, looking through what treats its first operand row by row."""
+    through = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}
+    while value is not None and (node := value.producer) is not None:
+        if node.op.name == "linear":
+            return node
+        if not through & node.op.traits:
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) -> None:
+    weights, biases = [n.operand("weight") for n in group], [n.operand("bias") for n in group]
+    why = misfit(weights, biases)
+    if why:
+        trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
+        return
+    first = next(n for n in graph.nodes if n in group)
+    with graph.inserting(before=first):
+        pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name)
+    for node, piece in zip(group, pieces, strict=True):
+        hand_over(node.output, piece)
+    trace.fired("pack-qkv", pieces[0].name)
+    drop(graph, group)
+
+
+@dataclass(frozen=True)
+class PackGateUp(Pass):
+    """Compute gate and up of a gated MLP with one linear: linear(x, [Wgate; Wup]) → split → glu."""
+
+    name = "pack-gate-up"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        def gated(x: Value, gate: Param, up: Param, gate_bias: Param | None, up_bias: Param | None) -> Value:
+            two = ops.linear(x, gate, gate_bias), ops.linear(x, up, up_bias)
+            return ops.glu(*two, activation=ANY("activation"), limit=ANY("limit"))
+
+        apply_rules(graph, [Rule(self.name, Pattern(gated), _pack_gated)], trace)
+
+
+def _pack_gated(
+    x: Value,
+    gate: Param,
+    up: Param,
+    gate_bias: Param | None,
+    up_bias: Param | None,
+    activation: str,
+    limit: float | None,
+) -> Value | Refusal:
+    why = misfit((gate, up), (gate_bias, up_bias))
+    if why:
+        return Refusal(why)
+    g, u = packed(x, (gate, up), (gate_bias, up_bias), "gate_up")
+    return ops.glu(g, u, activation=activation, limit=limit)

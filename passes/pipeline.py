@@ -1,0 +1,180 @@
+"""Pipelines: phases of passes, run one after the other on a copy of the graph, with hooks in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.ir import Graph, WeftError, print_graph
+from weft.ir import verify as verify_graph
+
+from .base import Pass
+from .trace import Trace
+from .trial import Trial
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Passes under a name, such as simplify, fuse, cache, target."""
+
+    name: str
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Phases in order. Its text parses back to it."""
+
+    phases: tuple[Phase, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [(f"{ph.name}: " if ph.name else "") + ", ".join(map(str, ph.passes)) for ph in self.phases]
+        return "; ".join(parts)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return tuple(p for phase in self.phases for p in phase.passes)
+
+    def then(self, name: str, *passes: Pass) -> Pipeline:
+        """This pipeline with one more phase."""
+        return Pipeline((*self.phases, Phase(name, passes)))
+
+
+@dataclass
+class Step:
+    """One pass that ran. `before` is there when the run verifies."""
+
+    index: int
+    phase: str
+    applied: Pass
+    seconds: float
+    trace: Trace
+    nodes: tuple[int, int]  # before and after
+    after: Graph
+    before: Graph | None = None
+
+    @property
+    def rewrites(self) -> int:
+        return self.trace.rewrites.total()
+
+
+Hook = Callable[[Step], None]
+
+
+@dataclass
+class Report:
+    """What a run did: a `Record` per pass."""
+
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(r.seconds for r in self.records)
+
+    def __str__(self) -> str:
+        lines = []
+        for r in self.records:
+            lines.append(
+                f"{r.applied}: {r.rewrites} rewrites, {r.nodes[0]} -> {r.nodes[1]} nodes, {r.seconds * 1e3:.1f} ms"
+            )
+            lines += [f"  {line}" for line in r.lines]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One pass of a run: time without hooks, number of rewrites, nodes before and after, trace lines."""
+
+    phase: str
+    applied: Pass
+    seconds: float
+    rewrites: int
+    nodes: tuple[int, int]
+    lines: tuple[str, ...]
+
+
+def default_pipeline(graph: Graph) -> Pipeline:
+    """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches."""
+    from .library.cse import Cse
+    from .library.dce import Dce
+    from .library.fold_constants import FoldConstants
+    from .library.fuse_residual_norm import FuseResidualNorm
+    from .library.kv_cache import KvCache
+    from .library.last_token_logits import LastTokenLogits
+    from .library.pack import PackGateUp, PackQkv
+
+    simplify = Phase("simplify", (Dce(), Cse(), FoldConstants()))
+    fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
+    cache = Phase("cache", (KvCache(), LastTokenLogits()))
+    return Pipeline((simplify, fuse, cache) if graph.meta.get("kind") == "decoder" else (simplify, fuse))
+
+
+def run_passes(
+    graph: Graph,
+    pipeline: str | Pipeline = "default",
+    *,
+    verify: bool = False,
+    dump: str | Path | None = None,
+    report: Report | None = None,
+    hooks: Iterable[Hook] = (),
+    seed: int = 0,
+) -> Graph:
+    """Run `pipeline` on a copy of `graph` and return it; the well-formedness of the graph is checked after every pass.
+
+    `verify` also shows the declared effect of every pass on small random inputs and weights (from `seed`) through the
+    float64 interpreter. `dump` is a folder that gets the text form before and after every pass, as ``NN-pass.weft``.
+    `report` is filled in, `hooks` are called after every pass.
+
+    Raises:
+        WeftError: if the text of the pipeline is wrong, a pass cannot do its work, or a check fails (naming the pass).
+    """
+    if isinstance(pipeline, str):
+        from .text import parse_pipeline
+
+        pipeline = parse_pipeline(pipeline, default_pipeline(graph))
+    current = graph.clone()
+    every: list[Hook] = [_well_formed]
+    if dump is not None:
+        folder = Path(dump)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, 0, "input", current)
+        every.append(lambda step: _write(folder, step.index, step.applied.name, step.after))
+    if verify:
+        trial = Trial(seed)
+        every.append(lambda step: _check_effect(step, trial))
+    index = 0
+    for phase in pipeline.phases:
+        for applied in phase.passes:
+            index += 1
+            before, count, trace = current.clone() if verify else None, len(current), Trace()
+            start = time.perf_counter()
+            applied.run(current, trace)
+            seconds = time.perf_counter() - start
+            step = Step(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
+            if report is not None:
+                record = Record(phase.name, applied, seconds, step.rewrites, step.nodes, tuple(trace.lines))
+                report.records.append(record)
+            for hook in (*every, *hooks):
+                hook(step)
+    return current
+
+
+def _well_formed(step: Step) -> None:
+    try:
+        verify_graph(step.after, recipes=False)
+    except WeftError as e:
+        raise WeftError(f"pass {step.applied} left a broken graph: {e}") from e
+
+
+def _write(folder: Path, index: int, name: str, graph: Graph) -> None:
+    (folder / f"{index:02d}-{name}.weft").write_text(print_graph(graph), encoding="utf-8")
+
+
+def _check_effect(step: Step, trial: Trial) -> None:
+    assert step.before is not None
+    try:
+        step.applied.check(step.before, step.after, trial)
+    except WeftError as e:
+        raise WeftError(f"pass {step.applied} does not keep what it declares ({step.applied.effect}): {e}") from e

@@ -1,0 +1,39 @@
+"""What a pass tells about its work: rewrites counted by rule, notes, and the near-misses of rules that never fired."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why a match failed. `depth` says how much had matched before: the greater, the nearer the miss."""
+
+    depth: float
+    at: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"at {self.at}: {self.reason}"
+
+
+@dataclass
+class Trace:
+    """`lines` in order of writing; `rewrites` by rule."""
+
+    lines: list[str] = field(default_factory=list)
+    rewrites: Counter[str] = field(default_factory=Counter)
+
+    def fired(self, rule: str, at: str) -> None:
+        """One rewrite by `rule` at the value called `at`."""
+        self.rewrites[rule] += 1
+        self.lines.append(f"{rule}: rewrote %{at}")
+
+    def note(self, text: str) -> None:
+        """A line for the reader, such as what was left alone and why."""
+        self.lines.append(text)
+
+    def missed(self, rule: str, miss: Miss | None) -> None:
+        """`rule` fired nowhere; `miss` is the nearest it came."""
+        self.lines.append(f"{rule}: fired 0 times" + (f"; nearest miss {miss}" if miss else "; nothing resembles it"))
