@@ -71,7 +71,8 @@ class MemoryArchive:
         return dtypes.of(self._get(key))
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        rows = self._get(key)[start:stop]
+        array = self._get(key)
+        rows = array[start:stop] if array.ndim else array
         return rows.astype(np.float32) if self.dtype(key).is_float and rows.dtype != np.float64 else rows
 
 

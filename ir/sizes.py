@@ -232,7 +232,10 @@ def parse(text: str) -> Size:
         if peek() == "^":
             take()
             base, value = value, 1
-            for _ in range(int(take())):
+            power = take()
+            if not power.isdigit():
+                raise ValueError(f"the power {power!r} in size {text!r} is no number")
+            for _ in range(int(power)):
                 value = value * base
         return value
 

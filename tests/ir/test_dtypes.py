@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.ir import WeftError, dtypes
+from weft.ir.sizes import sym
+from weft.ir.types import TensorType
+
+DENSE = [t for t in dtypes.ALL.values() if not t.is_block]
+BLOCK = [t for t in dtypes.ALL.values() if t.is_block]
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL.values(), ids=str)
+def test_name_round_trips(dtype: dtypes.DType) -> None:
+    assert dtypes.parse(dtype.name) is dtype
+    assert repr(dtype) == dtype.name
+
+
+@pytest.mark.parametrize("dtype", DENSE, ids=str)
+def test_numpy_twin(dtype: dtypes.DType) -> None:
+    array = np.zeros(3, dtype.numpy)
+    assert dtypes.of(array) is dtype
+    assert dtype.is_float + dtype.is_int + (dtype == dtypes.bool_) == 1
+    if dtype.bits >= 8:
+        assert dtype.bytes_for(5) == 5 * array.itemsize
+
+
+@pytest.mark.parametrize("dtype", [t for t in DENSE if t.is_float], ids=str)
+def test_eps_is_the_gap_after_one(dtype: dtypes.DType) -> None:
+    one = np.array(1, dtype.numpy)
+    assert (np.array(1 + dtype.eps).astype(dtype.numpy) > one).all()
+    assert (np.array(1 + dtype.eps / 2).astype(dtype.numpy) == one).all()
+
+
+def test_aliases() -> None:
+    for alias, name in {"float16": "f16", "fp16": "f16", "bfloat16": "bf16", "float32": "f32", "fp32": "f32"}.items():
+        assert dtypes.parse(alias).name == name
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(WeftError, match="unknown dtype 'f12'; known are f64, f32"):
+        dtypes.parse("f12")
+
+
+def test_foreign_array() -> None:
+    with pytest.raises(WeftError, match="complex128 has no counterpart"):
+        dtypes.of(np.zeros(2, complex))
+
+
+@pytest.mark.parametrize("dtype", BLOCK, ids=str)
+def test_block_layouts_are_those_of_gguf(dtype: dtypes.DType) -> None:
+    import gguf
+
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype.name.upper()]]
+    assert size == (dtype.block, dtype.block_bytes)
+    assert dtype.bytes_for(3 * dtype.block) == 3 * dtype.block_bytes
+    with pytest.raises(WeftError, match="block-quantized"):
+        _ = dtype.numpy
+
+
+def test_packed_bytes() -> None:
+    assert dtypes.i4.bytes_for(5) == 3
+    assert TensorType(dtypes.u4, (3, 4)).bytes == 6
+    assert str(TensorType(dtypes.f16, (sym("batch"), 8)).bytes) == "16*batch"
+    assert str(TensorType(dtypes.i4, (sym("seq"),)).bytes) == "floordiv(4*seq, 8)"
+
+
+def test_tensor_type() -> None:
+    t = TensorType(dtypes.f32, (sym("batch"), 4))
+    assert str(t) == "f32[batch, 4]"
+    assert t.rank == 2
+    assert t.elements == 4 * sym("batch")
+    assert t.with_dtype(dtypes.f16).with_shape(3) == TensorType(dtypes.f16, (3,))
+    assert t.concrete({"batch": 2}) == (2, 4)
+    with pytest.raises(WeftError, match="needs a value for batch"):
+        t.concrete({})

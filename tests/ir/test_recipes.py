@@ -1,0 +1,198 @@
+"""Recipes: slices agree with the whole, misfits are told, text round-trips."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, parse
+from weft.ir import frequencies as fq
+from weft.ir import recipes as r
+from weft.ir.printer import format_recipe
+
+RNG = np.random.default_rng(7)
+A = RNG.standard_normal((12, 5)).astype(np.float32)
+B = RNG.standard_normal((8, 5)).astype(np.float32)
+T = RNG.standard_normal((6, 4, 3)).astype(np.float32)
+V = RNG.standard_normal(12).astype(np.float32)
+ARCHIVE = MemoryArchive(
+    {
+        "a": A,
+        "b": B,
+        "t": T,
+        "v": V,
+        "half": A.astype(np.float16),
+        "ids": np.arange(9),
+        "s": np.array(3.5, np.float32),
+    }
+)
+a, b, t, v = map(r.Source, "abtv")
+TABLE = fq.RopeFrequencies(8, theta=500.0)
+
+RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
+    "source": (a, A),
+    "source f16": (r.Source("half"), A.astype(np.float16).astype(np.float32)),
+    "source int": (r.Source("ids"), np.arange(9)),
+    "scalar": (r.Source("s"), np.array(3.5, np.float32)),
+    "literal": (r.Literal.of([[1, 2, 3], [4, 5, 6]]), np.array([[1, 2, 3], [4, 5, 6]])),
+    "literal scalar": (r.Literal.of(0.25), np.array(0.25)),
+    "full": (r.Full(2.5, (4, 3)), np.full((4, 3), 2.5, np.float32)),
+    "concat 0": (r.Concat((a, b, a)), np.concatenate([A, B, A])),
+    "concat 1": (r.Concat((t, r.Slice(t, 1, 0, 2)), axis=1), np.concatenate([T, T[:, :2]], 1)),
+    "slice 0": (r.Slice(a, 0, 2, 11, 3), A[2:11:3]),
+    "slice 1": (r.Slice(t, 1, 1, 4, 2), T[:, 1:4:2]),
+    "transpose": (r.Permute(a, (1, 0)), A.T),
+    "permute inner": (r.Permute(t, (0, 2, 1)), T.transpose(0, 2, 1)),
+    "permute": (r.Permute(t, (2, 0, 1)), T.transpose(2, 0, 1)),
+    "permute mid": (r.Permute(t, (1, 2, 0)), T.transpose(1, 2, 0)),
+    "reshape": (r.Reshape(t, (8, 9)), T.reshape(8, 9)),
+    "reshape flat": (r.Reshape(a, (60,)), A.reshape(60)),
+    "reshape up": (r.Reshape(v, (2, 3, 2)), V.reshape(2, 3, 2)),
+    "reshape scalar": (r.Reshape(r.Source("s"), (1, 1)), np.full((1, 1), 3.5, np.float32)),
+    "take 0": (r.Take(a, (7, 0, 0, 11)), A[[7, 0, 0, 11]]),
+    "take 1": (r.Take(t, (3, 1), axis=1), T[:, [3, 1]]),
+    "scale": (r.Scale(a, 0.5), A * np.float32(0.5)),
+    "scale rows": (r.Scale(a, v), A * V[:, None]),
+    "scale columns": (r.Scale(a, r.Source("a5"), 1), A * np.arange(5, dtype=np.float32)),
+    "add": (r.Add((a, a, r.Scale(a, -1.0))), A + A - A),
+    "add offset": (r.Add((a,), 1.0), A + np.float32(1)),
+    "map": (r.Map(v, "neg_exp"), -np.exp(V)),
+    "mean pool": (r.MeanPool(a, heads=6, groups=2), A.reshape(2, 3, 2, 5).mean(1).reshape(4, 5)),
+    "mean pool vector": (r.MeanPool(v, heads=4, groups=2), V.reshape(2, 2, 3).mean(1).reshape(6)),
+    "cast": (r.Cast(a, "bf16"), A.astype(dtypes.bf16.numpy).astype(np.float32)),
+    "normal": (r.Normal((300, 700), 0.02, "w", seed=3), r.Normal((300, 700), 0.02, "w", seed=3).evaluate(ARCHIVE)),
+    "rope": (TABLE, TABLE.frequencies().astype(np.float32)),
+    "rope table": (fq.RopeTable(TABLE, 9, "cos", 1.2), 1.2 * np.cos(np.outer(np.arange(9), TABLE.frequencies()))),
+    "rope table of any": (fq.RopeTable(r.Full(0.5, (2,)), 5, "sin"), np.sin(np.outer(np.arange(5), [0.5, 0.5]))),
+    "sinusoid": (fq.Sinusoid(9, 6), fq.Sinusoid(9, 6).evaluate(ARCHIVE)),
+    "alibi": (fq.AlibiSlopes(6), fq.AlibiSlopes(6).evaluate(ARCHIVE)),
+    "nested": (
+        r.Scale(r.Permute(r.Concat((r.Slice(a, 0, 4, 12), b)), (1, 0)), r.Source("a5")),
+        np.concatenate([A[4:12], B]).T * np.arange(5, dtype=np.float32)[:, None],
+    ),
+}  # fmt: skip
+ARCHIVE.arrays["a5"] = np.arange(5, dtype=np.float32)
+ALL = pytest.mark.parametrize(("recipe", "whole"), RECIPES.values(), ids=RECIPES)
+
+
+@ALL
+def test_evaluates(recipe: r.Recipe, whole: np.ndarray) -> None:
+    found = recipe.evaluate(ARCHIVE)
+    assert recipe.shape(ARCHIVE) == whole.shape == found.shape
+    np.testing.assert_allclose(found, whole, rtol=2e-7, atol=1e-7)
+    assert found.dtype == np.float32 or not isinstance(found.flat[0], np.floating) or recipe.name == "literal"
+
+
+@ALL
+def test_slices_are_the_whole(recipe: r.Recipe, whole: np.ndarray) -> None:
+    shape = recipe.shape(ARCHIVE)
+    full = recipe.evaluate(ARCHIVE)
+    for elements in (1, 7, 40, 10**6):
+        blocks = list(recipe.blocks(ARCHIVE, elements))
+        assert all(len(x) == 1 or x.size <= elements for x in blocks)
+        np.testing.assert_array_equal(np.concatenate([x.reshape(-1) for x in blocks]), full.reshape(-1))
+    for start in range(shape[0] if shape and shape[0] < 20 else 0):
+        for stop in range(start + 1, shape[0] + 1):
+            np.testing.assert_array_equal(recipe.read(ARCHIVE, start, stop), full[start:stop])
+
+
+@ALL
+def test_text_round_trips(recipe: r.Recipe, whole: np.ndarray) -> None:
+    shape = ", ".join(map(str, recipe.shape(ARCHIVE)))
+    text = f"graph g {{\n  param %w: f32[{shape}] = {format_recipe(recipe)}\n}}\n"
+    assert parse(text).params["w"].recipe == recipe
+    assert str(parse(text)) == text
+    assert hash(parse(text).params["w"].recipe) == hash(recipe)
+
+
+def test_every_recipe_is_tried() -> None:
+    def names(recipe: r.Recipe) -> set[str]:
+        return {recipe.name}.union(*map(names, recipe.parts))
+
+    assert set().union(*(names(x) for x, _ in RECIPES.values())) == set(r.REGISTRY)
+
+
+@given(st.data())
+def test_random_compositions_slice(data: st.DataObject) -> None:
+    recipe: r.Recipe = data.draw(st.sampled_from([a, b, r.Permute(a, (1, 0)), r.Reshape(t, (9, 8))]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        rows, columns = recipe.shape(ARCHIVE)
+        start = data.draw(st.integers(0, rows - 1))
+        indices = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=9))
+        recipe = data.draw(
+            st.sampled_from(
+                [
+                    r.Permute(recipe, (1, 0)),
+                    r.Slice(recipe, 0, start, rows, 2),
+                    r.Slice(recipe, 1, columns // 2, columns),
+                    r.Take(recipe, tuple(indices)),
+                    r.Concat((recipe, recipe), 1),
+                    r.Concat((recipe, r.Scale(recipe, 2.0))),
+                    r.Reshape(recipe, (columns, rows)),
+                    r.Add((recipe, recipe), 0.5),
+                ]
+            )
+        )
+    whole = recipe.evaluate(ARCHIVE)
+    start = data.draw(st.integers(0, len(whole) - 1))
+    stop = data.draw(st.integers(start + 1, len(whole)))
+    np.testing.assert_array_equal(recipe.read(ARCHIVE, start, stop), whole[start:stop])
+
+
+def test_normal_streams_are_independent() -> None:
+    def draw(**changes: object) -> np.ndarray:
+        settings: dict[str, object] = {"dims": (64, 64), "std": 1.0, "stream": "x", "seed": 0, **changes}
+        return r.Normal(**settings).evaluate(ARCHIVE).reshape(-1)  # type: ignore[arg-type]  # keywords by name
+
+    base = draw()
+    np.testing.assert_array_equal(base, draw())
+    for other in (draw(stream="y"), draw(seed=1)):
+        assert abs(np.corrcoef(base, other)[0, 1]) < 5 / np.sqrt(base.size)
+    rows = draw(dims=(200_000, 2)).reshape(-1, 2)  # several generators: neither repeats the other
+    assert len(np.unique(rows[:, 0])) > 0.99 * len(rows)
+    assert abs(base.mean()) < 5 / np.sqrt(base.size)
+    assert abs(base.std() - 1) < 5 / np.sqrt(base.size)
+    np.testing.assert_allclose(draw(std=0.5, mean=2.0), base * np.float32(0.5) + 2, rtol=1e-6)
+
+
+def test_sources_in_order() -> None:
+    assert list(r.Concat((a, r.Scale(b, v), a)).sources()) == ["a", "b", "v", "a"]
+    assert list(r.Full(0.0, (2,)).sources()) == []
+
+
+MISFITS = {
+    "<memory> has no tensor 'z'": r.Source("z"),
+    "literal of shape (2, 2) needs 4 values, has 3": r.Literal((1, 2, 3), (2, 2)),
+    "cannot concatenate shapes [(12, 5), (6, 4, 3)] along axis 0": r.Concat((a, t)),
+    "cannot take 3:13 along axis 0 of a tensor of shape (12, 5)": r.Slice(a, 0, 3, 13),
+    "cannot take 0:1 along axis 2 of a tensor of shape (12, 5)": r.Slice(a, 2, 0, 1),
+    "axes (0, 0) are no permutation of the axes of a tensor of shape (12, 5)": r.Permute(a, (0, 0)),
+    "cannot reshape a tensor of shape (12, 5) to (7, 9)": r.Reshape(a, (7, 9)),
+    "indices of take exceed axis 0 of a tensor of shape (12, 5)": r.Take(a, (12,)),
+    "cannot scale axis 1 of (12, 5) by shape (12,)": r.Scale(a, v, 1),
+    "cannot add tensors of shapes [(8, 5), (12, 5)]": r.Add((a, b)),
+    "unknown function 'sqrt' in a map recipe; known are neg, exp": r.Map(a, "sqrt"),
+    "cannot pool 5 heads of a tensor of shape (12, 5) into 1 groups": r.MeanPool(a, 5, 1),
+    "cannot pool 6 heads of a tensor of shape (12, 5) into 4 groups": r.MeanPool(a, 6, 4),
+    "RoPE rotates pairs: dimension 7 must be even and positive": fq.RopeFrequencies(7),
+    "longrope needs 4 factors for dimension 8, has 2": fq.RopeFrequencies(8, scaling="longrope", factors=(1.0, 2.0)),
+    "unknown RoPE scaling 'magic'; known are none, linear": fq.RopeFrequencies(8, scaling="magic"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "recipe"), MISFITS.items(), ids=lambda x: getattr(x, "name", ""))
+def test_misfits_are_told(message: str, recipe: r.Recipe) -> None:
+    with pytest.raises(WeftError) as e:
+        recipe.evaluate(ARCHIVE)
+    assert str(e.value).startswith(message)
+
+
+def test_params_take_recipes_of_strings() -> None:
+    graph = Graph()
+    graph.add_param("w", TensorType(dtypes.f32, (12, 5)), r.Source('odd "key"\\ ünïcode'))
+    assert json.dumps('odd "key"\\ ünïcode') in str(graph)
+    assert parse(str(graph)) == graph
