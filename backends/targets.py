@@ -12,8 +12,8 @@ from weft.ir.errors import WeftError
 class Target:
     """A place to run: `device`, the float dtypes it computes in (by name, best first), ONNX operator sets.
 
-    `contrib` tells whether ONNX Runtime's own operators (com.microsoft) may be used beside opset `opset`; `slower` names
-    passes of the default pipeline that do not pay here.
+    `contrib` tells whether ONNX Runtime's own operators (com.microsoft) may be used beside opset `opset`; `slower`
+    names passes of the default pipeline that do not pay here.
     """
 
     name: str

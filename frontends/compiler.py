@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -98,7 +99,7 @@ def compile(
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
-    seconds = {name: t - before for (_, before), (name, t) in zip(times, times[1:], strict=False)}
+    seconds = {name: t - before for (_, before), (name, t) in itertools.pairwise(times)}
     return CompileReport(
         Path(out), target, dtype, model, graph, report, built.weight_bytes, seconds, [*trace.lines, *built.trace]
     )

@@ -35,4 +35,4 @@ def test_sentence_embeddings_equal_transformers(minilm_folder: Path, tmp_path: P
     got = encoder.encode(TEXTS, pooling="mean", normalize=True)
     assert np.abs(got - want).max() <= 1e-5
     similarity = got @ got.T
-    assert similarity[0, 1] > 0.5 > similarity[0, 2]
+    assert similarity[0, 1] > similarity[0, 2] + 0.2
