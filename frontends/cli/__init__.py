@@ -1,0 +1,64 @@
+"""The `weft` command: compile, run, inspect, opt, verify, and catalogues of ops, passes and presets.
+
+Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
+caller would want too (that lives beside this folder: `compile`, `inspection`, `verification`).
+"""
+
+from __future__ import annotations
+
+import click
+
+from . import catalog, compiling, completion, inspecting, opting, running, verifying
+from .guard import Root
+
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from weft import __version__
+
+        click.echo(f"weft {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Root, context_settings=HELP, invoke_without_command=True)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """A declarative transformer, compiled to ONNX, and run.
+
+    SOURCE is an architecture file (`model.py` or `model.py:name`), a preset, a Hugging Face folder, a `.gguf` file, or
+    the text form of a graph.
+
+    \b
+    Examples:
+      weft compile model.gguf -o out/           a folder that ONNX Runtime runs
+      weft run out/ --chat                      talk to it
+      weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
+      weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
+      weft verify out/                          compare with the float64 meaning of the source
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+for command in (
+    compiling.compile_command,
+    running.run_command,
+    inspecting.inspect_command,
+    opting.opt_command,
+    verifying.verify_command,
+    catalog.ops_command,
+    catalog.passes_command,
+    catalog.presets_command,
+    completion.completion_command,
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The entry point; ends the process with the exit status."""
+    cli.main(prog_name="weft")

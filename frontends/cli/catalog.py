@@ -1,0 +1,171 @@
+"""`weft ops`, `weft passes`, `weft presets`: what there is, from the registries themselves."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .completion import complete_ops, complete_passes, complete_presets
+from .shown import count, table
+
+if TYPE_CHECKING:
+    from weft.ir.op import Op
+
+
+@click.command("ops", short_help="The operations of a graph.")
+@click.argument("name", required=False, shell_complete=complete_ops)
+def ops_command(name: str | None) -> None:
+    """List the operations a graph is made of, or show one of them in full.
+
+    \b
+    Examples:
+      weft ops                 all of them, by family
+      weft ops attention       operands, attributes, types, example cases, and which targets run it
+    """
+    from weft.ir import lookup
+    from weft.ir import ops as _all  # noqa: F401 - importing the package fills the registry
+    from weft.ir.op import OPS
+
+    if name is not None:
+        _show_op(lookup(name))
+        return
+    by_family = sorted(OPS.values(), key=lambda op: (_family(op), op.name))
+    families = [_family(op) for op in by_family]
+    first = [f if i == 0 or families[i - 1] != f else "" for i, f in enumerate(families)]
+    rows = [(f, op.name, _signature(op), _summary(op.doc)) for f, op in zip(first, by_family, strict=True)]
+    table(("family", "op", "operands; attributes", "what it does"), rows)
+
+
+def _family(op: Op) -> str:
+    return op.module.rpartition(".")[2].replace("_", " ")
+
+
+def _operands(op: Op) -> str:
+    marks = ("*" if o.variadic else "" for o in op.operands)
+    return ", ".join(m + o.name + ("?" if o.optional else "") for m, o in zip(marks, op.operands, strict=True))
+
+
+def _signature(op: Op) -> str:
+    return "; ".join(part for part in (_operands(op), ", ".join(op.attrs)) if part)
+
+
+def _summary(doc: str) -> str:
+    """The first sentence, or paragraph if it has no end."""
+    paragraph = " ".join(doc.partition("\n\n")[0].split())
+    sentence, end, _ = paragraph.partition(". ")
+    return sentence + end.rstrip()
+
+
+def _show_op(op: Op) -> None:
+    from weft.ir.op import type_name
+    from weft.ir.printer import format_attr
+
+    click.echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
+    if op.attrs:
+        wanted = [(a.name, type_name(a.type), "" if a.required else format_attr(a.default)) for a in op.attrs.values()]
+        table(("attribute", "type", "default"), wanted)
+        click.echo()
+    facts = {
+        "family": _family(op),
+        "traits": ", ".join(sorted(t.value for t in op.traits)) or "none",
+        "body in simpler ops": "yes" if op.has_body else "no",
+    }
+    for key, value in facts.items():
+        click.echo(f"{key}: {value}")
+    _show_lowerings(op)
+    click.echo("cases:")
+    for line in _cases(op):
+        click.echo(f"  {line}")
+
+
+def _show_lowerings(op: Op) -> None:
+    from weft.backends.onnx import export  # noqa: F401 - importing it registers the lowerings
+    from weft.backends.onnx.lowering import LOWERINGS
+    from weft.backends.targets import TARGETS
+
+    click.echo("lowered by:")
+    for target in TARGETS:
+        names = [low.name for low in LOWERINGS.get(op.name, []) if target in low.targets]
+        click.echo(f"  {target}: {', '.join(names) or ('its body' if op.has_body else 'nothing')}")
+
+
+def _cases(op: Op) -> list[str]:
+    """Each example case as operand types -> output types."""
+    from weft.ir import dtypes
+    from weft.ir.printer import format_attr
+    from weft.ir.types import TensorType
+
+    lines = []
+    for case in op.cases:
+        drawn = case.draw()
+        types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in drawn]
+        attrs = op.check_attrs(case.attrs)
+        given = [str(t) if t else "_" for t in types] + [f"{k}={format_attr(v)}" for k, v in case.attrs.items()]
+        lines.append(f"({', '.join(given)}) -> {', '.join(map(str, op.types(types, attrs)))}")
+    return lines
+
+
+def _narrow(array: Any) -> Any:
+    return array.astype("float32") if array.dtype == "float64" else array
+
+
+@click.command("passes", short_help="The rewrites of a pipeline.")
+@click.argument("name", required=False, shell_complete=complete_passes)
+def passes_command(name: str | None) -> None:
+    """List the passes and the default pipeline, or show one pass in full.
+
+    A pass is exact (same numbers), conditional (same numbers under a condition it states), lossy, or changing.
+
+    \b
+    Examples:
+      weft passes              all of them
+      weft passes kv-cache     what it does, its arguments and its effect
+    """
+    from weft.ir import Graph
+    from weft.ir.printer import format_attr
+    from weft.passes import all_passes, default_pipeline, lookup
+
+    if name is None:
+        rows = [
+            (n, p.effect, ", ".join(a.name for a in p.arguments()), _summary(p.doc())) for n, p in all_passes().items()
+        ]
+        table(("pass", "effect", "arguments", "what it does"), rows)
+        for kind in ("decoder", "encoder"):
+            graph = Graph()
+            graph.meta["kind"] = kind
+            click.echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
+        return
+    found = lookup(name)
+    click.echo(f"{found.name} ({found.effect})\n\n{found.doc()}")
+    if arguments := found.arguments():
+        click.echo()
+        rows3 = [(a.name, a.type_text, "" if a.required else format_attr(a.default)) for a in arguments]
+        table(("argument", "type", "default"), rows3)
+
+
+@click.command("presets", short_help="Architectures known by name.")
+@click.argument("name", required=False, shell_complete=complete_presets)
+def presets_command(name: str | None) -> None:
+    """List the architectures that can be named as a SOURCE; one by name with its parameters.
+
+    A preset has no checkpoint: its weights get their declared random initialization.
+
+    \b
+    Examples:
+      weft presets
+      weft presets gpt2
+      weft inspect gpt2
+    """
+    from weft.frontends import PRESETS
+    from weft.ir.errors import WeftError
+
+    if name is not None and name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, 3)
+        raise WeftError(f"unknown preset {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    chosen = PRESETS.items() if name is None else [(name, PRESETS[name])]
+    rows = [(n, count(p.parameters), p.about) for n, p in chosen]
+    table(("preset", "parameters", "architecture"), rows, right="parameters")
+    if name is not None:
+        click.echo(f"\n{PRESETS[name].model()}")

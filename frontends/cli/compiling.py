@@ -1,0 +1,96 @@
+"""`weft compile`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
+from .shown import note, progress, size
+
+if TYPE_CHECKING:
+    from weft.frontends.compiler import CompileReport
+
+FOLDER = click.Path(file_okay=False)
+
+
+@click.command("compile", short_help="Make a folder that ONNX Runtime runs.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("-o", "--out", required=True, type=click.Path(), help="The folder to write; appears whole or not at all.")
+@click.option(
+    "--target",
+    default="ort-cpu",
+    show_default=True,
+    shell_complete=complete_targets,
+    help="ort-cpu, ort-cuda, or onnx (standard operators only).",
+)
+@click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the best of the target.")
+@click.option(
+    "-p",
+    "--passes",
+    default="default",
+    show_default=True,
+    shell_complete=complete_pipelines,
+    help="The pipeline: names with arguments, `-name` leaves one out.",
+)
+@click.option("--max-length", type=int, help="Most tokens of prompt and answer together; default: the model's context.")
+@click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
+@click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name what broke.")
+@click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
+def compile_command(
+    source: str,
+    out: str,
+    target: str,
+    dtype: str | None,
+    passes: str,
+    max_length: int | None,
+    dump_ir: str | None,
+    verify: bool,
+    seed: int,
+) -> None:
+    """Compile SOURCE into a folder: the ONNX model, its configuration and tokenizer, and a manifest.
+
+    An older result in the same place survives until the new one is whole. Architectures without a checkpoint (presets,
+    files) get their declared random weights.
+
+    \b
+    Examples:
+      weft compile model.gguf -o out/
+      weft compile ./Qwen3-0.6B --target ort-cuda --dtype bf16 --max-length 8192 -o out/
+      weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
+    """
+    from weft.frontends.compiler import compile
+
+    with progress(f"reading {source}") as step:
+        report = compile(
+            source,
+            out,
+            target=target,
+            dtype=dtype,
+            passes=passes,
+            max_length=max_length,
+            seed=seed,
+            dump_ir=dump_ir,
+            verify=verify,
+            progress=step,
+        )
+    tell_random(report, seed)
+    click.echo(_summary(report, out))
+
+
+def tell_random(report: CompileReport, seed: int = 0) -> None:
+    """Say so where weights were drawn rather than read."""
+    if report.model.random_init:
+        note(f"{report.model.description} has no checkpoint: its weights are random (seed {seed})")
+
+
+def _summary(report: CompileReport, out: str) -> str:
+    seconds = sum(report.seconds.values())
+    parts = ", ".join(f"{name} {s:.1f} s" for name, s in report.seconds.items())
+    kind = report.graph.meta.get("kind")
+    use = f"; try `weft run {shlex.quote(out)} --prompt …`" if kind == "decoder" else ""
+    what = f"{report.model.description}, for {report.target} in {report.dtype}"
+    much = f"{size(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
+    return f"{out}: {what}: {much} in {seconds:.1f} s ({parts}){use}"

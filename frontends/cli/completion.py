@@ -1,0 +1,78 @@
+"""Shell completion: the script to source, and what the shell is offered for sources, targets, passes and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion", short_help="The completion script of a shell.")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print the script that makes SHELL complete weft's commands, options, targets, presets and passes.
+
+    \b
+    Examples:
+      eval "$(weft completion bash)"                                  in ~/.bashrc
+      eval "$(weft completion zsh)"                                   in ~/.zshrc
+      weft completion fish > ~/.config/fish/completions/weft.fish
+    """
+    made = get_completion_class(shell)
+    assert made is not None  # click has all of SHELLS
+    click.echo(made(ctx.find_root().command, {}, "weft", "_WEFT_COMPLETE").source())
+
+
+def _offer(names: Iterable[str], typed: str, before: str = "") -> list[CompletionItem]:
+    return [CompletionItem(before + name) for name in names if name.startswith(typed)]
+
+
+def complete_targets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    from weft.backends.targets import TARGETS
+
+    return _offer(TARGETS, typed)
+
+
+def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    from weft.backends.targets import TARGETS
+
+    target = TARGETS.get(ctx.params.get("target") or "")
+    known = target.dtypes if target else dict.fromkeys(d for t in TARGETS.values() for d in t.dtypes)
+    return _offer(known, typed)
+
+
+def complete_presets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    from weft.frontends import PRESETS
+
+    return _offer(PRESETS, typed)
+
+
+def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Presets by name, and any path."""
+    return [*complete_presets(ctx, param, typed), CompletionItem(typed, type="file")]
+
+
+def complete_ops(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    from weft.ir import ops as _all  # noqa: F401 - importing the package fills the registry
+    from weft.ir.op import OPS
+
+    return _offer(sorted(OPS), typed)
+
+
+def complete_passes(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    from weft.passes import all_passes
+
+    return _offer(all_passes(), typed)
+
+
+def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The last pass of a pipeline being typed."""
+    from weft.passes import all_passes
+
+    before, comma, last = typed.rpartition(",")
+    stripped = last.lstrip(" -")
+    return _offer(("default", *all_passes()), stripped, before + comma + last[: len(last) - len(stripped)])

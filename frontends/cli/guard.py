@@ -1,0 +1,120 @@
+"""How every command ends: an exit status, and one line where something went wrong.
+
+0: done. 1: `weft verify` found a difference. 2: bad input, or something the system refused. 130, 143: interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import click
+
+from weft.ir.errors import WeftError
+
+BAD, INTERRUPTED, TERMINATED, PIPE_CLOSED = 2, 130, 143, 141
+
+
+class Root(click.Group):
+    """The top command: lists its commands in the order they were added, and turns every end into an exit status."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # before click makes a 1 of it
+            ctx.exit(_close_pipe())
+
+    def main(  # type: ignore[override]  # click's overloads tell apart what the flag decides here too
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        run = partial(super().main, args, prog_name, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run()
+        sys.exit(_status(run))
+
+
+def complain(message: str) -> None:
+    """One line on stderr."""
+    click.echo(f"weft: error: {' '.join(message.split())}", err=True)
+
+
+def _status(run: Callable[[], Any]) -> int:
+    """Run a command to its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show × shows ?
+    try:
+        with _terminable():
+            found = run()
+            sys.stdout.flush()
+        return found if isinstance(found, int) else 0
+    except WeftError as error:
+        complain(str(error))
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "weft"
+        complain(f"{error.format_message().rstrip('.')}; see `{where} --help`")
+    except click.ClickException as error:
+        complain(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("weft: interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _close_pipe()
+    except MemoryError:
+        complain("not enough memory; use a smaller model, batch or --max-length")
+    except OSError as error:
+        complain(_sentence(error))
+    return BAD
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP unwind the stack, so that temporary files go (only the main thread can arrange it)."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for s in kinds:
+            signal.signal(s, signal.SIG_IGN)
+        click.echo("weft: terminated", err=True)
+        raise SystemExit(128 + number)
+
+    kinds = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        kinds = []
+    kinds = [s for s in kinds if signal.getsignal(s) == signal.SIG_DFL]  # nohup has SIGHUP ignored, and means it
+    for s in kinds:
+        signal.signal(s, leave)
+    try:
+        yield
+    finally:
+        for s in kinds:
+            signal.signal(s, signal.SIG_DFL)
+
+
+def _close_pipe() -> int:
+    """Whoever read our output has had enough: end without a word, now and when Python flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):  # no such descriptor where stdout is replaced
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED
+
+
+def _sentence(error: OSError) -> str:
+    """What the system refused, in one sentence."""
+    what = (error.strerror or str(error)).lower()
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "the disk is full; free some space or name a folder on another disk"
+    return f"{error.filename}: {what}" if error.filename is not None else what

@@ -1,0 +1,92 @@
+"""`weft inspect`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import click
+
+from .completion import complete_sources
+from .shown import count, size, table
+
+if TYPE_CHECKING:
+    from weft.frontends.inspection import Inspection
+
+
+@click.command("inspect", short_help="Parameters, FLOPs, cache bytes, blocks.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("--tokens", type=click.IntRange(1), help="Tokens to count FLOPs for; default: 512, or the context.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def inspect_command(source: str, tokens: int | None, as_json: bool) -> None:
+    """Tell what SOURCE is and costs, without compiling it: a line per distinct block, checkpoint keys nothing reads.
+
+    \b
+    Examples:
+      weft inspect model.gguf
+      weft inspect llama3.1-8b --tokens 8192
+      weft inspect ./Qwen3-0.6B --json | jq .parameters
+    """
+    import json
+
+    from weft.frontends import load_source
+    from weft.frontends.inspection import inspect
+
+    found = inspect(load_source(source), tokens)
+    if as_json:
+        click.echo(json.dumps(found.json(), indent=2))
+    else:
+        _show(found)
+
+
+def _show(found: Inspection) -> None:
+    from weft.frontends.inspection import CACHE_DTYPES
+
+    stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in found.parameters_by_storage.items())
+    facts = [
+        ("model", f"{found.source}: a {found.model_type or ''} {found.kind}".replace("  ", " ")),
+        ("parameters", f"{found.parameters:,} ({stored}{'; random, no checkpoint' if found.random else ''})"),
+        ("layers", str(found.layers)),
+        ("vocabulary", f"{found.vocab:,}" if found.vocab else "none"),
+        ("context", f"{found.context:,} tokens" if found.context else "not stated"),
+        ("FLOPs per token", f"{count(found.flops_per_token)} (seeing {found.tokens} tokens)"),
+        ("FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"),
+    ]
+    if found.cache_per_token is not None:
+        each = ", ".join(f"{size(found.cache_per_token * b)} in {d}" for d, b in CACHE_DTYPES.items())
+        facts.append(("cache per token", each))
+    if found.cache_at_context is not None:
+        whole = ", ".join(f"{size(found.cache_at_context * b)} in {d}" for d, b in CACHE_DTYPES.items())
+        facts.append(("cache of the context", whole))
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        click.echo(f"{name:<{width}}  {value}")
+    click.echo()
+    rows = [
+        (
+            ranges(b.scopes),
+            f"× {len(b.scopes)}" if len(b.scopes) > 1 else "",
+            count(b.parameters),
+            count(b.flops),
+            count(b.cache) if b.cache else "",
+            ", ".join(b.ops),
+        )
+        for b in found.blocks
+    ]
+    columns = ("block", "times", "parameters", "FLOPs/token", "cache", "ops")
+    table(columns, rows, right="times parameters FLOPs/token cache")
+    for title, keys in (("that nothing reads", found.unread), ("known to be of no use", found.ignored)):
+        if keys:
+            click.echo("\n".join(["", f"checkpoint keys {title}:", *(f"  {key}" for key in keys)]))
+
+
+def ranges(scopes: tuple[str, ...]) -> str:
+    """layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
+    stem, _, first = scopes[0].rpartition(".")
+    if not first.isdigit():
+        return ", ".join(scopes)
+    numbers = [int(s.rpartition(".")[2]) for s in scopes]
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
+    spelled = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{stem}.{','.join(spelled)}"

@@ -1,0 +1,176 @@
+"""`weft run`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.ir.errors import WeftError
+
+from .compiling import tell_random
+from .completion import complete_sources
+from .guard import complain
+from .shown import note, progress
+
+if TYPE_CHECKING:
+    from weft.backends.runtime.encoder import Encoder
+    from weft.backends.runtime.generate import Generator, Result, Stream
+
+
+@click.command("run", short_help="Generate text, or talk.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: what is piped in.")
+@click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation where there is no prompt.")
+@click.option("--system", help="What the conversation is told beforehand (with --chat).")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens of one answer.")
+@click.option("--temperature", type=float, help="0 takes the likeliest token; default: 0, or 1 with a filter.")
+@click.option("--top-k", type=int, help="Draw among the k likeliest tokens.")
+@click.option("--top-p", type=float, help="Draw among the likeliest tokens that together reach this probability.")
+@click.option("--min-p", type=float, help="Draw among tokens at least this likely relative to the likeliest.")
+@click.option("--repetition-penalty", type=float, help="Above 1: make tokens less likely that were there before.")
+@click.option("--seed", type=int, help="Draw the same way every time.")
+@click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: one a core.")
+def run_command(
+    source: str,
+    prompt: str | None,
+    chat: bool,
+    system: str | None,
+    max_tokens: int,
+    stop: tuple[str, ...],
+    device: str,
+    threads: int | None,
+    **sampling: Any,
+) -> None:
+    """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
+
+    The answer streams to stdout, timings go to stderr. An encoder prints the embedding of the prompt as JSON.
+
+    \b
+    Examples:
+      weft run out/ --prompt "Once upon a time" --max-tokens 64
+      weft run out/ --chat                                       a conversation; Ctrl-D ends it
+      weft run out/ --chat --prompt "What is the capital of France?" --temperature 0.7 --top-p 0.9 --seed 1
+      echo "The sky is" | weft run model.gguf --stop "."
+    """
+    if system is not None and not chat:
+        raise click.UsageError("--system goes with --chat")
+    talk = chat and prompt is None and sys.stdin.isatty()
+    if prompt is None and not talk:
+        if sys.stdin.isatty():
+            raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
+        prompt = sys.stdin.read().removesuffix("\n")
+    given = {k: v for k, v in sampling.items() if v is not None}
+    if given.keys() & {"top_k", "top_p", "min_p"}:
+        given.setdefault("temperature", 1.0)
+    options = {"max_tokens": max_tokens, "stop": stop, **given}
+    with _opened(source, device, threads) as model:
+        if not hasattr(model, "stream"):
+            _embed(model, prompt, chat, source)
+            return
+        before = [] if system is None else [{"role": "system", "content": system}]
+        if talk:
+            _talk(model, before, options)
+        elif chat:
+            _say(model.stream(model.chat_prompt([*before, {"role": "user", "content": prompt}]), **options))
+        else:
+            _say(model.stream(prompt, **options))
+
+
+@contextlib.contextmanager
+def _opened(source: str, device: str, threads: int | None) -> Iterator[Any]:
+    """The model in a compiled folder, or of a source compiled for as long as the block runs."""
+    from weft.backends.runtime import load
+    from weft.backends.runtime.folder import GENAI, MANIFEST
+
+    if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
+        yield load(source, device, threads)
+        return
+    from weft.frontends.compiler import compile
+
+    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
+        note(f"compiling {source} for this run; `weft compile {source} -o DIR` would keep the result")
+        folder = Path(scratch, "model")
+        with progress(f"reading {source}") as step:
+            tell_random(compile(source, folder, target=_target(device), progress=step))
+        yield load(folder, device, threads)
+
+
+def _target(device: str) -> str:
+    """The target for a device.
+
+    Raises:
+        WeftError: if it is cuda and there is none, before anything is compiled.
+    """
+    from weft.backends.runtime.session import missing_cuda, onnxruntime
+
+    if device == "cpu":
+        return "ort-cpu"
+    trouble = missing_cuda(onnxruntime())
+    if device == "cuda" and trouble:
+        raise WeftError(f"device cuda cannot be used: {trouble}")
+    return "ort-cpu" if trouble else "ort-cuda"
+
+
+def _embed(model: Encoder, prompt: str | None, chat: bool, source: str) -> None:
+    import json
+
+    if chat or prompt is None:
+        raise WeftError(f"{source} is an encoder: it embeds a --prompt and cannot --chat")
+    click.echo(json.dumps([float(x) for x in model.encode([prompt])[0]]))
+
+
+def _say(stream: Stream) -> None:
+    """Stream one answer, and its timings after it."""
+    for piece in stream:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    click.echo(timing(stream.result), err=True)
+
+
+def timing(result: Result) -> str:
+    """How long an answer took, in one line."""
+    t = result.timings
+    read = f"{t.prompt_tokens} prompt tokens in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
+    if not t.decoded_tokens:
+        return f"weft: {read}"
+    return f"weft: {read}, then {t.decoded_tokens} tokens in {t.decode_seconds:.2f} s ({t.decode_rate:.1f}/s)"
+
+
+def _talk(model: Generator, before: list[dict[str, str]], options: dict[str, Any]) -> None:
+    """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() its line editing where the platform has it
+    note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
+    messages = list(before)
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            click.echo()
+            return
+        if not text:
+            continue
+        messages.append({"role": "user", "content": text})
+        try:
+            stream = model.stream(model.chat_prompt(messages), **options)
+        except WeftError as error:  # too long by now, most likely: the conversation goes on without it
+            complain(str(error))
+            messages.pop()
+            continue
+        try:
+            _say(stream)
+        except KeyboardInterrupt:
+            click.echo()
+        messages.append({"role": "assistant", "content": stream.result.text})

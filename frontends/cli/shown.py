@@ -1,0 +1,117 @@
+"""What a terminal gets to see: tables, numbers for people, progress that vanishes when piped."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Step = Callable[[str, int, int], None]  # stage, done, in all
+WIDE = 100_000  # columns of a pipe: nothing is cut or wrapped for whoever reads it
+
+
+def console(stderr: bool = False) -> Console:
+    """A rich console on stdout or stderr that cuts nothing when piped and lets a closed pipe be heard."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich calls this where it handles the error; the guard ends quietly
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Plain(file=stream, width=None if stream.isatty() else WIDE, highlight=False, soft_wrap=not stream.isatty())
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> None:
+    """Print a table; columns whose names are among the words of `right` align to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    console().print(made)
+
+
+def count(number: int) -> str:
+    """1234567 as 1.23 M."""
+    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
+    return str(number)
+
+
+def size(number: float) -> str:
+    """Bytes, in binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.2f} GiB"
+
+
+def note(message: str) -> None:
+    """A remark on stderr, which leaves stdout to the result."""
+    import click
+
+    click.echo(f"weft: {message}", err=True)
+
+
+@contextlib.contextmanager
+def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
+    """A bar on stderr with rate and remaining time while the block runs; nothing where stderr is no terminal.
+
+    `first` is shown with a spinner until the first step names a stage and its total.
+    """
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich import progress as rich_progress
+
+    amount: list[Any] = [rich_progress.MofNCompleteColumn(), _rate(unit)]
+    if unit == "bytes":
+        amount = [rich_progress.DownloadColumn(binary_units=True), rich_progress.TransferSpeedColumn()]
+    bar = rich_progress.Progress(
+        rich_progress.SpinnerColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        *amount,
+        rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+        console=console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task, known = bar.add_task(first, total=None), first
+        last = 0.0
+
+        def step(stage: str, done: int, total: int) -> None:
+            nonlocal known, last
+            if stage != known:
+                bar.reset(task, description=stage, total=total)
+                known = stage
+            now = time.monotonic()
+            if done >= total or now - last > 0.05:  # blocks come by the thousand
+                bar.update(task, completed=done, total=total)
+                last = now
+
+        yield step
+
+
+def _rate(unit: str) -> Any:
+    """A column with `unit` per second."""
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:.3g} {unit}/s" if task.speed else f"– {unit}/s", style="progress.data.speed")
+
+    return Rate()

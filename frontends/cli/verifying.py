@@ -1,0 +1,88 @@
+"""`weft verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .shown import progress
+
+if TYPE_CHECKING:
+    from weft.frontends.verification import Verification
+
+DIFFERENT = 1
+
+
+@click.command("verify", short_help="Compare a compiled folder with its source.")
+@click.argument("folder", type=click.Path())
+@click.option("--against", type=click.Path(), help="A Hugging Face folder to run by transformers as the reference.")
+@click.option("--prompt", help="The text to compare on; default: a stock sentence.")
+@click.option("--tokens", type=click.IntRange(0), default=16, show_default=True, help="Decoding steps after it.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+)
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+@click.pass_context
+def verify_command(
+    ctx: click.Context,
+    folder: str,
+    against: str | None,
+    prompt: str | None,
+    tokens: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Run the compiled model in FOLDER beside its reference, and exit with status 1 where they differ beyond rounding.
+
+    The reference is the source named in the folder's manifest, in float64 (slow for large models), or a Hugging Face
+    folder. The prompt is read in two chunks and continued token by token, so the caches are compared too.
+
+    \b
+    Examples:
+      weft verify out/
+      weft verify out/ --prompt "In 1969" --tokens 64
+      weft verify out/ --against ./SmolLM2-135M-Instruct
+    """
+    from weft.frontends.verification import verify_folder
+
+    with progress("opening", "steps") as step:
+        found = verify_folder(folder, against=against, prompt=prompt, tokens=tokens, device=device, progress=step)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        click.echo(json.dumps({**asdict(found), "folder": folder, "passed": found.passed}, indent=2))
+    else:
+        _show(found)
+    if not found.passed:
+        ctx.exit(DIFFERENT)
+
+
+def _show(found: Verification) -> None:
+    rows = [
+        ("reference", found.reference),
+        ("positions compared", str(found.positions)),
+        ("largest error", f"{found.max_absolute:.3g}"),
+        ("relative error", f"{found.max_relative:.3g} (tolerance for {found.dtype}: {found.tolerance:.2g})"),
+    ]
+    if found.argmax_agreement is not None:
+        rows.append(("same next token", f"{found.argmax_agreement:.2%}"))
+    if found.kl_max is not None:
+        rows.append(("KL divergence", f"mean {found.kl_mean:.3g}, largest {found.kl_max:.3g} nats"))
+    rows.append(("first diverging layer", _place(found)))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}  {value}")
+    click.echo("passed" if found.passed else "FAILED: the errors are larger than rounding explains")
+
+
+def _place(found: Verification) -> str:
+    at = found.divergence
+    if at is None and not found.layers:
+        return "unknown: the compiled model and the reference have no layer boundaries in common"
+    if at is None:
+        worst, error = max(found.layers.items(), key=lambda item: item[1])
+        return f"none of {len(found.layers)} (largest relative error {error:.3g}, after {worst})"
+    inside = f", first at {at.value} ({at.value_error:.3g})" if at.value is not None else ""
+    return f"{at.layer}, relative error {at.error:.3g}{inside}"

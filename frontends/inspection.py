@@ -1,0 +1,206 @@
+"""What a model costs before it is compiled: parameters, FLOPs, cache bytes, and a line per distinct block."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.ir import Graph, Node, Param, Value, sizes
+from weft.ir.op import Op
+from weft.ir.printer import format_attr
+from weft.ir.recipes import Full, Normal, Recipe, Source
+from weft.ir.view import attributes, block_hash, total_cost
+
+from .sources import Model
+
+CACHE_DTYPES = {"f32": 4, "f16": 2}  # bytes a number
+# families of ops whose attributes say little about a block
+_PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Structurally equal parts of a model: their scopes, and what each of them has and costs.
+
+    `flops` are those of one token that sees `Inspection.tokens` tokens, `cache` the numbers it leaves in the cache.
+    """
+
+    scopes: tuple[str, ...]
+    parameters: int
+    flops: int
+    cache: int
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model is and costs.
+
+    `flops_per_token` counts a token that sees `tokens` tokens (itself included), `flops_prefill` all `tokens` at once
+    with logits for each. A multiply-add is two FLOPs. `cache_per_token` is in numbers; `cache_at_context` counts the
+    whole context, of which layers with a window keep only that. Both are None for models without a cache.
+    """
+
+    source: str
+    kind: str
+    model_type: str | None
+    vocab: int | None
+    context: int | None
+    parameters: int
+    parameters_by_storage: Mapping[str, int]
+    tokens: int
+    flops_per_token: int
+    flops_prefill: int
+    cache_per_token: int | None
+    cache_at_context: int | None
+    layers: int
+    blocks: tuple[Block, ...]
+    unread: tuple[str, ...]
+    ignored: tuple[str, ...]
+    random: bool
+
+    def json(self) -> dict[str, Any]:
+        """Everything as plain data; caches in bytes too."""
+        found = asdict(self)
+        for key in ("cache_per_token", "cache_at_context"):
+            numbers = found[key]
+            found[f"{key}_bytes"] = numbers and {d: numbers * b for d, b in CACHE_DTYPES.items()}
+        return found
+
+
+def inspect(model: Model, tokens: int | None = None) -> Inspection:
+    """Count what `model` has and what running `tokens` tokens costs (512, or the context where that is shorter).
+
+    Raises:
+        WeftError: if the graph has sizes other than batch and seq, which have no meaning here.
+    """
+    graph = model.graph
+    context = graph.meta.get("context")
+    n = tokens or min(512, context or 512)
+    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n}
+    prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
+    parts = _parts(graph)
+    owned = _owners(graph, parts)
+    folded: dict[Any, list[str]] = {}
+    for scope, nodes in parts.items():
+        folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
+    blocks = tuple(_block(parts, scopes, owned, binding, n) for scopes in folded.values())
+    kept = _cached(graph)
+    decoder = graph.meta.get("kind") == "decoder"
+    whole = sum(width * min(window or context, context) for width, window in kept) if decoder and context else None
+    return Inspection(
+        source=model.description,
+        kind=str(graph.meta.get("kind", "model")),
+        model_type=graph.meta.get("model_type"),
+        vocab=graph.meta.get("vocab"),
+        context=context,
+        parameters=sum(_elements(p) for p in _learned(graph)),
+        parameters_by_storage=_storage(graph),
+        tokens=n,
+        flops_per_token=prefill // n,
+        flops_prefill=prefill,
+        cache_per_token=sum(width for width, _ in kept) if decoder else None,
+        cache_at_context=whole,
+        layers=sum(len(b.scopes) for b in blocks if _is_layer(b.scopes[0])),
+        blocks=blocks,
+        unread=tuple(model.unread),
+        ignored=tuple(model.ignored),
+        random=model.random_init,
+    )
+
+
+def layer_of(scope: str) -> str:
+    """The scope up to its first number ("layers.3" of "layers.3.attn"); the first component where there is none."""
+    numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", scope)
+    return numbered.group() if numbered else scope.partition(".")[0]
+
+
+def _is_layer(part: str) -> bool:
+    return part.rpartition(".")[2].isdigit()
+
+
+def _parts(graph: Graph) -> dict[str, list[Node]]:
+    """Nodes by layer; those outside any scope by the name of what they make."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        found.setdefault(layer_of(node.scope or node.output.name), []).append(node)
+    return found
+
+
+def _learned(graph: Graph) -> list[Param]:
+    """Parameters that hold trained or initialized numbers; not the tables that follow from a formula."""
+
+    def learned(recipe: Recipe) -> bool:
+        return isinstance(recipe, Source | Normal | Full) or any(learned(part) for part in recipe.parts)
+
+    return [p for p in graph.params.values() if learned(p.recipe)]
+
+
+def _elements(value: Value) -> int:
+    return sizes.evaluate(value.type.elements, {})
+
+
+def _owners(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
+    """Learned numbers by part: a parameter belongs to the first part that reads it."""
+    learned, found = set(_learned(graph)), Counter[str]()
+    for part, nodes in parts.items():
+        for node in nodes:
+            for v in node.inputs:
+                if isinstance(v, Param) and v in learned:
+                    learned.remove(v)
+                    found[part] += _elements(v)
+    return dict(found)
+
+
+def _storage(graph: Graph) -> dict[str, int]:
+    """Learned numbers by the dtype in which the checkpoint stores them, or in which they are declared."""
+    found = Counter[str]()
+    for p in _learned(graph):
+        keys = list(dict.fromkeys(p.recipe.sources()))
+        found[graph.archive.dtype(keys[0]).name if keys else p.type.dtype.name] += _elements(p)
+    return dict(found)
+
+
+def _cached(graph: Graph | Iterable[Node]) -> list[tuple[int, int | None]]:
+    """(numbers a token, window) of every attention that a cache serves."""
+    nodes = graph.nodes if isinstance(graph, Graph) else graph
+    found = []
+    for node in nodes:
+        if node.op.name == "attention" and node.attrs["causal"]:
+            k, v = node.inputs[1], node.inputs[2]
+            assert k is not None and v is not None
+            found.append((k.width + v.width, node.attrs["window"]))
+    return found
+
+
+def _block(
+    parts: Mapping[str, list[Node]], scopes: list[str], owned: Mapping[str, int], binding: Mapping[str, int], n: int
+) -> Block:
+    nodes = parts[scopes[0]]
+    return Block(
+        tuple(scopes),
+        owned.get(scopes[0], 0),
+        sizes.evaluate(total_cost(nodes).flops, binding) // n,
+        sum(width for width, _ in _cached(nodes)),
+        tuple(_describe(nodes)),
+    )
+
+
+def _describe(nodes: Iterable[Node]) -> Iterable[str]:
+    """The ops of a block, equal ones counted, views left out; attributes only where they characterize it."""
+    counted = Counter(_spell(node.op, attributes(node)) for node in nodes if not _is_view(node.op))
+    for text, times in counted.items():
+        yield f"{times} {text}" if times > 1 else text
+
+
+def _is_view(op: Op) -> bool:
+    return any(t.value == "view" for t in op.traits)
+
+
+def _spell(op: Op, given: Mapping[str, Any]) -> str:
+    if op.module.rpartition(".")[2] in _PLAIN or not given:
+        return op.name
+    return f"{op.name}({', '.join(k if v is True else f'{k}={format_attr(v)}' for k, v in given.items())})"

@@ -1,0 +1,127 @@
+"""Values inside a compiled ONNX model: which ones there are, and what they are for given inputs.
+
+Compiled values carry the names of the IR values they come from, so they can be set beside those of the interpreter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.backends.runtime.session import Session, onnxruntime, ort_errors
+from weft.ir.errors import WeftError
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = NDArray[Any]
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+_PAST = "past_key_values"
+
+
+class Internals:
+    """The graph of ``folder / "model.onnx"``, its weights left on disk; it runs where `session` runs."""
+
+    def __init__(self, folder: Path, session: Session) -> None:
+        import onnx
+
+        self.folder, self.session = folder, session
+        self.proto: onnx.ModelProto = onnx.load(folder / "model.onnx", load_external_data=False)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The values that nodes make, in order."""
+        return [name for node in self.proto.graph.node for name in node.output if name]
+
+    @cached_property
+    def boundaries(self) -> dict[str, str]:
+        """The last value of each layer that another layer reads: layer ("layers.3") to value name, in order."""
+        found: dict[str, str] = {}
+        readers: dict[str, set[str]] = {}
+        for node in self.proto.graph.node:
+            layers = {layer_of(name) for name in node.output if name}
+            for name in node.input:
+                readers.setdefault(name, set()).update(layers)
+        for name in self.names:
+            layer = layer_of(name)
+            if layer and readers.get(name, set()) - {layer}:
+                found[layer] = name
+        return found
+
+    @property
+    def reduction(self) -> int:
+        """The widest sum a matrix product makes, to the smaller side of its weight."""
+        return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
+
+    def run(self, inputs: Mapping[str, Array], names: Iterable[str]) -> dict[str, Array]:
+        """The values called `names` in float32, for `inputs` by name; caches start empty, as long as the input.
+
+        Raises:
+            WeftError: with ONNX Runtime's own words when it fails.
+        """
+        wanted = list(names)
+        try:
+            session = self._extended(wanted)
+            binding = session.io_binding()
+            keep = [self._bind_cache(binding, value, inputs["input_ids"].shape) for value in self.proto.graph.input]
+            for value in session.get_inputs():
+                if not value.name.startswith(_PAST):
+                    binding.bind_cpu_input(value.name, np.ascontiguousarray(inputs[value.name], np.int64))
+            for i in range(len(wanted)):
+                binding.bind_output(_watched(i), "cpu")
+            session.run_with_iobinding(binding)
+            found = binding.get_outputs()[-len(wanted) :] if wanted else []
+            del keep
+        except ort_errors() as error:
+            raise WeftError(f"{self.folder}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
+        return {name: value.numpy() for name, value in zip(wanted, found, strict=True)}
+
+    def _extended(self, names: list[str]) -> Any:
+        """A session whose outputs include the named values, cast to float32."""
+        import onnx
+        from onnx import TensorProto, helper
+
+        extended = onnx.ModelProto()
+        extended.CopyFrom(self.proto)
+        for i, name in enumerate(names):
+            extended.graph.node.append(helper.make_node("Cast", [name], [_watched(i)], to=TensorProto.FLOAT))
+            extended.graph.output.append(helper.make_tensor_value_info(_watched(i), TensorProto.FLOAT, None))
+        ort = onnxruntime()
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
+        providers = self.session.ort.get_providers()
+        return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
+
+    def _bind_cache(self, binding: Any, value: onnx.ValueInfoProto, ids: tuple[int, ...]) -> Any:
+        """Bind one empty cache as past and present; returns what owns its memory."""
+        if not value.name.startswith(_PAST):
+            return None
+        from onnx import TensorProto, helper
+
+        kind = value.type.tensor_type
+        batch, heads, capacity, width = (d.dim_value for d in kind.shape.dim)
+        shape = (batch or ids[0], heads, capacity or ids[1], width)
+        number = kind.elem_type
+        dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)
+        memory = onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
+        present = value.name.replace(_PAST, "present")
+        binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())
+        binding.bind_output(present, self.session.device, 0, number, shape, memory.data_ptr())
+        return memory
+
+
+def layer_of(name: str) -> str:
+    """The layer a value belongs to ("layers.3" of "layers.3.attn.q"), "" if none."""
+    found = _LAYER.match(name)
+    return found[1] if found else ""
+
+
+def _watched(index: int) -> str:
+    return f"weft.watched.{index}"

@@ -1,0 +1,304 @@
+"""Whether a compiled folder computes what its source means: logits, cached decoding, and the first layer that differs.
+
+The reference is the float64 interpreter of the source's graph, or a Hugging Face folder run by transformers in float32.
+Decoders are teacher-forced: the prompt goes in as two chunks, then the model's own greedy tokens one at a time, so that
+caches, chunked prefill and single steps are all compared with one full pass over the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.backends.runtime import load
+from weft.backends.runtime.decoder import OrtDecoder
+from weft.backends.runtime.encoder import Encoder
+from weft.backends.runtime.folder import MANIFEST, read_json
+from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.session import Session
+from weft.ir import dtypes, interpret
+from weft.ir.errors import WeftError
+from weft.ir.graph import Node
+
+from .internals import Internals, layer_of
+from .sources import Model, load_source
+
+Array = NDArray[Any]
+Progress = Callable[[str, int, int], None]  # stage, done, in all
+PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
+WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where the compiled model leaves the reference: a layer, and in it a value where names allow."""
+
+    layer: str
+    error: float
+    value: str | None = None
+    value_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far a compiled model is from its reference.
+
+    Errors are over all compared `positions`; relative ones are divided by the largest number of the reference. `layers`
+    holds the relative error of what each layer hands on. KL is Σ p ln(p/q) in nats, p the reference's. The three about
+    tokens are None for encoders.
+    """
+
+    folder: Path
+    reference: str
+    dtype: str
+    positions: int
+    max_absolute: float
+    max_relative: float
+    tolerance: float
+    argmax_agreement: float | None
+    kl_mean: float | None
+    kl_max: float | None
+    layers: Mapping[str, float]
+    divergence: Divergence | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the relative error is within the tolerance (so never where it is not a number)."""
+        return self.max_relative <= self.tolerance
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a reference found: the output, [positions, width], and values inside by name, [1, some positions, width]."""
+
+    output: Array
+    inside: Mapping[str, Array]
+
+
+def verify_folder(
+    folder: str | Path,
+    *,
+    against: str | Path | None = None,
+    prompt: str | None = None,
+    tokens: int = 16,
+    device: str = "auto",
+    progress: Progress = lambda stage, done, total: None,
+) -> Verification:
+    """Compare the compiled model in `folder` with its source, or with the Hugging Face folder `against`.
+
+    `prompt` is a text (a stock sentence, or random tokens where there is no tokenizer); `tokens` greedy ones follow.
+
+    Raises:
+        WeftError: if the folder or its source cannot be read, or the source has changed since it was compiled.
+    """
+    folder = Path(folder)
+    manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+    runnable = load(folder, device)
+    if not manifest:
+        raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
+    model = None if against is not None else _source(folder, manifest)
+    internals = Internals(folder, _session(runnable))
+    ids = _prompt(runnable, prompt, manifest["vocab"])
+    encoder = isinstance(runnable, Encoder)
+    watched = len(ids) if encoder else min(len(ids), WATCHED)  # of what sees only the past, a part stands for itself
+    if isinstance(runnable, Encoder):
+        got, at = runnable.hidden([ids])[0], list(range(len(ids)))
+    else:
+        got, at = _teach(runnable, ids, tokens, progress)
+    if model is not None:
+        reference, name = _interpreted(model, ids, watched, progress), f"the float64 meaning of {model.description}"
+    else:
+        reference = _transformed(Path(str(against)), ids, watched, encoder, internals)
+        name = f"transformers on {against}"
+    want = reference.output[at]
+    if want.shape != got.shape:
+        raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
+    tolerance = tolerated(manifest["dtype"], len(internals.boundaries), internals.reduction)
+    layers, divergence = _compare_layers(internals, ids[:watched], reference.inside, tolerance)
+    absolute = np.abs(got - want).max()
+    kl = None if encoder else divergences(want, got)
+    return Verification(
+        folder=folder,
+        reference=name,
+        dtype=manifest["dtype"],
+        positions=len(at),
+        max_absolute=float(absolute),
+        max_relative=relative_error(got, want),
+        tolerance=tolerance,
+        argmax_agreement=float((got.argmax(-1) == want.argmax(-1)).mean()) if not encoder else None,
+        kl_mean=None if kl is None else float(kl.mean()),
+        kl_max=None if kl is None else float(kl.max()),
+        layers=layers,
+        divergence=divergence,
+    )
+
+
+def tolerated(dtype: str, layers: int, reduction: int) -> float:
+    """The largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
+
+    Sums of `reduction` products are kept in f32 and err like a random walk; what is stored in `dtype` between them, and
+    the weights, are rounded once; each of the two sublayers of a layer adds its error to the residual independently.
+    """
+    stored = 0.0 if dtype == "f32" else dtypes.parse(dtype).eps
+    return 4 * math.sqrt(2 * max(layers, 1)) * (dtypes.f32.eps * math.sqrt(reduction) + stored)
+
+
+def relative_error(got: Array, want: Array) -> float:
+    """The largest difference over the largest number of `want`."""
+    return float(np.abs(got - want).max() / max(np.abs(want).max(), np.finfo(np.float64).tiny))
+
+
+def divergences(want: Array, got: Array) -> Array:
+    """KL divergence of softmax(got) from softmax(want), per row, in nats."""
+    p, q = _log_softmax(want), _log_softmax(got)
+    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+
+
+def _log_softmax(x: Array) -> Array:
+    x = x.astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+def _session(runnable: Generator | Encoder) -> Session:
+    if isinstance(runnable, Encoder):
+        return runnable.session
+    assert isinstance(runnable.decoder, OrtDecoder)  # what `load` makes of a folder
+    return runnable.decoder.session
+
+
+def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
+    """The source that the manifest names, unchanged since."""
+    source = manifest.get("source") or {}
+    spec = source.get("spec")
+    if not spec:
+        raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
+    try:
+        model = load_source(spec, seed=source.get("seed") or 0)
+    except WeftError as error:
+        raise WeftError(f"{folder} was compiled from {spec}, which cannot be read again: {error}") from error
+    then, now = source.get("hashes") or {}, model.hashes()
+    if changed := sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name)):
+        raise WeftError(f"{folder}: its source {spec} has changed since ({', '.join(changed)}): compile it again")
+    return model
+
+
+def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> list[int]:
+    folder = runnable.folder
+    if prompt is not None or (folder is not None and (folder / "tokenizer.json").is_file()):
+        ids = runnable.tokenizer.encode(PROMPT if prompt is None else prompt)
+    else:
+        ids = np.random.default_rng(0).integers(0, vocab, WATCHED).tolist()
+    longest = runnable.max_length if isinstance(runnable, Encoder) else runnable.decoder.max_length
+    if not ids:
+        raise WeftError("the prompt has no tokens: give it at least one")
+    if prompt is not None and len(ids) > longest:
+        raise WeftError(f"a prompt of {len(ids)} tokens is longer than the maximum of {longest} tokens; shorten it")
+    return ids[:longest]
+
+
+def _teach(runnable: Generator, ids: list[int], tokens: int, progress: Progress) -> tuple[Array, list[int]]:
+    """Run the prompt in two chunks, then greedy steps whose tokens are added to `ids`: logits and their positions."""
+    decoder = runnable.decoder
+    steps = min(tokens, decoder.max_length - len(ids))
+    logits: list[Array] = []
+    at: list[int] = []
+    with decoder.context(1, len(ids) + steps) as context:
+        context.reset()
+        half = len(ids) // 2
+        for first, last in ((0, half), (half, len(ids))):
+            if first < last:
+                rows = context.extend(ids[first:last])
+                logits.append(rows)
+                at += range(last - len(rows), last)
+        for i in range(steps):
+            ids.append(int(logits[-1][-1].argmax()))
+            logits.append(context.step(np.array(ids[-1:])).copy())
+            at.append(len(ids) - 1)
+            progress("decoding", i + 1, steps)
+    return np.concatenate(logits), at
+
+
+def _inputs(names: Sequence[str], ids: Sequence[int]) -> dict[str, Array]:
+    """Model inputs by name, for one row of tokens."""
+    row = np.asarray(ids, np.int64)[None]
+    known = {
+        "input_ids": row,
+        "attention_mask": np.ones_like(row),
+        "position_ids": np.arange(row.size)[None],
+        "token_type_ids": np.zeros_like(row),
+    }
+    if unknown := [n for n in names if n not in known]:
+        raise WeftError(f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with")
+    return {name: known[name] for name in names}
+
+
+def _interpreted(model: Model, ids: list[int], watched: int, progress: Progress) -> _Reference:
+    """One full pass of the source's graph in float64."""
+    graph, inside, done = model.graph, dict[str, Array](), 0
+    output = "logits" if "logits" in graph.outputs else "last_hidden_state"
+    if output not in graph.outputs:
+        raise WeftError(f"{model.description}: it has neither logits nor last_hidden_state to compare")
+
+    def watch(node: Node, results: tuple[Array, ...]) -> None:
+        nonlocal done
+        done += 1
+        for value, array in zip(node.outputs, results, strict=True):
+            if layer_of(value.name) and array.ndim == 3 and array.shape[1] == len(ids):
+                inside[value.name] = array[:, :watched].astype(np.float32)
+        progress("interpreting", done, len(graph))
+
+    found = interpret(graph, _inputs(list(graph.inputs), ids), watch=watch)
+    return _Reference(found[output][0], inside)
+
+
+def _transformed(folder: Path, ids: list[int], watched: int, encoder: bool, internals: Internals) -> _Reference:
+    """The same by transformers, in float32 on the CPU; the values inside are what it calls hidden states."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise WeftError(f"--against needs transformers and torch ({error}): install weft[hf,torch]") from error
+    if not (folder / "config.json").is_file():
+        raise WeftError(f"{folder}: no config.json in it, so it is no Hugging Face folder")
+    kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    try:
+        net = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
+    with torch.no_grad():
+        found = net.eval()(torch.tensor([ids]), output_hidden_states=True)
+    hidden = [h.numpy()[:, :watched] for h in found.hidden_states]
+    layers = list(internals.boundaries.values())
+    # the first hidden state is the embedding; the last has been through the final norm where there is one
+    inside = dict(zip(layers, hidden[1:-1], strict=False)) if len(hidden) == len(layers) + 1 else {}
+    return _Reference((found.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside)
+
+
+def _compare_layers(
+    internals: Internals, ids: Sequence[int], inside: Mapping[str, Array], tolerance: float
+) -> tuple[dict[str, float], Divergence | None]:
+    """The relative error of what each layer hands on, and the first place beyond `tolerance`."""
+    names = [v.name for v in internals.proto.graph.input if not v.name.startswith("past_key_values")]
+    inputs = _inputs(names, ids)
+    shared = {layer: name for layer, name in internals.boundaries.items() if name in inside}
+    errors = _errors(internals.run(inputs, shared.values()), inside)
+    layers = {layer: errors[name] for layer, name in shared.items() if name in errors}
+    first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
+    if first is None:
+        return layers, None
+    closer = [name for name in internals.names if layer_of(name) == first and name in inside]
+    within = _errors(internals.run(inputs, closer), inside)
+    value = next((name for name, error in within.items() if not error <= tolerance), None)
+    return layers, Divergence(first, layers[first], value, None if value is None else within[value])
+
+
+def _errors(got: Mapping[str, Array], want: Mapping[str, Array]) -> dict[str, float]:
+    """The relative error of each value that has the shape of its reference."""
+    return {name: relative_error(a, want[name]) for name, a in got.items() if a.shape == want[name].shape}
