@@ -158,6 +158,15 @@ def _max_length(graph: Graph, wanted: int | None) -> int:
     return wanted
 
 
+def _absolute(spec: str) -> str:
+    """A source by a name that holds in every working folder."""
+    file, colon, name = spec.rpartition(":")  # model.py:NAME
+    path = Path(file if file.endswith(".py") else spec).expanduser()
+    if not path.exists():
+        return spec
+    return f"{path.resolve()}{colon}{name}" if file.endswith(".py") else str(path.resolve())
+
+
 def _manifest(
     graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, seed: int
 ) -> dict[str, Any]:
@@ -179,6 +188,12 @@ def _manifest(
         "pad_token_id": meta.get("pad_token_id"),
         "cache": cache_layers(graph),
         "pipeline": pipeline,
-        "source": {"description": model.description, "seed": seed, "hashes": model.hashes(), **meta.get("source", {})},
+        "source": {
+            "spec": _absolute(model.spec),
+            "description": model.description,
+            "seed": seed,
+            "hashes": model.hashes(),
+            **meta.get("source", {}),
+        },
         "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
     }
