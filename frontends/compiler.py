@@ -39,7 +39,7 @@ class CompileReport:
 
 
 def compile(
-    source: str | Path | Model | Graph | Any,
+    source: Any,
     out: str | Path,
     *,
     target: str = "ort-cpu",
@@ -69,7 +69,7 @@ def compile(
     clock = {"start": time.perf_counter()}
     place = find_target(target)
     dtype = _dtype(place, dtype)
-    model = as_model(source, seed)
+    model = load_source(source, seed=seed)
     length = _max_length(model.graph, max_length)
     clock["load"] = time.perf_counter()
     pipeline = target_pipeline(model.graph, place, dtype, passes)
@@ -95,7 +95,7 @@ def compile(
             model.tokenizer(folder)
         if genai.cache_layers(graph):
             genai.write_config(graph, place, length, folder)
-        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, seed)
+        manifest = _manifest(graph, place, dtype, length, str(pipeline), model)
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
@@ -118,23 +118,6 @@ def target_pipeline(graph: Graph, target: Target, dtype: str, passes: str = "def
     paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in phases)
     pipeline = parse_pipeline(passes, Pipeline(paying))
     return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
-
-
-def as_model(source: str | Path | Model | Graph | Any, seed: int = 0) -> Model:
-    """A model from whatever users hand over: a source by name, a `Model`, a graph, or a DSL module.
-
-    Raises:
-        WeftError: if it is none of these, or cannot be loaded.
-    """
-    if isinstance(source, Model):
-        return source
-    if isinstance(source, Graph):
-        return Model(source, f"graph {source.name}")
-    if isinstance(source, (str, Path)):
-        return load_source(str(source), seed=seed)
-    if callable(getattr(source, "graph", None)):
-        return Model(source.graph(seed=seed), f"{type(source).__name__} module", source, random_init=True)
-    raise WeftError(f"cannot compile {type(source).__name__}: give a source by name, a module, or a graph")
 
 
 def _dtype(target: Target, dtype: str | None) -> str:
@@ -167,9 +150,7 @@ def _absolute(spec: str) -> str:
     return f"{path.resolve()}{colon}{name}" if file.endswith(".py") else str(path.resolve())
 
 
-def _manifest(
-    graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, seed: int
-) -> dict[str, Any]:
+def _manifest(graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model) -> dict[str, Any]:
     from weft import __version__
     from weft.backends.onnx.genai import cache_layers
 
@@ -191,7 +172,7 @@ def _manifest(
         "source": {
             "spec": _absolute(model.spec),
             "description": model.description,
-            "seed": seed,
+            "seed": model.seed,
             "hashes": model.hashes(),
             **meta.get("source", {}),
         },
