@@ -21,7 +21,8 @@ class RopeFrequencies(Recipe):
 
     `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (θ·factor^(dim/(dim-2)));
     ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
-    factors); ``longrope`` (`factors`: a divisor per frequency). `original` is the context the model was trained on.
+    factors); ``longrope`` (`factors`: a divisor per frequency); ``proportional`` (0 from the frequency `rotated` on).
+    `original` is the context the model was trained on.
     """
 
     dim: int
@@ -35,6 +36,7 @@ class RopeFrequencies(Recipe):
     high_freq: float = 4.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    rotated: int = 0
 
     def shape(self, archive: Archive) -> tuple[int, ...]:
         if self.dim % 2 or self.dim <= 0:
@@ -56,6 +58,8 @@ class RopeFrequencies(Recipe):
             return base
         if self.scaling == "linear":
             return base / self.factor
+        if self.scaling == "proportional":
+            return np.where(np.arange(self.dim // 2) < self.rotated, base / self.factor, 0)
         if self.scaling == "longrope":
             return np.asarray(base / np.array(self.factors))
         if self.scaling == "llama3":
@@ -64,7 +68,8 @@ class RopeFrequencies(Recipe):
             return (1 - smooth) * base / self.factor + smooth * base
         if self.scaling == "yarn":
             return self._yarn(base)
-        raise WeftError(f"unknown RoPE scaling {self.scaling!r}; known are none, linear, ntk, yarn, llama3, longrope")
+        known = "none, linear, ntk, yarn, llama3, longrope, proportional"
+        raise WeftError(f"unknown RoPE scaling {self.scaling!r}; known are {known}")
 
     def _yarn(self, base: Array) -> Array:
         def pair_turning(rotations: float) -> float:
@@ -77,6 +82,20 @@ class RopeFrequencies(Recipe):
         low, high = max(low, 0), min(high, self.dim - 1)
         ramp = np.clip((np.arange(self.dim // 2) - low) / max(high - low, 1e-3), 0, 1)
         return np.asarray(base / self.factor * ramp + base * (1 - ramp))
+
+
+def yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
+    """The amplitude of `rope` under YaRN for a context `factor` times the original, with DeepSeek's two mscales."""
+
+    def temperature(m: float) -> float:
+        return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+
+    return temperature(mscale) / temperature(mscale_all_dim) if mscale and mscale_all_dim else temperature(1.0)
+
+
+def longrope_amplitude(factor: float, original: int) -> float:
+    """The amplitude of `rope` under LongRoPE (Ding 2024) for a context `factor` times the `original`."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import typing
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
@@ -14,7 +15,7 @@ from . import dtypes, sizes
 from .archive import EMPTY, Archive
 from .errors import WeftError
 from .graph import Graph, Value
-from .op import lookup
+from .op import Attr, lookup
 from .recipes import REGISTRY, Recipe
 from .sizes import Size
 from .types import TensorType
@@ -161,7 +162,7 @@ class _Parser:
         if cls is None:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.expect("(")
-        known = fields(cls)
+        known, types = fields(cls), typing.get_type_hints(cls)
         given: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
@@ -171,7 +172,12 @@ class _Parser:
                 key = known[len(given)].name
             else:
                 self.fail(f"too many arguments for recipe {name}", self.token.at)
-            given[key] = self.attr()
+            start = self.token.at
+            if key not in types or key in given:
+                self.fail(f"recipe {name} takes no {'second ' if key in given else ''}argument {key!r}", start)
+            attr = Attr(key, types[key], MISSING)
+            value = self.attr()
+            given[key] = self.checked(start, partial(attr.check, value, name))
             if self.token.text != ")":
                 self.expect(",")
         missing = [f.name for f in known if f.name not in given and f.default is MISSING]
