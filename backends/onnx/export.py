@@ -18,7 +18,7 @@ from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
 
 from ..targets import Target
-from . import attention, layers, standard  # noqa: F401 - importing them registers their lowerings
+from . import attention, cuda, layers, standard  # noqa: F401 - importing them registers their lowerings
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 
@@ -53,7 +53,9 @@ def build(graph: Graph, target: Target, max_length: int) -> Built:
     selection = select(graph, target)
     emitter = Emitter(graph, target, max_length)
     emitter.lower(selection)
-    return Built(emitter.model(), list(emitter.weights.values()), graph.archive, selection.trace)
+    model = emitter.model()
+    widened = cuda.widen(model) if target.device == "cuda" else []
+    return Built(model, list(emitter.weights.values()), graph.archive, [*selection.trace, *widened])
 
 
 def in_memory(built: Built) -> bytes:
