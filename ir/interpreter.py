@@ -36,14 +36,17 @@ def interpret(
     for name in inputs:
         if name not in graph.inputs:
             raise WeftError(f"graph {graph.name} has no input {name!r}; it has {', '.join(graph.inputs)}")
-    binding: dict[str, int] = {}
     env: dict[Value, Array] = {}
     for name, value in graph.inputs.items():
         if name not in inputs:
             raise WeftError(f"graph {graph.name} needs a value for input {name!r}: {value.type}")
-        array = widen(np.asarray(inputs[name]))
-        bind(value.type, array.shape, binding, name)
-        env[value] = array
+        env[value] = widen(np.asarray(inputs[name]))
+    binding: dict[str, int] = {}
+    known = -1
+    while known < len(binding):  # `past + seq` tells past once seq is known, whichever input comes first
+        known = len(binding)
+        for name, value in graph.inputs.items():
+            bind(value.type, env[value].shape, binding, name)
     last_use: dict[Value, Node] = {v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v}
     dying: dict[Node, list[Value]] = {}
     for value, node in last_use.items():

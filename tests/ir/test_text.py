@@ -53,7 +53,7 @@ def decoder(layers: int = 2, dim: int = 8, heads: int = 2, vocab: int = 11) -> G
 
 
 def assorted() -> Graph:
-    """Corners: aliases, infinities, empty lists, bool and dtype and size attributes, strings, literals, opaque sizes."""
+    """Corners: aliases, infinities, empty lists, bool, dtype and size attributes, strings, literals, opaque sizes."""
     graph = Graph("g")
     x = graph.add_input("x", TensorType(dtypes.bf16, (BATCH, 2 * SEQ + 1, 6)), "renamed/x-1")
     graph.add_input("scalar", TensorType(dtypes.u8, ()))
@@ -150,7 +150,7 @@ BAD = [
     ("4:3: graph g already has an output 'o'", G + "output o = %x\n  output o = %x\n}"),
     ("3:30: expected a value", G + "%y: f32[1] = affine(%x, by="),
     ("2:29: source: attribute key=3 is not of type str", "graph g {\n  param %w: f32[1] = source(3)\n}"),
-    ("2:43: recipe full takes no second argument 'value'", "graph g {\n  param %w: f32[1] = full(1.0, value=1.0)\n}"),
+    ("2:38: recipe full takes no second argument 'value'", "graph g {\n  param %w: f32[1] = full(1.0, value=1.0)\n}"),
 ]
 
 
