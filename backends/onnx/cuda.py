@@ -159,9 +159,7 @@ class _Placement:
     def _folded(self, node: onnx.Node) -> bool:
         """Whether ONNX Runtime computes `node` once, when it loads the model."""
         if node.op_type == "Shape" and (operand := node.inputs[0]) is not None and operand.shape is not None:
-            first = node.attributes["start"].as_int() if "start" in node.attributes else 0
-            last = node.attributes["end"].as_int() if "end" in node.attributes else len(operand.shape)
-            return all(isinstance(size, int) for size in list(operand.shape)[first:last])
+            return operand.shape.is_static()
         return all(value is None or value in self.fixed for value in node.inputs)
 
     def _follows_to_cpu(self, node: onnx.Node, kernel: Kernel) -> bool:
@@ -188,7 +186,7 @@ class _Placement:
                 self._problem(node, f"{value.name} is computed on the GPU but needed on the CPU")
 
     def _problem(self, node: onnx.Node, text: str) -> None:
-        self.problems.append(f"{node.op_type} {node.name}: {text}")
+        self.problems.append(f"{node.op_type} {node.name or node.outputs[0].name}: {text}")
 
 
 def _elements(value: onnx.Value) -> int:
