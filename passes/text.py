@@ -87,7 +87,7 @@ class _Parser:
         name, passes = self.label(), list[Pass]()
 
         def close() -> None:
-            if passes or name:
+            if passes:
                 phases.append(Phase(name, tuple(passes)))
 
         while self.token.kind != "end":
@@ -110,7 +110,7 @@ class _Parser:
                 if self.token.kind == "end":
                     self.fail("expected a pass after the comma", self.token.at)
         close()
-        return Pipeline(tuple(phases))
+        return Pipeline(tuple(phase for phase in phases if phase.passes))
 
     def label(self) -> str:
         if self.tokens[min(self.pos + 1, len(self.tokens) - 1)].text != ":" or self.token.kind != "word":

@@ -65,7 +65,10 @@ class PackQkv(Pass):
         for attention in graph.nodes:
             if attention.op.name != "attention":
                 continue
-            linears = {n: role for role in "qkv" if (n := _linear_behind(attention.operand(role)))}
+            linears: dict[Node, str] = {}
+            for role in "qkv":
+                if node := _linear_behind(attention.operand(role)):
+                    linears.setdefault(node, role)
             by_input: dict[Value | None, list[Node]] = {}
             for node in linears:
                 by_input.setdefault(node.inputs[0], []).append(node)
@@ -127,6 +130,8 @@ def _pack_gated(
     activation: str,
     limit: float | None,
 ) -> Value | Refusal:
+    if gate is up:
+        return Refusal(f"gate and up both are %{gate.name}")
     why = misfit((gate, up), (gate_bias, up_bias))
     if why:
         return Refusal(why)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Param, Recipe, TensorType, Value, dtypes, ops, sizes
+from weft.ir import Graph, Param, Recipe, TensorType, Value, dtypes, ops, sizes, verify
 from weft.ir.frequencies import RopeFrequencies
 from weft.ir.recipes import Normal
+from weft.passes import Trace, parse_pipeline
+from weft.passes.trial import Trial, difference
 
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")
 
@@ -95,3 +97,21 @@ class Tiny:
 def count(graph: Graph, op: str) -> int:
     """How many nodes apply `op`."""
     return sum(n.op.name == op for n in graph.nodes)
+
+
+def worst(before: Graph, after: Graph, seed: int = 0) -> float:
+    """The largest relative difference between the outputs of two graphs of one interface, on equal random numbers."""
+    trial = Trial(seed)
+    inputs = trial.inputs(before)
+    a, b = trial.run(before, inputs), trial.run(after, inputs)
+    assert list(a) == list(b)
+    return max(difference(a[name], b[name]) for name in a)
+
+
+def applied(text: str, graph: Graph, trace: Trace | None = None) -> Graph:
+    """A copy of `graph` after the passes `text`, well formed; the trace of the last."""
+    copy = graph.clone()
+    for one in parse_pipeline(text).passes:
+        one.run(copy, trace if trace is not None else Trace())
+        verify(copy, recipes=True)
+    return copy
