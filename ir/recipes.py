@@ -290,7 +290,7 @@ class Scale(Recipe):
     def read(self, archive: Archive, start: int, stop: int) -> Array:
         rows = self.item.read(archive, start, stop)
         if not isinstance(self.factor, Recipe):
-            return rows * np.float32(self.factor)
+            return rows * self.factor
         vector = self.factor.read(archive, start, stop) if self.axis == 0 else self.factor.evaluate(archive)
         return rows * vector.reshape((1,) * self.axis + (-1,) + (1,) * (rows.ndim - self.axis - 1))
 
@@ -312,7 +312,7 @@ class Add(Recipe):
         total = self.items[0].read(archive, start, stop)
         for p in self.items[1:]:
             total = total + p.read(archive, start, stop)
-        return total + np.float32(self.offset) if self.offset else total
+        return total + self.offset if self.offset else total
 
 
 @dataclass(frozen=True)
