@@ -182,19 +182,17 @@ def _children(module: Any) -> Iterator[tuple[int, str]]:
 
 
 def _name_of(module: Any, builder: _Builder) -> str:
-    if builder.override is not None:
-        name, builder.override = builder.override, None
-        return name
+    override, builder.override = builder.override, None
+    own = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(module).__name__).lower()
+    if override is not None:
+        return override or (own if module.__weft_leaf__ else "")
     frame = builder.frames[-1]
     if id(module) in frame.children:
         return frame.children[id(module)]
     if id(module) not in frame.inline:
         taken = {name for _, name in frame.inline.values()}
-        base = name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
-        count = 1
-        while name in taken:
-            count += 1
-            name = f"{base}_{count}"
+        numbered = (f"{own}_{i}" for i in itertools.count(2))
+        name = next(n for n in itertools.chain([own], numbered) if n not in taken)
         frame.inline[id(module)] = module, name
     return frame.inline[id(module)][1]
 

@@ -12,6 +12,7 @@ from weft.ir.graph import Value
 from .build import computed, spell
 from .layers import positions
 
+_NOT_OF_THE_TABLE = ("dim", "fraction", "interleaved", "amplitude")
 SCALINGS = ("none", "linear", "ntk", "yarn", "llama3", "longrope")
 
 
@@ -51,7 +52,7 @@ class RoPE:
         dim = int(head_dim * self.fraction) if self.dim is None else self.dim
         if dim % 2 or not 0 < dim <= head_dim:
             raise WeftError(f"RoPE: dim={dim} must be even and at most head_dim={head_dim}")
-        own = {f.name: getattr(self, f.name) for f in fields(RopeFrequencies) if f.name != "dim"}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_OF_THE_TABLE}
         return RopeFrequencies(dim, **own)
 
     def __call__(self, x: Value, heads: int, name: str = "rope") -> Value:

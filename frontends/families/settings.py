@@ -76,6 +76,9 @@ def build(s: Settings) -> Decoder | Encoder:
     """
     if s.activation not in ACTIVATIONS:
         raise WeftError(f"unknown activation {s.activation!r}; known are {', '.join(ACTIVATIONS)}")
+    for name in ("vocab", "dim", "layers", "heads", "ffn"):
+        if getattr(s, name) < 1:
+            raise WeftError(f"{name}={getattr(s, name)} must be positive")
     norm = RMSNorm(s.eps) if s.norm == "rms" else LayerNorm(s.eps)
     ffn = (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias)
     attention = Attention(
@@ -92,18 +95,28 @@ def build(s: Settings) -> Decoder | Encoder:
         Block(replace(attention, window=window, scale=scale), ffn, norm, s.arrangement)
         for window, scale in zip(_each(s.window, s.layers), _each(s.scale, s.layers), strict=True)
     ]
-    stack = (s.layers, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
+    alike = all(b == blocks[0] for b in blocks)
+    layers, block = (s.layers, blocks[0]) if alike else (blocks, None)
     positions = LearnedPositions(s.learned_positions) if s.learned_positions else None
     embed_norm = norm if s.embed_norm else None
     if s.kind == "encoder":
         return Encoder(
-            *(s.vocab, s.dim, *stack, positions, s.token_types, embed_norm),
+            s.vocab,
+            s.dim,
+            layers,
+            block,
+            positions,
+            s.token_types,
+            embed_norm,
             final_norm=None if s.arrangement == "post" else norm,
             pooler=s.pooler,
             context=s.context,
         )
     return Decoder(
-        *(s.vocab, s.dim, *stack),
+        s.vocab,
+        s.dim,
+        layers,
+        block,
         tie_embeddings=s.tie,
         positions=positions,
         embed_norm=embed_norm,
