@@ -1,0 +1,251 @@
+"""Safetensors reading and everything that can be wrong with a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from weft.frontends import load_source
+from weft.frontends.hf import SafetensorsArchive
+from weft.ir import WeftError, dtypes
+
+QWEN2 = {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 8}
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(save: Any) -> Path:
+    """A tiny llama in one file."""
+    return Path(save("llama")[1])
+
+
+@pytest.fixture
+def sharded(save: Any) -> Path:
+    """A tiny llama in several files with an index."""
+    return Path(save("llama", shard="20KB")[1])
+
+
+def fails(folder: Path, message: str) -> None:
+    with pytest.raises(WeftError, match=message) as caught:
+        load_source(folder)
+    assert "\n" not in str(caught.value)
+
+
+# -- reading
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "I32", "U8", "BOOL"])
+def test_rows_of_every_dtype(dtype: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    numpy = {
+        "F64": np.float64,
+        "F32": np.float32,
+        "F16": np.float16,
+        "BF16": ml_dtypes.bfloat16,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "I64": np.int64,
+        "I32": np.int32,
+        "U8": np.uint8,
+        "BOOL": np.bool_,
+    }[dtype]
+    x = (rng.standard_normal((7, 3, 5)) * 9).astype(np.int64 if dtype[0] in "IUB" and dtype != "BF16" else np.float64)
+    stored = np.abs(x).astype(numpy)
+    scalar = np.array(stored[0, 0, 0])
+    save_file({"odd": np.ones(3, np.uint8), "x": stored, "scalar": scalar}, tmp_path / "model.safetensors")
+    archive = SafetensorsArchive(tmp_path)
+    assert (archive.shape("x"), archive.dtype("x")) == ((7, 3, 5), dtypes.of(stored))
+    wanted = stored.astype(np.float32) if dtypes.of(stored).is_float else stored
+    for start, stop in ((0, 7), (2, 5), (6, 7), (3, 3)):
+        rows = archive.read("x", start, stop)
+        assert rows.dtype == wanted.dtype
+        np.testing.assert_array_equal(rows, wanted[start:stop])
+    assert archive.read("scalar", 0, 1).reshape(()) == scalar.astype(wanted.dtype)
+    with pytest.raises(WeftError, match="has no tensor 'y'"):
+        archive.shape("y")
+
+
+def test_bf16_keeps_every_pattern(tmp_path: Path) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    save_file({"x": every}, tmp_path / "model.safetensors")
+    rows = SafetensorsArchive(tmp_path).read("x", 0, 1 << 16)
+    np.testing.assert_array_equal(rows.view(np.uint32) >> 16, every.view(np.uint16))
+
+
+def test_shards_without_an_index(sharded: Path) -> None:
+    with_index = SafetensorsArchive(sharded)
+    (sharded / INDEX).unlink()
+    without = SafetensorsArchive(sharded)
+    assert set(without.keys()) == set(with_index.keys())
+
+
+def test_a_file_that_shrinks_is_noticed(folder: Path) -> None:
+    archive = load_source(folder).graph.archive
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(20_000)
+    with pytest.raises(WeftError, match="has become shorter"):
+        [archive.read(key, 0, archive.shape(key)[0]) for key in archive.keys()]  # noqa: SIM118 - not a dict
+
+
+# -- folders
+
+
+def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
+    fails(tmp_path / "nowhere", "no preset and no such file or folder")
+    (folder / "config.json").unlink()
+    fails(folder, "has no config.json, so it is not a Hugging Face model folder")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config.json cannot be read as JSON"),
+        ("[1]", "config.json holds no JSON object"),
+        ('{"model_type": "yolo"}', "model_type 'yolo' is not known; weft imports bert, gpt2, llama"),
+        ("{}", "model_type None is not known"),
+        ('{"model_type": "llama"}', "config.json: no key 'vocab_size' .needed for vocab of a llama model"),
+    ],
+)
+def test_unsound_configs(text: str, message: str, folder: Path) -> None:
+    (folder / "config.json").write_text(text)
+    fails(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("llama", {"num_key_value_heads": 3}, "config.json: Attention: kv_heads=3 does not divide heads=4"),
+        ("llama", {"hidden_act": "mystery"}, "config.json: unknown activation 'mystery'; known are gelu"),
+        ("llama", {"hidden_size": "big"}, "config.json: dim='big' should be of type int"),
+        ("llama", {"num_hidden_layers": 0}, "config.json: layers=0 must be positive"),
+        ("llama", {"rope_parameters": {"rope_type": "odd"}}, "unknown RoPE type 'odd'; known are default, linear"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "RoPE of type linear needs 'factor'"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "llama3 needs 'low_freq_factor'"),
+        ("llama", {"rope_parameters": {"full_attention": {}}}, "differ by layer type are not supported"),
+        ("llama", {"eos_token_id": "</s>"}, "eos_token_id='</s>' is no token id"),
+        ("qwen2", {**QWEN2, "layer_types": ["full_attention"]}, "1 layer types are given for 3 layers"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True is not supported for gpt2 models"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supp"),
+    ],
+)
+def test_configs_that_cannot_be_built(model_type: str, changes: dict[str, Any], message: str, save: Any) -> None:
+    _, folder = save(model_type, "AutoModel" if model_type == "bert" else "AutoModelForCausalLM")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    fails(folder, message)
+
+
+def test_pickled_weights_only(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    fails(folder, "has no safetensors weights; it holds pickled PyTorch weights: load and save_pretrained them")
+    (folder / "pytorch_model.bin").unlink()
+    fails(folder, "has no safetensors weights$")
+
+
+def test_missing_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    fails(folder, r"has no tensor 'model.layers.1.mlp.up_proj.weight', which parameter layers.1.ffn.up.weight is read")
+
+
+def test_wrong_shape(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"] = np.ones((48, 31), np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    fails(folder, rf"{name} \[48, 31\] does not fit layers.1.ffn.up.weight, which the config makes \[48, 32\]")
+
+
+def test_wrong_shape_behind_a_recipe(save: Any) -> None:
+    _, folder = save("gpt2")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.h.0.attn.c_attn.weight"] = np.ones((32, 90), np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    fails(
+        folder, r"h.0.attn.c_attn.weight \[32, 90\] does not fit layers.0.attn.v.weight \[32, 32\]: cannot take 64:96"
+    )
+
+
+def test_shard_missing_on_disk(sharded: Path) -> None:
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.unlink()
+    fails(sharded, f"lacks the shard {shard.name} that {INDEX} names")
+    (sharded / INDEX).unlink()
+    fails(sharded, f"lacks the shard {shard.name}$")
+
+
+def test_shard_missing_from_the_index(sharded: Path) -> None:
+    index = json.loads((sharded / INDEX).read_text())
+    lost = sorted(sharded.glob("*.safetensors"))[1].name
+    index["weight_map"] = {k: v for k, v in index["weight_map"].items() if v != lost}
+    (sharded / INDEX).write_text(json.dumps(index))
+    fails(sharded, f"{lost} is missing from {INDEX}")
+
+
+def test_index_that_lies(sharded: Path) -> None:
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"]["ghost"] = next(iter(index["weight_map"].values()))
+    (sharded / INDEX).write_text(json.dumps(index))
+    fails(sharded, "says tensor 'ghost' is in model-.*, but it is not there")
+    for text in ("{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 1}}'):
+        (sharded / INDEX).write_text(text)
+        fails(sharded, "is not a safetensors index")
+
+
+def header(entries: Any, data: bytes = b"") -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "begins with no header length"),
+        (b"\x00" * 64, "begins with no header length"),
+        (b"not a checkpoint at all" * 9, "begins with no header length"),
+        (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in a file of 10"),
+        (header(b"{]"), "header is no JSON object"),
+        (header([1, 2]), "header is no JSON object"),
+        (header(b"\xff\xfe{}"), "header is no JSON object"),
+        (header({"x": 5}), "entry of tensor 'x' is malformed"),
+        (header({"x": {"dtype": "F32"}}), "entry of tensor 'x' is malformed"),
+        (header({"x": {**SOUND, "shape": [-2]}}, b"\0" * 8), "entry of tensor 'x' is malformed"),
+        (header({"x": {**SOUND, "dtype": "Q9"}}, b"\0" * 8), "tensor 'x' has dtype Q9, which weft cannot read"),
+        (header({"x": {**SOUND, "shape": [3]}}, b"\0" * 8), r"tensor 'x' of F32 \[3\] cannot take 8 bytes"),
+        (header({"x": SOUND}, b"\0" * 7), "is truncated: its tensors end at byte"),
+    ],
+)
+def test_garbage_and_cut_files(content: bytes, message: str, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    fails(folder, message)
+
+
+def test_a_truncated_checkpoint(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    for length in (4, 300, len(whole) // 2, len(whole) - 1):
+        (folder / "model.safetensors").write_bytes(whole[:length])
+        fails(folder, "truncated|begins with no header length")
+
+
+def test_a_local_hub_snapshot_is_found_by_its_id(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "hub" / "models--someone--tiny-llama"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc123")
+    (repository / "snapshots").mkdir()
+    folder.rename(repository / "snapshots" / "abc123")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    found = load_source("someone/tiny-llama")
+    assert found.graph.meta["model_type"] == "llama"
+    assert found.spec == "someone/tiny-llama"
+    with pytest.raises(WeftError, match="'someone/else' is no preset and no such file or folder"):
+        load_source("someone/else")

@@ -1,0 +1,156 @@
+"""SOURCE in all its forms, and the presets' published sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.frontends import PRESETS, load_source
+from weft.frontends.dsl import Attention, Block, Decoder
+from weft.frontends.sources import parameter_count
+from weft.ir import Graph, WeftError, interpret, verify
+
+TINY = Decoder(11, 8, 2, Block(Attention(2)))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_their_published_size(name: str) -> None:
+    found = load_source(name, seed=3)
+    assert parameter_count(found.graph) == PRESETS[name].parameters
+    assert (found.random_init, found.seed, found.graph.name) == (True, 3, name)
+    assert PRESETS[name].about
+    verify(found.graph, recipes=True)
+
+
+def test_preset_sizes_are_the_published_ones() -> None:
+    """Written out here a second time: a slip of the pen in the table must not agree with itself."""
+    published = {
+        "gpt2": 124_439_808,
+        "bert-base": 109_482_240,
+        "all-minilm-l6-v2": 22_713_216,
+        "smollm2-135m": 134_515_008,
+        "llama2-7b": 6_738_415_616,
+        "llama2-70b": 68_976_648_192,
+        "llama3.1-8b": 8_030_261_248,
+        "llama3.1-70b": 70_553_706_496,
+        "llama3.1-405b": 405_853_388_800,
+        "mistral-7b": 7_241_732_096,
+        "qwen2.5-3b": 3_085_938_688,
+    }
+    assert {name: preset.parameters for name, preset in PRESETS.items()} == published
+
+
+def test_objects_are_sources() -> None:
+    model = load_source(TINY, seed=1)
+    assert (model.random_init, model.module) == (True, TINY)
+    assert load_source(model) is model
+    graph = load_source(model.graph)
+    assert (graph.graph, graph.random_init) == (model.graph, True)
+    assert model.hashes() == {}
+    for wrong in (5, None, Decoder, [TINY]):
+        with pytest.raises(WeftError, match="is no source: a source is a preset"):
+            load_source(wrong)
+
+
+FILE = """\
+from __future__ import annotations
+from beside import HIDDEN
+from weft import Attention, Block, Decoder, module, linear
+
+@module
+class Thin:
+    hidden: int
+    def __call__(self, x):
+        return linear(linear(x, self.hidden, "a"), x.width, "b")
+
+small = Decoder(11, 8, 2, Block(Attention(2), Thin(HIDDEN)))
+def large():
+    return Decoder(11, 8, 5, Block(Attention(2), Thin(HIDDEN)))
+number = 5
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("HIDDEN = 3\n")
+    (tmp_path / "arch.py").write_text(FILE)
+    return tmp_path / "arch.py"
+
+
+def test_architecture_files(file: Path) -> None:
+    assert load_source(f"{file}:small").graph.params["layers.1.ffn.a.weight"].shape == (3, 8)
+    assert "layers.4.ffn.a.weight" in load_source(f"{file}:large").graph.params
+    only = load_source(file)  # the only model needs no name
+    assert (only.graph.name, only.files, list(only.hashes())) == ("small", (file,), ["arch.py"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "message"),
+    [
+        ("gone.py", None, "gone.py: no such architecture file"),
+        ("a.py:nope", "model = 1", "a.py defines no 'nope'; its models are none"),
+        ("a.py", "x = 1", "a.py: say which model, as .*a.py:NAME; it defines none"),
+        ("a.py:x", "x = 1", "a.py:x is no model: it must be a Decoder"),
+        ("a.py:x", "def x(): return 3", "a.py:x is no model"),
+        ("a.py:x", "def x():\n    return 1 / 0", "a.py:2: ZeroDivisionError: division by zero"),
+        ("a.py", "x = 1\nimport nothing_such", "a.py:2: ModuleNotFoundError: No module named 'nothing_such'"),
+        ("a.py", "x = 1\ny = (", r"a.py:2: SyntaxError: '\(' was never closed"),
+        ("a.py", "from weft import *\n\nAttention(8, 3)", "a.py:3: Attention: kv_heads=3 does not divide heads=8"),
+    ],
+)
+def test_architecture_files_that_fail(spec: str, text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "a.py").write_text(text)
+    with pytest.raises(WeftError, match=message):
+        load_source(str(tmp_path / spec))
+
+
+def test_text_of_a_random_model(tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = TINY.graph(seed=4)
+    (tmp_path / "tiny.weft").write_text(str(graph))
+    (tmp_path / "tiny.txt").write_text("# a comment\n" + str(graph))
+    ids = {"input_ids": np.array([[1, 2, 3]])}
+    for name in ("tiny.weft", "tiny.txt"):
+        found = load_source(tmp_path / name)
+        assert (found.graph, found.random_init) == (graph, True)
+        np.testing.assert_array_equal(interpret(found.graph, ids)["logits"], interpret(graph, ids)["logits"])
+
+
+def checkpointed(path: str | None) -> str:
+    source = "" if path is None else f'  meta source = {{"path": "{path}"}}\n'
+    return f'graph g {{\n{source}  param %w: f32[2] = source("w")\n  output y = %w\n}}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "is neither a checkpoint nor IR text; a source is a preset"),
+        ("\udcff", "is neither a checkpoint nor IR text"),
+        ("graph g {\n  input x\n}", r"x.txt:2:\d+: "),
+        (checkpointed(None), r"reads checkpoint tensors \('w'\) and names as its checkpoint none"),
+        (checkpointed("/gone/model"), "names as its checkpoint /gone/model, which is not there"),
+    ],
+)
+def test_files_that_are_no_source(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(WeftError, match=message):
+        load_source(tmp_path / "x.txt")
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(WeftError, match=r"'lama2-7b' is no preset .* did you mean the preset llama2-7b"):
+        load_source("lama2-7b")
+    with pytest.raises(WeftError, match="'zzz' is no preset and no such file or folder; a source is a preset"):
+        load_source("zzz")
+
+
+def test_a_graph_of_any_object_with_a_graph_method() -> None:
+    class Mine:
+        def graph(self, seed: int = 0, name: str = "") -> Graph:
+            return TINY.graph(seed, name)
+
+    found: Any = load_source(Mine())
+    assert (found.graph.name, found.description) == ("mine", "a Mine")
