@@ -146,7 +146,10 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
             raise _blamed(path, e) from e
     if not callable(getattr(found, "graph", None)):
         raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that makes one")
-    return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, (path,))
+    try:
+        return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, (path,))
+    except Exception as e:
+        raise _blamed(path, e) from e
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -179,7 +182,7 @@ def _line_in(path: Path, error: BaseException) -> str:
         return f":{error.lineno}"
     lines, at = [], error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code.co_filename == str(path):
+        if os.path.abspath(at.tb_frame.f_code.co_filename) == os.path.abspath(path):
             lines.append(at.tb_lineno)
         at = at.tb_next
     return f":{lines[-1]}" if lines else ""

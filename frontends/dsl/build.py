@@ -105,7 +105,7 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
 
     def declare(c: type[T]) -> type[T]:
         made: Any = dataclass(frozen=True, repr=False)(c)
-        if "__call__" not in vars(made):
+        if not any("__call__" in vars(base) for base in made.__mro__):
             raise TypeError(f"module {c.__name__} needs a __call__ that emits ops")
         original = made.__init__
 
@@ -115,8 +115,9 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
             for f in fields(self):
                 object.__setattr__(self, f.name, _owned(getattr(self, f.name)))
 
-        made.__init__, made.__call__ = init, _scoped(made.__call__, leaf)
-        made.__repr__, made.__weft_leaf__ = spell, leaf
+        made.__init__, made.__repr__, made.__weft_leaf__ = init, spell, leaf
+        if "__call__" in vars(made):
+            made.__call__ = _scoped(made.__call__, leaf)
         result: type[T] = made
         return result
 
@@ -135,6 +136,8 @@ def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
     @functools.wraps(call)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         builder = current()
+        if builder.frames[-1].module is self:  # super().__call__(x) is the same call
+            return call(self, *args, **kwargs)
         name = _name_of(self, builder)
         frame = _Frame(self, name, dict(_children(self)))
         builder.frames.append(frame)

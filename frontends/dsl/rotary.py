@@ -13,7 +13,7 @@ from .build import computed, spell
 from .layers import positions
 
 _NOT_OF_THE_TABLE = ("dim", "fraction", "interleaved", "amplitude")
-SCALINGS = ("none", "linear", "ntk", "yarn", "llama3", "longrope")
+SCALINGS = ("none", "linear", "ntk", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,8 +22,9 @@ class RoPE:
 
     `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs neighbours
     (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, yarn, llama3, longrope,
-    with `factor`, `original` (context before extension) and the constants of `RopeFrequencies`. `amplitude` multiplies
-    what is rotated (YaRN's attention temperature). All layers with equal settings share one table of frequencies.
+    proportional, with `factor`, `original` (context before extension) and the constants of `RopeFrequencies`.
+    `amplitude` multiplies what is rotated (YaRN's attention temperature). All layers with equal settings share one
+    table of frequencies.
     """
 
     theta: float = 10_000.0
@@ -40,6 +41,7 @@ class RoPE:
     high_freq: float = 4.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    rotated: int = 0
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:

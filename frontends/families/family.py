@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from weft.frontends.dsl import Decoder, Encoder
 from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Full, Normal, Permute, Recipe, Slice, Source
 
+from ..dsl import Decoder, Encoder
 from .settings import Settings, build
 
 Config = Mapping[str, Any]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from weft.frontends.dsl import RoPE
 from weft.ir.errors import WeftError
+from weft.ir.frequencies import longrope_amplitude, yarn_amplitude
+
+from ..dsl import RoPE
 
 
 def rope_of(config: Mapping[str, Any]) -> RoPE:
@@ -39,7 +40,9 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
         return RoPE(**plain, scaling="llama3", factor=number("factor"), original=original, low_freq=low, high_freq=high)
+    amplitude = given.get("attention_factor")
     if kind == "yarn":
+        scales = given.get("mscale") or 1.0, given.get("mscale_all_dim") or 0.0
         factor = float(given.get("factor") or config["max_position_embeddings"] / original)
         return RoPE(
             **plain,
@@ -49,17 +52,15 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
             beta_fast=float(given.get("beta_fast") or 32),
             beta_slow=float(given.get("beta_slow") or 1),
             truncate=bool(given.get("truncate", True)),
-            amplitude=_yarn_amplitude(given, factor),
+            amplitude=float(yarn_amplitude(factor, *scales) if amplitude is None else amplitude),
         )
     if kind in ("longrope", "su"):
         if not given.get("short_factor"):
             raise WeftError(f"RoPE of type {kind} needs 'short_factor'")
         factor = float(given.get("factor") or config["max_position_embeddings"] / original)
-        amplitude = given.get("attention_factor")
-        if amplitude is None:
-            amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        amplitude = float(longrope_amplitude(factor, original) if amplitude is None else amplitude)
         factors = tuple(float(f) for f in given["short_factor"])
-        return RoPE(**plain, scaling="longrope", original=original, factors=factors, amplitude=float(amplitude))
+        return RoPE(**plain, scaling="longrope", original=original, factors=factors, amplitude=amplitude)
     raise WeftError(f"unknown RoPE type {kind!r}; known are default, linear, dynamic, llama3, yarn, longrope")
 
 
@@ -94,15 +95,3 @@ def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
     if found is None:
         raise WeftError("RoPE scaling needs 'original_max_position_embeddings'")
     return int(found)
-
-
-def _yarn_amplitude(given: Mapping[str, Any], factor: float) -> float:
-    """Attention temperature of YaRN (Peng 2023, eq. 22), or as DeepSeek's two scales say."""
-    if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
-
-    def scale(by: float = 1.0) -> float:
-        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
-
-    top, bottom = given.get("mscale"), given.get("mscale_all_dim")
-    return scale(top) / scale(bottom) if top and bottom else scale()

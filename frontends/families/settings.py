@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.frontends.dsl import (
+from weft.ir.errors import WeftError
+
+from ..dsl import (
     MLP,
     Attention,
     Block,
@@ -17,7 +19,6 @@ from weft.frontends.dsl import (
     RMSNorm,
     RoPE,
 )
-from weft.ir.errors import WeftError
 
 # Activations by their names in configs.
 ACTIVATIONS = {

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from weft.frontends.dsl import RoPE
-from weft.frontends.families import Family, Loaded, Settings, load
-from weft.frontends.families.family import Fetch, Template, key
 from weft.ir.errors import WeftError
+from weft.ir.frequencies import yarn_amplitude
 from weft.ir.recipes import Map, Permute, Recipe, Reshape, Scale, Source
 
+from ..dsl import RoPE
+from ..families import Family, Loaded, Settings, load
+from ..families.family import Fetch, Template, key
 from .archive import GGUFArchive
 from .tokenizer import token_ids
 
@@ -45,7 +46,7 @@ def _rope(config: Mapping[str, Any]) -> RoPE:
         return RoPE(**plain, scaling="linear", factor=factor)
     if kind == "yarn":
         original = config.get("rope.scaling.original_context_length") or config["context_length"]
-        amplitude = config.get("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * float(np.log(factor)))
+        amplitude = config.get("rope.scaling.attn_factor", 1.0) * yarn_amplitude(factor)
         return RoPE(**plain, scaling="yarn", factor=factor, original=original, amplitude=amplitude)
     raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.frontends.families import FAMILIES, Loaded, load
 from weft.ir.errors import WeftError
 
+from ..families import FAMILIES, Loaded, load
 from .safetensors import SafetensorsArchive
 
 TOKENIZER_FILES = (
@@ -97,6 +97,10 @@ def load_folder(path: Path) -> tuple[Folder, Loaded]:
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise WeftError(f"{source}: model_type {model_type!r} is not known; weft imports {known}")
+    quantized = folder.config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        raise WeftError(f"{source}: the weights are quantized ({method}); weft imports unquantized folders, or GGUF")
     loaded = load(FAMILIES[model_type], folder.config, SafetensorsArchive(path), source)
     loaded.graph.meta.update(folder.token_facts(), source={"format": "safetensors", "path": str(path)})
     return folder, loaded

@@ -188,6 +188,25 @@ def test_modules_in_lists_and_made_on_the_way() -> None:
     assert "parts.2.weight" in graph.params
 
 
+def test_modules_may_be_derived() -> None:
+    @module
+    class Wide(MLP):
+        scale: float = 1.0
+
+    @module
+    class Louder(Wide):
+        def __call__(self, x: Value) -> Value:
+            return ops.affine(super().__call__(x), by=self.scale)
+
+    graph = trace(Pair(Wide(4), Louder(6, scale=2.0)), {"x": X})
+    assert set(graph.params) == {f"{a}.{b}.weight" for a in ("one", "two") for b in ("up", "down")}
+    with pytest.raises(TypeError, match="module Silent needs a __call__"):
+
+        @module
+        class Silent:
+            n: int
+
+
 def test_declared_initialization() -> None:
     one, two, three = (Decoder(10, 8, 1, Block(Attention(2), MLP(16))).graph(seed=s) for s in (0, 0, 1))
     assert one == two != three

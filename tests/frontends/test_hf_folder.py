@@ -127,6 +127,7 @@ def test_unsound_configs(text: str, message: str, folder: Path) -> None:
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "RoPE of type linear needs 'factor'"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "llama3 needs 'low_freq_factor'"),
         ("llama", {"rope_parameters": {"full_attention": {}}}, "differ by layer type are not supported"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"the weights are quantized \(gptq\)"),
         ("llama", {"eos_token_id": "</s>"}, "eos_token_id='</s>' is no token id"),
         ("qwen2", {**QWEN2, "layer_types": ["full_attention"]}, "1 layer types are given for 3 layers"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True is not supported for gpt2 models"),

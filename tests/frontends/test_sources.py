@@ -98,6 +98,12 @@ def test_architecture_files(file: Path) -> None:
         ("a.py:x", "def x():\n    return 1 / 0", "a.py:2: ZeroDivisionError: division by zero"),
         ("a.py", "x = 1\nimport nothing_such", "a.py:2: ModuleNotFoundError: No module named 'nothing_such'"),
         ("a.py", "x = 1\ny = (", r"a.py:2: SyntaxError: '\(' was never closed"),
+        (
+            "a.py",
+            "from weft import *\n@module\nclass Bad:\n    n: int\n    def __call__(self, x):\n"
+            "        return x + self.n\nm = Decoder(9, 8, 1, Bad(2))",
+            "a.py:6: TypeError: unsupported operand",
+        ),
         ("a.py", "from weft import *\n\nAttention(8, 3)", "a.py:3: Attention: kv_heads=3 does not divide heads=8"),
     ],
 )
@@ -106,6 +112,13 @@ def test_architecture_files_that_fail(spec: str, text: str | None, message: str,
         (tmp_path / "a.py").write_text(text)
     with pytest.raises(WeftError, match=message):
         load_source(str(tmp_path / spec))
+
+
+def test_a_relative_path_is_blamed_with_its_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("x = 1\n1 / 0\n")
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(WeftError, match=r"^arch.py:2: ZeroDivisionError"):
+        load_source("arch.py")
 
 
 def test_text_of_a_random_model(tmp_path: Path, rng: np.random.Generator) -> None:
