@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -89,13 +90,14 @@ def compile(
         if progress:
             progress("weights", done, built.weight_bytes)
 
-    with whole_folder(Path(out)) as folder:
+    with whole_folder(Path(out)) as folder, ThreadPoolExecutor(1) as background:
+        hashes = background.submit(model.hashes)
         export.write(built, folder, step)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         if genai.cache_layers(graph):
             genai.write_config(graph, place, length, folder)
-        manifest = _manifest(graph, place, dtype, length, str(pipeline), model)
+        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes.result())
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
@@ -150,7 +152,9 @@ def _absolute(spec: str) -> str:
     return f"{path.resolve()}{colon}{name}" if file.endswith(".py") else str(path.resolve())
 
 
-def _manifest(graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model) -> dict[str, Any]:
+def _manifest(
+    graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
+) -> dict[str, Any]:
     from weft import __version__
     from weft.backends.onnx.genai import cache_layers
 
@@ -173,7 +177,7 @@ def _manifest(graph: Graph, target: Target, dtype: str, length: int, pipeline: s
             "spec": _absolute(model.spec),
             "description": model.description,
             "seed": model.seed,
-            "hashes": model.hashes(),
+            "hashes": hashes,
             **meta.get("source", {}),
         },
         "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},

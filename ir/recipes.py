@@ -20,7 +20,8 @@ import numpy as np
 from .archive import Archive, Array
 from .errors import WeftError
 
-BLOCK_ELEMENTS = 1 << 23  # a block of rows is at most 32 MiB of float32
+BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it stays in the processor's cache
+SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a sweep over the whole item
 REGISTRY: dict[str, type[Recipe]] = {}
 
 
@@ -66,9 +67,15 @@ class Recipe:
         shape = self.shape(archive)
         return self.read(archive, 0, shape[0] if shape else 1).reshape(shape)
 
-    def blocks(self, archive: Archive, elements: int = BLOCK_ELEMENTS) -> Iterator[Array]:
+    @property
+    def sweeps(self) -> bool:
+        """Whether reading any rows takes reading everything (transpositions)."""
+        return any(p.sweeps for p in self.parts)
+
+    def blocks(self, archive: Archive, elements: int | None = None) -> Iterator[Array]:
         """The tensor as consecutive blocks of rows, each of at most `elements` numbers (at least one row)."""
         shape = self.shape(archive)
+        elements = elements or (SWEEP_ELEMENTS if self.sweeps else BLOCK_ELEMENTS)
         rows = shape[0] if shape else 1
         step = max(1, elements // max(1, math.prod(shape[1:])))
         for start in range(0, rows, step):
@@ -220,6 +227,10 @@ class Permute(Recipe):
         if sorted(self.axes) != list(range(len(shape))):
             raise WeftError(f"axes {self.axes} are no permutation of the axes of a tensor of shape {shape}")
         return tuple(shape[a] for a in self.axes)
+
+    @property
+    def sweeps(self) -> bool:
+        return self.axes[0] != 0 or self.item.sweeps
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
         if self.axes[0] == 0:

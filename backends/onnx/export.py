@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -93,15 +94,22 @@ def write(built: Built, folder: Path, progress: Progress = lambda _: None) -> No
             base_dir=folder,
         )
         offset += size
-    if shutil.disk_usage(folder).free < offset:
-        raise OSError(errno.ENOSPC, f"{offset / 2**30:.2f} GiB needed")
-    with (folder / DATA).open("wb") as f:
+    with (folder / DATA).open("wb") as file:
+        _reserve(file.fileno(), folder, offset)
         for w, start in external:
-            f.seek(start)
+            file.seek(start)
             for block in _cast_blocks(w, built.archive):
-                f.write(memoryview(block.reshape(-1).view(np.uint8)))
+                file.write(memoryview(block.reshape(-1).view(np.uint8)))
                 progress(block.nbytes)
     (folder / MODEL).write_bytes(serde.serialize_model(built.model).SerializeToString())
+
+
+def _reserve(file: int, folder: Path, size: int) -> None:
+    """Allocate the file at once: a full disk is noticed now, and writing is several times faster."""
+    if shutil.disk_usage(folder).free < size:
+        raise OSError(errno.ENOSPC, f"{size / 2**30:.2f} GiB needed")
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
 
 
 def _bytes(w: Weight) -> int:
