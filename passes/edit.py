@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weft.ir import Graph, Node, Param, Recipe, TensorType, Value
+from weft.ir import Graph, Node, Param, Value
 
 
 def hand_over(old: Value, new: Value, *, rename: bool = True) -> None:
@@ -47,14 +47,6 @@ def made_of(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node
         found[value.producer] = None
         stack += [v for v in value.producer.inputs if v is not None]
     return list(found)
-
-
-def param_of(graph: Graph, name: str, type: TensorType, recipe: Recipe) -> Param:
-    """The parameter with this type and recipe: the one there is, or a new one called `name`."""
-    for p in graph.params.values():
-        if p.type == type and p.recipe == recipe:
-            return p
-    return graph.add_param(name, type, recipe)
 
 
 def common_scope(names: Sequence[str]) -> str:

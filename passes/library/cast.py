@@ -8,7 +8,6 @@ from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
 from ..base import Pass
-from ..edit import param_of
 from ..trace import Trace
 from ..trial import EXACT, Trial
 
@@ -36,6 +35,7 @@ class Cast(Pass):
                 trace.fired("parameter" if isinstance(v, Param) else "input", v.name)
                 v.type = v.type.with_dtype(self.dtype)
         lowered: dict[Value, Value] = {}
+        twins: dict[Param, Param] = {}
         for node in graph.nodes:
             outputs_kept = node.output in kept
             for i, operand in enumerate(node.inputs):
@@ -43,9 +43,11 @@ class Cast(Pass):
                     continue
                 if operand in kept and not outputs_kept:
                     node.set_input(i, self._lower(graph, node, operand, lowered))
-                elif isinstance(operand, Param) and operand not in kept and outputs_kept:
-                    first = types[operand]
-                    node.set_input(i, param_of(graph, f"{operand.name}.{first.dtype}", first, operand.recipe))
+                elif outputs_kept and isinstance(operand, Param) and operand.type != types.get(operand, operand.type):
+                    if operand not in twins:
+                        first = types[operand]
+                        twins[operand] = graph.add_param(f"{operand.name}.{first.dtype}", first, operand.recipe)
+                    node.set_input(i, twins[operand])
             found = node.op.types([None if v is None else v.type for v in node.inputs], node.attrs)
             for v, t in zip(node.outputs, found, strict=True):
                 v.type = t

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Recipe, Value
 from weft.ir.op import Trait
 from weft.ir.printer import format_recipe
+from weft.ir.recipes import Full
 
 from ..base import Pass
 from ..trace import Trace
@@ -19,7 +20,8 @@ class Cse(Pass):
     type.
 
     The first of them stays, with its name and scope. Operands of commutative ops may be swapped. Merging parameters
-    is what ties an output head to an embedding table that the checkpoint stores once.
+    is what ties an output head to an embedding table that the checkpoint stores once; those that are only filled with
+    a number stay apart, for they are the initial values of different weights.
     """
 
     name = "cse"
@@ -28,6 +30,8 @@ class Cse(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         params: dict[Hashable, Param] = {}
         for p in list(graph.params.values()):
+            if _filled(p.recipe):
+                continue
             first = params.setdefault((p.type, format_recipe(p.recipe)), p)
             if first is not p:
                 trace.fired("equal parameters", p.name)
@@ -46,3 +50,7 @@ class Cse(Pass):
                 for old, new in zip(node.outputs, same.outputs, strict=True):
                     old.replace_uses(new)
                 graph.erase(node)
+
+
+def _filled(recipe: Recipe) -> bool:
+    return all(map(_filled, recipe.parts)) if recipe.parts else isinstance(recipe, Full)

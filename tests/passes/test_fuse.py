@@ -83,15 +83,29 @@ def test_tied_weights_stay_tied_and_right() -> None:
     g = Graph("looped", archive)
     x = g.add_input("x", HIDDEN)
     q, k, v = (weight(g, f"{n}.weight", 8, 10, recipe=Source(n)) for n in "qkv")
+    b = weight(g, "q.bias", 8, recipe=Full(0.0, (8,)))
     out = weight(g, "o.weight", 10, 8)
     for _ in range(3):  # one layer three times
-        y = attention(*(ops.linear(x, w) for w in (q, k, v)))
+        y = attention(ops.linear(x, q, b), ops.linear(x, k), ops.linear(x, v))
         x = ops.add(x, ops.linear(y, out))
     g.add_output("probe", ops.linear(x, q))
     g.add_output("y", x)
     after = applied("pack-qkv", g)
-    assert list(after.params) == ["q.weight", "o.weight", "qkv.weight"]
+    assert list(after.params) == ["q.weight", "o.weight", "qkv.weight", "qkv.bias"]
     assert count(after, "linear") == 7 and worst(g, after) <= EXACT
+
+
+def test_equal_initial_values_do_not_tie_layers() -> None:
+    g = Graph("fresh")
+    x = g.add_input("x", HIDDEN)
+    for i in range(2):
+        with g.scope(f"layers.{i}"):
+            weights = [weight(g, f"{n}.weight", 10, 10) for n in "qkv"]
+            biases = [weight(g, f"{n}.bias", 10, recipe=Full(0.0, (10,))) for n in "qkv"]
+            x = attention(*(ops.linear(x, w, b) for w, b in zip(weights, biases, strict=True)))
+    g.add_output("y", x)
+    after = applied("cse, pack-qkv", g)
+    assert list(after.params) == [f"layers.{i}.qkv.{n}" for i in range(2) for n in ("weight", "bias")]
 
 
 def test_a_linear_that_others_read_is_packed_for_all() -> None:

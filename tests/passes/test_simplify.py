@@ -82,6 +82,14 @@ def test_cse_ties_parameters_of_one_recipe() -> None:
     assert count(after, "linear") == 2 and worst(g, after) == 0
 
 
+def test_cse_keeps_initial_values_of_different_weights_apart() -> None:
+    g, x = graph()
+    for i in range(2):
+        x = ops.rms_norm(x, weight(g, f"norm{i}", 8, recipe=Full(1.0, (8,))))
+    g.add_output("y", x)
+    assert list(applied("cse", g).params) == ["norm0", "norm1"]
+
+
 FOLDED: list[tuple[str, Callable[[Value, Value], Value], str]] = [
     ("transpose", lambda w, v: ops.transpose(w, axes=(1, 0)), 'permute(source("w"), axes=[1, 0])'),
     ("noop", lambda w, v: ops.transpose(w, axes=(0, 1)), 'source("w")'),
