@@ -32,8 +32,9 @@ class Cast(Pass):
         types = {p: p.type for p in graph.params.values()}
         for v in (*graph.inputs.values(), *graph.params.values()):
             if v not in kept and self._changes(v):
-                trace.fired("parameter" if isinstance(v, Param) else "input", v.name)
+                trace.rewrites[self.name] += 1
                 v.type = v.type.with_dtype(self.dtype)
+        trace.note(f"{self.name}: {trace.rewrites[self.name]} parameters and inputs to {self.dtype}")
         lowered: dict[Value, Value] = {}
         twins: dict[Param, Param] = {}
         for node in graph.nodes:
