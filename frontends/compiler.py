@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -90,14 +92,13 @@ def compile(
         if progress:
             progress("weights", done, built.weight_bytes)
 
-    with whole_folder(Path(out)) as folder, ThreadPoolExecutor(1) as background:
-        hashes = background.submit(model.hashes)
+    with whole_folder(Path(out)) as folder, _hashing(model) as hashes:
         export.write(built, folder, step)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         if genai.cache_layers(graph):
             genai.write_config(graph, place, length, folder)
-        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes.result())
+        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes())
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
@@ -105,6 +106,18 @@ def compile(
     return CompileReport(
         Path(out), target, dtype, model, graph, report, built.weight_bytes, seconds, [*trace.lines, *built.trace]
     )
+
+
+@contextlib.contextmanager
+def _hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
+    """Hash the files of `model` beside the block; given up when the block ends without asking for the result."""
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(model.hashes, over.is_set)
+        try:
+            yield task.result
+        finally:
+            over.set()
 
 
 def target_pipeline(graph: Graph, target: Target, dtype: str, passes: str = "default") -> Pipeline:

@@ -39,12 +39,15 @@ class Model:
     files: tuple[Path, ...] = ()
     random_init: bool = False
 
-    def hashes(self) -> dict[str, str]:
-        """The SHA-256 of every file the model comes from, by name; reads them all."""
+    def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
+        """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
         found = {}
         for path in self.files:
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.sha256()
+            with path.open("rb", buffering=0) as file:
+                while not abandoned() and (piece := file.read(1 << 22)):
+                    digest.update(piece)
+            found[path.name] = digest.hexdigest()
         return found
 
 

@@ -158,7 +158,7 @@ def _mask(e: Emitter, node: Node) -> Out | None:
     plain = not cached and a["window"] is None and a["pattern"] == "dense"
     key = ("mask", cached, node.operand("positions"), key_mask, plain or a["causal"], a["window"], a["pattern"])
     keys = node.operand("past_k") if cached else node.inputs[1]
-    return e.memo((*key, a["stride"], a["summary"], keys), lambda: _build_mask(e, node, plain, keys))  # type: ignore[no-any-return]
+    return e.memo((*key, a["stride"], a["summary"], keys), lambda: _build_mask(e, node, plain, keys))
 
 
 def _build_mask(e: Emitter, node: Node, plain: bool, keys: Value | None) -> Out | None:

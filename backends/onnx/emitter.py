@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as onnx
@@ -20,6 +20,7 @@ from weft.ir.types import Shape, TensorType
 from ..targets import Target
 from .lowering import Selection
 
+T = TypeVar("T")
 ONNX_DTYPES = {
     "f64": onnx.DataType.DOUBLE,
     "f32": onnx.DataType.FLOAT,
@@ -119,11 +120,12 @@ class Emitter:
         """A constant of rank 0 in dtype `like`."""
         return self.constant(number, like.numpy)
 
-    def memo(self, key: Any, make: Callable[[], Any]) -> Any:
+    def memo(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` returned the first time it was asked for under `key`: shared subgraphs."""
         if key not in self._memo:
             self._memo[key] = make()
-        return self._memo[key]
+        found: T = self._memo[key]
+        return found
 
     # -- nodes
 
@@ -161,7 +163,7 @@ class Emitter:
         """A size as an int64 tensor of shape [1], computed from the shapes of the inputs where it is symbolic."""
         if isinstance(size, int):
             return self.constant([size])
-        return self.memo(("size", size), lambda: self._computed_size(size))  # type: ignore[no-any-return] # memo holds any
+        return self.memo(("size", size), lambda: self._computed_size(size))
 
     def _computed_size(self, size: Poly) -> onnx.Value:
         total: onnx.Value | None = None
