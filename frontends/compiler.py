@@ -78,11 +78,12 @@ def compile(
     pipeline = target_pipeline(model.graph, place, dtype, passes)
     report, trace = Report(), Trace()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
-    from weft.backends.onnx import export, genai
+    from weft.backends.onnx import cuda, export, genai
     from weft.backends.onnx.lowering import refusals
 
     legalize(graph, lambda node: refusals(node, place), trace)
     built = export.build(graph, place, length)
+    stray = cuda.cuda_problems(built.model) if place.device == "cuda" else []
     clock["passes"] = time.perf_counter()
     done = 0
 
@@ -97,14 +98,22 @@ def compile(
         if model.tokenizer is not None:
             model.tokenizer(folder)
         if genai.cache_layers(graph):
-            genai.write_config(graph, place, length, folder)
+            genai.write_config(graph, place, length, folder, capture=not stray)
         manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes())
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
     seconds = {name: t - before for (_, before), (name, t) in itertools.pairwise(times)}
     return CompileReport(
-        Path(out), target, dtype, model, graph, report, built.weight_bytes, seconds, [*trace.lines, *built.trace]
+        Path(out),
+        target,
+        dtype,
+        model,
+        graph,
+        report,
+        built.weight_bytes,
+        seconds,
+        [*trace.lines, *built.trace, *stray],
     )
 
 

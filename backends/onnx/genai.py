@@ -24,11 +24,14 @@ def cache_layers(graph: Graph) -> list[dict[str, Any]]:
     return found
 
 
-def config(graph: Graph, target: Target, max_length: int) -> dict[str, Any]:
-    """The configuration of a decoder graph with a KV cache, of the generic type ``decoder``."""
+def config(graph: Graph, target: Target, max_length: int, capture: bool = True) -> dict[str, Any]:
+    """The configuration of a decoder graph with a KV cache, of the generic type ``decoder``.
+
+    `capture`: decoding may be captured as a CUDA graph, on targets that have them.
+    """
     meta, layers = graph.meta, cache_layers(graph)
     attention = next(n for n in graph.nodes if n.op.name == "attention")
-    cuda = {"cuda": {"enable_cuda_graph": "1"}}
+    cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if "position_ids" in graph.inputs:
         inputs["position_ids"] = "position_ids"
@@ -62,7 +65,7 @@ def config(graph: Graph, target: Target, max_length: int) -> dict[str, Any]:
     return {"model": model, "search": search}
 
 
-def write_config(graph: Graph, target: Target, max_length: int, folder: Path) -> None:
+def write_config(graph: Graph, target: Target, max_length: int, folder: Path, capture: bool = True) -> None:
     """Write genai_config.json into `folder`."""
-    text = json.dumps(config(graph, target, max_length), indent=2)
+    text = json.dumps(config(graph, target, max_length, capture), indent=2)
     (folder / "genai_config.json").write_text(text + "\n", encoding="utf-8")
