@@ -19,9 +19,9 @@ CPU = "CPUExecutionProvider"
 DEVICES = ("auto", "cpu", "cuda")
 
 # Shape arithmetic that ONNX Runtime keeps on the host on purpose: no tensor crosses the bus for it.
-_HOST_OPS = frozenset(  # shape arithmetic
-    "Shape Size Gather Cast Squeeze Unsqueeze Concat Slice Add Sub Mul Div Mod Min Max Neg".split()
-)
+_HOST_OPS = {"Shape", "Size", "Gather", "Cast", "Squeeze", "Unsqueeze", "Concat", "Slice"} | {
+    *("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg")
+}
 _DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 _log = logging.getLogger("weft.runtime")
 
