@@ -45,6 +45,6 @@ def find_target(name: str) -> Target:
     """
     if name not in TARGETS:
         near = difflib.get_close_matches(name, TARGETS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise WeftError(f"unknown target {name!r}{hint} Known are {', '.join(TARGETS)}")
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise WeftError(f"unknown target {name!r}; {hint}known are {', '.join(TARGETS)}")
     return TARGETS[name]

@@ -166,12 +166,12 @@ def _max_length(graph: Graph, wanted: int | None) -> int:
 
 
 def _absolute(spec: str) -> str:
-    """A source by a name that holds in every working folder."""
+    """A source by a name that holds in every working folder; links are not followed, they may lead to other names."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = Path(file if file.endswith(".py") else spec).expanduser()
     if not path.exists():
         return spec
-    return f"{path.resolve()}{colon}{name}" if file.endswith(".py") else str(path.resolve())
+    return f"{path.absolute()}{colon}{name}" if file.endswith(".py") else str(path.absolute())
 
 
 def _manifest(
