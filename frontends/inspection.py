@@ -16,6 +16,7 @@ from weft.ir.view import attributes, block_hash, total_cost
 
 from .sources import Model
 
+OTHER = "other"
 CACHE_DTYPES = {"f32": 4, "f16": 2}  # bytes a number
 # families of ops whose attributes say little about a block
 _PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
@@ -123,10 +124,13 @@ def _is_layer(part: str) -> bool:
 
 
 def _parts(graph: Graph) -> dict[str, list[Node]]:
-    """Nodes by layer; those outside any scope by the name of what they make."""
+    """Nodes by layer; outside layers by the scope or name of what they make, and `OTHER` where no parameter is read."""
     found: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        found.setdefault(layer_of(node.scope or node.output.name), []).append(node)
+        reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
+        found.setdefault(layer_of(node.scope or node.output.name) if reads else OTHER, []).append(node)
+    if OTHER in found:
+        found[OTHER] = found.pop(OTHER)  # last
     return found
 
 

@@ -22,7 +22,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=Root, context_settings=HELP, invoke_without_command=True)
+@click.group("weft", cls=Root, context_settings=HELP, invoke_without_command=True)
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
 )

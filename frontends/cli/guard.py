@@ -20,7 +20,7 @@ import click
 
 from weft.ir.errors import WeftError
 
-BAD, INTERRUPTED, TERMINATED, PIPE_CLOSED = 2, 130, 143, 141
+BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 
 
 class Root(click.Group):
@@ -34,6 +34,8 @@ class Root(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:  # before click makes a 1 of it
             ctx.exit(_close_pipe())
+        except KeyboardInterrupt:  # and an empty line of this
+            ctx.exit(_interrupted())
 
     def main(  # type: ignore[override]  # click's overloads tell apart what the flag decides here too
         self,
@@ -71,8 +73,7 @@ def _status(run: Callable[[], Any]) -> int:
     except click.ClickException as error:
         complain(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        click.echo("weft: interrupted", err=True)
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         return _close_pipe()
     except MemoryError:
@@ -103,6 +104,12 @@ def _terminable() -> Iterator[None]:
     finally:
         for s in kinds:
             signal.signal(s, signal.SIG_DFL)
+
+
+def _interrupted() -> int:
+    after = "\n" if sys.stderr.isatty() else ""  # the ^C that the terminal shows
+    click.echo(f"{after}weft: interrupted", err=True)
+    return INTERRUPTED
 
 
 def _close_pipe() -> int:

@@ -44,7 +44,7 @@ def _show(found: Inspection) -> None:
 
     stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in found.parameters_by_storage.items())
     facts = [
-        ("model", f"{found.source}: a {found.model_type or ''} {found.kind}".replace("  ", " ")),
+        ("model", found.source + _kind(found)),
         ("parameters", f"{found.parameters:,} ({stored}{'; random, no checkpoint' if found.random else ''})"),
         ("layers", str(found.layers)),
         ("vocabulary", f"{found.vocab:,}" if found.vocab else "none"),
@@ -78,6 +78,11 @@ def _show(found: Inspection) -> None:
     for title, keys in (("that nothing reads", found.unread), ("known to be of no use", found.ignored)):
         if keys:
             click.echo("\n".join(["", f"checkpoint keys {title}:", *(f"  {key}" for key in keys)]))
+
+
+def _kind(found: Inspection) -> str:
+    named = f"{found.model_type} " if found.model_type and found.model_type not in found.source else ""
+    return f": {named}{found.kind}"
 
 
 def ranges(scopes: tuple[str, ...]) -> str:

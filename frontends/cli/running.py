@@ -95,13 +95,15 @@ def _opened(source: str, device: str, threads: int | None) -> Iterator[Any]:
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
         yield load(source, device, threads)
         return
+    from weft.frontends import load_source
     from weft.frontends.compiler import compile
 
+    target, found = _target(device), load_source(source)
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         note(f"compiling {source} for this run; `weft compile {source} -o DIR` would keep the result")
         folder = Path(scratch, "model")
         with progress(f"reading {source}") as step:
-            tell_random(compile(source, folder, target=_target(device), progress=step))
+            tell_random(compile(found, folder, target=target, progress=step))
         yield load(folder, device, threads)
 
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -38,7 +40,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = ""
         made.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
-    console().print(made)
+    screen = console()
+    with screen.capture() as printed:
+        screen.print(made)
+    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def count(number: int) -> str:
@@ -60,8 +65,6 @@ def size(number: float) -> str:
 
 def note(message: str) -> None:
     """A remark on stderr, which leaves stdout to the result."""
-    import click
-
     click.echo(f"weft: {message}", err=True)
 
 
