@@ -80,6 +80,7 @@ def write(built: Built, folder: Path, progress: Progress = lambda _: None) -> No
         size = _bytes(w)
         if size < INLINE_BYTES:
             w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.archive))))
+            progress(size)
             continue
         align = PAGE if size >= 16 * PAGE else 64
         offset = -(-offset // align) * align

@@ -1,0 +1,167 @@
+"""Every block of the README and of docs/ is run. A page is one session in one folder, from top to bottom.
+
+``python`` blocks share a namespace; one that begins with the comment ``# name.py`` is that file. ``sh`` blocks run in a
+shell. A ``text`` block is what the block before it prints, where … stands for anything within a line, and for any lines
+on a line of its own. Behind the language, where readers of the page do not see it, may stand:
+
+- ``exit=2``: the status the shell block ends with; ``raises``: the python block ends with an exception, shown by its
+  last line
+- ``from=path``: an excerpt of that file of the repository, not run
+- ``setup``: installing and making, not run; its make targets must exist
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\w+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: the line of the page it begins on, its language, what stands behind it, its text."""
+
+    line: int
+    language: str
+    options: dict[str, str]
+    text: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        words = (word.partition("=") for word in found[2].split())
+        yield Block(text.count("\n", 0, found.start()) + 1, found[1], {k: v for k, _, v in words}, found[3])
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the index page makes."""
+    folder = tmp_path_factory.mktemp("index")
+    _run(INDEX, folder)
+    return folder / "tiny-llama"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_does_what_the_page_says(
+    page: Path, tiny_llama: Path, tmp_path: Path, smollm2_gguf: Path, minilm_folder: Path
+) -> None:
+    if page == INDEX:
+        return  # run by the fixture
+    (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
+    (tmp_path / "minilm").symlink_to(minilm_folder)
+    shutil.copytree(tiny_llama, tmp_path / "tiny-llama")
+    shutil.copy(ROOT / "examples" / "local_global.py", tmp_path)
+    _run(page, tmp_path)
+
+
+def test_pages_link_to_what_is_there() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_index_names_every_page() -> None:
+    text = INDEX.read_text(encoding="utf-8")
+    missing = [page.name for page in PAGES if page.parent == INDEX.parent and page != INDEX and page.name not in text]
+    assert not missing
+
+
+def _run(page: Path, folder: Path) -> None:
+    """The page in a process of its own: what it registers stays there."""
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
+    command = [sys.executable, "-W", "error", __file__, str(page)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
+
+
+# -- in that process
+
+
+def main(page: Path) -> None:
+    """Run the blocks of `page` in the current folder; exits with a report where one does something else."""
+    namespace = types.ModuleType("page")
+    sys.modules["page"] = namespace
+    sys.path.insert(0, "")
+    printed = ""
+    for block in blocks(page):
+        at = f"{page.name}:{block.line}"
+        if block.language == "text":
+            if not matches(block.text, printed):
+                sys.exit(f"{at} expects\n\n{block.text}\nbut the block before it prints\n\n{printed}")
+        elif "from" in block.options:
+            if block.text not in (ROOT / block.options["from"]).read_text(encoding="utf-8"):
+                sys.exit(f"{at} is not what stands in {block.options['from']}")
+        elif "setup" in block.options:
+            _check_setup(at, block.text)
+        elif block.language == "sh":
+            printed = _shell(at, block)
+        elif block.language == "python":
+            printed = _python(at, page, block, namespace)
+        else:
+            sys.exit(f"{at}: no block can be in {block.language}")
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Whether `printed` is `expected`, up to … and white space at the ends of lines."""
+    lines = []
+    for line in expected.strip("\n").splitlines():
+        pieces = (re.escape(piece) for piece in line.rstrip().split("…"))
+        lines.append(r"(?:.*\n)*?" if line.strip() == "…" else "[^\n]*".join(pieces) + "\n")
+    given = "".join(line.rstrip() + "\n" for line in printed.strip("\n").splitlines())
+    return re.fullmatch("".join(lines), given) is not None
+
+
+def _check_setup(at: str, text: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for line in text.splitlines():
+        words = line.split()
+        if words and not (words[0] == "make" and words[1] in targets or words[:2] == ["pip", "install"]):
+            sys.exit(f"{at}: {line!r} is no way to set weft up")
+
+
+def _shell(at: str, block: Block) -> str:
+    merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(["sh", "-e", "-c", block.text], text=True, stdin=subprocess.DEVNULL, **merged)  # type: ignore[call-overload]  # the two keywords
+    if done.returncode != int(block.options.get("exit", 0)):
+        sys.exit(f"{at} ends with status {done.returncode}:\n\n{block.text}\n{done.stdout}")
+    return str(done.stdout)
+
+
+def _python(at: str, page: Path, block: Block, namespace: types.ModuleType) -> str:
+    if name := FILE.match(block.text):
+        Path(name[1]).write_text(block.text, encoding="utf-8")
+        return ""
+    said = io.StringIO()
+    code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(code, vars(namespace))
+    except Exception as error:
+        if "raises" not in block.options:
+            sys.exit(f"{at}: {traceback.format_exc()}\nafter printing\n{said.getvalue()}")
+        return said.getvalue() + traceback.format_exception_only(error)[-1]
+    if "raises" in block.options:
+        sys.exit(f"{at} raises nothing")
+    return said.getvalue()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
