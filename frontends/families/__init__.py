@@ -7,9 +7,10 @@ where the settings and the weights are found. Never here: file formats.
 from __future__ import annotations
 
 from .bert import BERT
-from .family import Family, Loaded, load
+from .family import Family, Loaded, key, load
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
+from .rope import rope_of
 from .settings import Settings, build
 
 FAMILIES: dict[str, Family] = {
@@ -18,4 +19,4 @@ FAMILIES: dict[str, Family] = {
     for model_type in family.model_types
 }
 
-__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "build", "load"]
+__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "build", "key", "load", "rope_of"]
