@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from . import dtypes, sizes
+from . import frequencies as _tables  # noqa: F401 - importing it registers its recipes
 from .archive import EMPTY, Archive
 from .errors import WeftError
 from .graph import Graph, Value

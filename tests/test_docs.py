@@ -133,7 +133,7 @@ def _check_setup(at: str, text: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for line in text.splitlines():
         words = line.split()
-        if words and not (words[0] == "make" and words[1] in targets or words[:2] == ["pip", "install"]):
+        if words and not ((words[0] == "make" and words[1] in targets) or words[:2] == ["pip", "install"]):
             sys.exit(f"{at}: {line!r} is no way to set weft up")
 
 

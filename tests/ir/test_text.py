@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -159,3 +161,11 @@ def test_errors_name_line_and_column(message: str, text: str) -> None:
     with pytest.raises(WeftError) as e:
         parse(text, "model.weft")
     assert str(e.value).startswith(f"model.weft:{message}")
+
+
+def test_a_fresh_process_knows_every_recipe() -> None:
+    """Recipes live in more than one file, and parsing may be the first thing a process does."""
+    text = "graph g {\n  param %f: f32[4] = rope_frequencies(8)\n  output f = %f\n}\n"
+    program = "import sys; from weft.ir import parse; sys.stdout.write(str(parse(sys.stdin.read())))"
+    done = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, check=False)
+    assert done.stdout == text, done.stderr
