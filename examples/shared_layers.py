@@ -1,0 +1,21 @@
+"""Each layer runs twice with the same weights (as in the Universal Transformer): a module that calls another."""
+
+from typing import Any
+
+from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, module
+
+
+@module
+class Repeat:
+    block: Any
+    times: int
+
+    def __call__(self, x):
+        for _ in range(self.times):
+            x = self.block(x)
+        return x
+
+
+block = Block(Attention(heads=4, kv_heads=2, rope=RoPE(10_000)), GatedMLP(512), norm=RMSNorm(1e-6))
+
+model = Decoder(vocab=1000, dim=128, layers=3, block=Repeat(block, times=2), context=256)
