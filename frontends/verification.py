@@ -267,8 +267,9 @@ def _transformed(folder: Path, ids: list[int], watched: int, encoder: bool, inte
         raise WeftError(f"--against needs transformers and torch ({error}): install weft[hf,torch]") from error
     if not (folder / "config.json").is_file():
         raise WeftError(f"{folder}: no config.json in it, so it is no Hugging Face folder")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quiet: Any = transformers.utils.logging  # partly typed
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
     kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
     try:
         net = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)

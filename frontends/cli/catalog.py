@@ -158,8 +158,9 @@ def presets_command(name: str | None) -> None:
       weft presets gpt2
       weft inspect gpt2
     """
-    from weft.frontends import PRESETS
     from weft.ir.errors import WeftError
+
+    from .. import PRESETS
 
     if name is not None and name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 3)

@@ -11,7 +11,7 @@ from .completion import complete_dtypes, complete_pipelines, complete_sources, c
 from .shown import note, progress, size
 
 if TYPE_CHECKING:
-    from weft.frontends.compiler import CompileReport
+    from ..compiler import CompileReport
 
 FOLDER = click.Path(file_okay=False)
 
@@ -61,7 +61,7 @@ def compile_command(
       weft compile ./Qwen3-0.6B --target ort-cuda --dtype bf16 --max-length 8192 -o out/
       weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
     """
-    from weft.frontends.compiler import compile
+    from ..compiler import compile
 
     with progress(f"reading {source}") as step:
         report = compile(

@@ -46,7 +46,7 @@ def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> l
 
 
 def complete_presets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from weft.frontends import PRESETS
+    from .. import PRESETS
 
     return _offer(PRESETS, typed)
 

@@ -11,7 +11,7 @@ from .completion import complete_sources
 from .shown import count, size, table
 
 if TYPE_CHECKING:
-    from weft.frontends.inspection import Inspection
+    from ..inspection import Inspection
 
 
 @click.command("inspect", short_help="Parameters, FLOPs, cache bytes, blocks.")
@@ -29,8 +29,8 @@ def inspect_command(source: str, tokens: int | None, as_json: bool) -> None:
     """
     import json
 
-    from weft.frontends import load_source
-    from weft.frontends.inspection import inspect
+    from .. import load_source
+    from ..inspection import inspect
 
     found = inspect(load_source(source), tokens)
     if as_json:
@@ -40,7 +40,7 @@ def inspect_command(source: str, tokens: int | None, as_json: bool) -> None:
 
 
 def _show(found: Inspection) -> None:
-    from weft.frontends.inspection import CACHE_DTYPES
+    from ..inspection import CACHE_DTYPES
 
     stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in found.parameters_by_storage.items())
     facts = [

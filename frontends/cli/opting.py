@@ -34,10 +34,11 @@ def opt_command(source: str, passes: str, out: str, dump_ir: str | None, verify:
       weft opt model.py -p default --verify --trace -o optimized.weft
       weft opt a.weft -p cse | weft opt - -p dce
     """
-    from weft.frontends import load_source
     from weft.ir import parse
     from weft.ir import verify as check
     from weft.passes import Report, run_passes
+
+    from .. import load_source
 
     if source == "-":
         graph = parse(sys.stdin.read(), "<stdin>")

@@ -95,8 +95,8 @@ def _opened(source: str, device: str, threads: int | None) -> Iterator[Any]:
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
         yield load(source, device, threads)
         return
-    from weft.frontends import load_source
-    from weft.frontends.compiler import compile
+    from .. import load_source
+    from ..compiler import compile
 
     target, found = _target(device), load_source(source)
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:

@@ -9,7 +9,7 @@ import click
 from .shown import progress
 
 if TYPE_CHECKING:
-    from weft.frontends.verification import Verification
+    from ..verification import Verification
 
 DIFFERENT = 1
 
@@ -44,7 +44,7 @@ def verify_command(
       weft verify out/ --prompt "In 1969" --tokens 64
       weft verify out/ --against ./SmolLM2-135M-Instruct
     """
-    from weft.frontends.verification import verify_folder
+    from ..verification import verify_folder
 
     with progress("opening", "steps") as step:
         found = verify_folder(folder, against=against, prompt=prompt, tokens=tokens, device=device, progress=step)
