@@ -32,6 +32,7 @@ from .archive import Array
 from .dtypes import DType
 from .errors import WeftError
 from .graph import Graph, Node, Value
+from .samples import Case, Sample, bools, case, ints, normal, positive
 from .sizes import Poly, Size
 from .types import Shape, TensorType
 
