@@ -89,8 +89,7 @@ def tell_random(report: CompileReport, seed: int = 0) -> None:
 def _summary(report: CompileReport, out: str) -> str:
     seconds = sum(report.seconds.values())
     parts = ", ".join(f"{name} {s:.1f} s" for name, s in report.seconds.items())
-    kind = report.graph.meta.get("kind")
-    use = f"; try `weft run {shlex.quote(out)} --prompt …`" if kind == "decoder" else ""
+    use = f"; try `weft run {shlex.quote(out)} --prompt …`" if report.model.tokenizer else ""
     what = f"{report.model.description}, for {report.target} in {report.dtype}"
     much = f"{size(report.weight_bytes)} of weights, {len(report.graph)} graph nodes"
     return f"{out}: {what}: {much} in {seconds:.1f} s ({parts}){use}"
