@@ -53,14 +53,22 @@ ORT = ("ort-cpu", "ort-cuda")
 
 
 def lowering(
-    *ops: Op, targets: Collection[str] = tuple(TARGETS), when: When = _accept, reads: Reads = _operands
+    *ops: Op,
+    targets: Collection[str] = tuple(TARGETS),
+    when: When = _accept,
+    reads: Reads = _operands,
+    first: bool = False,
 ) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops` on `targets`, tried after those registered before."""
+    """Register the decorated function as a lowering of `ops` on `targets`.
+
+    It is tried after those registered before, or with `first` before them.
+    """
 
     def register(emit: Emit) -> Emit:
         for op in ops:
             new = Lowering(op.name, getattr(emit, "__name__", op.name), frozenset(targets), when, reads, emit)
-            LOWERINGS.setdefault(op.name, []).append(new)
+            known = LOWERINGS.setdefault(op.name, [])
+            known.insert(0 if first else len(known), new)
         return emit
 
     return register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from weft.frontends import PRESETS, load_source
+from weft.frontends.compiler import compile
 from weft.frontends.dsl import Attention, Block, Decoder
 from weft.frontends.sources import parameter_count
 from weft.ir import Graph, WeftError, interpret, verify
@@ -167,3 +169,15 @@ def test_a_graph_of_any_object_with_a_graph_method() -> None:
 
     found: Any = load_source(Mine())
     assert (found.graph.name, found.description) == ("mine", "a Mine")
+
+
+def test_a_compiled_folder_names_a_linked_source_by_the_name_of_the_link(tmp_path: Path) -> None:
+    """What a link leads to may be called otherwise (in the hub cache, by its hash), without a suffix of its kind."""
+    text = tmp_path / "stored"
+    text.write_text("graph g {\n  input %x: f32[batch, 4]\n  %y: f32[batch, 4] = relu(%x)\n  output y = %y\n}\n")
+    link = tmp_path / "graph.weft"
+    link.symlink_to(text)
+    compile(link, tmp_path / "out", max_length=4)
+    source = json.loads((tmp_path / "out" / "weft.json").read_text())["source"]
+    assert source["spec"] == str(link) and list(source["hashes"]) == [link.name]
+    assert load_source(source["spec"]).hashes() == source["hashes"]
