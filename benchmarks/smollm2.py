@@ -70,6 +70,9 @@ def hugging_face_folder(gguf_path: Path, out: Path) -> Path:
         "torch_dtype": "float32",
     }
     (out / "config.json").write_text(json.dumps(config, indent=1))
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name).save_pretrained(out)
     return out
 
 
