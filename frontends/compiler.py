@@ -23,12 +23,17 @@ from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, par
 
 from .sources import Model, load_source
 
+MAX_LENGTH = 4096  # where neither the model nor the user says
+
 Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 @dataclass
 class CompileReport:
-    """What `compile` did: where, in how long, by which passes, with which lowerings refused."""
+    """What `compile` did: where, in how long, by which passes.
+
+    `trace` tells which ops were expanded and which lowerings refused and why; `notes` are what a user should know.
+    """
 
     folder: Path
     target: str
@@ -39,6 +44,7 @@ class CompileReport:
     weight_bytes: int
     seconds: dict[str, float]
     trace: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def compile(
@@ -60,7 +66,7 @@ def compile(
         target: ``ort-cpu``, ``ort-cuda`` or ``onnx``.
         dtype: float type of weights and activations; the first of the target's if None.
         passes: pipeline text; ``default,-last-token-logits`` keeps the logits of all positions.
-        max_length: positions that tables and caches can hold; the model's context if None.
+        max_length: positions that tables and caches can hold; the model's context if None, or else 4096.
         seed: of the random initialization, where there is no checkpoint.
         dump_ir: folder for the text form after every pass.
         verify: check every pass on small random inputs in float64.
@@ -73,7 +79,8 @@ def compile(
     place = find_target(target)
     dtype = _dtype(place, dtype)
     model = load_source(source, seed=seed)
-    length = _max_length(model.graph, max_length)
+    notes: list[str] = []
+    length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()
     pipeline = target_pipeline(model.graph, place, dtype, passes)
     report, trace = Report(), Trace()
@@ -114,6 +121,7 @@ def compile(
         built.weight_bytes,
         seconds,
         [*trace.lines, *built.trace, *stray],
+        notes,
     )
 
 
@@ -151,12 +159,12 @@ def _dtype(target: Target, dtype: str | None) -> str:
     return name
 
 
-def _max_length(graph: Graph, wanted: int | None) -> int:
+def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
     context = graph.meta.get("context")
     if wanted is None:
         if context is None:
-            raise WeftError("the model states no context length; give --max-length")
-        return int(context)
+            notes.append(f"the model states no context length: compiled for {MAX_LENGTH} tokens (see --max-length)")
+        return int(context or MAX_LENGTH)
     if wanted < 1:
         raise WeftError(f"--max-length {wanted} must be positive")
     table = graph.meta.get("max_positions")  # of learned positions, which end there

@@ -38,6 +38,7 @@ FOLDER = click.Path(file_okay=False)
 @click.option("--max-length", type=int, help="Most tokens of prompt and answer together; default: the model's context.")
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
 @click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name what broke.")
+@click.option("--trace", is_flag=True, help="Tell what each pass did, and which lowerings were refused and why.")
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
 def compile_command(
     source: str,
@@ -48,6 +49,7 @@ def compile_command(
     max_length: int | None,
     dump_ir: str | None,
     verify: bool,
+    trace: bool,
     seed: int,
 ) -> None:
     """Compile SOURCE into a folder: the ONNX model, its configuration and tokenizer, and a manifest.
@@ -77,6 +79,10 @@ def compile_command(
             progress=step,
         )
     tell_random(report, seed)
+    for line in report.notes:
+        note(line)
+    if trace:
+        click.echo("\n".join([str(report.passes), *report.trace]), err=True)
     click.echo(_summary(report, out))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from weft.ir.archive import Archive
@@ -69,6 +69,23 @@ class Family:
     unused: tuple[str, ...] = ()
     refuse: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def but(
+        self,
+        *model_types: str,
+        names: Mapping[str, str | Template | None] | None = None,
+        refuse: Mapping[str, tuple[Any, ...]] | None = None,
+        **settings: Any,
+    ) -> Family:
+        """This table for other `model_types`, with some settings, names (None takes one out) and refusals changed."""
+        merged = {**self.names, **(names or {})}
+        return replace(
+            self,
+            model_types=model_types,
+            settings={**self.settings, **settings},
+            names={k: v for k, v in merged.items() if v is not None},
+            refuse={**self.refuse, **(refuse or {})},
+        )
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
         """The settings of a `config` (called `source` in errors) and the checkpoint names `keys`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from .family import Config, Family, key
@@ -60,18 +59,12 @@ def layer_windows(config: Config) -> Any:
     return tuple(window if t == "sliding_attention" else None for t in types[:layers])
 
 
-def _but(family: Family, *model_types: str, names: dict[str, str] | None = None, **settings: Any) -> Family:
-    merged = {k: v for k, v in {**family.names, **(names or {})}.items() if v}
-    return replace(family, model_types=model_types, settings={**family.settings, **settings}, names=merged)
-
-
-MISTRAL = _but(
-    LLAMA, "mistral", kv_heads=key("num_key_value_heads", default=8), window=lambda c: c.get("sliding_window", 4096)
+MISTRAL = LLAMA.but(
+    "mistral", kv_heads=key("num_key_value_heads", default=8), window=lambda c: c.get("sliding_window", 4096)
 )
-QWEN2 = _but(LLAMA, "qwen2", window=layer_windows, qkv_bias=True, out_bias=False)
-QWEN3 = _but(LLAMA, "qwen3", window=layer_windows, head_dim=key("head_dim", default=128), qk_norm="head")
-OLMO2 = _but(
-    LLAMA,
+QWEN2 = LLAMA.but("qwen2", window=layer_windows, qkv_bias=True, out_bias=False)
+QWEN3 = LLAMA.but("qwen3", window=layer_windows, head_dim=key("head_dim", default=128), qk_norm="head")
+OLMO2 = LLAMA.but(
     "olmo2",
     names={
         "layers.{i}.attn_post_norm": "layers.{i}.post_attention_layernorm",

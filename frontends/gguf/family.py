@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +95,8 @@ LLAMA = Family(
     refuse={"expert_count": (0, None)},
 )
 PLAIN = {"layers.{i}.attn.q": "blk.{i}.attn_q", "layers.{i}.attn.k": "blk.{i}.attn_k"}
-QWEN2 = replace(LLAMA, model_types=("qwen2",), names={**LLAMA.names, **PLAIN})
-QWEN3 = replace(QWEN2, model_types=("qwen3",))
+QWEN2 = LLAMA.but("qwen2", names=PLAIN)
+QWEN3 = QWEN2.but("qwen3")
 
 FAMILIES = {f.model_types[0]: f for f in (LLAMA, QWEN2, QWEN3)}
 

@@ -38,6 +38,8 @@ _PUBLIC = {
     ),
     "weft.frontends": ("load_source",),
     "weft.frontends.compiler": ("compile",),
+    "weft.frontends.inspection": ("inspect",),
+    "weft.frontends.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),
     "weft.passes": ("run_passes",),
 }
