@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from . import dtypes
-from .archive import Array
+from .archive import Array, MemoryArchive
 from .dtypes import DType
 from .graph import Graph, Value
 from .op import Case, Op
+from .recipes import Source
 from .types import TensorType
 
 
-def one_node(op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32) -> tuple[Graph, dict[str, Array]]:
+def one_node(
+    op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32, weights: Collection[str] = ()
+) -> tuple[Graph, dict[str, Array]]:
     """A graph that applies `op` once to its inputs, and numbers for them: floats (float64) are declared as `dtype`.
 
-    Inputs are called like the operands (numbered if variadic), outputs y0, y1, ….
+    Inputs are called like the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
+    become parameters, read from a checkpoint in memory.
     """
-    graph = Graph(op.name)
+    archive = MemoryArchive({})
+    graph = Graph(op.name, archive)
     feeds: dict[str, Array] = {}
     operands: list[Value | None] = []
     for i, array in enumerate(case.draw(seed)):
@@ -25,7 +32,12 @@ def one_node(op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32) -> tu
         operand = op.operands[min(i, len(op.operands) - 1)]
         name = f"{operand.name}{i}" if operand.variadic else operand.name
         kind = {"f": dtype, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
-        operands.append(graph.add_input(name, TensorType(kind, array.shape)))
+        type = TensorType(kind, array.shape)
+        if operand.name in weights:
+            archive.arrays[name] = array
+            operands.append(graph.add_param(name, type, Source(name)))
+            continue
+        operands.append(graph.add_input(name, type))
         feeds[name] = array
     for i, value in enumerate(op.emit(*operands, **case.attrs)):
         graph.add_output(f"y{i}", value)

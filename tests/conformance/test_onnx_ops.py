@@ -10,38 +10,13 @@ import pytest
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import OPS, Graph, MemoryArchive, Op, TensorType, dtypes, interpret, verify
+from weft.ir import OPS, Op, dtypes, interpret
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
+from weft.ir.cases import one_node
 from weft.ir.op import Case
-from weft.ir.recipes import Source
 from weft.passes import legalize
 
-PARAMETERS = ("weight", "table", "frequencies", "bias_vector", "gamma", "beta")  # operands that models hold as weights
-
-
-def one_node(op: Op, case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
-    """A graph of one node: operands are inputs, those that models hold as weights are parameters."""
-    arrays = case.draw()
-    stored = {f"p{i}": a.astype(np.float32) for i, a in enumerate(arrays) if a is not None}
-    graph = Graph(op.name, MemoryArchive(stored))
-    values, feeds = [], {}
-    names = [o.name for o in op.operands]
-    for i, array in enumerate(arrays):
-        name = names[min(i, len(names) - 1)]
-        if array is None:
-            values.append(None)
-            continue
-        dtype = dtypes.f32 if array.dtype == np.float64 else dtypes.of(array)
-        type = TensorType(dtype, array.shape)
-        if name in PARAMETERS:
-            values.append(graph.add_param(name, type, Source(f"p{i}")))
-        else:
-            values.append(graph.add_input(f"{name}_{i}", type))
-            feeds[f"{name}_{i}"] = array.astype(np.float32) if dtype.is_float else array
-    for i, value in enumerate(op.emit(*values, **case.attrs)):
-        graph.add_output(f"out{i}", value)
-    verify(graph, recipes=True)
-    return graph, feeds
+WEIGHTS = ("weight", "table", "frequencies")  # operands that models hold as weights
 
 
 def cases() -> list[object]:
@@ -55,7 +30,8 @@ def cases() -> list[object]:
 
 @pytest.mark.parametrize(("op", "case", "target"), cases())
 def test_case_equals_reference(op: Op, case: Case, target: str) -> None:
-    graph, feeds = one_node(op, case)
+    graph, feeds = one_node(op, case, weights=WEIGHTS)
+    feeds = {k: v.astype(np.float32) if v.dtype == np.float64 else v for k, v in feeds.items()}
     want = interpret(graph, feeds)
     place = TARGETS[target]
     legalize(graph, lambda node: refusals(node, place))
