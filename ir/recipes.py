@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.random import default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
 
 from .archive import Archive, Array
 from .errors import WeftError
@@ -157,7 +158,7 @@ class Normal(Recipe):
         key = zlib.crc32(self.stream.encode())
         out = np.empty((stop - start, width), np.float32)
         for c in range(start // chunk, -(-stop // chunk)):
-            drawn = np.random.default_rng((self.seed, key, c)).standard_normal((chunk, width), np.float32)
+            drawn = default_rng((self.seed, key, c)).standard_normal((chunk, width), np.float32)
             first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
             out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
         return (out * np.float32(self.std) + np.float32(self.mean)).reshape(stop - start, *self.dims[1:])
