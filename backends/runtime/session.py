@@ -68,6 +68,8 @@ def open_session(
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise WeftError(f"threads is {threads!r}, but it must be a whole number of at least 1")
+    if threads is not None and threads > (most := 8 * (os.cpu_count() or 1)):
+        raise WeftError(f"threads is {threads}, but more than {most} only slow this machine down; leave it out")
     ort = onnxruntime()
     if device == "cuda" and target == "ort-cpu":
         raise WeftError(f"{model}: compiled for ort-cpu, so it cannot run on CUDA; compile it with --target ort-cuda")

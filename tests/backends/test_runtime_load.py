@@ -286,6 +286,8 @@ def test_bad_devices(tmp_path: Path) -> None:
         weft.load(folder, device="gpu")
     with pytest.raises(WeftError, match="threads is 0"):
         weft.load(folder, threads=0)
+    with pytest.raises(WeftError, match="threads is 100000"):
+        weft.load(folder, threads=100_000)
     with pytest.raises(WeftError, match="compiled for ort-cpu, so it cannot run on CUDA"):
         weft.load(folder, device="cuda")
 
