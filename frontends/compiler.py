@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.backends.folder import whole_folder
 from weft.backends.targets import Target, find_target
-from weft.ir import dtypes
+from weft.ir import dtypes, ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
@@ -85,6 +85,8 @@ def compile(
     pipeline = target_pipeline(model.graph, place, dtype, passes)
     report, trace = Report(), Trace()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
+    if graph.meta.get("kind") == "encoder":
+        _widen_outputs(graph)
     from weft.backends.onnx import cuda, export, genai
     from weft.backends.onnx.lowering import refusals
 
@@ -123,6 +125,13 @@ def compile(
         [*trace.lines, *built.trace, *stray],
         notes,
     )
+
+
+def _widen_outputs(graph: Graph) -> None:
+    """Hand embeddings out in f32 where the model computes in bf16, which numpy does not know."""
+    for name, value in list(graph.outputs.items()):
+        if value.type.dtype == dtypes.bf16:
+            graph.outputs[name] = ops.cast(value, to=dtypes.f32, name=name)
 
 
 @contextlib.contextmanager

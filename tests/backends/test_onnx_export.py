@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 import weft
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.onnx import export
 from weft.backends.onnx.lowering import LOWERINGS, refusals, select
 from weft.backends.targets import TARGETS, find_target
@@ -177,6 +177,13 @@ def test_the_folder_describes_itself(tmp_path: Path) -> None:
     assert config["model"]["type"] == "decoder"
     assert config["search"]["past_present_share_buffer"] is True
     assert config["model"]["decoder"]["session_options"]["provider_options"] == [{"cuda": {"enable_cuda_graph": "1"}}]
+
+
+def test_an_encoder_in_bf16_hands_out_f32(tmp_path: Path) -> None:
+    encoder = Encoder(vocab=96, dim=64, layers=1, block=Block(Attention(heads=4, causal=False), MLP(80)), context=32)
+    weft.compile(encoder, tmp_path / "out", target="ort-cuda", dtype="bf16")
+    (output,) = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph.output
+    assert output.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
 def test_every_pass_of_the_default_pipeline_fires_on_a_plain_decoder() -> None:
