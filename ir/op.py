@@ -7,9 +7,16 @@ the attributes with their types and defaults, its docstring is the documentation
     @op(cases=[case(normal(2, 3, 8), normal(8), eps=1e-5)])
     def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array: ...
 
-    @rms_norm.infer            # operand types (and attributes) -> output type(s); raise WeftError on a misfit
-    @rms_norm.cost             # the same arguments -> FLOPs, or a Cost; bytes default to every operand and output once
-    @rms_norm.body             # values -> values in simpler ops: specification and fallback
+What else there is to say reads one application of the op, a `Bound`: its operands and attributes, by name. ::
+
+    @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
+    def _(n: Bound) -> None: ...
+
+    @rms_norm.cost  # operand types -> FLOPs, or a Cost; bytes default to every operand and output once
+    def _(n: Bound) -> Size: ...
+
+    @rms_norm.body  # values -> value(s) in simpler ops: specification and fallback
+    def _(n: Bound) -> Value: ...
 
 Calling an op on values emits a node at the insertion point of their graph. The same call on pattern variables builds a
 pattern, because any operand type may take over emission through ``__emit__``.
@@ -19,16 +26,16 @@ from __future__ import annotations
 
 import enum
 import inspect
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from . import sizes
 from .archive import Array
+from .attrs import Attr, type_name
 from .dtypes import DType
 from .errors import WeftError
 from .graph import Graph, Node, Value
@@ -67,64 +74,26 @@ class Operand:
     variadic: bool = False
 
 
-@dataclass(frozen=True)
-class Attr:
-    """An attribute: `type` as annotated, `default` (``inspect.Parameter.empty`` if required)."""
+class Bound:
+    """One application of an op: its attributes, and its operands (types or values; None if absent, a tuple if variadic)
+    by name."""
 
-    name: str
-    type: Any
-    default: Any
+    def __init__(self, op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+        for i, o in enumerate(op.operands):
+            found = tuple(operands[i:]) if o.variadic else operands[i] if i < len(operands) else None
+            setattr(self, o.name, found)
+        self.__dict__.update(attrs)
 
-    @property
-    def required(self) -> bool:
-        return self.default is inspect.Parameter.empty
-
-    def check(self, value: Any, op: str) -> Any:
-        """`value` in canonical form (lists become tuples, ints become floats where floats are wanted)."""
-        canonical = _conform(value, self.type)
-        if canonical is _MISFIT:
-            raise WeftError(f"{op}: attribute {self.name}={value!r} is not of type {type_name(self.type)}")
-        return canonical
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no operand or attribute is called {name!r}, only {', '.join(self.__dict__)}")
 
 
-_MISFIT = object()
-
-
-def type_name(t: Any) -> str:
-    """How an attribute type reads in documentation."""
-    if t is type(None):
-        return "none"
-    if t == Shape:
-        return "shape"
-    if typing.get_origin(t) in (types.UnionType, typing.Union):
-        return " | ".join(type_name(a) for a in typing.get_args(t))
-    if typing.get_origin(t) is tuple:
-        return f"[{type_name(typing.get_args(t)[0])}]"
-    name: str = t.__name__
-    return {"DType": "dtype", "Poly": "size"}.get(name, name)
-
-
-def _conform(value: Any, t: Any) -> Any:
-    if typing.get_origin(t) in (types.UnionType, typing.Union):
-        for option in sorted(typing.get_args(t), key=lambda a: a is float):
-            found = _conform(value, option)
-            if found is not _MISFIT:
-                return found
-        return _MISFIT
-    if typing.get_origin(t) is tuple:
-        if not isinstance(value, (tuple, list)):
-            return _MISFIT
-        items = tuple(_conform(v, typing.get_args(t)[0]) for v in value)
-        return _MISFIT if any(v is _MISFIT for v in items) else items
-    if t is type(None):
-        return None if value is None else _MISFIT
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value) if t is bool else _MISFIT
-    if t is float and isinstance(value, (int, float, np.floating, np.integer)):
-        return float(value)
-    if t is int and isinstance(value, (int, np.integer)):
-        return int(value)
-    return value if isinstance(t, type) and t is not int and isinstance(value, t) else _MISFIT
+TypeFn = Callable[[Bound], TensorType | tuple[TensorType, ...] | None]
+CostFn = Callable[[Bound], Size | Cost]
+BodyFn = Callable[[Bound], Value | tuple[Value, ...]]
+AnyTypeFn = TypeVar("AnyTypeFn", bound=TypeFn)
+AnyCostFn = TypeVar("AnyCostFn", bound=CostFn)
+AnyBodyFn = TypeVar("AnyBodyFn", bound=BodyFn)
 
 
 class Op:
@@ -138,9 +107,9 @@ class Op:
         self.traits = frozenset(traits)
         self.cases = list(cases)
         self.module = reference.__module__
-        self._infer: Callable[..., Any] | None = None
-        self._cost: Callable[..., Any] | None = None
-        self._body: Callable[..., Any] | None = None
+        self._infer: TypeFn | None = None
+        self._cost: CostFn | None = None
+        self._body: BodyFn | None = None
         hints = typing.get_type_hints(reference)
         operands, attrs = [], []
         for p in inspect.signature(reference).parameters.values():
@@ -156,17 +125,17 @@ class Op:
 
     # -- declaration
 
-    def infer(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the type function."""
+    def infer(self, fn: AnyTypeFn) -> AnyTypeFn:
+        """Register the type function; without one the output has the type of the first operand."""
         self._infer = fn
         return fn
 
-    def cost(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def cost(self, fn: AnyCostFn) -> AnyCostFn:
         """Register the cost function (FLOPs, or a whole Cost)."""
         self._cost = fn
         return fn
 
-    def body(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def body(self, fn: AnyBodyFn) -> AnyBodyFn:
         """Register the definition in simpler ops."""
         self._body = fn
         return fn
@@ -228,12 +197,13 @@ class Op:
         Raises:
             WeftError: if the operand types do not fit.
         """
-        if self._infer is None:
-            raise TypeError(f"op {self.name} has no type inference")
         try:
-            found = self._infer(*operands, **attrs)
+            found = self._infer(Bound(self, operands, attrs)) if self._infer else None
         except WeftError as e:
             raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
+        if found is None:
+            assert operands[0] is not None
+            return (operands[0],)
         return found if isinstance(found, tuple) else (found,)
 
     # -- use
@@ -280,14 +250,14 @@ class Op:
             return Cost(0, 0, 0)
         if self._cost is None:
             return Cost(total(v.type.elements for v in node.outputs), read, written)
-        found = self._cost(*operands, **node.attrs)
+        found = self._cost(Bound(self, operands, node.attrs))
         return found if isinstance(found, Cost) else Cost(found, read, written)
 
     def expand(self, node: Node) -> tuple[Value, ...]:
         """Emit the body in place of `node` (at the current insertion point) and return the values it defines."""
         if self._body is None:
             raise WeftError(f"op {self.name} has no body in simpler ops")
-        found = self._body(*node.inputs, **node.attrs)
+        found = self._body(Bound(self, node.inputs, node.attrs))
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -341,6 +311,17 @@ def want(condition: bool, message: str) -> None:
         raise WeftError(message)
 
 
+def fixed(size: Size, message: str) -> int:
+    """`size`, which must not be symbolic.
+
+    Raises:
+        WeftError: with `message`, if it is.
+    """
+    if not isinstance(size, int):
+        raise WeftError(message)
+    return size
+
+
 def broadcast(*operands: TensorType | None) -> Shape:
     """Numpy broadcasting of shapes; a symbolic size only meets itself or 1."""
     shapes = [t.shape for t in operands if t is not None]
@@ -375,6 +356,7 @@ __all__ = [
     "OPS",
     "Array",
     "Attr",
+    "Bound",
     "Case",
     "Cost",
     "DType",
@@ -391,6 +373,7 @@ __all__ = [
     "bools",
     "broadcast",
     "case",
+    "fixed",
     "ints",
     "lookup",
     "normal",
@@ -399,5 +382,6 @@ __all__ = [
     "show",
     "sizes",
     "total",
+    "type_name",
     "want",
 ]

@@ -41,6 +41,10 @@ class TensorType:
     def with_shape(self, *shape: Size) -> TensorType:
         return replace(self, shape=tuple(shape))
 
+    def with_axis(self, axis: int, *sizes: Size) -> TensorType:
+        """With `sizes` in place of the size of `axis` (non-negative)."""
+        return self.with_shape(*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
+
     def with_dtype(self, dtype: DType) -> TensorType:
         return replace(self, dtype=dtype)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, TensorType, Trait, Value, case, normal, op, want
+from ..op import Array, Bound, Trait, Value, case, normal, op, want
 from .elementwise import _erf, _sigmoid, add, affine, clip, erf, exp, maximum, minimum, mul, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]
@@ -31,16 +31,17 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 
 
 @gelu.infer
-def _(x: TensorType, *, approximate: str) -> TensorType:
-    want(approximate in ("none", "tanh", "sigmoid"), f"approximate={approximate!r} is not none, tanh or sigmoid")
-    return x
+def _(n: Bound) -> None:
+    known = n.approximate in ("none", "tanh", "sigmoid")
+    want(known, f"approximate={n.approximate!r} is not none, tanh or sigmoid")
 
 
 @gelu.body
-def _(x: Value, *, approximate: str) -> Value:
-    if approximate == "sigmoid":
+def _(n: Bound) -> Value:
+    x: Value = n.x
+    if n.approximate == "sigmoid":
         return mul(x, sigmoid(affine(x, by=1.702)))
-    if approximate == "tanh":
+    if n.approximate == "tanh":
         inner = add(x, affine(mul(x, mul(x, x)), by=0.044715))
         return affine(mul(x, affine(tanh(affine(inner, by=math.sqrt(2 / math.pi))), plus=1.0)), by=0.5)
     return affine(mul(x, affine(erf(affine(x, by=1 / math.sqrt(2))), plus=1.0)), by=0.5)
@@ -53,8 +54,8 @@ def swish(x: Array, *, beta: float = 1.0) -> Array:
 
 
 @swish.body
-def _(x: Value, *, beta: float) -> Value:
-    return mul(x, sigmoid(x if beta == 1 else affine(x, by=beta)))
+def _(n: Bound) -> Value:
+    return mul(n.x, sigmoid(n.x if n.beta == 1 else affine(n.x, by=n.beta)))
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=[*_ANY, case(normal(2, 9), alpha=0.3)])
@@ -64,9 +65,9 @@ def elu(x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @elu.body
-def _(x: Value, *, alpha: float) -> Value:
-    zero = affine(x, by=0.0)
-    return add(maximum(x, zero), affine(exp(minimum(x, zero)), by=alpha, plus=-alpha))
+def _(n: Bound) -> Value:
+    zero = affine(n.x, by=0.0)
+    return add(maximum(n.x, zero), affine(exp(minimum(n.x, zero)), by=n.alpha, plus=-n.alpha))
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=_ANY)
@@ -76,26 +77,9 @@ def relu2(x: Array) -> Array:
 
 
 @relu2.body
-def _(x: Value) -> Value:
-    r = relu(x)
+def _(n: Bound) -> Value:
+    r = relu(n.x)
     return mul(r, r)
-
-
-for _unary in (relu, relu2):
-
-    @_unary.infer
-    def _(x: TensorType) -> TensorType:
-        return x
-
-
-@swish.infer
-def _(x: TensorType, *, beta: float) -> TensorType:
-    return x
-
-
-@elu.infer
-def _(x: TensorType, *, alpha: float) -> TensorType:
-    return x
 
 
 # The gate functions by the names that configs use: op and attributes; None is the bilinear unit.
@@ -165,14 +149,14 @@ def glu(gate: Array, up: Array, *, activation: str = "silu", limit: float | None
 
 
 @glu.infer
-def _(gate: TensorType, up: TensorType, *, activation: str, limit: float | None, shift: float) -> TensorType:
-    want(gate == up, f"gate {gate} and up {up} differ")
-    known_activation(activation)
-    return gate
+def _(n: Bound) -> None:
+    want(n.gate == n.up, f"gate {n.gate} and up {n.up} differ")
+    known_activation(n.activation)
 
 
 @glu.body
-def _(gate: Value, up: Value, *, activation: str, limit: float | None, shift: float) -> Value:
-    if limit is not None:
-        gate, up = clip(gate, high=limit), clip(up, low=-limit, high=limit)
-    return mul(activate(gate, activation), affine(up, plus=shift) if shift else up)
+def _(n: Bound) -> Value:
+    gate, up = n.gate, n.up
+    if n.limit is not None:
+        gate, up = clip(gate, high=n.limit), clip(up, low=-n.limit, high=n.limit)
+    return mul(activate(gate, n.activation), affine(up, plus=n.shift) if n.shift else up)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from .. import dtypes
 from ..op import (
     Array,
+    Bound,
     Case,
     DType,
     Op,
@@ -29,40 +29,34 @@ from ..op import (
 _PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)), case(normal(4, 1), normal(1, 3))]
 
 
-def _same(x: TensorType) -> TensorType:
-    return x
-
-
-def _whole(x: TensorType, *numbers: float) -> TensorType:
+def _whole(x: TensorType, *numbers: float) -> None:
     want(x.dtype.is_float or all(float(n).is_integer() for n in numbers), f"{x} is no float: {numbers} must be whole")
-    return x
 
 
-def _broadcast(x: TensorType, y: TensorType) -> TensorType:
-    want(x.dtype == y.dtype, f"operands have dtypes {x.dtype} and {y.dtype}; cast one of them")
-    return TensorType(x.dtype, broadcast(x, y))
+def _broadcast(n: Bound) -> TensorType:
+    want(n.x.dtype == n.y.dtype, f"operands have dtypes {n.x.dtype} and {n.y.dtype}; cast one of them")
+    return TensorType(n.x.dtype, broadcast(n.x, n.y))
 
 
-def _compare(x: TensorType, y: TensorType) -> TensorType:
-    return _broadcast(x, y).with_dtype(dtypes.bool_)
+def _compare(n: Bound) -> TensorType:
+    return _broadcast(n).with_dtype(dtypes.bool_)
 
 
-def _logical(x: TensorType, y: TensorType) -> TensorType:
-    want(x.dtype == dtypes.bool_ and y.dtype == dtypes.bool_, "operands must be bool")
-    return TensorType(dtypes.bool_, broadcast(x, y))
+def _logical(n: Bound) -> TensorType:
+    want(n.x.dtype == n.y.dtype == dtypes.bool_, "operands must be bool")
+    return TensorType(dtypes.bool_, broadcast(n.x, n.y))
 
 
 def _binary(
     name: str,
     doc: str,
-    fn: Callable[..., Any],
-    infer: Callable[..., Any] = _broadcast,
+    fn: Callable[[Array, Array], Array],
+    infer: Callable[[Bound], TensorType] = _broadcast,
     commutes: bool = False,
     cases: Sequence[Case] = tuple(_PAIR),
 ) -> Op:
     def reference(x: Array, y: Array) -> Array:
-        result: Array = fn(x, y)
-        return result
+        return fn(x, y)
 
     reference.__name__, reference.__doc__ = name, doc
     new = op(traits=[Trait.ELEMENTWISE, *([Trait.COMMUTATIVE] if commutes else [])], cases=cases)(reference)
@@ -70,15 +64,12 @@ def _binary(
     return new
 
 
-def _unary(name: str, doc: str, fn: Callable[..., Any], cases: Sequence[Case] = (case(normal(2, 3, 5)),)) -> Op:
+def _unary(name: str, doc: str, fn: Callable[[Array], Array], cases: Sequence[Case] = (case(normal(2, 3, 5)),)) -> Op:
     def reference(x: Array) -> Array:
-        result: Array = fn(x)
-        return result
+        return fn(x)
 
     reference.__name__, reference.__doc__ = name, doc
-    new = op(traits=[Trait.ELEMENTWISE], cases=cases)(reference)
-    new.infer(_same)
-    return new
+    return op(traits=[Trait.ELEMENTWISE], cases=cases)(reference)
 
 
 _POSITIVE = (case(positive(2, 3, 5)),)
@@ -145,8 +136,9 @@ def cast(x: Array, *, to: DType = dtypes.f32) -> Array:
 
 
 @cast.infer
-def _(x: TensorType, *, to: DType) -> TensorType:
-    return x.with_dtype(to)
+def _(n: Bound) -> TensorType:
+    converted: TensorType = n.x.with_dtype(n.to)
+    return converted
 
 
 @op(
@@ -159,8 +151,8 @@ def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Ar
 
 
 @clip.infer
-def _(x: TensorType, *, low: float | None, high: float | None) -> TensorType:
-    return _whole(x, low or 0, high or 0)
+def _(n: Bound) -> None:
+    _whole(n.x, n.low or 0, n.high or 0)
 
 
 @op(
@@ -173,13 +165,8 @@ def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
 
 
 @affine.infer
-def _(x: TensorType, *, by: float, plus: float) -> TensorType:
-    return _whole(x, by, plus)
-
-
-def filled(x: Value, number: float) -> Value:
-    """`number` in the shape of x, whose elements must be finite."""
-    return affine(x, by=0.0, plus=number)
+def _(n: Bound) -> None:
+    _whole(n.x, n.by, n.plus)
 
 
 @op(
@@ -192,7 +179,20 @@ def where(condition: Array, x: Array, y: Array) -> Array:
 
 
 @where.infer
-def _(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
-    want(condition.dtype == dtypes.bool_, "the condition must be bool")
-    want(x.dtype == y.dtype, f"branches have dtypes {x.dtype} and {y.dtype}")
-    return TensorType(x.dtype, broadcast(condition, x, y))
+def _(n: Bound) -> TensorType:
+    want(n.condition.dtype == dtypes.bool_, "the condition must be bool")
+    want(n.x.dtype == n.y.dtype, f"branches have dtypes {n.x.dtype} and {n.y.dtype}")
+    return TensorType(n.x.dtype, broadcast(n.condition, n.x, n.y))
+
+
+# -- compositions
+
+
+def filled(x: Value, number: float) -> Value:
+    """`number` in the shape of x, whose elements must be finite."""
+    return affine(x, by=0.0, plus=number)
+
+
+def masked(seen: Value, x: Value, number: float = 0.0) -> Value:
+    """x, whose elements must be finite, where `seen` holds, else `number`."""
+    return where(seen, x, filled(x, number))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from .. import sizes
-from ..op import Array, Size, TensorType, Trait, Value, case, normal, op, want
+from ..op import Array, Bound, Size, Trait, Value, case, normal, op, want
 from .activation import activate, apply_activation, glu, known_activation
 from .elementwise import add, mul
 from .products import matmul
 from .reduce import sum as add_up
-from .tensor import reshape, transpose, unsqueeze
+from .tensor import reshape, swap, unsqueeze
 
 _X, _WEIGHTS = normal(2, 5, 6), (normal(3, 8, 6), normal(3, 6, 8))
 _COMBINE = np.where(np.arange(30).reshape(2, 5, 3) * 7 % 5 < 2, 0.7, 0.0)
@@ -61,84 +61,48 @@ def moe(
 
 
 @moe.infer
-def _(
-    x: TensorType,
-    combine: TensorType,
-    up: TensorType,
-    down: TensorType,
-    gate: TensorType | None = None,
-    up_bias: TensorType | None = None,
-    down_bias: TensorType | None = None,
-    gate_bias: TensorType | None = None,
-    *,
-    activation: str,
-    limit: float | None,
-    shift: float,
-    active: int | None,
-) -> TensorType:
+def _(n: Bound) -> None:
+    x, up, gate = n.x, n.up, n.gate
     want(up.rank == 3 and x.rank >= 1, f"up {up} must be [experts, hidden, dim]")
     experts, hidden, dim = up.shape
     want(x.shape[-1] == dim and x.dtype == up.dtype, f"x {x} does not fit up {up}")
-    want(combine == x.with_shape(*x.shape[:-1], experts), f"combine {combine} must weigh {experts} experts for x {x}")
-    want(down == up.with_shape(experts, dim, hidden), f"down {down} does not fit up {up}")
+    fits = n.combine == x.with_shape(*x.shape[:-1], experts)
+    want(fits, f"combine {n.combine} must weigh {experts} experts for x {x}")
+    want(n.down == up.with_shape(experts, dim, hidden), f"down {n.down} does not fit up {up}")
     want(gate is None or gate == up, f"gate {gate} differs from up {up}")
-    want(gate is not None or gate_bias is None, "gate_bias needs a gate")
-    want(gate is not None or (limit is None and shift == 0), "limit and shift need a gate")
-    for bias, width in ((up_bias, hidden), (down_bias, dim), (gate_bias, hidden)):
+    want(gate is not None or n.gate_bias is None, "gate_bias needs a gate")
+    want(gate is not None or (n.limit is None and n.shift == 0), "limit and shift need a gate")
+    for bias, width in ((n.up_bias, hidden), (n.down_bias, dim), (n.gate_bias, hidden)):
         want(bias is None or bias == up.with_shape(experts, width), f"bias {bias} must be [{experts}, {width}]")
-    known_activation(activation)
-    within = active is None or (active >= 1 and (not isinstance(experts, int) or active <= experts))
-    want(within, f"active={active} is not within 1 and {experts} experts")
-    return x
+    known_activation(n.activation)
+    within = n.active is None or (n.active >= 1 and (not isinstance(experts, int) or n.active <= experts))
+    want(within, f"active={n.active} is not within 1 and {experts} experts")
 
 
 @moe.cost
-def _(
-    x: TensorType,
-    combine: TensorType,
-    up: TensorType,
-    down: TensorType,
-    gate: TensorType | None = None,
-    *biases: TensorType | None,
-    active: int | None,
-    **attrs: object,
-) -> Size:
-    tokens = sizes.product(x.shape[:-1])
-    experts, hidden, dim = up.shape
-    return tokens * (experts if active is None else active) * hidden * dim * (4 if gate is None else 6)
+def _(n: Bound) -> Size:
+    experts, hidden, dim = n.up.shape
+    asked = experts if n.active is None else n.active
+    return sizes.product((*n.x.shape[:-1], asked, hidden, dim)) * (4 if n.gate is None else 6)
 
 
 @moe.body
-def _(
-    x: Value,
-    combine: Value,
-    up: Value,
-    down: Value,
-    gate: Value | None = None,
-    up_bias: Value | None = None,
-    down_bias: Value | None = None,
-    gate_bias: Value | None = None,
-    *,
-    activation: str,
-    limit: float | None,
-    shift: float,
-    active: int | None,
-) -> Value:
+def _(n: Bound) -> Value:
     """Every token through every expert."""
-    experts, dim = up.shape[0], up.shape[2]
-    tokens = sizes.product(x.shape[:-1])
+    experts, _, dim = n.up.shape
+    tokens = sizes.product(n.x.shape[:-1])
 
     def project(rows: Value, weight: Value, bias: Value | None) -> Value:
-        y = matmul(rows, transpose(weight, axes=(0, 2, 1)))
+        y = matmul(rows, swap(weight))
         return y if bias is None else add(y, unsqueeze(bias, axes=(1,)))
 
-    rows = reshape(x, shape=(1, tokens, dim))
-    hidden = project(rows, up, up_bias)  # [experts, tokens, hidden]
-    if gate is None:
-        hidden = activate(hidden, activation)
+    rows = reshape(n.x, shape=(1, tokens, dim))
+    hidden = project(rows, n.up, n.up_bias)  # [experts, tokens, hidden]
+    if n.gate is None:
+        hidden = activate(hidden, n.activation)
     else:
-        opened = project(rows, gate, gate_bias)
-        hidden = glu(opened, hidden, activation=activation, limit=limit, shift=shift)
-    weights = unsqueeze(transpose(reshape(combine, shape=(tokens, experts)), axes=(1, 0)), axes=(2,))
-    mixed = add_up(mul(weights, project(hidden, down, down_bias)), axes=(0,))
-    return reshape(mixed, shape=x.shape)
+        opened = project(rows, n.gate, n.gate_bias)
+        hidden = glu(opened, hidden, activation=n.activation, limit=n.limit, shift=n.shift)
+    weights = unsqueeze(swap(reshape(n.combine, shape=(tokens, experts))), axes=(2,))
+    mixed = add_up(mul(weights, project(hidden, n.down, n.down_bias)), axes=(0,))
+    return reshape(mixed, shape=n.x.shape)

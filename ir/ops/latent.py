@@ -13,7 +13,7 @@ import math
 from ..op import Value
 from .products import linear, matmul
 from .softmax_attention import attention
-from .tensor import concat, expand, reshape, transpose, unsqueeze
+from .tensor import concat, expand, flat, per_head, reshape, swap, unsqueeze
 
 
 def expanded(
@@ -54,10 +54,10 @@ def absorbed(
 ) -> Value:
     """`expanded`, attending to the latent itself."""
     rank, d, dv = latent.width, up_k.shape[0] // heads, up_v.shape[0] // heads
-    into = matmul(_per_head(q, heads), reshape(up_k, shape=(heads, d, rank)))  # [batch, heads, seq, rank]
-    wide = concat(into, _per_head(q_rope, heads), axis=3)
+    into = matmul(per_head(q, heads), reshape(up_k, shape=(heads, d, rank)))  # [batch, heads, seq, rank]
+    wide = concat(into, per_head(q_rope, heads), axis=3)
     y = attention(
-        _flat(wide),
+        flat(wide),
         concat(latent, k_rope, axis=2),
         latent,
         heads=heads,
@@ -65,21 +65,10 @@ def absorbed(
         causal=causal,
         scale=1 / math.sqrt(d + k_rope.width) if scale is None else scale,
     )
-    out = transpose(reshape(up_v, shape=(heads, dv, rank)), axes=(0, 2, 1))
-    return _flat(matmul(_per_head(y, heads), out))
-
-
-def _per_head(x: Value, heads: int) -> Value:
-    """[batch, n, heads·d] as [batch, heads, n, d]."""
-    return transpose(reshape(x, shape=(*x.shape[:2], heads, x.width // heads)), axes=(0, 2, 1, 3))
-
-
-def _flat(x: Value) -> Value:
-    """[batch, heads, n, d] as [batch, n, heads·d]."""
-    batch, heads, n, d = x.shape
-    return reshape(transpose(x, axes=(0, 2, 1, 3)), shape=(batch, n, heads * d))
+    out = swap(reshape(up_v, shape=(heads, dv, rank)))
+    return flat(matmul(per_head(y, heads), out))
 
 
 def _join(x: Value, y: Value, heads: int) -> Value:
     """x and y side by side in every head."""
-    return _flat(concat(_per_head(x, heads), _per_head(y, heads), axis=3))
+    return flat(concat(per_head(x, heads), per_head(y, heads), axis=3))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Size, TensorType, Trait, Value, case, normal, op, want
+from ..op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, want
 from .elementwise import add, affine, mul, rsqrt, square, sub
 from .reduce import mean
 
 
-def _check(x: TensorType, *vectors: TensorType | None) -> TensorType:
+def _check(x: TensorType, *vectors: TensorType | None) -> None:
     for v in vectors:
         want(v is None or v == x.with_shape(x.shape[-1]), f"{v} does not fit the last axis of {x}")
-    return x
 
 
 @op(traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 8), normal(8), eps=1e-2), case(normal(4, 6), eps=1e-5)])
@@ -23,19 +22,20 @@ def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Arr
 
 
 @rms_norm.infer
-def _(x: TensorType, weight: TensorType | None = None, *, eps: float) -> TensorType:
-    return _check(x, weight)
+def _(n: Bound) -> None:
+    _check(n.x, n.weight)
 
 
 @rms_norm.cost
-def _(x: TensorType, weight: TensorType | None = None, *, eps: float) -> Size:
-    return x.elements * (3 if weight is None else 4)
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
+    return x.elements * (3 if n.weight is None else 4)
 
 
 @rms_norm.body
-def _(x: Value, weight: Value | None = None, *, eps: float) -> Value:
-    y = mul(x, rsqrt(affine(mean(square(x), axes=(-1,), keepdims=True), plus=eps)))
-    return y if weight is None else mul(y, weight)
+def _(n: Bound) -> Value:
+    y = mul(n.x, rsqrt(affine(mean(square(n.x), axes=(-1,), keepdims=True), plus=n.eps)))
+    return y if n.weight is None else mul(y, n.weight)
 
 
 @op(
@@ -51,19 +51,20 @@ def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None,
 
 
 @layer_norm.infer
-def _(x: TensorType, weight: TensorType | None = None, bias: TensorType | None = None, *, eps: float) -> TensorType:
-    return _check(x, weight, bias)
+def _(n: Bound) -> None:
+    _check(n.x, n.weight, n.bias)
 
 
 @layer_norm.cost
-def _(x: TensorType, weight: TensorType | None = None, bias: TensorType | None = None, *, eps: float) -> Size:
-    return x.elements * (5 + (weight is not None) + (bias is not None))
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
+    return x.elements * (5 + (n.weight is not None) + (n.bias is not None))
 
 
 @layer_norm.body
-def _(x: Value, weight: Value | None = None, bias: Value | None = None, *, eps: float) -> Value:
-    y = rms_norm(sub(x, mean(x, axes=(-1,), keepdims=True)), weight, eps=eps)
-    return y if bias is None else add(y, bias)
+def _(n: Bound) -> Value:
+    y = rms_norm(sub(n.x, mean(n.x, axes=(-1,), keepdims=True)), n.weight, eps=n.eps)
+    return y if n.bias is None else add(y, n.bias)
 
 
 @op(
@@ -85,32 +86,23 @@ def add_norm(
 
 
 @add_norm.infer
-def _(
-    x: TensorType,
-    y: TensorType,
-    weight: TensorType | None = None,
-    bias: TensorType | None = None,
-    *,
-    kind: str,
-    eps: float,
-) -> tuple[TensorType, TensorType]:
-    want(x == y, f"operands {x} and {y} differ")
-    want(kind in ("rms", "layer"), f"kind={kind!r} is not rms or layer")
-    want(kind == "layer" or bias is None, "an RMS norm has no bias")
-    _check(x, weight, bias)
-    return x, x
+def _(n: Bound) -> tuple[TensorType, TensorType]:
+    want(n.x == n.y, f"operands {n.x} and {n.y} differ")
+    want(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
+    want(n.kind == "layer" or n.bias is None, "an RMS norm has no bias")
+    _check(n.x, n.weight, n.bias)
+    return n.x, n.x
 
 
 @add_norm.cost
-def _(x: TensorType, *rest: TensorType | None, kind: str, eps: float) -> Size:
-    return x.elements * (5 if kind == "rms" else 8)
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
+    return x.elements * (5 if n.kind == "rms" else 8)
 
 
 @add_norm.body
-def _(
-    x: Value, y: Value, weight: Value | None = None, bias: Value | None = None, *, kind: str, eps: float
-) -> tuple[Value, Value]:
-    total = add(x, y)
-    if kind == "rms":
-        return rms_norm(total, weight, eps=eps), total
-    return layer_norm(total, weight, bias, eps=eps), total
+def _(n: Bound) -> tuple[Value, Value]:
+    total = add(n.x, n.y)
+    if n.kind == "rms":
+        return rms_norm(total, n.weight, eps=n.eps), total
+    return layer_norm(total, n.weight, n.bias, eps=n.eps), total

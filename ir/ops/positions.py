@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from .. import dtypes
-from ..op import Array, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
+from .. import dtypes, sizes
+from ..op import Array, Bound, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
 from .elementwise import abs as absolute
 from .elementwise import (
     add,
@@ -25,6 +25,7 @@ from .elementwise import (
     less,
     less_equal,
     log,
+    masked,
     maximum,
     mul,
     neg,
@@ -35,23 +36,25 @@ from .elementwise import where as choose
 from .products import embedding, matmul
 from .reduce import max as greatest
 from .reduce import softmax
-from .tensor import concat, iota, reshape, transpose, unsqueeze
+from .tensor import concat, flat, iota, per_head, reshape, swap, transpose, unsqueeze
 
 _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions of the cases
 
 
-def _grid(queries: TensorType, keys: TensorType) -> tuple[Size, Size, Size]:
-    """[batch, seq, keys] of two lists of positions."""
+def _per_pair(like: TensorType, heads: Size, n: Bound) -> TensorType:
+    """A bias [batch, heads, seq, keys] for the positions `queries` and `keys`."""
+    queries: TensorType = n.queries
+    keys: TensorType = n.keys
     for t in (queries, keys):
         want(t.rank == 2 and t.dtype.is_int, f"positions {t} must be integers [batch or 1, n]")
     want(queries.dtype == keys.dtype, f"positions {queries} and {keys} differ in dtype")
     (batch,) = broadcast(queries.with_shape(queries.shape[0]), keys.with_shape(keys.shape[0]))
-    return batch, queries.shape[1], keys.shape[1]
+    return like.with_shape(batch, heads, queries.shape[1], keys.shape[1])
 
 
-def _distances(queries: Value, keys: Value) -> Value:
+def _distances(n: Bound) -> Value:
     """j − i as [batch, seq, keys]."""
-    return sub(unsqueeze(keys, axes=(1,)), unsqueeze(queries, axes=(2,)))
+    return sub(unsqueeze(n.keys, axes=(1,)), unsqueeze(n.queries, axes=(2,)))
 
 
 @op(
@@ -90,29 +93,27 @@ def _buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, i
 
 
 @relative_position_bias.infer
-def _(
-    table: TensorType, queries: TensorType, keys: TensorType, *, bidirectional: bool, max_distance: int
-) -> TensorType:
+def _(n: Bound) -> TensorType:
+    table: TensorType = n.table
     want(table.rank == 2, f"table {table} must be [buckets, heads]")
-    buckets = table.shape[0]
-    fits = isinstance(buckets, int) and buckets >= 4 and max_distance > buckets // (4 if bidirectional else 2)
-    want(fits, f"max_distance={max_distance} must exceed the distances that table {table} has a bucket for")
-    batch, seq, total = _grid(queries, keys)
-    return table.with_shape(batch, table.shape[1], seq, total)
+    buckets, heads = table.shape
+    fits = isinstance(buckets, int) and buckets >= 4 and n.max_distance > buckets // (4 if n.bidirectional else 2)
+    want(fits, f"max_distance={n.max_distance} must exceed the distances that table {table} has a bucket for")
+    return _per_pair(table, heads, n)
 
 
 @relative_position_bias.body
-def _(table: Value, queries: Value, keys: Value, *, bidirectional: bool, max_distance: int) -> Value:
-    relative = _distances(queries, keys)
-    count, exact, rate = _buckets(table.shape[0], bidirectional, max_distance)
-    distance = absolute(relative) if bidirectional else clip(neg(relative), low=0)
+def _(n: Bound) -> Value:
+    relative = _distances(n)
+    count, exact, rate = _buckets(n.table.shape[0], n.bidirectional, n.max_distance)
+    distance = absolute(relative) if n.bidirectional else clip(neg(relative), low=0)
     ratio = affine(cast(clip(distance, low=1), to=dtypes.f32), by=1 / exact)
     far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
     bucket = choose(less(distance, filled(distance, exact)), distance, clip(far, high=count - 1))
-    if bidirectional:
+    if n.bidirectional:
         future = cast(less(filled(relative, 0), relative), to=bucket.type.dtype)
         bucket = add(bucket, affine(future, by=count))
-    return transpose(embedding(bucket, table), axes=(0, 3, 1, 2))
+    return transpose(embedding(bucket, n.table), axes=(0, 3, 1, 2))
 
 
 @op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
@@ -126,17 +127,18 @@ def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False
 
 
 @alibi.infer
-def _(slopes: TensorType, queries: TensorType, keys: TensorType, *, symmetric: bool) -> TensorType:
+def _(n: Bound) -> TensorType:
+    slopes: TensorType = n.slopes
     want(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
-    batch, seq, total = _grid(queries, keys)
-    return slopes.with_shape(batch, slopes.shape[0], seq, total)
+    return _per_pair(slopes, slopes.shape[0], n)
 
 
 @alibi.body
-def _(slopes: Value, queries: Value, keys: Value, *, symmetric: bool) -> Value:
-    distance = _distances(queries, keys)
-    distance = neg(absolute(distance)) if symmetric else distance
-    return mul(reshape(slopes, shape=(slopes.width, 1, 1)), unsqueeze(cast(distance, to=slopes.type.dtype), axes=(1,)))
+def _(n: Bound) -> Value:
+    distance = _distances(n)
+    distance = neg(absolute(distance)) if n.symmetric else distance
+    slopes = reshape(n.slopes, shape=(n.slopes.width, 1, 1))
+    return mul(slopes, unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,)))
 
 
 @op(
@@ -175,60 +177,49 @@ def relative_attention(
 
 
 @relative_attention.infer
-def _(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    key_table: TensorType,
-    value_table: TensorType | None = None,
-    *,
-    heads: int,
-    causal: bool,
-) -> TensorType:
-    width = q.shape[-1]
-    want(q.rank == 3 and isinstance(width, int) and width % heads == 0, f"q {q} must be [batch, seq, {heads}·d]")
+def _(n: Bound) -> None:
+    q, k, v, width = n.q, n.k, n.v, n.q.shape[-1]
+    want(q.rank == 3 and isinstance(width, int) and width % n.heads == 0, f"q {q} must be [batch, seq, {n.heads}·d]")
     want(k == v and k == q.with_shape(q.shape[0], *k.shape[1:2], width), f"k {k} and v {v} do not fit q {q}")
-    for t in (key_table, value_table):
-        rows = 1 if t is None else t.shape[0]
-        fits = t is None or (t.dtype == q.dtype and t.shape[1:] == (width // heads,))
-        want(
-            fits and isinstance(rows, int) and rows % 2 == 1, f"table {t} must be [2R + 1, d] for q {q}, heads={heads}"
-        )
-    return q
+    for t in (n.key_table, n.value_table):
+        if t is not None:
+            fits = t.rank == 2 and isinstance(t.shape[0], int) and t.shape[0] % 2 == 1
+            fits = fits and t == q.with_shape(t.shape[0], sizes.floordiv(width, n.heads))
+            want(fits, f"table {t} must be [2R + 1, d] for q {q}, heads={n.heads}")
 
 
 @relative_attention.cost
-def _(q: TensorType, k: TensorType, v: TensorType, *tables: TensorType | None, heads: int, causal: bool) -> Size:
-    return q.elements * k.shape[1] * (4 + 2 * len(tables)) + q.shape[0] * q.shape[1] * k.shape[1] * heads * 5
+def _(n: Bound) -> Size:
+    q: TensorType = n.q
+    k: TensorType = n.k
+    tables = 1 if n.value_table is None else 2
+    per_key = q.elements * (4 + 2 * tables) + sizes.product((*q.shape[:2], n.heads)) * 5
+    return per_key * k.shape[1]
 
 
 @relative_attention.body
-def _(
-    q: Value, k: Value, v: Value, key_table: Value, value_table: Value | None = None, *, heads: int, causal: bool
-) -> Value:
-    (batch, seq, width), keys, d = q.shape, k.shape[1], q.width // heads
-    qh, kh, vh = (
-        transpose(reshape(t, shape=(*t.shape[:2], heads, d)), axes=(0, 2, 1, 3)) for t in (q, k, v)
-    )  # [batch, heads, n, d]
+def _(n: Bound) -> Value:
+    qh, kh, vh = (per_head(t, n.heads) for t in (n.q, n.k, n.v))  # [batch, heads, n, d]
+    batch, heads, seq, d = qh.shape
+    keys, reach = kh.shape[2], n.key_table.shape[0] // 2
 
     def by_query(x: Value, table: Value, inner: Size, outer: Size) -> Value:
         """x [batch, heads, seq, inner] times, for every query, table [seq, inner, outer]."""
         rows = reshape(transpose(x, axes=(2, 0, 1, 3)), shape=(seq, batch * heads, inner))
         return transpose(reshape(matmul(rows, table), shape=(seq, batch, heads, outer)), axes=(1, 2, 0, 3))
 
-    reach = key_table.shape[0] // 2
-    relative = sub(unsqueeze(iota(k, axis=1), axes=(0,)), unsqueeze(iota(q, axis=1), axes=(1,)))
+    relative = sub(unsqueeze(iota(n.k, axis=1), axes=(0,)), unsqueeze(iota(n.q, axis=1), axes=(1,)))
     index = affine(clip(relative, low=-reach, high=reach), plus=reach)
-    scores = matmul(qh, transpose(kh, axes=(0, 1, 3, 2)))
-    scores = add(scores, by_query(qh, transpose(embedding(index, key_table), axes=(0, 2, 1)), d, keys))
+    scores = matmul(qh, swap(kh))
+    scores = add(scores, by_query(qh, swap(embedding(index, n.key_table)), d, keys))
     scores = affine(scores, by=1 / math.sqrt(d))
-    if causal:
-        scores = choose(less_equal(relative, filled(relative, 0)), scores, filled(scores, -math.inf))
+    if n.causal:
+        scores = masked(less_equal(relative, filled(relative, 0)), scores, -math.inf)
     weights = softmax(scores)
     y = matmul(weights, vh)
-    if value_table is not None:
-        y = add(y, by_query(weights, embedding(index, value_table), keys, d))
-    return reshape(transpose(y, axes=(0, 2, 1, 3)), shape=(batch, seq, width))
+    if n.value_table is not None:
+        y = add(y, by_query(weights, embedding(index, n.value_table), keys, d))
+    return flat(y)
 
 
 # -- compositions

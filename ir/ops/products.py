@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..op import Array, Cost, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, show, want
+from ..op import Array, Bound, Cost, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, show, want
 from .elementwise import add
 
 
@@ -14,7 +14,9 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 @linear.infer
-def _(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    weight, bias = n.weight, n.bias
     want(weight.rank == 2, f"weight {weight} is not a matrix")
     want(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
     want(x.rank >= 1 and x.shape[-1] == weight.shape[1], f"x {x} has not the input width of weight {weight}")
@@ -23,16 +25,18 @@ def _(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> Tens
 
 
 @linear.cost
-def _(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> Size:
-    return x.elements * weight.shape[0] * 2
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
+    outputs: Size = n.weight.shape[0]
+    return x.elements * outputs * 2
 
 
 @linear.body
-def _(x: Value, weight: Value, bias: Value | None = None) -> Value:
+def _(n: Bound) -> Value:
     from .tensor import transpose
 
-    y = matmul(x, transpose(weight, axes=(1, 0)))
-    return y if bias is None else add(y, bias)
+    y = matmul(n.x, transpose(n.weight, axes=(1, 0)))
+    return y if n.bias is None else add(y, n.bias)
 
 
 @op(cases=[case(normal(2, 3, 8), normal(2, 8, 5)), case(normal(2, 3, 4, 8), normal(8, 5))])
@@ -43,7 +47,9 @@ def matmul(x: Array, y: Array) -> Array:
 
 
 @matmul.infer
-def _(x: TensorType, y: TensorType) -> TensorType:
+def _product(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    y: TensorType = n.y
     want(x.dtype == y.dtype, f"operands {x} and {y} differ in dtype; cast one of them")
     want(x.rank >= 2 and y.rank >= 2, f"operands {x} and {y} must have two axes or more")
     want(x.shape[-1] == y.shape[-2], f"inner sizes of {x} and {y} differ")
@@ -52,9 +58,9 @@ def _(x: TensorType, y: TensorType) -> TensorType:
 
 
 @matmul.cost
-def _(x: TensorType, y: TensorType) -> Size:
-    lead = broadcast(x.with_shape(*x.shape[:-2], 1, 1), y.with_shape(*y.shape[:-2], 1, 1))[:-2]
-    return x.with_shape(*lead, x.shape[-2], x.shape[-1]).elements * y.shape[-1] * 2
+def _(n: Bound) -> Size:
+    inner: Size = n.x.shape[-1]
+    return _product(n).elements * inner * 2
 
 
 @op(cases=[case(ints(2, 3, high=7), normal(7, 5)), case(ints(4, high=7), normal(7, 5))])
@@ -64,13 +70,14 @@ def embedding(ids: Array, table: Array) -> Array:
 
 
 @embedding.infer
-def _(ids: TensorType, table: TensorType) -> TensorType:
-    want(ids.dtype.is_int, f"ids {ids} are no integers")
+def _rows(n: Bound) -> TensorType:
+    table: TensorType = n.table
+    want(n.ids.dtype.is_int, f"ids {n.ids} are no integers")
     want(table.rank == 2, f"table {show(table.shape)} is not a matrix")
-    return table.with_shape(*ids.shape, table.shape[1])
+    return table.with_shape(*n.ids.shape, table.shape[1])
 
 
 @embedding.cost
-def _(ids: TensorType, table: TensorType) -> Cost:
-    rows = table.with_shape(*ids.shape, table.shape[1]).bytes
-    return Cost(0, rows + ids.bytes, rows)
+def _(n: Bound) -> Cost:
+    rows = _rows(n).bytes
+    return Cost(0, rows + n.ids.bytes, rows)

@@ -6,18 +6,19 @@ running the pieces one after the other equals one run. Bodies are the parallel f
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from .. import dtypes
-from ..op import Array, Size, TensorType, Value, case, ints, normal, op, positive, want
+from ..op import Array, Bound, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
 from .activation import activate, apply_activation, elu, known_activation
-from .elementwise import add, affine, cast, div, filled, less_equal, mul
-from .elementwise import where as choose
+from .elementwise import add, affine, cast, div, less_equal, masked, mul
 from .products import matmul
 from .reduce import max as greatest
 from .reduce import sum as add_up
 from .rotary import rope, rotate
-from .tensor import concat, gather, iota, pad, reshape, slice_, transpose, unsqueeze
+from .tensor import concat, flat, gather, iota, pad, per_head, reshape, slice_, swap, unsqueeze
 
 _QKV = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 9))
 _ROPE = (ints(2, 7, high=99), normal(2))
@@ -80,95 +81,60 @@ def linear_attention(
 
 
 @linear_attention.infer
-def _(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    key_mask: TensorType | None = None,
-    positions: TensorType | None = None,
-    frequencies: TensorType | None = None,
-    past_state: TensorType | None = None,
-    past_norm: TensorType | None = None,
-    *,
-    heads: int,
-    causal: bool,
-    interleaved: bool,
-) -> tuple[TensorType, ...]:
-    width, dv = q.shape[-1], v.shape[-1]
-    if not (isinstance(width, int) and isinstance(dv, int)):
-        want(False, f"q {q} and v {v} must have fixed widths")
-        return ()
+def _(n: Bound) -> tuple[TensorType, ...]:
+    q, k, v, heads = n.q, n.k, n.v, n.heads
+    width, dv = (fixed(t.shape[-1], f"q {q} and v {v} must have fixed widths") for t in (q, v))
     want(q.rank == 3 and q.dtype == k.dtype == v.dtype, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
-    want(
-        heads >= 1 and width % heads == 0 and dv % heads == 0, f"widths of q {q} and v {v} are no multiples of {heads}"
-    )
+    whole = heads >= 1 and width % heads == 0 and dv % heads == 0
+    want(whole, f"widths of q {q} and v {v} are no multiples of {heads}")
     want(k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2], f"k {k} and v {v} do not fit q {q}")
-    want(key_mask is None or key_mask.shape == k.shape[:2], f"key_mask {key_mask} does not fit k {k}")
-    want((positions is None) == (frequencies is None), "positions and frequencies go together")
-    want(q.shape == k.shape or not (causal or positions is not None), f"q {q} and k {k} must be equally long")
-    if positions is not None and frequencies is not None:
-        rope.types([q, positions, frequencies], {"heads": heads, "interleaved": interleaved, "amplitude": 1.0})
-    if past_state is None or past_norm is None:
-        want(past_state is None and past_norm is None, "past_state and past_norm go together")
+    want(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
+    want((n.positions is None) == (n.frequencies is None), "positions and frequencies go together")
+    want(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally long")
+    if n.positions is not None:
+        rope.types([q, n.positions, n.frequencies], rope.check_attrs({"heads": heads}))
+    want((n.past_state is None) == (n.past_norm is None), "past_state and past_norm go together")
+    if n.past_state is None:
         return (v.with_shape(*q.shape[:2], dv),)
-    d = width // heads
-    want(causal, "a past needs causal=true")
-    want(
-        past_state == q.with_shape(q.shape[0], heads, d, dv // heads), f"past_state {past_state} does not fit {q}, {v}"
-    )
-    want(past_norm == q.with_shape(q.shape[0], heads, d), f"past_norm {past_norm} does not fit q {q}")
-    return v, past_state, past_norm
+    want(n.causal, "a past needs causal=true")
+    norm = q.with_shape(q.shape[0], heads, width // heads)
+    state = norm.with_shape(*norm.shape, dv // heads)
+    want(n.past_state == state, f"past_state {n.past_state} does not fit {q}, {v}")
+    want(n.past_norm == norm, f"past_norm {n.past_norm} does not fit q {q}")
+    return v, state, norm
 
 
 @linear_attention.cost
-def _(q: TensorType, k: TensorType, v: TensorType, *rest: TensorType | None, heads: int, **attrs: object) -> Size:
-    return (q.elements + k.elements) * (v.shape[2] // heads * 2 + 4)
+def _(n: Bound) -> Size:
+    rows: Size = n.q.elements + n.k.elements
+    dv: int = n.v.shape[2] // n.heads
+    return rows * (dv * 2 + 4)
 
 
 @linear_attention.body
-def _(
-    q: Value,
-    k: Value,
-    v: Value,
-    key_mask: Value | None = None,
-    positions: Value | None = None,
-    frequencies: Value | None = None,
-    past_state: Value | None = None,
-    past_norm: Value | None = None,
-    *,
-    heads: int,
-    causal: bool,
-    interleaved: bool,
-) -> Value | tuple[Value, Value, Value]:
-    def split_heads(x: Value) -> Value:
-        shaped = reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
-        return transpose(shaped, axes=(0, 2, 1, 3))
-
-    def swapped(x: Value) -> Value:
-        return transpose(x, axes=(0, 1, 3, 2))
-
-    fq, fk = (affine(elu(t), plus=1.0) for t in (q, k))
-    if key_mask is not None:
-        fk = mul(fk, unsqueeze(cast(cast(key_mask, to=dtypes.bool_), to=fk.type.dtype), axes=(2,)))
+def _(n: Bound) -> Value | tuple[Value, Value, Value]:
+    fq, fk = (affine(elu(t), plus=1.0) for t in (n.q, n.k))
+    if n.key_mask is not None:
+        fk = mul(fk, unsqueeze(cast(cast(n.key_mask, to=dtypes.bool_), to=fk.type.dtype), axes=(2,)))
     rq, rk = fq, fk
-    if positions is not None and frequencies is not None:
-        rq, rk = (rope(t, positions, frequencies, heads=heads, interleaved=interleaved) for t in (fq, fk))
-    fq, fk, rq, rk, vh = map(split_heads, (fq, fk, rq, rk, v))
-    state, norm = matmul(swapped(rk), vh), add_up(fk, axes=(2,))  # of all keys
-    if causal:
-        at = iota(q, axis=1)
+    if n.positions is not None:
+        rq, rk = (rope(t, n.positions, n.frequencies, heads=n.heads, interleaved=n.interleaved) for t in (fq, fk))
+    fq, fk, rq, rk, vh = (per_head(t, n.heads) for t in (fq, fk, rq, rk, n.v))
+    state, norm = matmul(swap(rk), vh), add_up(fk, axes=(2,))  # of all keys
+    if n.causal:
+        at = iota(n.q, axis=1)
         seen = less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,)))
-        scores, shares = matmul(rq, swapped(rk)), matmul(fq, swapped(fk))
-        y = matmul(choose(seen, scores, filled(scores, 0)), vh)
-        share = add_up(choose(seen, shares, filled(shares, 0)), axes=(3,), keepdims=True)
-        if past_state is not None and past_norm is not None:
-            y = add(y, matmul(rq, past_state))
-            share = add(share, matmul(fq, unsqueeze(past_norm, axes=(3,))))
-            state, norm = add(state, past_state), add(norm, past_norm)
+        scores, shares = matmul(rq, swap(rk)), matmul(fq, swap(fk))
+        y = matmul(masked(seen, scores), vh)
+        share = add_up(masked(seen, shares), axes=(3,), keepdims=True)
+        if n.past_state is not None:
+            y = add(y, matmul(rq, n.past_state))
+            share = add(share, matmul(fq, unsqueeze(n.past_norm, axes=(3,))))
+            state, norm = add(state, n.past_state), add(norm, n.past_norm)
     else:
         y, share = matmul(rq, state), matmul(fq, unsqueeze(norm, axes=(3,)))
-    y = reshape(transpose(div(y, share), axes=(0, 2, 1, 3)), shape=(*q.shape[:2], v.width))
-    return y if past_state is None else (y, state, norm)
+    y = flat(div(y, share))
+    return y if n.past_state is None else (y, state, norm)
 
 
 @op(
@@ -197,45 +163,37 @@ def causal_conv(
 
 
 @causal_conv.infer
-def _(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None = None,
-    past: TensorType | None = None,
-    *,
-    activation: str,
-) -> tuple[TensorType, ...]:
+def _(n: Bound) -> tuple[TensorType, ...]:
+    x, weight, bias, past = n.x, n.weight, n.bias, n.past
     width = weight.shape[-1]
     want(isinstance(width, int) and width >= 2, f"weight {weight} must be [channels, width], width ≥ 2")
     want(x.rank == 3 and weight == x.with_shape(x.shape[2], width), f"weight {weight} does not fit x {x}")
     want(bias is None or bias == x.with_shape(x.shape[2]), f"bias {bias} does not fit x {x}")
     want(past is None or past == x.with_shape(x.shape[0], width - 1, x.shape[2]), f"past {past} does not fit x {x}")
-    known_activation(activation)
+    known_activation(n.activation)
     return (x,) if past is None else (x, past)
 
 
 @causal_conv.cost
-def _(x: TensorType, weight: TensorType, *rest: TensorType | None, activation: str) -> Size:
-    return x.elements * weight.shape[1] * 2
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
+    taps: int = n.weight.shape[1]
+    return x.elements * taps * 2
 
 
 @causal_conv.body
-def _(
-    x: Value, weight: Value, bias: Value | None = None, past: Value | None = None, *, activation: str
-) -> Value | tuple[Value, Value]:
-    width, channels = weight.width, x.width
-    padded = pad(x, axis=1, before=width - 1) if past is None else concat(past, x, axis=1)
-    at = iota(x, axis=1)
+def _(n: Bound) -> Value | tuple[Value, Value]:
+    width, channels = n.weight.width, n.x.width
+    padded = pad(n.x, axis=1, before=width - 1) if n.past is None else concat(n.past, n.x, axis=1)
+    at = iota(n.x, axis=1)
 
     def tap(j: int) -> Value:
-        column = reshape(slice_(weight, axis=1, start=j, stop=j + 1), shape=(channels,))
+        column = reshape(slice_(n.weight, axis=1, start=j, stop=j + 1), shape=(channels,))
         return mul(gather(padded, affine(at, plus=j) if j else at, axis=1), column)
 
-    y = tap(0)
-    for j in range(1, width):
-        y = add(y, tap(j))
-    y = activate(y if bias is None else add(y, bias), activation)
-    if past is None:
+    y = functools.reduce(add, map(tap, range(width)))
+    y = activate(y if n.bias is None else add(y, n.bias), n.activation)
+    if n.past is None:
         return y
     seq = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
-    return y, gather(padded, add(iota(past, axis=1), seq), axis=1)
+    return y, gather(padded, add(iota(n.past, axis=1), seq), axis=1)

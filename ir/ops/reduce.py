@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from .. import dtypes
-from ..op import Array, Case, Op, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
+from ..op import Array, Bound, Case, Op, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
 
 _CASES = [
     case(normal(2, 3, 5), axes=(-1,)),
@@ -17,25 +16,27 @@ _CASES = [
 ]
 
 
-def _reduction(name: str, doc: str, fn: Callable[..., Any], cases: Sequence[Case] = tuple(_CASES)) -> Op:
+def _reduced(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    gone = {axis_of(a, x.rank) for a in n.axes}
+    want(len(gone) == len(n.axes) > 0, f"axes {n.axes} repeat or are empty")
+    kept = [1 if i in gone else s for i, s in enumerate(x.shape) if n.keepdims or i not in gone]
+    return x.with_shape(*kept)
+
+
+def _additions(n: Bound) -> Size:
+    x: TensorType = n.x
+    return x.elements
+
+
+def _reduction(name: str, doc: str, fn: Callable[..., Array], cases: Sequence[Case] = tuple(_CASES)) -> Op:
     def reference(x: Array, *, axes: tuple[int, ...], keepdims: bool = False) -> Array:
-        result: Array = fn(x, axis=axes, keepdims=keepdims)
-        return result
+        return fn(x, axis=axes, keepdims=keepdims)
 
     reference.__name__, reference.__doc__ = name, doc
     new = op(cases=cases)(reference)
-
-    def infer(x: TensorType, *, axes: tuple[int, ...], keepdims: bool) -> TensorType:
-        gone = {axis_of(a, x.rank) for a in axes}
-        want(len(gone) == len(axes) > 0, f"axes {axes} repeat or are empty")
-        kept = [1 if i in gone else s for i, s in enumerate(x.shape) if keepdims or i not in gone]
-        return x.with_shape(*kept)
-
-    def cost(x: TensorType, **attrs: Any) -> Size:
-        return x.elements
-
-    new.infer(infer)
-    new.cost(cost)
+    new.infer(_reduced)
+    new.cost(_additions)
     return new
 
 
@@ -56,13 +57,13 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
 
 
 @softmax.infer
-def _(x: TensorType, *, axis: int) -> TensorType:
-    axis_of(axis, x.rank)
-    return x
+def _along(n: Bound) -> None:
+    axis_of(n.axis, n.x.rank)
 
 
 @softmax.cost
-def _(x: TensorType, *, axis: int) -> Size:
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
     return x.elements * 5
 
 
@@ -73,10 +74,7 @@ def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False) -> Array:
     return total - x if exclusive else total
 
 
-@cumsum.infer
-def _(x: TensorType, *, axis: int, exclusive: bool) -> TensorType:
-    axis_of(axis, x.rank)
-    return x
+cumsum.infer(_along)
 
 
 @op(outputs="values indices", traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 7), k=3), case(normal(5, 4), k=1)])
@@ -87,10 +85,10 @@ def top_k(x: Array, *, k: int) -> tuple[Array, Array]:
 
 
 @top_k.infer
-def _(x: TensorType, *, k: int) -> tuple[TensorType, TensorType]:
-    want(x.rank >= 1 and k >= 1, f"k={k} must be positive")
-    want(not isinstance(x.shape[-1], int) or k <= x.shape[-1], f"k={k} exceeds the last axis of {x}")
-    values = x.with_shape(*x.shape[:-1], k)
+def _(n: Bound) -> tuple[TensorType, TensorType]:
+    want(n.x.rank >= 1 and n.k >= 1, f"k={n.k} must be positive")
+    want(not isinstance(n.x.shape[-1], int) or n.k <= n.x.shape[-1], f"k={n.k} exceeds the last axis of {n.x}")
+    values = n.x.with_shape(*n.x.shape[:-1], n.k)
     return values, values.with_dtype(dtypes.i64)
 
 

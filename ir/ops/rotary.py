@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Size, TensorType, Trait, Value, case, ints, normal, op, want
+from ..op import Array, Bound, Size, TensorType, Trait, Value, case, fixed, ints, normal, op, want
 from .elementwise import add, affine, cast, cos, mul, sin, sub
 from .tensor import concat, reshape, slice_, split, unsqueeze
 
@@ -50,42 +50,43 @@ def rope(
 
 
 @rope.infer
-def _(
-    x: TensorType, positions: TensorType, frequencies: TensorType, *, heads: int, interleaved: bool, amplitude: float
-) -> TensorType:
-    want(x.rank == 3 and positions.shape == x.shape[:2], f"positions {positions} do not fit x {x}")
-    width, pairs = x.shape[2], frequencies.shape[-1]
-    want(isinstance(width, int) and width % heads == 0, f"the width of {x} is no multiple of heads={heads}")
-    fits = isinstance(width, int) and isinstance(pairs, int) and frequencies.rank == 1 and 2 * pairs <= width // heads
-    want(fits, f"frequencies {frequencies} exceed the head size of {x} with heads={heads}")
-    return x
+def _(n: Bound) -> None:
+    x: TensorType = n.x
+    want(x.rank == 3 and n.positions.shape == x.shape[:2], f"positions {n.positions} do not fit x {x}")
+    misfit = f"the width of {x} is no multiple of heads={n.heads}"
+    width, pairs = fixed(x.shape[2], misfit), n.frequencies.shape[-1]
+    want(width % n.heads == 0, misfit)
+    fits = isinstance(pairs, int) and n.frequencies.rank == 1 and 2 * pairs <= width // n.heads
+    want(fits, f"frequencies {n.frequencies} exceed the head size of {x} with heads={n.heads}")
 
 
 @rope.cost
-def _(x: TensorType, positions: TensorType, frequencies: TensorType, **attrs: object) -> Size:
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
     return x.elements * 3
 
 
 @rope.body
-def _(x: Value, positions: Value, frequencies: Value, *, heads: int, interleaved: bool, amplitude: float) -> Value:
-    batch, seq, width = x.shape
-    d, pairs = width // heads, frequencies.width
-    at = unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2, 3))
-    angles = mul(at, frequencies)  # [batch, seq, 1, pairs]
-    c, s = (cast(affine(f(angles), by=amplitude), to=x.type.dtype) for f in (cos, sin))
-    xh = reshape(x, shape=(batch, seq, heads, d))
+def _(n: Bound) -> Value:
+    x: Value = n.x
+    (batch, seq, width), pairs = x.shape, n.frequencies.width
+    d = width // n.heads
+    at = unsqueeze(cast(n.positions, to=n.frequencies.type.dtype), axes=(2, 3))
+    angles = mul(at, n.frequencies)  # [batch, seq, 1, pairs]
+    c, s = (cast(affine(f(angles), by=n.amplitude), to=x.type.dtype) for f in (cos, sin))
+    xh = reshape(x, shape=(batch, seq, n.heads, d))
     rest: list[Value] = []
     if 2 * pairs < d:
         xh, *rest = split.emit(xh, sizes=(2 * pairs, d - 2 * pairs))
-    if interleaved:
-        two = reshape(xh, shape=(batch, seq, heads, pairs, 2))
-        a, b = (reshape(slice_(two, axis=4, start=i, stop=i + 1), shape=(batch, seq, heads, pairs)) for i in (0, 1))
+    if n.interleaved:
+        two = reshape(xh, shape=(batch, seq, n.heads, pairs, 2))
+        a, b = (reshape(slice_(two, axis=4, start=i, stop=i + 1), shape=(batch, seq, n.heads, pairs)) for i in (0, 1))
     else:
         a, b = split.emit(xh, sizes=(pairs, pairs))
     first, second = sub(mul(a, c), mul(b, s)), add(mul(b, c), mul(a, s))
-    if interleaved:
+    if n.interleaved:
         halves = [unsqueeze(h, axes=(4,)) for h in (first, second)]
-        mixed = reshape(concat(*halves, axis=4), shape=(batch, seq, heads, 2 * pairs))
+        mixed = reshape(concat(*halves, axis=4), shape=(batch, seq, n.heads, 2 * pairs))
     else:
         mixed = concat(first, second, axis=3)
     return reshape(concat(mixed, *rest, axis=3) if rest else mixed, shape=(batch, seq, width))

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from .. import dtypes
-from ..op import Array, Size, TensorType, Trait, Value, axis_of, case, normal, op, want
+from ..op import Array, Bound, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
 from .elementwise import (
     _sigmoid,
     add,
@@ -25,15 +25,15 @@ from .elementwise import (
     logical_and,
     logical_not,
     logical_or,
+    masked,
     mul,
     sigmoid,
     softplus,
 )
-from .elementwise import where as choose
 from .reduce import cumsum, mean, softmax, top_k
 from .reduce import max as greatest
 from .reduce import sum as add_up
-from .tensor import iota, one_hot, reshape, transpose, unsqueeze
+from .tensor import iota, one_hot, reshape, swap, unsqueeze
 
 _LOGITS = normal(2, 7, 8)
 
@@ -85,35 +85,23 @@ def route(
 
 
 @route.infer
-def _(
-    logits: TensorType,
-    bias: TensorType | None = None,
-    *,
-    k: int,
-    scoring: str,
-    renormalize: bool,
-    scale: float,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-) -> TensorType:
-    experts = logits.shape[-1]
-    if not isinstance(experts, int):
-        want(False, f"logits {logits} must have a fixed number of experts")
-        return logits
-    want(scoring in ("softmax", "sigmoid"), f"scoring={scoring!r} is not softmax or sigmoid")
-    want(group_score in ("max", "top2"), f"group_score={group_score!r} is not max or top2")
-    want(bias is None or bias == logits.with_shape(experts), f"bias {bias} does not fit logits {logits}")
+def _(n: Bound) -> None:
+    logits, groups, top_groups = n.logits, n.groups, n.top_groups
+    experts = fixed(logits.shape[-1], f"logits {logits} must have a fixed number of experts")
+    want(n.scoring in ("softmax", "sigmoid"), f"scoring={n.scoring!r} is not softmax or sigmoid")
+    want(n.group_score in ("max", "top2"), f"group_score={n.group_score!r} is not max or top2")
+    want(n.bias is None or n.bias == logits.with_shape(experts), f"bias {n.bias} does not fit logits {logits}")
     want(groups >= 1 and experts % groups == 0, f"{experts} experts do not fall into groups={groups}")
     want(1 <= top_groups <= groups, f"top_groups={top_groups} is not within 1 and groups={groups}")
-    want(groups == 1 or group_score == "max" or experts // groups >= 2, "group_score=top2 needs two experts per group")
+    paired = groups == 1 or n.group_score == "max" or experts // groups >= 2
+    want(paired, "group_score=top2 needs two experts per group")
     open_to = experts // groups * top_groups
-    want(1 <= k <= open_to, f"k={k} is not within 1 and the {open_to} experts open to a token")
-    return logits
+    want(1 <= n.k <= open_to, f"k={n.k} is not within 1 and the {open_to} experts open to a token")
 
 
 @route.cost
-def _(logits: TensorType, bias: TensorType | None = None, **attrs: object) -> Size:
+def _scoring(n: Bound) -> Size:
+    logits: TensorType = n.logits
     return logits.elements * 8
 
 
@@ -125,31 +113,19 @@ def _mask(best: Value, k: int, depth: int, like: Value) -> Value:
 
 
 @route.body
-def _(
-    logits: Value,
-    bias: Value | None = None,
-    *,
-    k: int,
-    scoring: str,
-    renormalize: bool,
-    scale: float,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-) -> Value:
-    shape, experts = logits.shape, logits.width
-    scores = sigmoid(logits) if scoring == "sigmoid" else softmax(logits)
-    ranked = scores if bias is None else add(scores, bias)
-    if groups > 1:
-        members = reshape(ranked, shape=(*shape[:-1], groups, experts // groups))
-        best = add_up(top_k(members, k=1 if group_score == "max" else 2), axes=(-1,))
-        open_ = less(filled(best, 0.5), _mask(best, top_groups, groups, best))
-        members = choose(unsqueeze(open_, axes=(len(shape),)), members, filled(members, -math.inf))
-        ranked = reshape(members, shape=shape)
-    kept = mul(scores, _mask(ranked, k, experts, scores))
-    if renormalize:
+def _(n: Bound) -> Value:
+    shape, experts = n.logits.shape, n.logits.width
+    scores = sigmoid(n.logits) if n.scoring == "sigmoid" else softmax(n.logits)
+    ranked = scores if n.bias is None else add(scores, n.bias)
+    if n.groups > 1:
+        members = reshape(ranked, shape=(*shape[:-1], n.groups, experts // n.groups))
+        best = add_up(top_k(members, k=1 if n.group_score == "max" else 2), axes=(-1,))
+        open_ = less(filled(best, 0.5), _mask(best, n.top_groups, n.groups, best))
+        ranked = reshape(masked(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
+    kept = mul(scores, _mask(ranked, n.k, experts, scores))
+    if n.renormalize:
         kept = div(kept, add_up(kept, axes=(-1,), keepdims=True))
-    return kept if scale == 1 else affine(kept, by=scale)
+    return kept if n.scale == 1 else affine(kept, by=n.scale)
 
 
 def _limit(x: Array, capacity: int | None, factor: float) -> int:
@@ -158,20 +134,24 @@ def _limit(x: Array, capacity: int | None, factor: float) -> int:
     return math.ceil(factor * tokens / experts - 1e-9) if capacity is None else capacity
 
 
-def _check_capacity(x: TensorType, capacity: int | None, factor: float) -> TensorType:
+def _check_capacity(x: TensorType, n: Bound) -> None:
     want(x.rank >= 2 and isinstance(x.shape[-1], int), f"{x} must be [..., tokens, experts]")
-    want(capacity is None or capacity >= 1, f"capacity={capacity} must be positive")
-    want(factor > 0, f"factor={factor} must be positive")
-    return x
+    want(n.capacity is None or n.capacity >= 1, f"capacity={n.capacity} must be positive")
+    want(n.factor > 0, f"factor={n.factor} must be positive")
 
 
-def _below_limit(count: Value, x: Value, capacity: int | None, factor: float) -> Value:
+def _below_limit(count: Value, x: Value, n: Bound) -> Value:
     """Whether `count` is below the C of `_limit`: a whole number is below ⌈z⌉ when it is below z."""
-    if capacity is not None:
-        return less(count, filled(count, capacity))
+    if n.capacity is not None:
+        return less(count, filled(count, n.capacity))
     last = greatest(iota(x, axis=len(x.shape) - 2), axes=(0,), keepdims=True)
-    share = affine(cast(last, to=dtypes.f32), by=factor / x.width, plus=factor / x.width - 1e-4)
+    share = affine(cast(last, to=dtypes.f32), by=n.factor / x.width, plus=n.factor / x.width - 1e-4)
     return less(cast(count, to=dtypes.f32), share)
+
+
+def _sent(combine: Value) -> Value:
+    """Whether a token is sent to an expert."""
+    return logical_not(equal(combine, filled(combine, 0)))
 
 
 _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
@@ -186,15 +166,15 @@ def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float
 
 
 @limit_capacity.infer
-def _(combine: TensorType, *, capacity: int | None, factor: float) -> TensorType:
-    return _check_capacity(combine, capacity, factor)
+def _(n: Bound) -> None:
+    _check_capacity(n.combine, n)
 
 
 @limit_capacity.body
-def _(combine: Value, *, capacity: int | None, factor: float) -> Value:
-    taken = cast(logical_not(equal(combine, filled(combine, 0))), to=dtypes.i64)
-    before = cumsum(taken, axis=len(combine.shape) - 2, exclusive=True)
-    return choose(_below_limit(before, combine, capacity, factor), combine, filled(combine, 0))
+def _(n: Bound) -> Value:
+    taken = cast(_sent(n.combine), to=dtypes.i64)
+    before = cumsum(taken, axis=len(n.combine.shape) - 2, exclusive=True)
+    return masked(_below_limit(before, n.combine, n), n.combine)
 
 
 @op(cases=[case(_LOGITS, capacity=2), case(_LOGITS, factor=2.0), case(normal(9, 4), factor=0.6)])
@@ -207,26 +187,23 @@ def expert_choice(logits: Array, *, capacity: int | None = None, factor: float =
 
 
 @expert_choice.infer
-def _(logits: TensorType, *, capacity: int | None, factor: float) -> TensorType:
-    return _check_capacity(logits, capacity, factor)
+def _(n: Bound) -> None:
+    _check_capacity(n.logits, n)
 
 
-@expert_choice.cost
-def _(logits: TensorType, **attrs: object) -> Size:
-    return logits.elements * 8
+expert_choice.cost(_scoring)
 
 
 @expert_choice.body
-def _(logits: Value, *, capacity: int | None, factor: float) -> Value:
-    scores, rank = softmax(logits), len(logits.shape)
-    swapped = transpose(scores, axes=(*range(rank - 2), rank - 1, rank - 2))  # [..., experts, tokens]
+def _(n: Bound) -> Value:
+    scores, rank = softmax(n.logits), len(n.logits.shape)
+    swapped = swap(scores)  # [..., experts, tokens]
     mine, other = unsqueeze(swapped, axes=(rank,)), unsqueeze(swapped, axes=(rank - 1,))
-    place = iota(logits, axis=rank - 2)
+    place = iota(n.logits, axis=rank - 2)
     earlier = less(unsqueeze(place, axes=(0,)), unsqueeze(place, axes=(1,)))  # [token, other token]
     ahead = logical_or(less(mine, other), logical_and(equal(mine, other), earlier))
-    better = add_up(cast(ahead, to=dtypes.i64), axes=(rank,))
-    better = transpose(better, axes=(*range(rank - 2), rank - 1, rank - 2))
-    return choose(_below_limit(better, logits, capacity, factor), scores, filled(scores, 0))
+    better = swap(add_up(cast(ahead, to=dtypes.i64), axes=(rank,)))
+    return masked(_below_limit(better, n.logits, n), scores)
 
 
 @op(cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])
@@ -239,23 +216,22 @@ def load_balance_loss(logits: Array, combine: Array) -> Array:
 
 
 @load_balance_loss.infer
-def _(logits: TensorType, combine: TensorType) -> TensorType:
-    want(logits == combine, f"logits {logits} and combine {combine} differ")
+def _(n: Bound) -> TensorType:
+    logits: TensorType = n.logits
+    want(logits == n.combine, f"logits {logits} and combine {n.combine} differ")
     axis_of(-2, logits.rank)
     return logits.with_shape()
 
 
-@load_balance_loss.cost
-def _(logits: TensorType, combine: TensorType) -> Size:
-    return logits.elements * 8
+load_balance_loss.cost(_scoring)
 
 
 @load_balance_loss.body
-def _(logits: Value, combine: Value) -> Value:
-    tokens = tuple(range(len(logits.shape) - 1))
-    taken = cast(logical_not(equal(combine, filled(combine, 0))), to=logits.type.dtype)
-    product = mul(mean(taken, axes=tokens), mean(softmax(logits), axes=tokens))
-    return affine(add_up(product, axes=(0,)), by=logits.width)
+def _(n: Bound) -> Value:
+    tokens = tuple(range(len(n.logits.shape) - 1))
+    taken = cast(_sent(n.combine), to=n.logits.type.dtype)
+    product = mul(mean(taken, axes=tokens), mean(softmax(n.logits), axes=tokens))
+    return affine(add_up(product, axes=(0,)), by=n.logits.width)
 
 
 # -- compositions

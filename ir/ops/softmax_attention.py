@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from .. import dtypes, sizes
-from ..op import Array, Cost, TensorType, Value, case, normal, op, total, want
+from ..op import Array, Bound, Cost, TensorType, Value, case, normal, op, total, want
 from .elementwise import abs as absolute
 from .elementwise import (
     add,
@@ -20,6 +20,7 @@ from .elementwise import (
     less_equal,
     logical_and,
     logical_or,
+    masked,
     maximum,
     minimum,
     mod,
@@ -27,17 +28,28 @@ from .elementwise import (
     tanh,
 )
 from .elementwise import floordiv as quotient
-from .elementwise import where as choose
 from .products import matmul
 from .reduce import max as greatest
 from .reduce import softmax
-from .tensor import concat, expand, gather_rows, iota, reshape, scatter_rows, slice_, transpose, unsqueeze
+from .tensor import (
+    concat,
+    expand,
+    gather_rows,
+    iota,
+    per_head,
+    reshape,
+    scatter_rows,
+    slice_,
+    swap,
+    transpose,
+    unsqueeze,
+)
 
 PATTERNS = ("dense", "dilated", "strided", "fixed", "chunked")
 
 
 def allowed(
-    query: Array, key: Array, *, causal: bool, window: int | None, pattern: str, stride: int, summary: int
+    query: Array, key: Array, causal: bool, window: int | None, pattern: str, stride: int, summary: int
 ) -> Array:
     """Which query position may see which key position (broadcast), by the attributes of `attention`."""
     distance = query - key
@@ -73,10 +85,7 @@ _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
         case(*_QKV, normal(1, 4, 12, 12), **_GQA, causal=True),
         case(*_QKV, None, np.arange(24).reshape(2, 12) % 12 < [[9], [12]], **_GQA),
         case(*_QKV, None, None, normal(4), **_GQA, causal=True),
-        *(
-            case(*_QKV, **_GQA, causal=True, pattern=p, stride=4, summary=1)
-            for p in ("dilated", "strided", "fixed", "chunked")
-        ),
+        *(case(*_QKV, **_GQA, causal=True, pattern=p, stride=4, summary=1) for p in PATTERNS[1:]),
         case(*_QKV, **_GQA, causal=True, window=8, pattern="dilated", stride=2),
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True),
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, window=6, scale=0.3),
@@ -150,15 +159,7 @@ def attention(
             full = np.broadcast_to(bias, (batch, *bias.shape[1:]))
             bias = np.stack([np.take(full[b], reach[b].clip(max=bias.shape[3] - 1), 2) for b in range(batch)])
         scores = scores + bias
-    seen = valid[:, None] & allowed(
-        query_at[:, :, None],
-        key_at[:, None],
-        causal=causal,
-        window=window,
-        pattern=pattern,
-        stride=stride,
-        summary=summary,
-    )
+    seen = allowed(query_at[:, :, None], key_at[:, None], causal, window, pattern, stride, summary) & valid[:, None]
     if key_mask is not None:
         rows = np.broadcast_to(key_mask != 0, (batch, key_mask.shape[1]))
         inside = reach < key_mask.shape[1]
@@ -170,10 +171,7 @@ def attention(
     if sinks is not None:
         sink = np.broadcast_to(sinks[None, :, None, None], (batch, heads, seq, 1))
         scores = np.concatenate([scores, sink], -1)
-    top = scores.max(-1, keepdims=True)
-    e = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    total = e.sum(-1, keepdims=True)
-    weights = np.divide(e, total, out=np.zeros_like(e), where=total > 0)[..., : vh.shape[2]]
+    weights = softmax.reference(scores)[..., : vh.shape[2]]
     mixed = np.einsum("bngst,bntd->bsngd", weights.reshape(batch, kv_heads, group, seq, -1), vh)
     y: Array = mixed.reshape(batch, seq, -1)
     if past_k is None or past_v is None or positions is None:
@@ -189,134 +187,80 @@ def attention(
 
 
 @attention.infer
-def _(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    bias: TensorType | None = None,
-    key_mask: TensorType | None = None,
-    sinks: TensorType | None = None,
-    past_k: TensorType | None = None,
-    past_v: TensorType | None = None,
-    positions: TensorType | None = None,
-    *,
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None,
-    pattern: str,
-    stride: int,
-    summary: int,
-    rolling: bool,
-) -> tuple[TensorType, ...]:
+def _(n: Bound) -> tuple[TensorType, ...]:
+    q, k, v, heads, kv_heads = n.q, n.k, n.v, n.heads, n.kv_heads
     want(q.rank == k.rank == v.rank == 3, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
     want(heads > 0 and kv_heads > 0 and heads % kv_heads == 0, f"heads={heads} is no multiple of kv_heads={kv_heads}")
-    widths = []
-    for t, n, what in ((q, heads, "heads"), (k, kv_heads, "kv_heads"), (v, kv_heads, "kv_heads")):
-        width = t.shape[2]
-        want(isinstance(width, int) and width % n == 0, f"the width of {t} is no multiple of {what}={n}")
-        widths.append(sizes.floordiv(width, n))
-    want(widths[0] == widths[1], f"q {q} and k {k} have head sizes {widths[0]} and {widths[1]}")
+    for t, count, what in ((q, heads, "heads"), (k, kv_heads, "kv_heads"), (v, kv_heads, "kv_heads")):
+        whole = isinstance(t.shape[2], int) and t.shape[2] % count == 0
+        want(whole, f"the width of {t} is no multiple of {what}={count}")
+    d, dk, dv = q.shape[2] // heads, k.shape[2] // kv_heads, v.shape[2] // kv_heads
+    want(d == dk, f"q {q} and k {k} have head sizes {d} and {dk}")
     want(k.shape[:2] == v.shape[:2] and q.shape[0] == k.shape[0], f"q {q}, k {k} and v {v} do not belong together")
-    want(pattern in PATTERNS, f"pattern={pattern!r} is none of {', '.join(PATTERNS)}")
-    want(stride >= 1 and summary >= 1, f"stride={stride} and summary={summary} must be positive")
-    want(window is None or window >= 1, f"window={window} must be positive")
-    for operand in (k, v, bias, sinks, past_k, past_v):
+    want(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
+    want(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
+    want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
+    for operand in (k, v, n.bias, n.sinks, n.past_k, n.past_v):
         want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
-    keys = None if positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
-    if bias is not None:
+    keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
+    if n.bias is not None:
         known = (q.shape[0], heads, q.shape[1], keys)
-        fits = bias.rank == 4 and all(s in (1, n) or n is None for s, n in zip(bias.shape, known, strict=True))
-        want(fits, f"bias {bias} must broadcast to [batch, {heads}, seq, keys] of q {q} and k {k}")
-    if key_mask is not None:
-        fits = key_mask.rank == 2 and key_mask.shape[0] in (1, q.shape[0]) and keys in (None, key_mask.shape[1])
-        want(fits, f"key_mask {key_mask} must be [batch, keys] of k {k}")
-    want(sinks is None or sinks.shape == (heads,), f"sinks {sinks} must be [{heads}]")
-    y = q.with_shape(q.shape[0], q.shape[1], widths[2] * heads)
-    cache = (past_k, past_v, positions)
-    if past_k is None or past_v is None or positions is None:
-        want(all(t is None for t in cache), "past_k, past_v and positions go together")
+        fits = n.bias.rank == 4 and all(s in (1, k) or k is None for s, k in zip(n.bias.shape, known, strict=True))
+        want(fits, f"bias {n.bias} must broadcast to [batch, {heads}, seq, keys] of q {q} and k {k}")
+    if n.key_mask is not None:
+        mask = n.key_mask
+        fits = mask.rank == 2 and mask.shape[0] in (1, q.shape[0]) and keys in (None, mask.shape[1])
+        want(fits, f"key_mask {mask} must be [batch, keys] of k {k}")
+    want(n.sinks is None or n.sinks.shape == (heads,), f"sinks {n.sinks} must be [{heads}]")
+    y = q.with_shape(*q.shape[:2], dv * heads)
+    absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
+    want(all(absent) or not any(absent), "past_k, past_v and positions go together")
+    if n.past_k is None:
         return (y,)
     want(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")
-    for past, width, what in ((past_k, widths[1], "past_k"), (past_v, widths[2], "past_v")):
+    for past, width, what in ((n.past_k, d, "past_k"), (n.past_v, dv, "past_v")):
         fits = past.rank == 4 and past.shape[:2] == (q.shape[0], kv_heads) and past.shape[3] == width
         want(fits, f"{what} {past} must be [batch, {kv_heads}, capacity, {width}]")
-    want(past_k.shape[2] == past_v.shape[2], f"past_k {past_k} and past_v {past_v} differ in capacity")
-    want(positions.shape == q.shape[:2], f"positions {positions} must be [batch, seq]")
-    return y, past_k, past_v
+    want(n.past_k.shape[2] == n.past_v.shape[2], f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
+    want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
+    return y, n.past_k, n.past_v
 
 
 @attention.cost
-def _(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    bias: TensorType | None = None,
-    key_mask: TensorType | None = None,
-    sinks: TensorType | None = None,
-    past_k: TensorType | None = None,
-    past_v: TensorType | None = None,
-    positions: TensorType | None = None,
-    *,
-    heads: int,
-    kv_heads: int,
-    window: int | None,
-    **attrs: object,
-) -> Cost:
-    keys = past_k.shape[2] if past_k is not None else k.shape[1]
-    reached = keys if window is None else sizes.minimum(window, keys)
-    dims = sizes.floordiv(q.shape[2], heads) + sizes.floordiv(v.shape[2], kv_heads)
-    flops = q.shape[0] * q.shape[1] * reached * heads * (dims * 2 + 5)
-    read = total(t.bytes for t in (q, k, v, bias, key_mask, sinks, past_k, past_v) if t is not None)
-    written = q.with_shape(*q.shape[:2], sizes.floordiv(v.shape[2], kv_heads) * heads).bytes
-    return Cost(flops, read, written if past_k is None else written + k.bytes + v.bytes)
+def _(n: Bound) -> Cost:
+    q, k, v = n.q, n.k, n.v
+    keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
+    reached = keys if n.window is None else sizes.minimum(n.window, keys)
+    d, dv = sizes.floordiv(q.shape[2], n.heads), sizes.floordiv(v.shape[2], n.kv_heads)
+    flops = q.shape[0] * q.shape[1] * reached * n.heads * ((d + dv) * 2 + 5)
+    read = total(t.bytes for t in (q, k, v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v) if t is not None)
+    written = q.with_shape(*q.shape[:2], dv * n.heads).bytes
+    return Cost(flops, read, written if n.past_k is None else written + k.bytes + v.bytes)
 
 
 @attention.body
-def _(
-    q: Value,
-    k: Value,
-    v: Value,
-    bias: Value | None = None,
-    key_mask: Value | None = None,
-    sinks: Value | None = None,
-    past_k: Value | None = None,
-    past_v: Value | None = None,
-    positions: Value | None = None,
-    *,
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None,
-    pattern: str,
-    stride: int,
-    summary: int,
-    rolling: bool,
-) -> Value | tuple[Value, Value, Value]:
-    (batch, seq, _), group = q.shape, heads // kv_heads
-    d, dv = q.width // heads, v.width // kv_heads
-    qh = transpose(reshape(q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
-    kh, vh = (transpose(reshape(t, shape=(*t.shape[:2], kv_heads, n)), axes=(0, 2, 1, 3)) for t, n in ((k, d), (v, dv)))
-    query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (q, k))
+def _(n: Bound) -> Value | tuple[Value, Value, Value]:
+    heads, kv_heads, bias, key_mask = n.heads, n.kv_heads, n.bias, n.key_mask
+    (batch, seq, _), group = n.q.shape, heads // kv_heads
+    d, dv = n.q.width // heads, n.v.width // kv_heads
+    qh = transpose(reshape(n.q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
+    kh, vh = (per_head(t, kv_heads) for t in (n.k, n.v))
+    query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
     seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
     present: list[Value] = []
-    if past_k is not None and past_v is not None and positions is not None:
-        slot = unsqueeze(cast(iota(past_k, axis=2), to=positions.type.dtype), axes=(0,))
+    if n.past_k is not None:
+        slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
         capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
-        first = slice_(positions, axis=1, start=0, stop=1)
+        first = slice_(n.positions, axis=1, start=0, stop=1)
         newest = affine(first, plus=-1)
-        past_at = sub(newest, mod(sub(newest, slot), capacity)) if rolling else add(slot, filled(first, 0))
+        past_at = sub(newest, mod(sub(newest, slot), capacity)) if n.rolling else add(slot, filled(first, 0))
         held = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
-        seen.append(unsqueeze(concat(held, equal(positions, positions), axis=1), axes=(1,)))
-        slots = mod(positions, capacity) if rolling else positions
-        present = [scatter_rows(past, new, slots, axis=2) for past, new in ((past_k, kh), (past_v, vh))]
-        query_at, key_at = positions, concat(past_at, positions, axis=1)
-        kh, vh = concat(past_k, kh, axis=2), concat(past_v, vh, axis=2)
-        reach = key_at if not rolling else maximum(key_at, filled(key_at, 0))
+        seen.append(unsqueeze(concat(held, equal(n.positions, n.positions), axis=1), axes=(1,)))
+        slots = mod(n.positions, capacity) if n.rolling else n.positions
+        present = [scatter_rows(past, new, slots, axis=2) for past, new in ((n.past_k, kh), (n.past_v, vh))]
+        query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
+        kh, vh = concat(n.past_k, kh, axis=2), concat(n.past_v, vh, axis=2)
+        reach = maximum(key_at, filled(key_at, 0)) if n.rolling else key_at
         if bias is not None:
             by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
             bias = transpose(gather_rows(by_position, _inside(reach, bias, 3)), axes=(0, 2, 3, 1))
@@ -324,23 +268,20 @@ def _(
             rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
             seen.append(unsqueeze(less_equal(reach, _inside(reach, key_mask, 1)), axes=(1,)))
             key_mask = gather_rows(rows, _inside(reach, key_mask, 1))
-    keys = kh.shape[2]
-    scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), transpose(kh, axes=(0, 1, 3, 2)))
-    scores = reshape(affine(scores, by=1 / math.sqrt(d) if scale is None else scale), shape=(batch, heads, seq, keys))
-    if softcap is not None:
-        scores = affine(tanh(affine(scores, by=1 / softcap)), by=softcap)
+    keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
+    scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap(kh))
+    scores = reshape(affine(scores, by=scale), shape=(batch, heads, seq, keys))
+    if n.softcap is not None:
+        scores = affine(tanh(affine(scores, by=1 / n.softcap)), by=n.softcap)
     if bias is not None:
         scores = add(scores, bias)
     if key_mask is not None:
         seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1,)))
-    seen += _conditions(
-        unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,)), causal, window, pattern, stride, summary
-    )
+    seen += _conditions(unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,)), n)
     if seen:
-        mask = unsqueeze(functools.reduce(logical_and, seen), axes=(1,))
-        scores = choose(mask, scores, filled(scores, -math.inf))
-    if sinks is not None:  # a key of that score with value 0
-        sink = expand(reshape(sinks, shape=(1, heads, 1, 1)), shape=(batch, heads, seq, 1))
+        scores = masked(unsqueeze(functools.reduce(logical_and, seen), axes=(1,)), scores, -math.inf)
+    if n.sinks is not None:  # a key of that score with value 0
+        sink = expand(reshape(n.sinks, shape=(1, heads, 1, 1)), shape=(batch, heads, seq, 1))
         scores = concat(scores, sink, axis=3)
         vh = concat(vh, filled(slice_(vh, axis=2, start=0, stop=1), 0), axis=2)
     weights = reshape(softmax(scores), shape=(batch, kv_heads, group * seq, vh.shape[2]))
@@ -355,22 +296,20 @@ def _inside(index: Value, x: Value, axis: int) -> Value:
     return minimum(index, cast(last, to=index.type.dtype))
 
 
-def _conditions(
-    query: Value, key: Value, causal: bool, window: int | None, pattern: str, stride: int, summary: int
-) -> list[Value]:
+def _conditions(query: Value, key: Value, n: Bound) -> list[Value]:
     """The conditions of `allowed`, in ops."""
     distance = sub(query, key)
-    step = filled(distance, stride)
-    found = [less_equal(key, query)] if causal else []
-    if window is not None:
-        found.append(less(absolute(distance), filled(distance, window)))
-    if pattern == "dilated":
+    step = filled(distance, n.stride)
+    found = [less_equal(key, query)] if n.causal else []
+    if n.window is not None:
+        found.append(less(absolute(distance), filled(distance, n.window)))
+    if n.pattern == "dilated":
         found.append(equal(mod(distance, step), filled(distance, 0)))
-    elif pattern == "strided":
+    elif n.pattern == "strided":
         near = less(absolute(distance), step)
         found.append(logical_or(near, equal(mod(distance, step), filled(distance, 0))))
-    elif pattern in ("fixed", "chunked"):
-        block = equal(quotient(query, filled(query, stride)), quotient(key, filled(key, stride)))
-        ending = less_equal(filled(key, stride - summary), mod(key, filled(key, stride)))
-        found.append(block if pattern == "chunked" else logical_or(block, ending))
+    elif n.pattern in ("fixed", "chunked"):
+        block = equal(quotient(query, filled(query, n.stride)), quotient(key, filled(key, n.stride)))
+        ending = less_equal(filled(key, n.stride - n.summary), mod(key, filled(key, n.stride)))
+        found.append(block if n.pattern == "chunked" else logical_or(block, ending))
     return found

@@ -11,13 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from .. import sizes
-from ..op import Array, Size, TensorType, Value, case, normal, op, positive, want
-from .elementwise import add, exp, filled, less_equal, mul, sub
-from .elementwise import where as choose
+from ..op import Array, Bound, Size, TensorType, Value, case, fixed, normal, op, positive, want
+from .elementwise import add, exp, less_equal, masked, mul, sub
 from .products import matmul
 from .reduce import cumsum
 from .reduce import sum as add_up
-from .tensor import expand, iota, reshape, transpose, unsqueeze
+from .tensor import expand, iota, reshape, swap, transpose, unsqueeze
 
 _A = -np.arange(1.0, 13.0).reshape(4, 3) / 5  # decay rates are negative
 _SCAN = (normal(2, 7, 4), positive(2, 7, 4), _A, normal(2, 7, 3), normal(2, 7, 3))
@@ -47,26 +46,22 @@ def selective_scan(
 
 
 @selective_scan.infer
-def _(
-    x: TensorType,
-    delta: TensorType,
-    a: TensorType,
-    b: TensorType,
-    c: TensorType,
-    d: TensorType | None = None,
-    past: TensorType | None = None,
-) -> tuple[TensorType, ...]:
-    want(x.rank == 3 and delta == x, f"delta {delta} must be [batch, seq, channels] like x {x}")
+def _(n: Bound) -> tuple[TensorType, ...]:
+    x, a, b, c = n.x, n.a, n.b, n.c
+    want(x.rank == 3 and n.delta == x, f"delta {n.delta} must be [batch, seq, channels] like x {x}")
     want(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
     want(b == c == x.with_shape(*x.shape[:2], a.shape[1]), f"b {b} and c {c} must be [batch, seq, states] for a {a}")
-    want(d is None or d == x.with_shape(x.shape[2]), f"d {d} does not fit x {x}")
-    want(past is None or past == x.with_shape(x.shape[0], *a.shape), f"past {past} does not fit x {x} and a {a}")
-    return (x,) if past is None else (x, past)
+    want(n.d is None or n.d == x.with_shape(x.shape[2]), f"d {n.d} does not fit x {x}")
+    state = x.with_shape(x.shape[0], *a.shape)
+    want(n.past is None or n.past == state, f"past {n.past} does not fit x {x} and a {a}")
+    return (x,) if n.past is None else (x, state)
 
 
 @selective_scan.cost
-def _(x: TensorType, delta: TensorType, a: TensorType, *rest: TensorType | None) -> Size:
-    return x.elements * a.shape[1] * 9
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
+    states: Size = n.a.shape[1]
+    return x.elements * states * 9
 
 
 def _parallel(delta: Value) -> tuple[Value, Value, Value]:
@@ -76,28 +71,27 @@ def _parallel(delta: Value) -> tuple[Value, Value, Value]:
     seen = unsqueeze(less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,))), axes=(2,))
     so_far = cumsum(delta, axis=1)
     gap = sub(unsqueeze(so_far, axes=(2,)), unsqueeze(so_far, axes=(1,)))
-    return so_far, choose(seen, gap, filled(gap, 0)), seen
+    return so_far, masked(seen, gap), seen
 
 
 @selective_scan.body
-def _(
-    x: Value, delta: Value, a: Value, b: Value, c: Value, d: Value | None = None, past: Value | None = None
-) -> Value | tuple[Value, Value]:
+def _(n: Bound) -> Value | tuple[Value, Value]:
+    x, delta, a, past = n.x, n.delta, n.a, n.past
     so_far, gap, seen = _parallel(delta)
-    read = mul(unsqueeze(c, axes=(2,)), unsqueeze(b, axes=(1,)))  # [batch, t, s, states]
+    read = mul(unsqueeze(n.c, axes=(2,)), unsqueeze(n.b, axes=(1,)))  # [batch, t, s, states]
     kernel = add_up(mul(exp(mul(unsqueeze(gap, axes=(4,)), a)), unsqueeze(read, axes=(3,))), axes=(4,))
     driven = mul(delta, x)
-    y = add_up(mul(choose(seen, kernel, filled(kernel, 0)), unsqueeze(driven, axes=(1,))), axes=(2,))
+    y = add_up(mul(masked(seen, kernel), unsqueeze(driven, axes=(1,))), axes=(2,))
     if past is not None:
         fading = mul(exp(mul(unsqueeze(so_far, axes=(3,)), a)), unsqueeze(past, axes=(1,)))
-        y = add(y, add_up(mul(fading, unsqueeze(c, axes=(2,))), axes=(3,)))
-    if d is not None:
-        y = add(y, mul(x, d))
+        y = add(y, add_up(mul(fading, unsqueeze(n.c, axes=(2,))), axes=(3,)))
+    if n.d is not None:
+        y = add(y, mul(x, n.d))
     if past is None:
         return y
     whole = add_up(delta, axes=(1,), keepdims=True)  # [batch, 1, channels]
     left = exp(mul(unsqueeze(sub(whole, so_far), axes=(3,)), a))
-    written = mul(mul(left, unsqueeze(driven, axes=(3,))), unsqueeze(b, axes=(2,)))
+    written = mul(mul(left, unsqueeze(driven, axes=(3,))), unsqueeze(n.b, axes=(2,)))
     kept = mul(exp(mul(reshape(whole, shape=(*past.shape[:2], 1)), a)), past)
     return y, add(kept, add_up(written, axes=(1,)))
 
@@ -143,55 +137,31 @@ def ssd(
 
 
 @ssd.infer
-def _(
-    x: TensorType,
-    delta: TensorType,
-    a: TensorType,
-    b: TensorType,
-    c: TensorType,
-    d: TensorType | None = None,
-    past: TensorType | None = None,
-    *,
-    heads: int,
-    groups: int,
-) -> tuple[TensorType, ...]:
-    width, wide = x.shape[-1], b.shape[-1]
-    if not (isinstance(width, int) and isinstance(wide, int)):
-        want(False, f"x {x} and b {b} must have fixed widths")
-        return ()
+def _(n: Bound) -> tuple[TensorType, ...]:
+    x, a, b, heads, groups = n.x, n.a, n.b, n.heads, n.groups
+    width, wide = (fixed(t.shape[-1], f"x {x} and b {b} must have fixed widths") for t in (x, b))
     want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is no multiple of groups={groups}")
     want(x.rank == 3 and width % heads == 0, f"x {x} must be [batch, seq, {heads}·p]")
-    want(delta == x.with_shape(*x.shape[:2], heads), f"delta {delta} must be [batch, seq, {heads}] for x {x}")
+    want(n.delta == x.with_shape(*x.shape[:2], heads), f"delta {n.delta} must be [batch, seq, {heads}] for x {x}")
     want(a == x.with_shape(heads), f"a {a} must be [{heads}]")
-    want(b == c == x.with_shape(*x.shape[:2], wide) and wide % groups == 0, f"b {b}, c {c} do not fit groups={groups}")
-    want(d is None or d == a, f"d {d} differs from a {a}")
+    fits = b == n.c == x.with_shape(*x.shape[:2], wide) and wide % groups == 0
+    want(fits, f"b {b}, c {n.c} do not fit groups={groups}")
+    want(n.d is None or n.d == a, f"d {n.d} differs from a {a}")
     state = x.with_shape(x.shape[0], heads, width // heads, wide // groups)
-    want(past is None or past == state, f"past {past} must be {state}")
-    return (x,) if past is None else (x, state)
+    want(n.past is None or n.past == state, f"past {n.past} must be {state}")
+    return (x,) if n.past is None else (x, state)
 
 
 @ssd.cost
-def _(
-    x: TensorType, delta: TensorType, a: TensorType, b: TensorType, *rest: TensorType | None, heads: int, groups: int
-) -> Size:
-    return x.elements * sizes.floordiv(b.shape[2], groups) * 7
+def _(n: Bound) -> Size:
+    x: TensorType = n.x
+    return x.elements * sizes.floordiv(n.b.shape[2], n.groups) * 7
 
 
 @ssd.body
-def _(
-    x: Value,
-    delta: Value,
-    a: Value,
-    b: Value,
-    c: Value,
-    d: Value | None = None,
-    past: Value | None = None,
-    *,
-    heads: int,
-    groups: int,
-) -> Value | tuple[Value, Value]:
-    (batch, seq, width), states = x.shape, b.width // groups
-    p = x.width // heads
+def _(n: Bound) -> Value | tuple[Value, Value]:
+    delta, a, heads, groups, past = n.delta, n.a, n.heads, n.groups, n.past
+    (batch, seq, width), states = n.x.shape, n.b.width // groups
 
     def by_head(t: Value) -> Value:
         """b or c as [batch, heads, seq, states]."""
@@ -199,25 +169,23 @@ def _(
         spread = expand(grouped, shape=(batch, groups, heads // groups, seq, states))
         return reshape(spread, shape=(batch, heads, seq, states))
 
-    bh, ch = by_head(b), by_head(c)
-    xh = reshape(x, shape=(batch, seq, heads, p))
+    bh, ch = by_head(n.b), by_head(n.c)
+    xh = reshape(n.x, shape=(batch, seq, heads, width // heads))
     driven = transpose(mul(xh, unsqueeze(delta, axes=(3,))), axes=(0, 2, 1, 3))  # [batch, heads, seq, p]
     so_far, gap, seen = _parallel(delta)
-    decay = exp(mul(gap, a))
-    decay = transpose(choose(seen, decay, filled(decay, 0)), axes=(0, 3, 1, 2))  # [batch, heads, t, s]
-    y = matmul(mul(decay, matmul(ch, transpose(bh, axes=(0, 1, 3, 2)))), driven)
-    fading = transpose(exp(mul(so_far, a)), axes=(0, 2, 1))  # [batch, heads, t]
+    decay = transpose(masked(seen, exp(mul(gap, a))), axes=(0, 3, 1, 2))  # [batch, heads, t, s]
+    y = matmul(mul(decay, matmul(ch, swap(bh))), driven)
+    fading = swap(exp(mul(so_far, a)))  # [batch, heads, t]
     if past is not None:
-        faded = mul(ch, unsqueeze(fading, axes=(3,)))
-        y = add(y, matmul(faded, transpose(past, axes=(0, 1, 3, 2))))
+        y = add(y, matmul(mul(ch, unsqueeze(fading, axes=(3,))), swap(past)))
     y = transpose(y, axes=(0, 2, 1, 3))
-    if d is not None:
-        y = add(y, mul(xh, unsqueeze(d, axes=(1,))))
+    if n.d is not None:
+        y = add(y, mul(xh, unsqueeze(n.d, axes=(1,))))
     y = reshape(y, shape=(batch, seq, width))
     if past is None:
         return y
     whole = add_up(delta, axes=(1,), keepdims=True)  # [batch, 1, heads]
-    left = transpose(exp(mul(sub(whole, so_far), a)), axes=(0, 2, 1))
-    written = matmul(transpose(mul(driven, unsqueeze(left, axes=(3,))), axes=(0, 1, 3, 2)), bh)
+    left = swap(exp(mul(sub(whole, so_far), a)))
+    written = matmul(swap(mul(driven, unsqueeze(left, axes=(3,)))), bh)
     kept = mul(reshape(exp(mul(whole, a)), shape=(batch, heads, 1, 1)), past)
     return y, add(kept, written)

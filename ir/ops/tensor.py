@@ -7,11 +7,12 @@ import numpy as np
 from .. import dtypes, sizes
 from ..op import (
     Array,
+    Bound,
     Cost,
     Shape,
-    Size,
     TensorType,
     Trait,
+    Value,
     axis_of,
     broadcast,
     case,
@@ -31,9 +32,10 @@ def reshape(x: Array, *, shape: Shape) -> Array:
 
 
 @reshape.infer
-def _(x: TensorType, *, shape: Shape) -> TensorType:
-    want(sizes.product(shape) == x.elements, f"cannot reshape {x} to {show(shape)}: the element counts differ")
-    return x.with_shape(*shape)
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    want(sizes.product(n.shape) == x.elements, f"cannot reshape {x} to {show(n.shape)}: the element counts differ")
+    return x.with_shape(*n.shape)
 
 
 @op(cases=[case(normal(2, 3, 4), axes=(1, 0, 2)), case(normal(2, 3), axes=(1, 0))])
@@ -43,9 +45,10 @@ def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 
 @transpose.infer
-def _(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
-    want(sorted(axes) == list(range(x.rank)), f"axes {list(axes)} are no permutation of the axes of {x}")
-    return x.with_shape(*(x.shape[a] for a in axes))
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    want(sorted(n.axes) == list(range(x.rank)), f"axes {list(n.axes)} are no permutation of the axes of {x}")
+    return x.with_shape(*(x.shape[a] for a in n.axes))
 
 
 @op(traits=[Trait.VIEW], cases=[case(normal(2, 1, 3), axes=(1,)), case(normal(1, 3), axes=(0,))])
@@ -55,9 +58,10 @@ def squeeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 
 @squeeze.infer
-def _(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
-    gone = {axis_of(a, x.rank) for a in axes}
-    want(all(x.shape[a] == 1 for a in gone), f"axes {list(axes)} of {x} are not all of size 1")
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    gone = {axis_of(a, x.rank) for a in n.axes}
+    want(all(x.shape[a] == 1 for a in gone), f"axes {list(n.axes)} of {x} are not all of size 1")
     return x.with_shape(*(s for i, s in enumerate(x.shape) if i not in gone))
 
 
@@ -68,11 +72,12 @@ def unsqueeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 
 @unsqueeze.infer
-def _(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
-    rank = x.rank + len(axes)
-    want(len(set(axes)) == len(axes) and all(0 <= a < rank for a in axes), f"axes {list(axes)} do not fit {x}")
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    rank = x.rank + len(n.axes)
+    want(len(set(n.axes)) == len(n.axes) and all(0 <= a < rank for a in n.axes), f"axes {list(n.axes)} do not fit {x}")
     rest = iter(x.shape)
-    return x.with_shape(*(1 if i in axes else next(rest) for i in range(rank)))
+    return x.with_shape(*(1 if i in n.axes else next(rest) for i in range(rank)))
 
 
 @op(cases=[case(normal(1, 3), shape=(2, 4, 3)), case(normal(2, 1), shape=(2, 5))])
@@ -82,9 +87,10 @@ def expand(x: Array, *, shape: Shape) -> Array:
 
 
 @expand.infer
-def _(x: TensorType, *, shape: Shape) -> TensorType:
-    want(broadcast(x, x.with_shape(*shape)) == shape, f"{x} does not broadcast to {show(shape)}")
-    return x.with_shape(*shape)
+def _(n: Bound) -> TensorType:
+    expanded: TensorType = n.x.with_shape(*n.shape)
+    want(broadcast(n.x, expanded) == n.shape, f"{n.x} does not broadcast to {show(n.shape)}")
+    return expanded
 
 
 @op(cases=[case(normal(2, 3), normal(2, 5), axis=1), case(normal(1, 4), normal(2, 4), normal(3, 4), axis=0)])
@@ -94,17 +100,13 @@ def concat(*xs: Array, axis: int) -> Array:
 
 
 @concat.infer
-def _(*xs: TensorType, axis: int) -> TensorType:
-    want(bool(xs), "nothing to concatenate")
-    a = axis_of(axis, xs[0].rank)
-    for x in xs:
-        fits = x.dtype == xs[0].dtype and x.rank == xs[0].rank
-        want(
-            fits and (*x.shape[:a], *x.shape[a + 1 :]) == (*xs[0].shape[:a], *xs[0].shape[a + 1 :]),
-            f"{x} does not join {xs[0]}",
-        )
-    joined = total([x.shape[a] for x in xs])
-    return xs[0].with_shape(*xs[0].shape[:a], joined, *xs[0].shape[a + 1 :])
+def _(n: Bound) -> TensorType:
+    want(bool(n.xs), "nothing to concatenate")
+    first: TensorType = n.xs[0]
+    a = axis_of(n.axis, first.rank)
+    for x in n.xs:
+        want(x.rank == first.rank and x.with_axis(a) == first.with_axis(a), f"{x} does not join {first}")
+    return first.with_axis(a, total([x.shape[a] for x in n.xs]))
 
 
 @op(cases=[case(normal(2, 9), sizes=(4, 3, 2), axis=-1), case(normal(6, 2), sizes=(1, 5), axis=0)])
@@ -114,10 +116,10 @@ def split(x: Array, *, sizes: tuple[int, ...], axis: int = -1) -> tuple[Array, .
 
 
 @split.infer
-def _(x: TensorType, *, sizes: tuple[int, ...], axis: int) -> tuple[TensorType, ...]:
-    a = axis_of(axis, x.rank)
-    want(x.shape[a] == total(sizes), f"pieces {list(sizes)} do not add up to axis {axis} of {x}")
-    return tuple(x.with_shape(*x.shape[:a], s, *x.shape[a + 1 :]) for s in sizes)
+def _(n: Bound) -> tuple[TensorType, ...]:
+    a = axis_of(n.axis, n.x.rank)
+    want(n.x.shape[a] == total(n.sizes), f"pieces {list(n.sizes)} do not add up to axis {n.axis} of {n.x}")
+    return tuple(n.x.with_axis(a, s) for s in n.sizes)
 
 
 @op(cases=[case(normal(2, 9), axis=1, start=2, stop=7), case(normal(6, 2), axis=0, start=1, stop=6, step=2)])
@@ -127,12 +129,13 @@ def slice_(x: Array, *, axis: int, start: int, stop: int, step: int = 1) -> Arra
 
 
 @slice_.infer
-def _(x: TensorType, *, axis: int, start: int, stop: int, step: int) -> TensorType:
-    a = axis_of(axis, x.rank)
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    a = axis_of(n.axis, x.rank)
     size = x.shape[a]
-    want(0 <= start < stop and step >= 1, f"{start}:{stop}:{step} is no range")
-    want(not isinstance(size, int) or stop <= size, f"{start}:{stop} exceeds axis {axis} of {x}")
-    return x.with_shape(*x.shape[:a], len(range(start, stop, step)), *x.shape[a + 1 :])
+    want(0 <= n.start < n.stop and n.step >= 1, f"{n.start}:{n.stop}:{n.step} is no range")
+    want(not isinstance(size, int) or n.stop <= size, f"{n.start}:{n.stop} exceeds axis {n.axis} of {x}")
+    return x.with_axis(a, len(range(n.start, n.stop, n.step)))
 
 
 @op(cases=[case(normal(5, 3), ints(2, 4, high=5)), case(normal(2, 5, 3), ints(4, high=5), axis=1)])
@@ -142,17 +145,17 @@ def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
 
 
 @gather.infer
-def _(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
-    a = axis_of(axis, x.rank)
-    want(indices.dtype.is_int, f"indices {indices} are no integers")
-    return x.with_shape(*x.shape[:a], *indices.shape, *x.shape[a + 1 :])
+def _taken(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    a = axis_of(n.axis, x.rank)
+    want(n.indices.dtype.is_int, f"indices {n.indices} are no integers")
+    return x.with_axis(a, *n.indices.shape)
 
 
 @gather.cost
-def _(x: TensorType, indices: TensorType, *, axis: int) -> Cost:
-    a = axis % x.rank
-    moved = x.with_shape(*x.shape[:a], *indices.shape, *x.shape[a + 1 :]).bytes
-    return Cost(0, moved + indices.bytes, moved)
+def _(n: Bound) -> Cost:
+    moved = _taken(n).bytes
+    return Cost(0, moved + n.indices.bytes, moved)
 
 
 @op(cases=[case(normal(3, 5, 2), ints(3, 4, high=5)), case(normal(3, 5), ints(3, 1, high=5))])
@@ -162,16 +165,18 @@ def gather_rows(x: Array, indices: Array) -> Array:
 
 
 @gather_rows.infer
-def _(x: TensorType, indices: TensorType) -> TensorType:
-    want(indices.dtype.is_int, f"indices {indices} are no integers")
-    want(x.rank >= 2 and indices.rank == 2 and x.shape[0] == indices.shape[0], f"{indices} does not index rows of {x}")
-    return x.with_shape(*indices.shape, *x.shape[2:])
+def _taken_rows(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    at: TensorType = n.indices
+    want(at.dtype.is_int, f"indices {at} are no integers")
+    want(x.rank >= 2 and at.rank == 2 and x.shape[0] == at.shape[0], f"{at} does not index rows of {x}")
+    return x.with_shape(*at.shape, *x.shape[2:])
 
 
 @gather_rows.cost
-def _(x: TensorType, indices: TensorType) -> Cost:
-    moved = x.with_shape(*indices.shape, *x.shape[2:]).bytes
-    return Cost(0, moved + indices.bytes, moved)
+def _(n: Bound) -> Cost:
+    moved = _taken_rows(n).bytes
+    return Cost(0, moved + n.indices.bytes, moved)
 
 
 @op(
@@ -190,17 +195,17 @@ def scatter_rows(x: Array, rows: Array, indices: Array, *, axis: int = 1) -> Arr
 
 
 @scatter_rows.infer
-def _(x: TensorType, rows: TensorType, indices: TensorType, *, axis: int) -> TensorType:
-    want(indices.dtype.is_int and indices.rank == 2, f"indices {indices} must be integers [batch, m]")
+def _(n: Bound) -> None:
+    x, rows, at, axis = n.x, n.rows, n.indices, n.axis
+    want(at.dtype.is_int and at.rank == 2, f"indices {at} must be integers [batch, m]")
     want(0 < axis < x.rank, f"axis={axis} is none of the axes behind the batch of {x}")
-    fits = rows == x.with_shape(*x.shape[:axis], indices.shape[1], *x.shape[axis + 1 :])
-    want(fits and indices.shape[0] == x.shape[0], f"rows {rows} at {indices} do not fit axis {axis} of {x}")
-    return x
+    fits = rows == x.with_axis(axis, at.shape[1]) and at.shape[0] == x.shape[0]
+    want(fits, f"rows {rows} at {at} do not fit axis {axis} of {x}")
 
 
 @scatter_rows.cost
-def _(x: TensorType, rows: TensorType, indices: TensorType, *, axis: int) -> Cost:
-    return Cost(0, rows.bytes + indices.bytes, rows.bytes)
+def _(n: Bound) -> Cost:
+    return Cost(0, n.rows.bytes + n.indices.bytes, n.rows.bytes)
 
 
 @op(cases=[case(normal(2, 5, 3), axis=1), case(normal(4), axis=0)])
@@ -210,14 +215,13 @@ def iota(x: Array, *, axis: int) -> Array:
 
 
 @iota.infer
-def _(x: TensorType, *, axis: int) -> TensorType:
-    return TensorType(dtypes.i64, (x.shape[axis_of(axis, x.rank)],))
+def _indices(n: Bound) -> TensorType:
+    return TensorType(dtypes.i64, (n.x.shape[axis_of(n.axis, n.x.rank)],))
 
 
 @iota.cost
-def _(x: TensorType, *, axis: int) -> Cost:
-    size: Size = x.shape[axis % x.rank]
-    return Cost(0, 0, size * 8)
+def _(n: Bound) -> Cost:
+    return Cost(0, 0, _indices(n).bytes)
 
 
 @op(cases=[case(ints(2, 3, high=4), depth=4), case(ints(5, high=3), depth=6)])
@@ -227,9 +231,9 @@ def one_hot(ids: Array, *, depth: int) -> Array:
 
 
 @one_hot.infer
-def _(ids: TensorType, *, depth: int) -> TensorType:
-    want(ids.dtype.is_int, f"ids {ids} are no integers")
-    return TensorType(dtypes.f32, (*ids.shape, depth))
+def _(n: Bound) -> TensorType:
+    want(n.ids.dtype.is_int, f"ids {n.ids} are no integers")
+    return TensorType(dtypes.f32, (*n.ids.shape, n.depth))
 
 
 @op(cases=[case(normal(2, 5), axis=1, before=2, after=1), case(normal(3), axis=0, before=0, after=2, value=1.5)])
@@ -241,6 +245,27 @@ def pad(x: Array, *, axis: int, before: int = 0, after: int = 0, value: float = 
 
 
 @pad.infer
-def _(x: TensorType, *, axis: int, before: int, after: int, value: float) -> TensorType:
-    a = axis_of(axis, x.rank)
-    return x.with_shape(*x.shape[:a], x.shape[a] + (before + after), *x.shape[a + 1 :])
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    a = axis_of(n.axis, x.rank)
+    return x.with_axis(a, x.shape[a] + (n.before + n.after))
+
+
+# -- compositions
+
+
+def swap(x: Value) -> Value:
+    """x with its last two axes exchanged."""
+    rank = len(x.shape)
+    return transpose(x, axes=(*range(rank - 2), rank - 1, rank - 2))
+
+
+def per_head(x: Value, heads: int) -> Value:
+    """[batch, n, heads·d] as [batch, heads, n, d]."""
+    return transpose(reshape(x, shape=(*x.shape[:2], heads, x.width // heads)), axes=(0, 2, 1, 3))
+
+
+def flat(x: Value) -> Value:
+    """[batch, heads, n, d] as [batch, n, heads·d]."""
+    batch, heads, n, d = x.shape
+    return reshape(transpose(x, axes=(0, 2, 1, 3)), shape=(batch, n, heads * d))

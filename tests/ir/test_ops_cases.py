@@ -7,7 +7,7 @@ import pytest
 
 from weft.ir import OPS, Graph, Op, Value, dtypes, interpret, ops, sizes, verify
 from weft.ir.cases import expand, one_node
-from weft.ir.op import Case
+from weft.ir.op import Bound, Case
 from weft.ir.parser import parse
 from weft.ir.types import TensorType
 
@@ -32,6 +32,16 @@ def test_record_is_complete(name: str) -> None:
     assert op.doc
     assert op.operands
     assert getattr(ops, name) is op
+
+
+def test_an_application_has_operands_and_attributes_by_name() -> None:
+    one, two = TensorType(dtypes.f32, (1,)), TensorType(dtypes.f32, (2,))
+    norm = Bound(OPS["layer_norm"], [one, None, two], {"eps": 0.5})
+    assert (norm.x, norm.weight, norm.bias, norm.eps) == (one, None, two, 0.5)
+    assert Bound(OPS["rms_norm"], [one], {}).weight is None
+    assert Bound(OPS["concat"], [one, two, one], {"axis": 0}).xs == (one, two, one)
+    with pytest.raises(AttributeError, match="'epsilon', only x, weight, bias, eps"):
+        _ = norm.epsilon
 
 
 def test_body_or_primitive() -> None:
