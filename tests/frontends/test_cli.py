@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 import weft
 from weft.backends.runtime import session
 from weft.frontends.cli import cli
+from weft.ir.errors import WeftError
 
 TINY = """
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
@@ -205,6 +206,21 @@ def test_a_full_disk_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} <= {"tiny.py", "__pycache__"}
 
 
+def test_a_disk_full_of_weights_has_no_room_for_a_tokenizer(
+    smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def full(path: Path, *args: Any, **options: Any) -> int:
+        if path.name == "tokenizer.json":
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert "the disk is full" in refused("compile", smollm2_gguf, "--max-length", "16", "-o", tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
 # -- run
 
 
@@ -297,7 +313,7 @@ def on_a_terminal(*args: str | Path, cwd: Path, typed: Sequence[str] = ()) -> tu
         except OSError:  # how Linux says that the other end is closed
             break
         screen += some
-        if some and answered < len(typed) and screen.count(b"> ") > answered:
+        if some and answered < len(typed) and screen.count(b"\n> ") > answered:
             os.write(ours, typed[answered].encode())
             answered += 1
         if not some:
@@ -389,6 +405,17 @@ def test_opt_keeps_an_older_file(tiny: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} <= {"a.weft", "tiny.py", "__pycache__"}
 
 
+def test_opt_writes_into_pipes_and_through_links(tiny: Path, tmp_path: Path) -> None:
+    text = done("opt", tiny).stdout
+    os.mkfifo(tmp_path / "pipe")
+    process = start("opt", tiny, "-o", tmp_path / "pipe", cwd=tmp_path)
+    assert (tmp_path / "pipe").read_text() == text
+    assert process.communicate(timeout=60) == ("", "") and (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to("a.weft")
+    done("opt", tiny, "-o", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "a.weft").read_text() == text
+
+
 # -- catalogues and completion
 
 
@@ -465,3 +492,20 @@ def test_every_end_has_a_status(error: BaseException, status: int, words: str, m
     result = weft_command("inspect", "gpt2")
     assert result.exit_code == status
     assert words in result.stderr and result.stderr.count("\n") == bool(words)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_interrupt_while_something_loads_is_one(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            lost = ImportError("umath failed to import")  # as numpy's C sources do
+        if told:
+            raise WeftError(f"ONNX Runtime cannot be imported ({lost})") from lost
+        raise lost
+
+    monkeypatch.setattr("weft.frontends.sources.load_source", load)
+    result = weft_command("inspect", "gpt2")
+    assert (result.exit_code, result.stderr) == (130, "weft: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
