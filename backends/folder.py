@@ -32,10 +32,10 @@ def whole_folder(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
         yield partial
-        partial.chmod(0o777 & ~_umask())
+        partial.chmod(0o777 & ~umask())
         _take_place(partial, out)
     except OSError as e:
-        raise WeftError(f"cannot write to {out}: {_reason(e)}") from e
+        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
     finally:
         if partial is not None and partial.exists():
             shutil.rmtree(partial, ignore_errors=True)
@@ -62,13 +62,15 @@ def _take_place(new: Path, out: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """What new files of this process are not permitted."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
-def _reason(e: OSError) -> str:
+def reason(e: OSError) -> str:
+    """Why the system refused to write, and what would help, in a few words."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space or name a folder on another disk"
     if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -57,15 +57,20 @@ def complain(message: str) -> None:
 
 def _status(run: Callable[[], Any]) -> int:
     """Run a command to its exit status."""
+    interrupted = threading.Event()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × shows ?
     try:
-        with _terminable():
+        with _terminable(interrupted):
             found = run()
             sys.stdout.flush()
         return found if isinstance(found, int) else 0
-    except WeftError as error:
+    except (WeftError, ImportError) as error:
+        if interrupted.is_set() and isinstance(error.__cause__ or error, ImportError):
+            return _interrupted()  # while they load, C extensions make this of it
+        if isinstance(error, ImportError):
+            raise
         complain(str(error))
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "weft"
@@ -84,26 +89,35 @@ def _status(run: Callable[[], Any]) -> int:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP unwind the stack, so that temporary files go (only the main thread can arrange it)."""
+def _terminable(interrupted: threading.Event) -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP unwind the stack, so that temporary files go, and SIGINT leaves a mark besides.
+
+    Only the main thread can arrange it.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        signal.default_int_handler(number, frame)
 
     def leave(number: int, _: FrameType | None) -> None:
-        for s in kinds:
+        for s in before:
             signal.signal(s, signal.SIG_IGN)
         click.echo("weft: terminated", err=True)
         raise SystemExit(128 + number)
 
-    kinds = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    named = {"SIGINT": interrupt, "SIGTERM": leave, "SIGHUP": leave}
+    handlers = {getattr(signal, name): handler for name, handler in named.items() if hasattr(signal, name)}
+    usual = (signal.SIG_DFL, signal.default_int_handler)  # nohup has SIGHUP ignored, and means it
+    before = {s: signal.getsignal(s) for s in handlers if signal.getsignal(s) in usual}
     if threading.current_thread() is not threading.main_thread():
-        kinds = []
-    kinds = [s for s in kinds if signal.getsignal(s) == signal.SIG_DFL]  # nohup has SIGHUP ignored, and means it
-    for s in kinds:
-        signal.signal(s, leave)
+        before = {}
+    for s in before:
+        signal.signal(s, handlers[s])
     try:
         yield
     finally:
-        for s in kinds:
-            signal.signal(s, signal.SIG_DFL)
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 def _interrupted() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from weft.backends.folder import reason, umask
 from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
@@ -58,21 +59,25 @@ def opt_command(source: str, passes: str, out: str, dump_ir: str | None, verify:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all.
+    """Write a file that appears whole or not at all; what is no plain file (a device, a pipe) is written into.
 
     Raises:
-        WeftError: if `path` is a folder.
-        OSError: as the system reports it.
+        WeftError: if `path` is a folder, or the system refuses.
     """
     if path.is_dir():
         raise WeftError(f"{path} is a folder; name the file to write the graph into")
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(partial).chmod(0o666 & ~umask)
-        Path(partial).replace(path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        path = path.resolve()  # a link stays one
+        handle, partial = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as f:
+                f.write(text)
+            Path(partial).chmod(0o666 & ~umask())
+            Path(partial).replace(path)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+    except OSError as e:
+        raise WeftError(f"cannot write to {path}: {reason(e)}") from e

@@ -101,7 +101,8 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
         "model_max_length": metadata.get(f"{architecture}.context_length", 10**30),
     }
     out_dir.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(out_dir / "tokenizer.json"))
+    text = tokenizer.to_str(pretty=True)  # its own save() reports a full disk as a bare Exception
+    (out_dir / "tokenizer.json").write_text(text, encoding="utf-8")
     _write_json(out_dir / "tokenizer_config.json", config)
     _write_json(out_dir / "special_tokens_map.json", special)
     template = metadata.get("tokenizer.chat_template")
