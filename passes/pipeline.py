@@ -96,7 +96,10 @@ class Record:
 
 
 def default_pipeline(graph: Graph) -> Pipeline:
-    """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches."""
+    """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches.
+
+    A graph that has caches, or the logits of one token only, needs no pass to get them.
+    """
     from .library.cse import Cse
     from .library.dce import Dce
     from .library.fold_constants import FoldConstants
@@ -107,8 +110,13 @@ def default_pipeline(graph: Graph) -> Pipeline:
 
     simplify = Phase("simplify", (Dce(), Cse(), FoldConstants()))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
-    cache = Phase("cache", (KvCache(), LastTokenLogits()))
-    return Pipeline((simplify, fuse, cache) if graph.meta.get("kind") == "decoder" else (simplify, fuse))
+    if graph.meta.get("kind") != "decoder":
+        return Pipeline((simplify, fuse))
+    cached = any(node.op.name == "attention" and node.operand("past_k") is not None for node in graph.nodes)
+    logits = graph.outputs.get("logits")
+    last = logits is not None and logits.shape[1:2] == (1,)
+    cache = tuple(p for p, there in ((KvCache(), cached), (LastTokenLogits(), last)) if not there)
+    return Pipeline((simplify, fuse, Phase("cache", cache)) if cache else (simplify, fuse))
 
 
 def run_passes(

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from weft.ir import DType, Graph, WeftError, dtypes
-from weft.passes import Pass, Phase, Pipeline, Trace, base, default_pipeline, parse_pipeline
+from weft.ir import DType, Graph, WeftError, dtypes, print_graph
+from weft.passes import Pass, Phase, Pipeline, Trace, base, default_pipeline, parse_pipeline, run_passes
 from weft.passes.library.cast import Cast
 from weft.passes.library.cse import Cse
 from weft.passes.library.dce import Dce
@@ -92,6 +92,11 @@ def test_the_kind_of_model_decides_about_caches() -> None:
     simplify, fuse = ["dce", "cse", "fold-constants"], ["pack-qkv", "pack-gate-up", "fuse-residual-norm"]
     assert names == [*simplify, *fuse, "kv-cache", "last-token-logits"]
     assert [p.name for p in default_pipeline(encoder).passes] == [n for n in names if n not in kv]
+    half = run_passes(decoder, "kv-cache")
+    assert [p.name for p in default_pipeline(half).passes] == [n for n in names if n != "kv-cache"]
+    whole = run_passes(half)  # a graph that has what a pass brings is not refused
+    assert [p.name for p in default_pipeline(whole).passes] == [*simplify, *fuse]
+    assert print_graph(run_passes(whole)) == print_graph(whole)
 
 
 @pytest.mark.parametrize(
