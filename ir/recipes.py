@@ -37,6 +37,15 @@ class Recipe:
         cls.name = "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__).lstrip("_")
         REGISTRY[cls.name] = cls
 
+    def __post_init__(self) -> None:
+        """Whole numbers become floats where a field is one: equal recipes have equal texts."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type in ("float", float):
+                object.__setattr__(self, f.name, float(value))
+            elif f.type == "tuple[float, ...]":
+                object.__setattr__(self, f.name, tuple(map(float, value)))
+
     def shape(self, archive: Archive) -> tuple[int, ...]:
         """The shape this recipe makes; checks that the parts fit.
 

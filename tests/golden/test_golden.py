@@ -15,7 +15,9 @@ from weft.ir import Graph, parse
 from weft.passes import run_passes
 
 LOCAL = Block(Attention(heads=4, kv_heads=2, rope=RoPE(10_000), window=8), GatedMLP(48), norm=RMSNorm(1e-6))
-WIDE = Block(Attention(heads=4, kv_heads=2, rope=RoPE(1_000_000), qk_norm=RMSNorm(1e-6)), GatedMLP(48), norm=RMSNorm(1e-6))
+WIDE = Block(
+    Attention(heads=4, kv_heads=2, rope=RoPE(1_000_000), qk_norm=RMSNorm(1e-6)), GatedMLP(48), norm=RMSNorm(1e-6)
+)
 OLD = Block(
     Attention(heads=4, qkv_bias=True, out_bias=True), MLP(64, activation="gelu_tanh", bias=True), norm=LayerNorm(1e-5)
 )

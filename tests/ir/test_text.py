@@ -63,6 +63,7 @@ def assorted() -> Graph:
     graph.add_param("lit", TensorType(dtypes.f32, (2, 2)), Literal((1.0, -2.5e-08, math.inf, -math.inf), (2, 2)))
     graph.add_param("ids", TensorType(dtypes.i64, (3,)), Literal((1, -2, 3), (3,)))
     graph.add_param("flags", TensorType(dtypes.bool_, (2,)), Literal((True, False), (2,)))
+    graph.add_param("whole", TensorType(dtypes.f32, (2,)), RopeFrequencies(4, theta=500_000, factors=(1, 2)))
     graph.add_param("zero", TensorType(dtypes.f32, ()), Full(0.0, ()))
     ops.reshape(x, shape=(BATCH * (2 * SEQ + 1), 6))
     ops.cast(x, to=dtypes.f16)
