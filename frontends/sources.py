@@ -62,6 +62,8 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
     Raises:
         WeftError: saying what is wrong with the source, or what can be one.
     """
+    if seed < 0:
+        raise WeftError(f"seed is {seed}, but it must be at least 0")
     if isinstance(source, Model):
         return source
     if isinstance(source, Graph):

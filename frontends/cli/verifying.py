@@ -82,6 +82,8 @@ def _place(found: Verification) -> str:
     if at is None and not found.layers:
         return "unknown: the compiled model and the reference have no layer boundaries in common"
     if at is None:
+        if not found.passed:
+            return f"none of {len(found.layers)}: look after {list(found.layers)[-1]}, in the last layer, norm or head"
         worst, error = max(found.layers.items(), key=lambda item: item[1])
         return f"none of {len(found.layers)} (largest relative error {error:.3g}, after {worst})"
     inside = f", first at {at.value} ({at.value_error:.3g})" if at.value is not None else ""

@@ -155,6 +155,11 @@ def test_files_that_are_no_source(text: str, message: str, tmp_path: Path) -> No
         load_source(tmp_path / "x.txt")
 
 
+def test_seeds_start_at_zero() -> None:
+    with pytest.raises(WeftError, match="seed is -1, but it must be at least 0"):
+        load_source("gpt2", seed=-1)
+
+
 def test_unknown_names() -> None:
     with pytest.raises(WeftError, match=r"'lama2-7b' is no preset .* did you mean the preset llama2-7b"):
         load_source("lama2-7b")

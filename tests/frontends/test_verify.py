@@ -86,6 +86,17 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
     assert shown["passed"] is False and shown["divergence"]["layer"] == "layers.1"
 
 
+def test_a_wrong_weight_behind_the_layers_is_found(tmp_path: Path) -> None:
+    folder = compiled(tmp_path)
+    offset, length = weight_of(folder, "logits")
+    data = np.memmap(folder / "model.onnx.data", np.float32, "r+", offset, (length // 4,))
+    data[:] *= 1.5
+    data.flush()
+    result = verify_command(folder)
+    assert result.exit_code == 1
+    assert "in the last layer, norm or head" in result.stdout
+
+
 def test_the_command_passes(tmp_path: Path) -> None:
     result = verify_command(compiled(tmp_path), "--tokens", "4")
     assert result.exit_code == 0, result.output
