@@ -99,6 +99,8 @@ def _opened(source: str, device: str, threads: int | None) -> Iterator[Any]:
     from ..compiler import compile
 
     target, found = _target(device), load_source(source)
+    if found.tokenizer is None:  # said before gigabytes are written
+        raise WeftError(f"{source} has no tokenizer for a prompt; compiled, it generates from token ids in Python")
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         note(f"compiling {source} for this run; `weft compile {source} -o DIR` would keep the result")
         folder = Path(scratch, "model")

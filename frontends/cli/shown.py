@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -70,7 +70,7 @@ def note(message: str) -> None:
 
 @contextlib.contextmanager
 def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
-    """A bar on stderr with rate and remaining time while the block runs; nothing where stderr is no terminal.
+    """A bar on stderr with amount and remaining time while the block runs; nothing where stderr is no terminal.
 
     `first` is shown with a spinner until the first step names a stage and its total.
     """
@@ -79,42 +79,24 @@ def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
         return
     from rich import progress as rich_progress
 
-    amount: list[Any] = [rich_progress.MofNCompleteColumn(), _rate(unit)]
+    known: list[rich_progress.ProgressColumn] = [rich_progress.MofNCompleteColumn()]
     if unit == "bytes":
-        amount = [rich_progress.DownloadColumn(binary_units=True), rich_progress.TransferSpeedColumn()]
-    bar = rich_progress.Progress(
-        rich_progress.SpinnerColumn(),
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        *amount,
-        rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
-        console=console(stderr=True),
-        transient=True,
-    )
+        known = [rich_progress.DownloadColumn(binary_units=True), rich_progress.TransferSpeedColumn()]
+    opening = [rich_progress.SpinnerColumn(), rich_progress.TextColumn("{task.description}")]
+    known = [*opening, rich_progress.BarColumn(), *known, rich_progress.TimeRemainingColumn(elapsed_when_finished=True)]
+    bar = rich_progress.Progress(*opening, console=console(stderr=True), transient=True)
     with bar:
-        task, known = bar.add_task(first, total=None), first
-        last = 0.0
+        task, shown, last = bar.add_task(first, total=None), first, 0.0
 
         def step(stage: str, done: int, total: int) -> None:
-            nonlocal known, last
-            if stage != known:
+            nonlocal shown, last
+            if stage != shown:
+                bar.columns = tuple(known)
                 bar.reset(task, description=stage, total=total)
-                known = stage
+                shown = stage
             now = time.monotonic()
             if done >= total or now - last > 0.05:  # blocks come by the thousand
                 bar.update(task, completed=done, total=total)
                 last = now
 
         yield step
-
-
-def _rate(unit: str) -> Any:
-    """A column with `unit` per second."""
-    from rich.progress import ProgressColumn, Task
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:.3g} {unit}/s" if task.speed else f"– {unit}/s", style="progress.data.speed")
-
-    return Rate()

@@ -283,6 +283,11 @@ def test_bad_requests_to_run(compiled: Path, args: tuple[str, ...], words: tuple
     assert all(word in line for word in words)
 
 
+def test_a_source_without_a_tokenizer_is_not_compiled_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "never"))
+    assert "no tokenizer" in refused("run", "llama3.1-405b", "--prompt", "x", "--device", "cpu")
+
+
 def test_a_device_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "missing_cuda", lambda ort: "the NVIDIA driver sees no GPU")
     assert refused("run", tiny, "--prompt", "x", "--device", "cuda").endswith("sees no GPU")
