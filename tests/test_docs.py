@@ -7,7 +7,7 @@ on a line of its own. Behind the language, where readers of the page do not see 
 - ``exit=2``: the status the shell block ends with; ``raises``: the python block ends with an exception, shown by its
   last line
 - ``from=path``: an excerpt of that file of the repository, not run
-- ``setup``: installing and making, not run; its make targets must exist
+- ``setup``: installing and making, not run; its make targets and files must exist
 """
 
 from __future__ import annotations
@@ -133,8 +133,16 @@ def matches(expected: str, printed: str) -> bool:
 def _check_setup(at: str, text: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for line in text.splitlines():
-        words = line.split()
-        if words and not ((words[0] == "make" and words[1] in targets) or words[:2] == ["pip", "install"]):
+        match line.split():
+            case [] | ["pip", "install", *_] | [".", ".venv/bin/activate", *_]:
+                known = True
+            case ["make", target, *_]:
+                known = target in targets
+            case ["cp", file, *_] | ["ln", "-s", file, *_]:
+                known = (ROOT / file).exists()
+            case _:
+                known = False
+        if not known:
             sys.exit(f"{at}: {line!r} is no way to set weft up")
 
 

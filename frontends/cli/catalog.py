@@ -164,7 +164,9 @@ def presets_command(name: str | None) -> None:
 
     if name is not None and name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 3)
-        raise WeftError(f"unknown preset {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        raise WeftError(
+            f"unknown preset {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "; see `weft presets`")
+        )
     chosen = PRESETS.items() if name is None else [(name, PRESETS[name])]
     rows = [(n, count(p.parameters), p.about) for n, p in chosen]
     table(("preset", "parameters", "architecture"), rows, right="parameters")
