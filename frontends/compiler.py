@@ -19,6 +19,7 @@ from weft.backends.targets import Target, find_target
 from weft.ir import dtypes, ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.verifier import verify as verify_graph
 from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
 
 from .sources import Model, load_source
@@ -80,6 +81,7 @@ def compile(
     dtype = _dtype(place, dtype)
     model = load_source(source, seed=seed)
     notes: list[str] = []
+    verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()
     pipeline = target_pipeline(model.graph, place, dtype, passes)
@@ -90,6 +92,8 @@ def compile(
     from weft.backends.onnx import cuda, export, genai
     from weft.backends.onnx.lowering import refusals
 
+    if graph.meta.get("kind") == "decoder" and not genai.cache_layers(graph):
+        notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
     legalize(graph, lambda node: refusals(node, place), trace)
     built = export.build(graph, place, length)
     stray = cuda.cuda_problems(built.model) if place.device == "cuda" else []

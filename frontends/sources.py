@@ -103,7 +103,7 @@ def parameter_count(graph: Graph) -> int:
 
 def _from_gguf(spec: str, path: Path) -> Model:
     from .gguf.family import load_gguf
-    from .gguf.tokenizer import write_tokenizer
+    from .gguf.tokenizer import has_tokenizer, write_tokenizer
 
     archive, loaded = load_gguf(path)
     return Model(
@@ -111,7 +111,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
         spec,
         f"GGUF file {path.name}",
         module=loaded.module,
-        tokenizer=lambda out: write_tokenizer(archive.metadata, out),
+        tokenizer=(lambda out: write_tokenizer(archive.metadata, out)) if has_tokenizer(archive.metadata) else None,
         unread=loaded.unread,
         ignored=loaded.ignored,
         files=(path,),

@@ -85,7 +85,7 @@ class Result:
     tokens: list[int] = field(default_factory=list)  # all that were generated, the stop token included
     text: str = ""  # without special tokens, cut before a stop string; empty where there is no tokenizer
     finish: Finish | None = None  # a stop token, a stop string, or max_tokens or the model's maximum; None: not yet
-    timings: Timings = field(default_factory=Timings)
+    timings: Timings = field(default_factory=Timings, compare=False)
 
     def __str__(self) -> str:
         return self.text

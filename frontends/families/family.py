@@ -170,7 +170,15 @@ def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[st
 def _check(param: Param, archive: Archive, keys: frozenset[str]) -> None:
     for key in param.recipe.sources():
         if key not in keys:
-            raise WeftError(f"{archive.path} has no tensor {key!r}, which parameter {param.name} is read from")
+            raise WeftError(
+                f"{archive.path} has no tensor {key!r}, which parameter {param.name} is read from; "
+                "either the checkpoint is incomplete or its config is another model's"
+            )
+        if not (archive.dtype(key).is_float or archive.dtype(key).is_block):
+            raise WeftError(
+                f"{archive.path}: tensor {key!r} holds {archive.dtype(key)}, but a weight must hold floats; "
+                "was the checkpoint quantized by another tool?"
+            )
     read = ", ".join(f"{key} {list(archive.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
     try:
         shape = param.recipe.shape(archive)

@@ -16,7 +16,7 @@ from ..dsl import RoPE
 from ..families import Family, Loaded, Settings, load
 from ..families.family import Fetch, Template, key
 from .archive import GGUFArchive
-from .tokenizer import token_ids
+from .tokenizer import TokenIds, has_tokenizer, token_ids
 
 FREQUENCIES = "rope_freqs.weight"
 
@@ -111,12 +111,15 @@ def load_gguf(path: Path) -> tuple[GGUFArchive, Loaded]:
     name = archive.metadata.get("general.architecture")
     if name not in FAMILIES:
         raise WeftError(f"{path}: architecture {name!r} is not known; weft imports {', '.join(FAMILIES)} from GGUF")
-    loaded = load(FAMILIES[name], _config(archive.metadata, f"{name}."), archive, str(path))
+    config = _config(archive.metadata, f"{name}.")
+    if "token_embd.weight" in set(archive.keys()):
+        config.setdefault("vocab_size", archive.shape("token_embd.weight")[0])
+    loaded = load(FAMILIES[name], config, archive, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
     if frequencies is not None and FREQUENCIES in loaded.ignored:
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))
         loaded.ignored.remove(FREQUENCIES)
-    ids = token_ids(archive.metadata)
+    ids = token_ids(archive.metadata) if has_tokenizer(archive.metadata) else TokenIds(None, [], None, False, False)
     loaded.graph.meta.update(
         eos_token_ids=list(ids.eos),
         bos_token_id=ids.bos,
@@ -129,7 +132,8 @@ def load_gguf(path: Path) -> tuple[GGUFArchive, Loaded]:
 def _config(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The architecture's keys without their prefix; float32 numbers as the decimals they stand for."""
     found = {k.removeprefix(prefix): _decimal(v) for k, v in metadata.items() if k.startswith(prefix)}
-    found.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
+    if "tokenizer.ggml.tokens" in metadata:
+        found.setdefault("vocab_size", len(metadata["tokenizer.ggml.tokens"]))
     return found
 
 

@@ -52,6 +52,11 @@ class TokenIds:
     add_eos: bool
 
 
+def has_tokenizer(metadata: Metadata) -> bool:
+    """Whether a GGUF file describes a tokenizer at all."""
+    return any(key.startswith("tokenizer.") for key in metadata)
+
+
 def token_ids(metadata: Metadata) -> TokenIds:
     """The special token ids and flags that GGUF `metadata` gives or implies.
 

@@ -71,10 +71,12 @@ class SafetensorsFile:
         size = os.fstat(self._fd).st_size
         length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
         if size < 8 or not 2 <= length <= MAX_HEADER:
-            raise WeftError(f"{self.path} is not a safetensors file: it begins with no header length")
+            raise WeftError(
+                f"{self.path} is not a safetensors file: it begins with no header length; fetch the file again"
+            )
         if 8 + length > size:
             raise WeftError(
-                f"{self.path} is truncated or not safetensors: header of {length} bytes in a file of {size}"
+                f"{self.path} is truncated or not safetensors: header of {length} bytes in {size}; fetch it again"
             )
         try:
             header = json.loads(os.pread(self._fd, length, 8))
@@ -84,7 +86,9 @@ class SafetensorsFile:
         tensors = {key: self._tensor(key, entry, 8 + length) for key, entry in entries.items()}
         end = max((t.offset + t.dtype.bytes_for(math.prod(t.shape)) for t in tensors.values()), default=0)
         if end > size:
-            raise WeftError(f"{self.path} is truncated: its tensors end at byte {end}, the file at {size}")
+            raise WeftError(
+                f"{self.path} is truncated: its tensors end at byte {end}, the file at {size}; fetch it again"
+            )
         return tensors
 
     def _tensor(self, key: str, entry: Any, start: int) -> _Tensor:
@@ -114,7 +118,10 @@ class SafetensorsFile:
     def _fill(self, buffer: memoryview, offset: int) -> None:
         done = 0
         while done < len(buffer):
-            got = os.preadv(self._fd, [buffer[done:]], offset + done)
+            try:
+                got = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as e:
+                raise WeftError(f"{self.path} cannot be read: {e.strerror or e}") from e
             if not got:
                 raise WeftError(f"{self.path} has become shorter while it was read")
             done += got
@@ -193,7 +200,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise WeftError(f"{folder / INDEX} is not a safetensors index: its weight_map is empty or malformed")
     for name in sorted(set(names.values())):
         if name not in found:
-            raise WeftError(f"{folder} lacks the shard {name} that {INDEX} names")
+            raise WeftError(f"{folder} lacks the shard {name} that {INDEX} names; fetch it too")
     for name in found:
         if name not in names.values() and _shard(name):
             raise WeftError(f"{folder / name} is missing from {INDEX}")
@@ -210,4 +217,4 @@ def _complete(folder: Path, found: list[str]) -> None:
             stem, digits, count, end = match.groups()
             for i in range(1, int(count) + 1):
                 if (wanted := f"{stem}{i:0{len(digits)}d}-of-{count}{end}") not in found:
-                    raise WeftError(f"{folder} lacks the shard {wanted}")
+                    raise WeftError(f"{folder} lacks the shard {wanted}; fetch it too")

@@ -41,6 +41,7 @@ _PUBLIC = {
     "weft.frontends.inspection": ("inspect",),
     "weft.frontends.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),
+    "weft.ir": ("WeftError",),
     "weft.passes": ("run_passes",),
 }
 _HOME = {name: home for home, names in _PUBLIC.items() for name in names}

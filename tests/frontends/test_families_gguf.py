@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import weft
 from weft.frontends import load_source
 from weft.ir import WeftError, verify
 
@@ -44,7 +45,9 @@ Write = Callable[..., Path]
 def write(tmp_path: Path) -> Write:
     """write(folder, arch, **metadata): the weights of a tiny Hugging Face folder as a GGUF file."""
 
-    def make(folder: Path, arch: str, extra: dict[str, np.ndarray] | None = None, **metadata: Any) -> Path:
+    def make(
+        folder: Path, arch: str, extra: dict[str, np.ndarray] | None = None, tokenizer: bool = True, **metadata: Any
+    ) -> Path:
         import gguf
 
         path = tmp_path / "model.gguf"
@@ -64,12 +67,13 @@ def write(tmp_path: Path) -> Write:
         for key, value in facts.items():
             add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
             add(f"{arch}.{key}", value)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
-        writer.add_token_list([f"t{i}" for i in range(97)])
-        writer.add_token_types([1] * 97)
-        writer.add_token_merges(["t 0"])
-        writer.add_eos_token_id(5)
+        if tokenizer:
+            writer.add_tokenizer_model("gpt2")
+            writer.add_tokenizer_pre("smollm")
+            writer.add_token_list([f"t{i}" for i in range(97)])
+            writer.add_token_types([1] * 97)
+            writer.add_token_merges(["t 0"])
+            writer.add_eos_token_id(5)
         for name, tensor in load_file(folder / "model.safetensors").items():
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
@@ -164,6 +168,15 @@ def test_files_that_are_no_model(arch: str, metadata: dict[str, Any], message: s
     with pytest.raises(WeftError, match=message) as caught:
         load_source(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_file_without_a_tokenizer_compiles_without_one(save: Any, write: Write, tmp_path: Path) -> None:
+    path = write(save("llama", num_key_value_heads=2)[1], "llama", tokenizer=False)
+    model = load_source(path)
+    assert model.tokenizer is None
+    weft.compile(model, tmp_path / "out")
+    found = weft.load(tmp_path / "out").generate([3, 1, 4], max_tokens=2)
+    assert len(found[0].tokens) == 2
 
 
 def test_smollm2(smollm2_gguf: Path, tmp_path: Path) -> None:

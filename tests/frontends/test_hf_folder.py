@@ -179,7 +179,7 @@ def test_shard_missing_on_disk(sharded: Path) -> None:
     shard.unlink()
     fails(sharded, f"lacks the shard {shard.name} that {INDEX} names")
     (sharded / INDEX).unlink()
-    fails(sharded, f"lacks the shard {shard.name}$")
+    fails(sharded, f"lacks the shard {shard.name}; fetch it too$")
 
 
 def test_shard_missing_from_the_index(sharded: Path) -> None:
@@ -214,7 +214,7 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"", "begins with no header length"),
         (b"\x00" * 64, "begins with no header length"),
         (b"not a checkpoint at all" * 9, "begins with no header length"),
-        (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in a file of 10"),
+        (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in 10"),
         (header(b"{]"), "header is no JSON object"),
         (header([1, 2]), "header is no JSON object"),
         (header(b"\xff\xfe{}"), "header is no JSON object"),
@@ -250,3 +250,10 @@ def test_a_local_hub_snapshot_is_found_by_its_id(folder: Path, tmp_path: Path, m
     assert found.spec == "someone/tiny-llama"
     with pytest.raises(WeftError, match="'someone/else' is no preset and no such file or folder"):
         load_source("someone/else")
+
+
+def test_integer_weights_are_refused(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = np.ones_like(tensors["model.norm.weight"], np.int32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    fails(folder, "'model.norm.weight' holds i32, but a weight must hold floats")
