@@ -4,6 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 SETUP := .venv/.setup
+RUNTIME := .venv/.runtime
 CACHE := .cache/weights
 SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 MINILM := $(CACHE)/all-MiniLM-L6-v2
@@ -26,11 +27,16 @@ $(BIN)/python:
 
 $(SETUP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[cpu,hf,torch,dev]'
+	@touch $(RUNTIME) $@
+
+# What compiling and running need: no PyTorch.
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e '.[cpu]'
 	@touch $@
 
 weights: $(SMOLLM2) $(MINILM)  ## the two real models of the tests and the demo, into .cache/weights
 
-$(SMOLLM2) $(MINILM): | $(SETUP)
+$(SMOLLM2) $(MINILM): | $(BIN)/python
 	$(BIN)/python tests/weights.py $(@F) $(CACHE)
 
 test: $(SETUP) $(SMOLLM2) $(MINILM) lint  ## every check: lint, types, tests
@@ -45,7 +51,7 @@ format: $(SETUP)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: $(SETUP) $(SMOLLM2)  ## compile SmolLM2 and let it answer PROMPT
+demo: $(RUNTIME) $(SMOLLM2)  ## compile SmolLM2 and let it answer PROMPT
 	$(BIN)/weft compile $(SMOLLM2) -o build/smollm2
 	$(BIN)/weft run build/smollm2 --chat --prompt "$(PROMPT)"
 

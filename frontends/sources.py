@@ -121,6 +121,10 @@ def _from_gguf(spec: str, path: Path) -> Model:
 def _from_folder(spec: str, path: Path) -> Model:
     from .hf import load_folder
 
+    if (path / "weft.json").is_file():
+        raise WeftError(
+            f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
+        )
     folder, loaded = load_folder(path)
     return Model(
         loaded.graph,

@@ -23,9 +23,17 @@ if TYPE_CHECKING:
     from weft.backends.runtime.generate import Generator, Result, Stream
 
 
+def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,15,7") from None
+
+
 @click.command("run", short_help="Generate text, or talk.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: what is piped in.")
+@click.option("--ids", callback=_token_ids, help="Token ids to continue, such as 1,15,7; the answer is ids too.")
 @click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation where there is no prompt.")
 @click.option("--system", help="What the conversation is told beforehand (with --chat).")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens of one answer.")
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
 def run_command(
     source: str,
     prompt: str | None,
+    ids: list[int] | None,
     chat: bool,
     system: str | None,
     max_tokens: int,
@@ -61,11 +70,14 @@ def run_command(
       weft run out/ --chat                                       a conversation; Ctrl-D ends it
       weft run out/ --chat --prompt "What is the capital of France?" --temperature 0.7 --top-p 0.9 --seed 1
       echo "The sky is" | weft run model.gguf --stop "."
+      weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
     """
+    if ids is not None and (chat or prompt is not None):
+        raise click.UsageError("--ids goes with neither --prompt nor --chat")
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
     talk = chat and prompt is None and sys.stdin.isatty()
-    if prompt is None and not talk:
+    if prompt is None and ids is None and not talk:
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
         prompt = sys.stdin.read().removesuffix("\n")
@@ -73,7 +85,12 @@ def run_command(
     if given.keys() & {"top_k", "top_p", "min_p"}:
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
-    with _opened(source, device, threads) as model:
+    with _opened(source, device, threads, text=ids is None) as model:
+        if ids is not None and hasattr(model, "stream"):
+            (result,) = model.generate([ids], **options)
+            click.echo(",".join(map(str, result.tokens)))
+            click.echo(timing(result), err=True)
+            return
         if not hasattr(model, "stream"):
             _embed(model, prompt, chat, source)
             return
@@ -87,8 +104,8 @@ def run_command(
 
 
 @contextlib.contextmanager
-def _opened(source: str, device: str, threads: int | None) -> Iterator[Any]:
-    """The model in a compiled folder, or of a source compiled for as long as the block runs."""
+def _opened(source: str, device: str, threads: int | None, text: bool) -> Iterator[Any]:
+    """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer."""
     from weft.backends.runtime import load
     from weft.backends.runtime.folder import GENAI, MANIFEST
 
@@ -99,8 +116,8 @@ def _opened(source: str, device: str, threads: int | None) -> Iterator[Any]:
     from ..compiler import compile
 
     target, found = _target(device), load_source(source)
-    if found.tokenizer is None:  # said before gigabytes are written
-        raise WeftError(f"{source} has no tokenizer for a prompt; compiled, it generates from token ids in Python")
+    if found.tokenizer is None and text:  # said before gigabytes are written
+        raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         note(f"compiling {source} for this run; `weft compile {source} -o DIR` would keep the result")
         folder = Path(scratch, "model")
@@ -147,9 +164,9 @@ def timing(result: Result) -> str:
     """How long an answer took, in one line."""
     t = result.timings
     read = f"{t.prompt_tokens} prompt tokens in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
-    if not t.decoded_tokens:
-        return f"weft: {read}"
-    return f"weft: {read}, then {t.decoded_tokens} tokens in {t.decode_seconds:.2f} s ({t.decode_rate:.1f}/s)"
+    count = len(result.tokens)
+    rest = f", then {count} token{'s' if count != 1 else ''}" if count else ""
+    return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "")
 
 
 def _talk(model: Generator, before: list[dict[str, str]], options: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ may be used beside the building blocks: ``from weft.frontends.dsl import linear,
 
 from typing import Any
 
+from weft.ir import ops
+
 from .attention import Attention
 from .blocks import Block
 from .build import building, fill, module, named, normal, param, provided, providing, scope, trace
@@ -13,6 +15,8 @@ from .ffn import MLP, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .models import Decoder, Encoder
 from .rotary import RoPE
+
+silu = ops.swish  # its β is 1 by default
 
 __all__ = [
     "MLP",
@@ -38,13 +42,12 @@ __all__ = [
     "provided",
     "providing",
     "scope",
+    "silu",
     "trace",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    from weft.ir import ops
-
     if name.startswith("_"):
         raise AttributeError(f"module 'weft.frontends.dsl' has no attribute {name!r}")
     return getattr(ops, name)

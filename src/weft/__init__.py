@@ -1,4 +1,4 @@
-"""weft: a declarative transformer, compiled to readable PyTorch or to ONNX for ONNX Runtime.
+"""weft: a declarative transformer, rewritten as a graph and compiled to ONNX for ONNX Runtime.
 
 The names below, and every op, are imported on first use, so `import weft` costs next to nothing.
 """
@@ -34,6 +34,7 @@ _PUBLIC = {
         "normal",
         "param",
         "scope",
+        "silu",
         "trace",
     ),
     "weft.frontends": ("load_source",),
@@ -60,7 +61,11 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(ops, name)
     except AttributeError:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}") from None
+        import difflib
+
+        near = difflib.get_close_matches(name, _HOME, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise AttributeError(f"module 'weft' has no attribute {name!r}{hint}") from None
 
 
 def __dir__() -> list[str]:

@@ -228,7 +228,7 @@ def test_run_streams_the_answer_and_times_it(compiled: Path) -> None:
     result = done("run", compiled, "--prompt", "what is the sky", "--max-tokens", "5")
     expected = weft.load(compiled).generate("what is the sky", max_tokens=5)
     assert result.stdout == f"{expected[0].text}\n"
-    assert "4 prompt tokens" in result.stderr and "then 4 tokens" in result.stderr
+    assert "4 prompt tokens" in result.stderr and "then 5 tokens at" in result.stderr
 
 
 def test_run_reads_a_piped_prompt(compiled: Path) -> None:
@@ -514,3 +514,15 @@ def test_an_interrupt_while_something_loads_is_one(told: bool, monkeypatch: pyte
     result = weft_command("inspect", "gpt2")
     assert (result.exit_code, result.stderr) == (130, "weft: interrupted\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_token_ids_for_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "from weft import Attention, Block, Decoder\nmodel = Decoder(11, 8, 2, Block(Attention(2)), context=16)\n"
+    )
+    answer = done("run", tmp_path / "model.py", "--ids", "3,1,4", "--max-tokens", "2")
+    assert len(answer.stdout.strip().split(",")) == 2
+    assert "then 2 tokens" in answer.stderr
+    assert "--ids" in refused("run", tmp_path / "model.py", "--prompt", "hello")
+    assert "1,15,7" in refused("run", tmp_path / "model.py", "--ids", "3,x")
+    assert "--prompt" in refused("run", tmp_path / "model.py", "--ids", "3", "--prompt", "x")

@@ -155,6 +155,12 @@ def test_files_that_are_no_source(text: str, message: str, tmp_path: Path) -> No
         load_source(tmp_path / "x.txt")
 
 
+def test_a_compiled_folder_is_no_source(tmp_path: Path) -> None:
+    compile(TINY, tmp_path / "out", max_length=8)
+    with pytest.raises(WeftError, match="is compiled already"):
+        load_source(tmp_path / "out")
+
+
 def test_seeds_start_at_zero() -> None:
     with pytest.raises(WeftError, match="seed is -1, but it must be at least 0"):
         load_source("gpt2", seed=-1)
