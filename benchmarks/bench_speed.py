@@ -5,8 +5,8 @@ in random order. Memory bandwidth changes from process to process, so several pr
 contenders in another order; ratios are formed inside a process. ONNX graphs go through the same loop: I/O binding,
 shared cache buffers, argmax on the host. Read bandwidth is measured beside them, in the same turns.
 
-On Linux the weights of every contender are moved to huge pages after loading: where small pages happen to lie decides up
-to 10 % of a decode, and differs from one copy of the same graph to the next.
+On Linux the weights of every contender are moved to huge pages after loading: where small pages happen to lie decides
+up to 10 % of a decode, and differs from one copy of the same graph to the next.
 
     python benchmarks/bench_speed.py [--processes 5] [--rounds 3] [--threads 2]
 """
