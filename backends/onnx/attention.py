@@ -37,21 +37,23 @@ def _producer(value: Value | None, op: str) -> Node | None:
     return node if node is not None and node.op.name == op else None
 
 
-def _absorbed_rope(node: Node) -> Node | None:
-    """The rotation of q, if q and k are turned alike and the kernel can do the same."""
+def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
+    """The rotations of q and k, if they turn alike and the kernel can do the same."""
     q, k = (_producer(v, "rope") for v in node.inputs[:2])
     if q is None or k is None or q.inputs[1:] != k.inputs[1:] or q.inputs[1] is not node.operand("positions"):
         return None
     alike = all(q.attrs[a] == k.attrs[a] for a in ("interleaved", "amplitude"))
+    alike &= (q.attrs["heads"], k.attrs["heads"]) == (node.attrs["heads"], node.attrs["kv_heads"])
     frequencies = q.inputs[2]
-    return q if alike and isinstance(frequencies, Param) and frequencies.width % 8 == 0 else None
+    fits = alike and isinstance(frequencies, Param) and frequencies.width % 8 == 0
+    return (q, k) if fits else None
 
 
 def _cover(node: Node) -> _Gqa:
     q, k, v = node.inputs[:3]
-    rope = _absorbed_rope(node)
-    if rope is not None:
-        q, k = rope.inputs[0], _producer(k, "rope").inputs[0]  # type: ignore[union-attr] # both are ropes
+    rope = None
+    if (ropes := _absorbed_ropes(node)) is not None:
+        rope, (q, k) = ropes[0], (r.inputs[0] for r in ropes)
     assert q is not None
     packed = _producer(q, "split")
     if packed is not None and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
