@@ -5,8 +5,8 @@ in random order. Memory bandwidth changes from process to process, so several pr
 contenders in another order; ratios are formed inside a process. ONNX graphs go through the same loop: I/O binding,
 shared cache buffers, argmax on the host. Read bandwidth is measured beside them, in the same turns.
 
-On Linux the weights of every contender are moved to huge pages after loading: where small pages happen to lie decides
-up to 10 % of a decode, and differs from one copy of the same graph to the next.
+weft's folder is compiled with --prepack: ONNX Runtime then maps the packed weights from the file, by huge pages where
+the system can. The same graph without it runs beside it.
 
     python benchmarks/bench_speed.py [--processes 5] [--rounds 3] [--threads 2]
 """
@@ -14,11 +14,9 @@ up to 10 % of a decode, and differs from one copy of the same graph to the next.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -135,7 +133,6 @@ def child(folders: dict[str, str], rounds: int, threads: int, seed: int) -> dict
         for n, f in folders.items()
     }
     big, bandwidth = torch.ones(67 << 20, dtype=torch.int64), []
-    use_huge_pages()
     ids = prompt(Path(folders["weft"]))
     times: dict[str, dict[str, list[float]]] = {n: {"prefill": [], "decode": []} for n in runs}
     tokens: dict[str, list[int]] = {n: [run.prefill(ids)] for n, run in runs.items()}  # the first is a warm-up
@@ -154,21 +151,6 @@ def child(folders: dict[str, str], rounds: int, threads: int, seed: int) -> dict
     for t in times.values():
         t["decode"] = t["decode"][1:]  # the first step allocates
     return {"times": times, "tokens": tokens, "bandwidth": bandwidth}
-
-
-def use_huge_pages() -> None:
-    """Ask Linux to back the large anonymous mappings of this process by huge pages, now (madvise, MADV_COLLAPSE)."""
-    if not Path("/proc/self/maps").exists():
-        return
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0", line)
-        if found:
-            start, end = (int(g, 16) for g in found.groups())
-            if end - start >= 4 << 20:
-                for advice in (14, 25):  # MADV_HUGEPAGE, MADV_COLLAPSE; a kernel that knows them not says so, no more
-                    advise(start, end - start, advice)
 
 
 def read_rate(big: Any) -> float:
@@ -213,11 +195,18 @@ def prepare(work: Path) -> dict[str, str]:
     import weft
 
     source = hugging_face_folder(GGUF, work / "hf")
-    weft.compile(GGUF, work / "weft", max_length=2048)
+    weft.compile(GGUF, work / "weft", max_length=2048, prepack=True)
+    weft.compile(GGUF, work / "weft_plain", max_length=2048)
     quiet: dict[str, Any] = {"check": True, "capture_output": True, "env": os.environ | {"HF_HUB_OFFLINE": "1"}}
     subprocess.run(builder_command(source, work / "builder"), **quiet)
     subprocess.run(builder_command(source, work / "builder_prune", "prune_lm_head=true"), **quiet)
-    names = {"weft": "weft", "builder": "builder", "builder_prune_lm_head": "builder_prune", "hf_eager": "hf"}
+    names = {
+        "weft": "weft",
+        "weft_without_prepack": "weft_plain",
+        "builder": "builder",
+        "builder_prune_lm_head": "builder_prune",
+        "hf_eager": "hf",
+    }
     return {name: str(work / folder) for name, folder in names.items()}
 
 

@@ -59,6 +59,7 @@ def compile(
     seed: int = 0,
     dump_ir: str | Path | None = None,
     verify: bool = False,
+    prepack: bool = False,
     progress: Progress | None = None,
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
@@ -71,6 +72,7 @@ def compile(
         seed: of the random initialization, where there is no checkpoint.
         dump_ir: folder for the text form after every pass.
         verify: check every pass on small random inputs in float64.
+        prepack: store the weights also as the CPU kernels want them (``ort-cpu`` only; twice the disk space).
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
@@ -78,6 +80,8 @@ def compile(
     """
     clock = {"start": time.perf_counter()}
     place = find_target(target)
+    if prepack and place.name != "ort-cpu":
+        raise WeftError(f"--prepack is for the kernels of target ort-cpu, not for {place.name}; leave it out")
     dtype = _dtype(place, dtype)
     model = load_source(source, seed=seed)
     notes: list[str] = []
@@ -108,11 +112,15 @@ def compile(
 
     with whole_folder(Path(out)) as folder, _hashing(model) as hashes:
         export.write(built, folder, step)
+        if prepack:
+            from weft.backends.onnx.prepack import prepack as prepack_weights
+
+            prepack_weights(folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         if genai.cache_layers(graph):
             genai.write_config(graph, place, length, folder, capture=not stray)
-        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes())
+        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes()) | {"prepacked": prepack}
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
