@@ -2,9 +2,9 @@
 
 ONNX Runtime packs every constant matrix when it opens a model, into memory of its own. A model may carry that packing
 beside the weights (``prepacked_0`` among a tensor's external data: kernel and content hash, then offset and length);
-the runtime packs, finds the same hash, and reads the file's copy instead, which the operating system maps and shares
-between processes. A processor that packs otherwise finds another hash and keeps its own, so the answer never changes.
-Blocks that begin on a huge page are mapped by huge pages where the file system can: fewer page walks for each token.
+the runtime packs, finds the same hash, and reads the file's copy instead, which is mapped and not memory of its own. A
+processor that packs otherwise finds another hash and keeps what it packed, so the answer never changes. Blocks that
+begin on a huge page are mapped by huge pages where the file system can: fewer page walks for each token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..runtime.session import onnxruntime
+from weft.ir.errors import WeftError
+
+from ..runtime.session import onnxruntime, ort_errors
 from .export import DATA, MODEL, PAGE
 
 HUGE_PAGE = 2 << 20
@@ -27,7 +29,7 @@ def prepack(folder: Path) -> int:
     Takes memory and, for a while, disk space for the packed model.
 
     Raises:
-        WeftError: if ONNX Runtime is not installed.
+        WeftError: if ONNX Runtime is not installed, or cannot write the packed model.
         OSError: as the file system reports it.
     """
     import onnx
@@ -64,7 +66,13 @@ def _save_packed(model: Path, out: Path) -> Any:
         "session.optimized_model_external_initializers_min_size_in_bytes": str(PAGE),
     }.items():
         options.add_session_config_entry(key, value)
-    ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except ort_errors() as error:
+        why = " ".join(str(error).split())
+        raise WeftError(
+            f"ONNX Runtime could not pack the weights ({why}); is there disk space for them twice?"
+        ) from error
     return onnx.load(out / MODEL, load_external_data=False)
 
 

@@ -243,6 +243,18 @@ def test_packing_of_another_processor_is_not_used(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weft.load(tmp_path / "out").logits(ids), want)
 
 
+def test_packing_that_fails_is_told_in_a_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise ort.capi.onnxruntime_pybind11_state.Fail("write failed:\nNo space left on device")
+
+    monkeypatch.setattr(ort, "InferenceSession", full)
+    with pytest.raises(WeftError, match=r"could not pack the weights .*No space left.*disk space"):
+        weft.compile(decoder(), tmp_path / "out", prepack=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_packing_is_for_ort_cpu_only(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="--prepack is for the kernels of target ort-cpu"):
         weft.compile(decoder(), tmp_path / "out", target="onnx", prepack=True)
