@@ -1,14 +1,16 @@
 """SmolLM2-135M fp32 on a CPU: prefill of 512 tokens and decode of 128, weft's graph beside its peers.
 
-The contenders run in one process on one thread pool, taking turns: prefills one by one, decode in blocks of 16 steps,
-in random order. Memory bandwidth changes from process to process, so several processes are pooled, each loading the
-contenders in another order; ratios are formed inside a process. ONNX graphs go through the same loop: I/O binding,
-shared cache buffers, argmax on the host. Read bandwidth is measured beside them, in the same turns.
+Every contender has a process of its own, as its user would run it, and they take turns: prefills one by one, decode in
+blocks of 16 steps, in random order; whoever waits, sleeps. (In one process the weights of one land in memory another
+has used and given back, and the first to load is slower than the rest by several per cent.) Memory bandwidth changes
+from process to process, so several sets of processes are pooled; ratios are formed inside a set. ONNX graphs go through
+the same loop: I/O binding, shared cache buffers, argmax on the host. Read bandwidth is measured in the same turns.
 
-weft's folder is compiled with --prepack: ONNX Runtime then maps the packed weights from the file, by huge pages where
-the system can. The same graph without it runs beside it.
+weft runs three times: its graph as it is; with --prepack, where ONNX Runtime maps the packed weights from the file, by
+huge pages where the system can; and with --keep-blocks, where the products read the GGUF's own 4- and 8-bit blocks. The
+weights are the same numbers everywhere, and all arithmetic is in f32.
 
-    python benchmarks/bench_speed.py [--processes 5] [--rounds 3] [--threads 2]
+    python benchmarks/bench_speed.py [--sets 8] [--rounds 2] [--threads 2]
 """
 
 from __future__ import annotations
@@ -120,73 +122,134 @@ def prompt(folder: Path) -> np.ndarray:
     return np.array([Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:PROMPT]])
 
 
-def child(folders: dict[str, str], rounds: int, threads: int, seed: int) -> dict[str, Any]:
-    """One process: load in the given order, take turns, return all times."""
-    import onnxruntime as ort
-    import torch
+class ReadBandwidth:
+    """Not a contender: GB/s of reading a tensor much larger than the caches, by torch on the same threads."""
 
-    ort.set_global_thread_pool_sizes(threads, 1)
-    torch.set_num_threads(threads)
-    rng = random.Random(seed)
-    runs = {
-        n: HuggingFaceRun(Path(f), threads) if n == "hf_eager" else OnnxRun(Path(f), threads)
-        for n, f in folders.items()
-    }
-    big, bandwidth = torch.ones(67 << 20, dtype=torch.int64), []
-    ids = prompt(Path(folders["weft"]))
-    times: dict[str, dict[str, list[float]]] = {n: {"prefill": [], "decode": []} for n in runs}
-    tokens: dict[str, list[int]] = {n: [run.prefill(ids)] for n, run in runs.items()}  # the first is a warm-up
-    for _ in range(rounds):
-        for name in rng.sample(list(runs), len(runs)):
+    def __init__(self, folder: Path, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self.data = torch.ones(67 << 20, dtype=torch.int64)
+
+    def measure(self) -> float:
+        start = time.perf_counter()
+        self.data.sum()
+        return float(self.data.nbytes / (time.perf_counter() - start) / 1e9)
+
+
+KINDS = {"hf_eager": HuggingFaceRun, "bandwidth": ReadBandwidth}
+
+
+def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
+    """One contender's process: answers each line of its input with one line, the times and tokens of that turn."""
+    if name not in KINDS:
+        import onnxruntime as ort
+
+        ort.set_global_thread_pool_sizes(threads, 1)
+    run: Any = KINDS.get(name, OnnxRun)(folder, threads)
+    ids = prompt(prompt_folder)
+    done, token = 0, 0
+
+    def prefill() -> None:
+        nonlocal token
+        token = run.prefill(ids)
+
+    def step() -> None:
+        nonlocal token, done
+        token = run.step(token, done)
+        done += 1
+
+    def turn(work: Any, times: int) -> dict[str, list[float]]:
+        seconds, tokens = [], []
+        for _ in range(times):
             start = time.perf_counter()
-            runs[name].prefill(ids)
-            times[name]["prefill"].append(time.perf_counter() - start)
-    for first in range(0, DECODE, BLOCK):
-        for name in rng.sample(list(runs), len(runs)):
-            for done in range(first, first + BLOCK):
-                start = time.perf_counter()
-                tokens[name].append(runs[name].step(tokens[name][-1], done))
-                times[name]["decode"].append(time.perf_counter() - start)
-        bandwidth.append(max(read_rate(big) for _ in range(3)))
-    for t in times.values():
-        t["decode"] = t["decode"][1:]  # the first step allocates
+            work()
+            seconds.append(time.perf_counter() - start)
+            tokens.append(token)
+        return {"seconds": seconds, "tokens": tokens}
+
+    if name != "bandwidth":
+        prefill()  # the first is a warm-up
+    print("READY", flush=True)
+    for line in sys.stdin:
+        match line.strip():
+            case "prefill":
+                answer: Any = turn(prefill, 1)
+            case "decode":
+                answer = turn(step, BLOCK)
+            case "read":
+                answer = max(run.measure() for _ in range(3))
+        print(json.dumps(answer), flush=True)
+
+
+class Contender:
+    """The parent's end of a child."""
+
+    def __init__(self, name: str, folder: str, prompt_folder: str, threads: int) -> None:
+        command = [sys.executable, __file__, "--child", name, folder, prompt_folder, "--threads", str(threads)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        while (line := self._line()) != "READY":
+            print(f"{name}: {line}", file=sys.stderr)
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(f"a contender stopped with status {self.process.wait()}")
+        return line.strip()
+
+    def ask(self, what: str) -> Any:
+        assert self.process.stdin is not None
+        print(what, file=self.process.stdin, flush=True)
+        return json.loads(self._line())
+
+    def stop(self) -> None:
+        self.process.communicate()
+
+
+def one_set(folders: dict[str, str], rounds: int, threads: int, seed: int) -> dict[str, Any]:
+    """Start every contender, in an order of its own, let them take turns, return all times."""
+    rng = random.Random(seed)
+    started = {
+        name: Contender(name, folders.get(name, ""), folders["weft"], threads)
+        for name in rng.sample([*folders, "bandwidth"], len(folders) + 1)
+    }
+    reader = started.pop("bandwidth")
+    times: dict[str, dict[str, list[float]]] = {n: {"prefill": [], "decode": []} for n in folders}
+    tokens: dict[str, list[int]] = {n: [] for n in folders}
+    bandwidth = []
+    for phase, turns in {"prefill": rounds, "decode": DECODE // BLOCK}.items():
+        for turn in range(turns):
+            for name in rng.sample(list(folders), len(folders)):
+                answer = started[name].ask(phase)
+                first = phase == "decode" and turn == 0  # the first step allocates
+                times[name][phase] += answer["seconds"][first:]
+                tokens[name] += answer["tokens"]
+            bandwidth.append(reader.ask("read"))
+    for contender in [*started.values(), reader]:
+        contender.stop()
     return {"times": times, "tokens": tokens, "bandwidth": bandwidth}
-
-
-def read_rate(big: Any) -> float:
-    """GB/s of one pass over a tensor much larger than the caches."""
-    start = time.perf_counter()
-    big.sum()
-    return float(big.nbytes / (time.perf_counter() - start) / 1e9)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sets", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        task = json.loads(args.child)
-        print("RESULT" + json.dumps(child(task["folders"], args.rounds, args.threads, task["seed"])))
+        name, folder, prompt_folder = args.child
+        child(name, Path(folder), Path(prompt_folder), args.threads)
         return
     with tempfile.TemporaryDirectory() as work:
         folders = prepare(Path(work))
         results = []
-        for p in range(args.processes):
-            names = list(folders)
-            names = names[p % len(names) :] + names[: p % len(names)]
-            task = json.dumps({"folders": {n: folders[n] for n in names}, "seed": p})
-            command = [sys.executable, __file__, "--child", task, "--rounds", str(args.rounds)]
-            environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"}
-            done = subprocess.run(
-                [*command, "--threads", str(args.threads)], capture_output=True, text=True, check=False, env=environment
-            )
-            if done.returncode:
-                raise SystemExit(done.stderr[-3000:])
-            results.append(json.loads(next(x for x in done.stdout.splitlines() if x.startswith("RESULT"))[6:]))
-            print(f"process {p + 1} of {args.processes}", flush=True)
+        for seed in range(args.sets):
+            results.append(one_set(folders, args.rounds, args.threads, seed))
+            print(f"set {seed + 1} of {args.sets}", flush=True)
     save("speed", summary(results, args.threads))
 
 
@@ -195,14 +258,16 @@ def prepare(work: Path) -> dict[str, str]:
     import weft
 
     source = hugging_face_folder(GGUF, work / "hf")
-    weft.compile(GGUF, work / "weft", max_length=2048, prepack=True)
-    weft.compile(GGUF, work / "weft_plain", max_length=2048)
+    weft.compile(GGUF, work / "weft", max_length=2048)
+    weft.compile(GGUF, work / "weft_prepack", max_length=2048, prepack=True)
+    weft.compile(GGUF, work / "weft_keep_blocks", max_length=2048, keep_blocks=True)
     quiet: dict[str, Any] = {"check": True, "capture_output": True, "env": os.environ | {"HF_HUB_OFFLINE": "1"}}
     subprocess.run(builder_command(source, work / "builder"), **quiet)
     subprocess.run(builder_command(source, work / "builder_prune", "prune_lm_head=true"), **quiet)
     names = {
         "weft": "weft",
-        "weft_without_prepack": "weft_plain",
+        "weft_prepack": "weft_prepack",
+        "weft_keep_blocks": "weft_keep_blocks",
         "builder": "builder",
         "builder_prune_lm_head": "builder_prune",
         "hf_eager": "hf",
@@ -211,31 +276,28 @@ def prepare(work: Path) -> dict[str, str]:
 
 
 def summary(results: list[dict[str, Any]], threads: int) -> dict[str, Any]:
-    """Pooled medians, and ratios formed inside each process (above 1: weft is faster)."""
+    """Pooled medians, and ratios formed inside each set of processes (above 1: weft is faster than the peer)."""
     names = list(results[0]["times"])
+    ours = [n for n in names if n.startswith("weft")]
     count = {"prefill": PROMPT, "decode": 1}
     rates: dict[str, Any] = {}
     ratios: dict[str, Any] = {}
     for phase, tokens in count.items():
         pooled = {n: [t for r in results for t in r["times"][n][phase]] for n in names}
         rates[phase] = {n: round(tokens / statistics.median(v), 1) for n, v in pooled.items()}
-        per_process = {
-            n: [statistics.median(r["times"][n][phase]) / statistics.median(r["times"]["weft"][phase]) for r in results]
-            for n in names
-            if n != "weft"
-        }
-        ratios[phase] = {n: spread(v) for n, v in per_process.items()}
+        medians = [{n: statistics.median(r["times"][n][phase]) for n in names} for r in results]
+        ratios[phase] = {o: {n: spread([m[n] / m[o] for m in medians]) for n in names if n not in ours} for o in ours}
     same = {n: all(r["tokens"][n] == results[0]["tokens"]["weft"] for r in results) for n in names}
     bandwidth = [b for r in results for b in r["bandwidth"]]
     return {
         "what": f"SmolLM2-135M fp32, prompt {PROMPT}, decode {DECODE}, {threads} threads",
         "machine": facts("onnxruntime", "onnxruntime-genai", "torch", "transformers", "numpy"),
-        "processes": len(results),
+        "sets_of_processes": len(results),
         "tokens_per_second": rates,
-        "weft_speedup_over": ratios,
+        "speedup_over": ratios,
         "same_greedy_tokens_as_weft": same,
         "read_bandwidth_gb_s": spread(bandwidth, 1),
-        "decode_ceiling_tokens_per_second": round(statistics.median(bandwidth) * 1e9 / 538e6, 1),
+        "fp32_decode_ceiling_tokens_per_second": round(statistics.median(bandwidth) * 1e9 / 538e6, 1),
     }
 
 

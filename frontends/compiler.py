@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ def compile(
     dump_ir: str | Path | None = None,
     verify: bool = False,
     prepack: bool = False,
+    keep_blocks: bool = False,
     progress: Progress | None = None,
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
@@ -73,6 +74,7 @@ def compile(
         dump_ir: folder for the text form after every pass.
         verify: check every pass on small random inputs in float64.
         prepack: store the weights also as the CPU kernels want them (``ort-cpu`` only; twice the disk space).
+        keep_blocks: multiply by the quantized blocks of the source where a kernel takes them exactly (``ort-cpu``).
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
@@ -82,6 +84,9 @@ def compile(
     place = find_target(target)
     if prepack and place.name != "ort-cpu":
         raise WeftError(f"--prepack is for the kernels of target ort-cpu, not for {place.name}; leave it out")
+    if keep_blocks and place.name != "ort-cpu":
+        raise WeftError(f"--keep-blocks is for the kernels of target ort-cpu, not for {place.name}; leave it out")
+    place = replace(place, keep_blocks=keep_blocks)
     dtype = _dtype(place, dtype)
     model = load_source(source, seed=seed)
     notes: list[str] = []
@@ -120,7 +125,10 @@ def compile(
             model.tokenizer(folder)
         if genai.cache_layers(graph):
             genai.write_config(graph, place, length, folder, capture=not stray)
-        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes()) | {"prepacked": prepack}
+        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes()) | {
+            "prepacked": prepack,
+            "kept_blocks": keep_blocks,
+        }
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())

@@ -45,6 +45,15 @@ class Archive(Protocol):
         ...
 
 
+@runtime_checkable
+class BlockArchive(Archive, Protocol):
+    """An archive that can also hand out quantized blocks as they are stored."""
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """The blocks of rows ``start:stop`` of a matrix, u8 [rows, blocks in a row, bytes of a block]."""
+        ...
+
+
 class MemoryArchive:
     """Named numpy arrays behind the `Archive` interface (tests, converted models)."""
 

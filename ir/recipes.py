@@ -252,24 +252,27 @@ class Permute(Recipe):
 
 @dataclass(frozen=True)
 class Reshape(Recipe):
-    """`item` read in row-major order as shape `dims`."""
+    """`item` read in row-major order as shape `dims`; a last size of -1 stands for what is left."""
 
     item: Recipe
     dims: tuple[int, ...]
 
     def shape(self, archive: Archive) -> tuple[int, ...]:
         inner = self.item.shape(archive)
-        if math.prod(inner) != math.prod(self.dims):
+        dims = self.dims
+        if dims and dims[-1] == -1:
+            dims = (*dims[:-1], math.prod(inner) // max(1, math.prod(dims[:-1])))
+        if math.prod(inner) != math.prod(dims):
             raise WeftError(f"cannot reshape a tensor of shape {inner} to {self.dims}")
-        return self.dims
+        return dims
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
-        inner = self.item.shape(archive)
-        row_in, row_out = math.prod(inner[1:]), math.prod(self.dims[1:])
+        inner, dims = self.item.shape(archive), self.shape(archive)
+        row_in, row_out = math.prod(inner[1:]), math.prod(dims[1:])
         first, last = start * row_out // row_in, -(-stop * row_out // row_in)
         rows = self.item.read(archive, first, last) if inner else self.item.evaluate(archive)
         flat = rows.reshape(-1)[start * row_out - first * row_in :][: (stop - start) * row_out]
-        return flat.reshape(stop - start, *self.dims[1:])
+        return flat.reshape(stop - start, *dims[1:])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
 
 from ..targets import Target
-from . import attention, cuda, layers, standard  # noqa: F401 - importing them registers their lowerings
+from . import attention, blocks, cuda, layers, standard  # noqa: F401 - importing them registers their lowerings
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 

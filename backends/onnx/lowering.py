@@ -1,7 +1,7 @@
 """How ops become ONNX: a registry of lowerings and the selection among them.
 
-A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts); the
-first registered that accepts wins. A lowering may absorb the nodes that make its operands: `reads` then names the
+A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts; an
+empty reason: it was not asked for, which is not worth a line); the first registered that accepts wins. A lowering may absorb the nodes that make its operands: `reads` then names the
 values it really needs, and what nobody reads any more is never emitted. So a fused kernel is selected from facts in the
 graph, and support is computed, never declared twice.
 """
@@ -82,7 +82,7 @@ def refusals(node: Node, target: Target) -> list[str] | None:
             reasons.append(f"{candidate.name}: not for {target.name}")
         elif (reason := candidate.when(node, target)) is None:
             return None
-        else:
+        elif reason:
             reasons.append(f"{candidate.name}: {reason}")
     return reasons or ["no lowering is registered"]
 
@@ -112,7 +112,7 @@ def select(graph: Graph, target: Target) -> Selection:
                 found.chosen[node] = candidate
                 wanted.update(candidate.reads(node, target))
                 break
-            if target.name in candidate.targets:
+            if reason and target.name in candidate.targets:
                 found.trace.append(f"{node.outputs[0].name}: {candidate.name} refused: {reason}")
         else:
             reasons = "; ".join(refusals(node, target) or [])

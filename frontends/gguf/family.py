@@ -27,7 +27,7 @@ def half_split(name: str, which: str) -> Template:
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads = (s.kv_heads or s.heads) if which == "k" else s.heads
         half = (s.head_dim or s.dim // s.heads) // 2
-        rest = (s.dim,) if part == "weight" else ()
+        rest = (-1,) if part == "weight" else ()
         axes = (0, 2, 1, 3)[: 3 + len(rest)]
         split = Permute(Reshape(fetch(f"{name}.{part}"), (heads, half, 2, *rest)), axes)
         return Reshape(split, (heads * half * 2, *rest))

@@ -71,6 +71,22 @@ def test_logits_of_all_positions_equal_transformers(
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), len(ids)
 
 
+def test_kept_blocks_are_the_same_model(
+    hf_model: torch.nn.Module, smollm2_gguf: Path, root: Path, tmp_path: Path
+) -> None:
+    """Its Q4_1 layers and Q8_0 embedding, multiplied as they are stored."""
+    weft.compile(smollm2_gguf, tmp_path / "kept", passes="default,-last-token-logits", max_length=640, keep_blocks=True)
+    assert sum(f.stat().st_size for f in (tmp_path / "kept").iterdir()) < 0.45 * 538e6
+    kept = weft.load(tmp_path / "kept")
+    text = kept.tokenizer.encode((root / "LICENSE").read_text(encoding="utf-8"))
+    for ids in (text[:n] for n in PROMPTS):
+        want = hf_logits(hf_model, ids)
+        assert np.abs(kept.logits(ids) - want).max() <= 1e-4 * np.abs(want).max(), len(ids)
+    ids = kept.tokenizer.encode("The three laws of motion, explained to a child: ")
+    unstopped = Generator(kept.decoder, folder=kept.folder)
+    assert unstopped.generate(ids, max_tokens=64)[0].tokens == hf_greedy(hf_model, ids, 64)
+
+
 @pytest.mark.parametrize("chunk", [512, 33, 7])
 def test_greedy_tokens_equal_transformers_whatever_the_chunk(
     hf_model: torch.nn.Module, model: Generator, chunk: int

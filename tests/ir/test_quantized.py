@@ -1,0 +1,97 @@
+"""Weights as their checkpoint's blocks: the parts make the dequantized numbers again, exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from gguf.constants import GGMLQuantizationType as Type
+from gguf.quants import quantize
+
+from weft.frontends.gguf import GGUFArchive
+from weft.ir import WeftError, dtypes
+from weft.ir.archive import Array, MemoryArchive
+from weft.ir.quantized import BLOCK, Stored, stored_layout
+from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
+
+ROWS, WIDTH = 12, 96
+
+
+@pytest.fixture
+def archive(tmp_path: Path, rng: np.random.Generator) -> GGUFArchive:
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    for kind in (Type.Q4_0, Type.Q4_1, Type.Q8_0, Type.Q5_0):
+        for name in "ab":
+            w = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
+            w[0, :BLOCK] = 0  # a block without a scale
+            writer.add_tensor(f"{name}.{kind.name.lower()}", quantize(w, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFArchive(tmp_path / "a.gguf")
+
+
+def unpacked(packed: Array, count: int) -> Array:
+    return np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)[:, :count].astype(np.float64)
+
+
+def rebuilt(recipe: Recipe, archive: GGUFArchive) -> Array:
+    """The weights that the parts stand for, in float64, by the formula of the module."""
+    layout = stored_layout(recipe, archive)
+    rows, width = recipe.shape(archive)
+    planes = 2 if layout == dtypes.q8_0 else 1
+    blocks = planes * width // BLOCK
+    part = {name: Stored(recipe, name).evaluate(archive) for name in ("codes", "scales", "zeros")}
+    assert (part["codes"].dtype, part["scales"].dtype, part["zeros"].dtype) == (np.uint8, np.float32, np.uint8)
+    codes = unpacked(part["codes"], planes * width).reshape(rows, blocks, BLOCK)
+    zeros = unpacked(part["zeros"], blocks)[..., None]
+    w = (part["scales"].astype(np.float64)[..., None] * (codes - zeros)).reshape(rows, planes, width).sum(1)
+    if layout == dtypes.q4_1:
+        w = w + np.repeat(Stored(recipe, "offsets").evaluate(archive).astype(np.float64), BLOCK, 1)
+    return w
+
+
+def recipes(kind: str) -> list[Recipe]:
+    a, b = Source(f"a.{kind}"), Source(f"b.{kind}")
+    halves = Reshape(Permute(Reshape(a, (2, 3, 2, -1)), (0, 2, 1, 3)), (ROWS, -1))
+    return [a, Concat((a, b)), Slice(b, 0, 3, 9), Take(a, (5, 1, 11)), halves, Concat((halves, b, a))]
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
+def test_parts_make_the_dequantized_numbers(kind: str, archive: GGUFArchive) -> None:
+    for recipe in recipes(kind):
+        assert stored_layout(recipe, archive) == dtypes.parse(kind)
+        want = recipe.evaluate(archive)
+        # Dequantizing rounds once to float32; q4_1 adds a rounded product and here 8 scales went into the offset.
+        np.testing.assert_allclose(rebuilt(recipe, archive), want, rtol=0, atol=1e-6 if kind == "q4_1" else 0)
+
+
+def test_slices_agree_with_the_whole(archive: GGUFArchive) -> None:
+    for name in ("codes", "scales", "zeros", "offsets"):
+        recipe = Stored(recipes("q4_1")[-1], name)
+        whole = recipe.evaluate(archive)
+        np.testing.assert_array_equal(np.concatenate(list(recipe.blocks(archive, 7 * whole.shape[1]))), whole)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        (Source("a.q5_0"), "it is stored as q5_0"),
+        (Concat((Source("a.q4_0"), Source("b.q8_0"))), r"in different ways \(q4_0, q8_0\)"),
+        (Scale(Source("a.q4_0"), 2.0), r"its recipe \(scale\)"),
+        (Permute(Source("a.q4_0"), (1, 0)), r"its recipe \(permute\)"),
+        (Slice(Source("a.q4_0"), 1, 0, 32), r"its recipe \(slice\)"),
+        (Reshape(Source("a.q4_0"), (ROWS, WIDTH)), r"its recipe \(reshape\)"),
+    ],
+)
+def test_what_is_not_whole_rows_of_one_layout_is_refused(recipe: Recipe, why: str, archive: GGUFArchive) -> None:
+    with pytest.raises(WeftError, match=why):
+        Stored(recipe, "codes").shape(archive)
+
+
+def test_dense_checkpoints_have_no_blocks() -> None:
+    archive = MemoryArchive({"w": np.zeros((4, 32), np.float32)})
+    assert stored_layout(Source("w"), archive) == "it is stored as f32, not as q4_0, q4_1, q8_0"
