@@ -1,9 +1,9 @@
 """How ops become ONNX: a registry of lowerings and the selection among them.
 
 A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts; an
-empty reason: it was not asked for, which is not worth a line); the first registered that accepts wins. A lowering may absorb the nodes that make its operands: `reads` then names the
-values it really needs, and what nobody reads any more is never emitted. So a fused kernel is selected from facts in the
-graph, and support is computed, never declared twice.
+empty reason: it was not asked for, which is not worth a line); the first registered that accepts wins. A lowering may
+absorb the nodes that make its operands: `reads` then names the values it really needs, and what nobody reads any more
+is never emitted. So a fused kernel is selected from facts in the graph, and support is computed, never declared twice.
 """
 
 from __future__ import annotations
