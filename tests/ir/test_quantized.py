@@ -13,6 +13,8 @@ from gguf.quants import quantize
 from weft.frontends.gguf import GGUFArchive
 from weft.ir import WeftError, dtypes
 from weft.ir.archive import Array, MemoryArchive
+from weft.ir.parser import parse
+from weft.ir.printer import format_recipe
 from weft.ir.quantized import BLOCK, Stored, stored_layout
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
 
@@ -95,3 +97,9 @@ def test_what_is_not_whole_rows_of_one_layout_is_refused(recipe: Recipe, why: st
 def test_dense_checkpoints_have_no_blocks() -> None:
     archive = MemoryArchive({"w": np.zeros((4, 32), np.float32)})
     assert stored_layout(Source("w"), archive) == "it is stored as f32, not as q4_0, q4_1, q8_0"
+
+
+def test_text_round_trips() -> None:
+    recipe = Stored(Reshape(Concat((Source("a"), Source("b"))), (4, -1)), "codes")
+    text = f"graph g {{\n  param %w: u8[4, 16] = {format_recipe(recipe)}\n}}\n"
+    assert parse(text).params["w"].recipe == recipe
