@@ -13,8 +13,8 @@ class Target:
     """A place to run: `device`, the float dtypes it computes in (by name, best first), ONNX operator sets.
 
     `contrib` tells whether ONNX Runtime's own operators (com.microsoft) may be used beside opset `opset`; `slower`
-    names passes of the default pipeline that do not pay here; `keep_blocks` asks for weights in the quantized blocks
-    that the checkpoint stores, where a kernel takes them.
+    names passes of the default pipeline that do not pay here; `keep_blocks` (head, all) asks for weights in the
+    quantized blocks that the checkpoint stores, where a kernel takes them.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Target:
     opset: int = 24
     ir_version: int = 11
     slower: tuple[str, ...] = ()
-    keep_blocks: bool = False
+    keep_blocks: str = ""
 
 
 TARGETS = {

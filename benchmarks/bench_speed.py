@@ -7,8 +7,8 @@ from process to process, so several sets of processes are pooled; ratios are for
 the same loop: I/O binding, shared cache buffers, argmax on the host. Read bandwidth is measured in the same turns.
 
 weft runs three times: its graph as it is; with --prepack, where ONNX Runtime maps the packed weights from the file, by
-huge pages where the system can; and with --keep-blocks, where the products read the GGUF's own 4- and 8-bit blocks. The
-weights are the same numbers everywhere, and all arithmetic is in f32.
+huge pages where the system can; and with --keep-blocks, where the head alone, or every product, reads the GGUF's own 4-
+and 8-bit blocks. The weights are the same numbers everywhere, and all arithmetic is in f32.
 
     python benchmarks/bench_speed.py [--sets 8] [--rounds 2] [--threads 2]
 """
@@ -260,14 +260,16 @@ def prepare(work: Path) -> dict[str, str]:
     source = hugging_face_folder(GGUF, work / "hf")
     weft.compile(GGUF, work / "weft", max_length=2048)
     weft.compile(GGUF, work / "weft_prepack", max_length=2048, prepack=True)
-    weft.compile(GGUF, work / "weft_keep_blocks", max_length=2048, keep_blocks=True)
+    weft.compile(GGUF, work / "weft_keep_head", max_length=2048, keep_blocks="head")
+    weft.compile(GGUF, work / "weft_keep_all", max_length=2048, keep_blocks="all")
     quiet: dict[str, Any] = {"check": True, "capture_output": True, "env": os.environ | {"HF_HUB_OFFLINE": "1"}}
     subprocess.run(builder_command(source, work / "builder"), **quiet)
     subprocess.run(builder_command(source, work / "builder_prune", "prune_lm_head=true"), **quiet)
     names = {
         "weft": "weft",
         "weft_prepack": "weft_prepack",
-        "weft_keep_blocks": "weft_keep_blocks",
+        "weft_keep_head": "weft_keep_head",
+        "weft_keep_all": "weft_keep_all",
         "builder": "builder",
         "builder_prune_lm_head": "builder_prune",
         "hf_eager": "hf",

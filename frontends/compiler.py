@@ -60,7 +60,7 @@ def compile(
     dump_ir: str | Path | None = None,
     verify: bool = False,
     prepack: bool = False,
-    keep_blocks: bool = False,
+    keep_blocks: str = "",
     progress: Progress | None = None,
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
@@ -74,7 +74,8 @@ def compile(
         dump_ir: folder for the text form after every pass.
         verify: check every pass on small random inputs in float64.
         prepack: store the weights also as the CPU kernels want them (``ort-cpu`` only; twice the disk space).
-        keep_blocks: multiply by the quantized blocks of the source where a kernel takes them exactly (``ort-cpu``).
+        keep_blocks: ``head`` or ``all``: the output head, or every linear map, is multiplied by the quantized blocks
+            of the source where a kernel takes them exactly (``ort-cpu`` only).
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
@@ -86,6 +87,8 @@ def compile(
         raise WeftError(f"--prepack is for the kernels of target ort-cpu, not for {place.name}; leave it out")
     if keep_blocks and place.name != "ort-cpu":
         raise WeftError(f"--keep-blocks is for the kernels of target ort-cpu, not for {place.name}; leave it out")
+    if keep_blocks not in ("", "head", "all"):
+        raise WeftError(f"--keep-blocks {keep_blocks!r} is not known; it takes head or all")
     place = replace(place, keep_blocks=keep_blocks)
     dtype = _dtype(place, dtype)
     model = load_source(source, seed=seed)

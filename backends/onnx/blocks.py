@@ -28,10 +28,11 @@ def _layout(weight: Value | None) -> DType | str:
 
 
 def _refusal(node: Node, target: Target) -> str | None:
-    if not target.keep_blocks:
-        return ""
     weight = node.operand("weight")
     assert weight is not None
+    head = weight.shape[0] == weight.graph.meta.get("vocab")
+    if not target.keep_blocks or (target.keep_blocks == "head" and not head):
+        return ""
     if weight.type.dtype != dtypes.f32:
         return f"{weight.type.dtype} weights are converted"
     layout = _layout(weight)

@@ -58,7 +58,7 @@ def products(folder: Path) -> Counter[str]:
 def test_kept_blocks_compute_what_widened_weights_do(kind: Type, prepack: bool, tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": kind})
     weft.compile(source, tmp_path / "wide", passes="default,-last-token-logits")
-    weft.compile(source, tmp_path / "kept", passes="default,-last-token-logits", keep_blocks=True, prepack=prepack)
+    weft.compile(source, tmp_path / "kept", passes="default,-last-token-logits", keep_blocks="all", prepack=prepack)
     assert products(tmp_path / "wide").keys() == {"FusedMatMul"}
     linears = 5 * LAYERS + 1  # packed q, k, v; o; gate; up; down; the tied head
     assert products(tmp_path / "kept") == Counter(
@@ -73,7 +73,7 @@ def test_kept_blocks_compute_what_widened_weights_do(kind: Type, prepack: bool, 
 
 def test_what_no_kernel_takes_is_widened_and_told(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0, "attn_v": Type.Q8_0, "ffn_down": Type.F16})
-    report = weft.compile(source, tmp_path / "kept", keep_blocks=True)
+    report = weft.compile(source, tmp_path / "kept", keep_blocks="all")
     told = "\n".join(report.trace)
     assert "MatMulNBits refused: its rows are stored in different ways (q4_0, q8_0)" in told
     assert "MatMulNBits refused: it is stored as f16, not as q4_0, q4_1, q8_0" in told
@@ -83,4 +83,20 @@ def test_what_no_kernel_takes_is_widened_and_told(tmp_path: Path) -> None:
 def test_other_targets_keep_no_blocks(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0})
     with pytest.raises(WeftError, match="--keep-blocks is for the kernels of target ort-cpu, not for onnx"):
-        weft.compile(source, tmp_path / "out", target="onnx", keep_blocks=True)
+        weft.compile(source, tmp_path / "out", target="onnx", keep_blocks="all")
+
+
+def test_the_head_alone_keeps_its_blocks(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_1, "token_embd": Type.Q8_0})
+    weft.compile(source, tmp_path / "kept", keep_blocks="head")
+    assert products(tmp_path / "kept") == Counter({"MatMulNBits": 1, "FusedMatMul": 5 * LAYERS})
+    ids = list(range(20))
+    weft.compile(source, tmp_path / "wide")
+    want = weft.load(tmp_path / "wide").logits(ids)
+    np.testing.assert_allclose(weft.load(tmp_path / "kept").logits(ids), want, rtol=0, atol=3e-5 * np.abs(want).max())
+
+
+def test_unknown_choices_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "model.gguf", {"": Type.Q4_0})
+    with pytest.raises(WeftError, match="--keep-blocks 'some' is not known; it takes head or all"):
+        weft.compile(source, tmp_path / "out", keep_blocks="some")
