@@ -174,9 +174,9 @@ def _cached(graph: Graph | Iterable[Node]) -> list[tuple[int, int | None]]:
     found = []
     for node in nodes:
         if node.op.name == "attention" and node.attrs["causal"]:
-            k, v = node.inputs[1], node.inputs[2]
-            assert k is not None and v is not None
-            found.append((k.width + v.width, node.attrs["window"]))
+            k, v = node.operand("k"), node.operand("v")
+            assert k is not None
+            found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))
     return found
 
 

@@ -50,7 +50,7 @@ def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
 
 
 def _cover(node: Node) -> _Gqa:
-    q, k, v = node.inputs[:3]
+    q, k, v = (node.operand(n) for n in "qkv")
     rope = None
     if (ropes := _absorbed_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.inputs[0] for r in ropes)
@@ -62,9 +62,11 @@ def _cover(node: Node) -> _Gqa:
 
 
 def _gqa_refusal(node: Node, target: Target) -> str | None:
-    q, k, v = node.inputs[:3]
+    q, k, v = (node.operand(n) for n in "qkv")
     a = node.attrs
-    assert q is not None and k is not None and v is not None
+    if v is None:
+        return "it caches keys and values apart"
+    assert q is not None and k is not None
     head = k.width // a["kv_heads"]
     if not a["causal"] or node.operand("past_k") is None:
         return "only causal attention with a cache"
@@ -239,7 +241,7 @@ def _heads_first(e: Emitter, value: Value | None, heads: int) -> Any:
 @lowering(ops.attention, when=_standard_refusal)
 def Attention(e: Emitter, node: Node) -> list[Out]:
     a = node.attrs
-    q, k, v = node.inputs[:3]
+    q, k, v = (node.operand(n) for n in "qkv")
     bias, past_k, past_v = (node.operand(n) for n in ("bias", "past_k", "past_v"))
     mask = _mask(e, node)
     plain = past_k is None and a["window"] is None and a["pattern"] == "dense"
@@ -252,16 +254,19 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
         "scale": a["scale"],
         "softcap": a["softcap"],
     }
-    if past_k is None:
+    if past_k is None and v is not None:
         heads = {"q_num_heads": a["heads"], "kv_num_heads": a["kv_heads"]}
         return [e.op("Attention", e[q], e[k], e[v], mask, **common, **heads)]
-    start = _first_position(e, node.operand("positions"))
-    kv = a["kv_heads"]
-    present = [
-        e.op("TensorScatter", e[past], _heads_first(e, new, kv), start, axis=2)
-        for past, new in ((past_k, k), (past_v, v))
-    ]
-    y = e.op("Attention", _heads_first(e, q, a["heads"]), *present, mask, **common)
+    kv = [_heads_first(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
+    present: list[Out] = []
+    if past_k is not None:
+        start = _first_position(e, node.operand("positions"))
+        kv = present = [
+            e.op("TensorScatter", e[past], new, start, axis=2) for past, new in zip((past_k, past_v), kv, strict=False)
+        ]
+    y = e.op("Attention", _heads_first(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
+    if v is None:  # whole keys served as values: cheaper than cutting the values out of a cache
+        y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
     joined = e.op("Reshape", e.op("Transpose", y, perm=[0, 2, 1, 3]), e.constant([0, 0, node.output.width]))
     return [joined, *present]
 

@@ -2,8 +2,8 @@
 
 Keys and values of all heads are made from one latent c of `rank` numbers per token: k = W_UK c, v = W_UV c; a rotary
 part of the key is shared by the heads. `expanded` follows that definition; `absorbed` multiplies W_UK into the queries
-and W_UV into the outputs instead, so that it attends to (c, shared key) itself as one KV head of width rank + rotary:
-only that need be cached. Both give the same numbers.
+and W_UV into the outputs instead, so that it attends to (c, shared key) itself as one KV head of width rank + rotary,
+whose value is c again: only that need be cached. Both give the same numbers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def absorbed(
     y = attention(
         flat(wide),
         concat(latent, k_rope, axis=2),
-        latent,
+        value_dim=rank,
         heads=heads,
         kv_heads=1,
         causal=causal,

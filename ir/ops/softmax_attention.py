@@ -72,6 +72,7 @@ _GQA = {"heads": 4, "kv_heads": 2}
 _CACHE = (normal(2, 2, 20, 8), normal(2, 2, 20, 8), np.array([[5, 6, 7], [9, 10, 11]]))
 _LATE = np.arange(12) >= np.array([[2], [0]])
 _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
+_SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2, 2, 20, 8))
 
 
 @op(
@@ -92,12 +93,15 @@ _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
         case(*_STEP, None, None, normal(4), *_CACHE, **_GQA, causal=True, window=16, rolling=True),
         case(*_STEP, normal(1, 4, 3, 12), _LATE, None, *_CACHE, **_GQA, causal=True, softcap=5.0),
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, pattern="chunked", stride=4),
+        case(normal(2, 12, 32), normal(2, 12, 8), None, heads=4, kv_heads=1, causal=True, value_dim=6),
+        case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=5),
+        case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=8, window=16, rolling=True),
     ],
 )
 def attention(
     q: Array,
     k: Array,
-    v: Array,
+    v: Array | None = None,
     bias: Array | None = None,
     key_mask: Array | None = None,
     sinks: Array | None = None,
@@ -115,7 +119,8 @@ def attention(
     stride: int = 1,
     summary: int = 1,
     rolling: bool = False,
-) -> Array | tuple[Array, Array, Array]:
+    value_dim: int | None = None,
+) -> Array | tuple[Array, ...]:
     """softmax(scale · q kᵀ + bias + mask) v per head (Vaswani 2017; grouped heads: Shazeer 2019, Ainslie 2023).
 
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
@@ -130,25 +135,29 @@ def attention(
     [batch, seq], consecutive in each row — slot j holds the key of position j, those below positions[b, 0] are valid,
     and the keys of this call are written at their positions; present_k, present_v are the updated caches. `rolling`:
     slot j mod capacity instead (window ≤ capacity). `key_mask` and `bias` then index keys by position.
+
+    Without `v` the first `value_dim` numbers of a key are its value too (latent attention; DeepSeek-V2, 2024), and a
+    cache is `past_k` and present_k alone.
     """
     batch, seq, _ = q.shape
     group = heads // kv_heads
     d = q.shape[-1] // heads
     qh = q.reshape(batch, seq, kv_heads, group, d)
     kh = k.reshape(batch, -1, kv_heads, d).transpose(0, 2, 1, 3)
-    vh = v.reshape(batch, kh.shape[2], kv_heads, -1).transpose(0, 2, 1, 3)
+    vh = kh[..., :value_dim] if v is None else v.reshape(batch, kh.shape[2], kv_heads, -1).transpose(0, 2, 1, 3)
     key_at = np.arange(kh.shape[2])[None]
     query_at = np.arange(seq)[None]
     fresh = (kh, vh)
     valid = np.ones((1, kh.shape[2]), bool)
-    if past_k is not None and past_v is not None and positions is not None:
+    if past_k is not None and positions is not None:
         capacity = past_k.shape[2]
         first = positions[:, :1]
         slot = np.arange(capacity)[None]
         past_at = (first - 1) - (first - 1 - slot) % capacity if rolling else slot + 0 * first
         valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
-        kh, vh = np.concatenate([past_k, kh], 2), np.concatenate([past_v, vh], 2)
+        kh = np.concatenate([past_k, kh], 2)
+        vh = kh[..., :value_dim] if past_v is None else np.concatenate([past_v, vh], 2)
     scores = np.einsum("bsngd,bntd->bngst", qh, kh) * (1 / math.sqrt(d) if scale is None else scale)
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
@@ -174,29 +183,37 @@ def attention(
     weights = softmax.reference(scores)[..., : vh.shape[2]]
     mixed = np.einsum("bngst,bntd->bsngd", weights.reshape(batch, kv_heads, group, seq, -1), vh)
     y: Array = mixed.reshape(batch, seq, -1)
-    if past_k is None or past_v is None or positions is None:
+    if past_k is None or positions is None:
         return y
     present = []
-    for past, new in zip((past_k, past_v), fresh, strict=True):
+    for past, new in zip((past_k,) if past_v is None else (past_k, past_v), fresh, strict=False):
         updated = past.copy()
         for b in range(batch):
             slots = positions[b] % past.shape[2] if rolling else positions[b]
             updated[b][:, slots] = new[b]
         present.append(updated)
-    return y, present[0], present[1]
+    return y, *present
 
 
 @attention.infer
 def _(n: Bound) -> tuple[TensorType, ...]:
     q, k, v, heads, kv_heads = n.q, n.k, n.v, n.heads, n.kv_heads
-    want(q.rank == k.rank == v.rank == 3, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
+    for t in (q, k, v):
+        want(t is None or t.rank == 3, f"{t} must be [batch, seq, heads·d]")
     want(heads > 0 and kv_heads > 0 and heads % kv_heads == 0, f"heads={heads} is no multiple of kv_heads={kv_heads}")
     for t, count, what in ((q, heads, "heads"), (k, kv_heads, "kv_heads"), (v, kv_heads, "kv_heads")):
-        whole = isinstance(t.shape[2], int) and t.shape[2] % count == 0
+        whole = t is None or (isinstance(t.shape[2], int) and t.shape[2] % count == 0)
         want(whole, f"the width of {t} is no multiple of {what}={count}")
-    d, dk, dv = q.shape[2] // heads, k.shape[2] // kv_heads, v.shape[2] // kv_heads
+    d, dk = q.shape[2] // heads, k.shape[2] // kv_heads
     want(d == dk, f"q {q} and k {k} have head sizes {d} and {dk}")
-    want(k.shape[:2] == v.shape[:2] and q.shape[0] == k.shape[0], f"q {q}, k {k} and v {v} do not belong together")
+    if v is None:
+        fits = n.value_dim is not None and 1 <= n.value_dim <= d
+        want(fits, f"without v, value_dim={n.value_dim} must say how many of the {d} numbers of a key are its value")
+    else:
+        want(n.value_dim is None, f"value_dim={n.value_dim} is for an attention without v")
+    together = q.shape[0] == k.shape[0] and (v is None or k.shape[:2] == v.shape[:2])
+    want(together, f"q {q}, k {k} and v {v} do not belong together")
+    dv = _value_dim(n)
     want(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
     want(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
     want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
@@ -213,17 +230,26 @@ def _(n: Bound) -> tuple[TensorType, ...]:
         want(fits, f"key_mask {mask} must be [batch, keys] of k {k}")
     want(n.sinks is None or n.sinks.shape == (heads,), f"sinks {n.sinks} must be [{heads}]")
     y = q.with_shape(*q.shape[:2], dv * heads)
-    absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
-    want(all(absent) or not any(absent), "past_k, past_v and positions go together")
-    if n.past_k is None:
+    cached = n.past_k is not None
+    want((n.positions is not None) == cached, "past_k and positions go together")
+    want((n.past_v is not None) == (cached and v is not None), "past_v goes with past_k and v")
+    if not cached:
         return (y,)
     want(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")
-    for past, width, what in ((n.past_k, d, "past_k"), (n.past_v, dv, "past_v")):
+    pasts = [(n.past_k, d, "past_k")] + ([(n.past_v, dv, "past_v")] if v is not None else [])
+    for past, width, what in pasts:
         fits = past.rank == 4 and past.shape[:2] == (q.shape[0], kv_heads) and past.shape[3] == width
         want(fits, f"{what} {past} must be [batch, {kv_heads}, capacity, {width}]")
-    want(n.past_k.shape[2] == n.past_v.shape[2], f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
+    same = v is None or n.past_k.shape[2] == n.past_v.shape[2]
+    want(same, f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
     want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
-    return y, n.past_k, n.past_v
+    return y, *(past for past, _, _ in pasts)
+
+
+def _value_dim(n: Bound) -> int:
+    """The head size of the values; `n` holds types or values."""
+    width: int = n.value_dim or (n.v.width if isinstance(n.v, Value) else n.v.shape[2]) // n.kv_heads
+    return width
 
 
 @attention.cost
@@ -231,20 +257,20 @@ def _(n: Bound) -> Cost:
     q, k, v = n.q, n.k, n.v
     keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
     reached = keys if n.window is None else sizes.minimum(n.window, keys)
-    d, dv = sizes.floordiv(q.shape[2], n.heads), sizes.floordiv(v.shape[2], n.kv_heads)
+    d, dv = sizes.floordiv(q.shape[2], n.heads), _value_dim(n)
     flops = q.shape[0] * q.shape[1] * reached * n.heads * ((d + dv) * 2 + 5)
     read = total(t.bytes for t in (q, k, v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v) if t is not None)
     written = q.with_shape(*q.shape[:2], dv * n.heads).bytes
-    return Cost(flops, read, written if n.past_k is None else written + k.bytes + v.bytes)
+    return Cost(flops, read, written if n.past_k is None else written + k.bytes + (0 if v is None else v.bytes))
 
 
 @attention.body
-def _(n: Bound) -> Value | tuple[Value, Value, Value]:
+def _(n: Bound) -> Value | tuple[Value, ...]:
     heads, kv_heads, bias, key_mask = n.heads, n.kv_heads, n.bias, n.key_mask
     (batch, seq, _), group = n.q.shape, heads // kv_heads
-    d, dv = n.q.width // heads, n.v.width // kv_heads
+    d, dv = n.q.width // heads, _value_dim(n)
     qh = transpose(reshape(n.q, shape=(batch, seq, kv_heads, group, d)), axes=(0, 2, 3, 1, 4))
-    kh, vh = (per_head(t, kv_heads) for t in (n.k, n.v))
+    kv = [per_head(t, kv_heads) for t in (n.k, n.v) if t is not None]
     query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
     seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
     present: list[Value] = []
@@ -257,9 +283,10 @@ def _(n: Bound) -> Value | tuple[Value, Value, Value]:
         held = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
         seen.append(unsqueeze(concat(held, equal(n.positions, n.positions), axis=1), axes=(1,)))
         slots = mod(n.positions, capacity) if n.rolling else n.positions
-        present = [scatter_rows(past, new, slots, axis=2) for past, new in ((n.past_k, kh), (n.past_v, vh))]
+        pasts = (n.past_k, n.past_v)
+        present = [scatter_rows(past, new, slots, axis=2) for past, new in zip(pasts, kv, strict=False)]
         query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
-        kh, vh = concat(n.past_k, kh, axis=2), concat(n.past_v, vh, axis=2)
+        kv = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=False)]
         reach = maximum(key_at, filled(key_at, 0)) if n.rolling else key_at
         if bias is not None:
             by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
@@ -268,6 +295,7 @@ def _(n: Bound) -> Value | tuple[Value, Value, Value]:
             rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
             seen.append(unsqueeze(less_equal(reach, _inside(reach, key_mask, 1)), axes=(1,)))
             key_mask = gather_rows(rows, _inside(reach, key_mask, 1))
+    kh, vh = kv[0], kv[1] if n.v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
     keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
     scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap(kh))
     scores = reshape(affine(scores, by=scale), shape=(batch, heads, seq, keys))
@@ -287,7 +315,7 @@ def _(n: Bound) -> Value | tuple[Value, Value, Value]:
     weights = reshape(softmax(scores), shape=(batch, kv_heads, group * seq, vh.shape[2]))
     mixed = transpose(reshape(matmul(weights, vh), shape=(batch, kv_heads, group, seq, dv)), axes=(0, 3, 1, 2, 4))
     y = reshape(mixed, shape=(batch, seq, heads * dv))
-    return (y, present[0], present[1]) if present else y
+    return (y, *present) if present else y
 
 
 def _inside(index: Value, x: Value, axis: int) -> Value:

@@ -25,9 +25,9 @@ class KvCache(Pass):
     """Give every causal self-attention a cache, so that a call takes up where the last one ended.
 
     Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
-    i64[batch, seq] if missing, and per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d];
-    adds the outputs present.i.key and .value. Condition: prefill and steps, however a text is cut into calls, equal
-    one full pass over it.
+    i64[batch, seq] if missing, and per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d]
+    (a latent attention has no .value); adds the outputs present.i.key and .value. Condition: prefill and steps, however
+    a text is cut into calls, equal one full pass over it.
     """
 
     name = "kv-cache"
@@ -47,10 +47,13 @@ class KvCache(Pass):
         keys = KeyAxis(graph, mask, at, makers)
         for i, node in enumerate(attentions):
             q, k, v, bias, _, sinks = [*node.inputs, *[None] * 6][:6]
-            assert k is not None and v is not None
+            assert k is not None
             heads = node.attrs["kv_heads"]
-            past = []
+            past: list[Value | None] = []
             for part, fresh in (("key", k), ("value", v)):
+                if fresh is None:  # a latent cache: values are part of the keys
+                    past.append(None)
+                    continue
                 shape = (tokens[0], heads, sizes.sym("capacity"), fresh.width // heads)
                 past.append(graph.add_input(f"past_key_values.{i}.{part}", TensorType(fresh.type.dtype, shape)))
             with graph.inserting(before=node):
@@ -58,8 +61,8 @@ class KvCache(Pass):
             trace.fired(self.name, node.output.name)
             hand_over(node.output, outs[0])
             graph.erase(node)
-            graph.add_output(f"present.{i}.key", outs[1])
-            graph.add_output(f"present.{i}.value", outs[2])
+            for part, present in zip(("key", "value"), outs[1:], strict=False):
+                graph.add_output(f"present.{i}.{part}", present)
         keys.drop_unused()
 
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
