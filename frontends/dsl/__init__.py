@@ -15,6 +15,7 @@ from .ffn import MLP, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
 from .models import Decoder, Encoder
 from .rotary import RoPE
+from .seq2seq import CrossAttention, EncoderDecoder
 
 silu = ops.swish  # its β is 1 by default
 
@@ -22,8 +23,10 @@ __all__ = [
     "MLP",
     "Attention",
     "Block",
+    "CrossAttention",
     "Decoder",
     "Encoder",
+    "EncoderDecoder",
     "GatedMLP",
     "LayerNorm",
     "LearnedPositions",

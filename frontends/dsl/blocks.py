@@ -17,7 +17,9 @@ ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "paralle
 
 @module
 class Block:
-    """A residual block of a mixer `attn` and a feed-forward `ffn`: any modules [..., dim] → [..., dim], or None.
+    """A residual block of a mixer `attn`, attention `cross` to an encoder, and a feed-forward `ffn`.
+
+    Each is any module [..., dim] → [..., dim], or None.
 
     `arrangement`, f being each sublayer and N each norm (all norms have weights of their own):
 
@@ -36,13 +38,15 @@ class Block:
     norm: Norm = RMSNorm()
     arrangement: str = "pre"
     residual_scale: float = 1.0
+    cross: Any = None
 
     def __post_init__(self) -> None:
         if self.arrangement not in ARRANGEMENTS:
             raise WeftError(f"Block: unknown arrangement={self.arrangement!r}; known are {', '.join(ARRANGEMENTS)}")
 
     def __call__(self, x: Value) -> Value:
-        sublayers = {n: f for n, f in (("attn", self.attn), ("ffn", self.ffn)) if f is not None}
+        known = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)
+        sublayers = {name: f for name, f in known if f is not None}
         if self.arrangement.startswith("parallel"):
             return self._parallel(x, sublayers)
         before = self.arrangement in ("pre", "sandwich")

@@ -10,7 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType
 
-from .build import building, current, module, named, providing
+from .build import building, current, module, named, param, provided, providing
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 
 Positions = LearnedPositions | Sinusoidal
@@ -34,7 +34,13 @@ def _run(model: Decoder | Encoder, x: Value) -> Value:
     return x
 
 
-def _describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
+def _table(model: Decoder | Encoder) -> Value:
+    """The embedding [vocab, dim]: that of an enclosing model which shares one, or the model's own."""
+    shared = provided("embedding")
+    return param("embed.weight", (model.vocab, model.dim)) if shared is None else shared
+
+
+def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
     """Facts for graph.meta; max_positions is the length of a table of positions, which ends there."""
     table = None if model.positions is None else model.positions.length
     graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=model.context or table)
@@ -71,8 +77,8 @@ class Decoder:
 
     def __call__(self, input_ids: Value) -> Value:
         """input_ids [batch, seq] → logits [batch, seq, vocab]."""
-        x = embedding(input_ids, self.vocab, self.dim, "embed")
-        table = current().graph.params["embed.weight"]
+        table = _table(self)
+        x = embedding(input_ids, table, "embed")
         if self.embed_scale != 1:
             x = ops.affine(x, by=self.embed_scale, name="embed_scaled")
         if self.positions is not None:
@@ -109,7 +115,7 @@ class Decoder:
         with building(Graph(name), seed) as graph:
             logits = named(self, "")(graph.add_input("input_ids", IDS))
             graph.add_output("logits", logits)
-        _describe(self, graph, "decoder")
+        describe(self, graph, "decoder")
         return graph
 
 
@@ -118,7 +124,7 @@ class Encoder:
     """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
 
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
-    `final_norm` as in `Decoder`, but off by default.
+    `embed_scale` and `final_norm` as in `Decoder`, but the norm is off by default.
     """
 
     vocab: int
@@ -131,6 +137,7 @@ class Encoder:
     final_norm: Norm | None = None
     pooler: bool = False
     context: int | None = None
+    embed_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _stack(self)
@@ -144,7 +151,9 @@ class Encoder:
         row = ops.unsqueeze(indices, axes=(0,), name="position_row")
         consecutive = ops.expand(row, shape=input_ids.shape, name="position_ids")
         with providing(positions=consecutive, key_mask=attention_mask, bidirectional=attention_mask):
-            x = embedding(input_ids, self.vocab, self.dim, "embed")
+            x = embedding(input_ids, _table(self), "embed")
+            if self.embed_scale != 1:
+                x = ops.affine(x, by=self.embed_scale, name="embed_scaled")
             if token_type_ids is not None:
                 types = embedding(token_type_ids, self.token_types, self.dim, "token_types")
                 x = ops.add(x, types, name="token_types_added")
@@ -176,5 +185,5 @@ class Encoder:
             inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if self.token_types else [])]
             for output, value in named(self, "")(*[graph.add_input(n, IDS) for n in inputs]).items():
                 graph.add_output(output, value)
-        _describe(self, graph, "encoder")
+        describe(self, graph, "encoder")
         return graph

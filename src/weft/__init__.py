@@ -17,8 +17,10 @@ _PUBLIC = {
     "weft.frontends.dsl": (
         "Attention",
         "Block",
+        "CrossAttention",
         "Decoder",
         "Encoder",
+        "EncoderDecoder",
         "GatedMLP",
         "LayerNorm",
         "LearnedPositions",

@@ -1,0 +1,81 @@
+"""Models that read one sequence and write another: an encoder, and a decoder that attends to what it makes."""
+
+from __future__ import annotations
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Value
+from weft.ir.sizes import sym
+from weft.ir.types import TensorType
+
+from .attention import Attention
+from .build import building, module, named, param, provided, providing
+from .models import IDS, Decoder, Encoder, describe
+
+
+@module
+class CrossAttention(Attention):
+    """Attention of a decoder's tokens to the encoder's output; keys and values are computed once per source."""
+
+    def __call__(self, x: Value, memory: Value | None = None) -> Value:
+        """x [batch, seq, dim] → the same."""
+        memory = provided("memory") if memory is None else memory
+        if memory is None:
+            raise WeftError("there is no encoder to attend to: put the decoder into an EncoderDecoder")
+        return super().__call__(x, memory)
+
+
+@module
+class EncoderDecoder:
+    """An encoder and a decoder whose blocks have `cross` attention (Vaswani 2017)::
+
+        attn, norm, ffn = Attention(8), LayerNorm(), MLP(2048, "relu", bias=True)
+        EncoderDecoder(
+            Encoder(37_000, 512, 6, Block(attn, ffn, norm, "post"), Sinusoidal(512)),
+            Decoder(37_000, 512, 6, Block(attn, ffn, norm, "post", cross=CrossAttention(8)), positions=Sinusoidal(512)),
+        )
+
+    Both read the same embedding unless `share_embeddings` is False; a decoder with `tie_embeddings` writes with it too.
+    """
+
+    encoder: Encoder
+    decoder: Decoder
+    share_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        reads, writes = ((part.vocab, part.dim) for part in (self.encoder, self.decoder))
+        if self.share_embeddings and reads != writes:
+            raise WeftError(
+                f"EncoderDecoder: an encoder of vocab, dim = {reads} cannot share its embedding with a decoder of "
+                f"{writes}; make them equal, or share_embeddings=False"
+            )
+        if self.encoder.token_types:
+            raise WeftError(f"EncoderDecoder: token_types={self.encoder.token_types} of the encoder have no input")
+
+    def __call__(self, encoder_input_ids: Value, encoder_attention_mask: Value, input_ids: Value) -> Value:
+        """encoder_input_ids and encoder_attention_mask [batch, source] (a token is attended to where the mask is not
+        0), input_ids [batch, seq] → logits [batch, seq, vocab]."""
+        shared = {}
+        if self.share_embeddings:
+            shared["embedding"] = param("embed.weight", (self.decoder.vocab, self.decoder.dim))
+        with providing(**shared):
+            memory = self.encoder(encoder_input_ids, encoder_attention_mask)["last_hidden_state"]
+            with providing(memory=memory, memory_mask=encoder_attention_mask):
+                logits = self.decoder(input_ids)
+        if not memory.uses:
+            raise WeftError("no block of the decoder attends to the encoder: give it cross=CrossAttention(heads)")
+        return logits
+
+    def graph(self, seed: int = 0, name: str = "encoder_decoder") -> Graph:
+        """The IR: inputs encoder_input_ids, encoder_attention_mask, input_ids (and position_ids where positions are
+        read by the decoder), output logits [batch, seq, vocab].
+
+        Raises:
+            WeftError: naming the module and the setting that do not fit.
+        """
+        source = TensorType(IDS.dtype, (IDS.shape[0], sym("source")))
+        inputs = {"encoder_input_ids": source, "encoder_attention_mask": source, "input_ids": IDS}
+        with building(Graph(name), seed) as graph:
+            logits = named(self, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
+            graph.add_output("logits", logits)
+        describe(self.decoder, graph, "encoder-decoder")
+        return graph
