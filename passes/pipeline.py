@@ -110,7 +110,7 @@ def default_pipeline(graph: Graph) -> Pipeline:
 
     simplify = Phase("simplify", (Dce(), Cse(), FoldConstants()))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
-    if graph.meta.get("kind") != "decoder":
+    if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
         return Pipeline((simplify, fuse))
     cached = any(node.op.name == "attention" and node.operand("past_k") is not None for node in graph.nodes)
     logits = graph.outputs.get("logits")
