@@ -1,0 +1,157 @@
+"""Recipes read backwards: every tensor comes back as it was, or one sentence says why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, inverse
+from weft.ir import recipes as r
+
+RNG = np.random.default_rng(3)
+TENSORS = {
+    "a": RNG.standard_normal((12, 5)).astype(np.float32),
+    "b": RNG.standard_normal((8, 5)).astype(np.float32),
+    "t": RNG.standard_normal((6, 4, 3)).astype(np.float32),
+    "v": RNG.standard_normal(12).astype(np.float32),
+    "s": np.array(3.5, np.float32),
+}
+ARCHIVE = MemoryArchive(TENSORS)
+a, b, t, v, s = map(r.Source, "abtvs")
+
+
+def graph_of(params: Mapping[str, r.Recipe]) -> Graph:
+    graph = Graph()
+    graph.archive = ARCHIVE
+    for name, recipe in params.items():
+        graph.add_param(name, TensorType(dtypes.f32, recipe.shape(ARCHIVE)), recipe)
+    return graph
+
+
+EXACT: dict[str, dict[str, r.Recipe]] = {
+    "itself": {"w": a},
+    "scalar": {"w": r.Reshape(s, (1, 1))},
+    "tied": {"w": a, "head": a},
+    "tied in another order": {"w": a, "head": r.Permute(a, (1, 0))},
+    "packed": {"q": r.Slice(a, 0, 0, 6), "k": r.Slice(a, 0, 6, 9), "v": r.Slice(a, 0, 9, 12)},
+    "overlapping": {"w": r.Slice(a, 0, 0, 9), "x": r.Slice(a, 0, 4, 12)},
+    "interleaved": {"gate": r.Slice(a, 0, 0, 12, 2), "up": r.Slice(a, 0, 1, 12, 2)},
+    "packed columns": {"k": r.Permute(r.Slice(a, 1, 0, 2), (1, 0)), "v": r.Permute(r.Slice(a, 1, 2, 5), (1, 0))},
+    "stacked": {"w": r.Concat((r.Reshape(a, (1, 12, 5)), r.Reshape(r.Concat((b, r.Slice(a, 0, 0, 4))), (1, 12, 5))))},
+    "beside": {"w": r.Concat((t, r.Slice(t, 1, 0, 2)), 1)},
+    "split heads": {"w": r.Permute(r.Reshape(a, (3, 2, 2, 5)), (0, 2, 1, 3))},
+    "rows shuffled": {"w": r.Take(v, (3, 1, 2, 0, 7, 6, 5, 4, 8, 11, 9, 10))},
+    "rows repeated": {"w": r.Take(a, tuple(range(12)) * 2)},
+    "columns shuffled": {"w": r.Take(b, (4, 2, 0, 1, 3), 1)},
+    "a repeated part of a part": {"w": r.Slice(r.Take(v, tuple(range(12)) * 2), 0, 7, 19)},
+    "beside a constant": {"w": r.Concat((b, r.Full(1.0, (4, 5))))},
+    "doubled": {"w": r.Scale(a, -2)},
+    "negative": {"w": r.Map(v, "neg")},
+    "stored in fewer bits": {"w": r.Cast(s, "bf16")},
+}
+
+
+@pytest.mark.parametrize("params", EXACT.values(), ids=EXACT)
+def test_restored_bit_for_bit(params: dict[str, r.Recipe]) -> None:
+    graph = graph_of(params)
+    found = dict(inverse.restore(graph))
+    assert list(found) == [key for group in inverse.groups(graph) for key in group.keys]
+    assert set(found) == {key for recipe in params.values() for key in recipe.sources()}
+    for key, values in found.items():
+        assert values.dtype == np.float32
+        np.testing.assert_array_equal(values, TENSORS[key])
+
+
+ELEMENTWISE = [
+    r.Add((a,), 1.0),
+    r.Scale(a, 0.3),
+    r.Map(a, "neg_exp"),
+    r.Map(a, "exp"),
+    r.Map(a, "reciprocal"),
+    r.Map(r.Map(a, "exp"), "log"),
+    r.Slice(r.Map(r.Take(a, (*range(12), 0)), "neg_exp"), 0, 1, 13),
+]
+
+
+@pytest.mark.parametrize("recipe", ELEMENTWISE)
+def test_elementwise_steps_read_back_as_they_were(recipe: r.Recipe) -> None:
+    """Tensors come back to rounding, and what is made of them is what was there."""
+    ((_, values),) = inverse.restore(graph_of({"w": recipe}))
+    np.testing.assert_allclose(values, TENSORS["a"], rtol=3e-7, atol=3e-7)
+    again = recipe.evaluate(MemoryArchive({"a": values}))
+    np.testing.assert_allclose(again, recipe.evaluate(ARCHIVE), rtol=3e-7, atol=3e-7)
+
+
+def test_what_was_one_and_a_number_stays_so() -> None:
+    """1 + w, as RMSNorm of some families has it: the restored w gives the same sum, bit for bit."""
+    recipe = r.Add((v,), 1.0)
+    ((_, values),) = inverse.restore(graph_of({"w": recipe}))
+    assert not np.array_equal(values, TENSORS["v"])
+    np.testing.assert_array_equal(recipe.evaluate(MemoryArchive({"v": values})), recipe.evaluate(ARCHIVE))
+
+
+@given(st.data())
+def test_random_movements_are_undone(data: st.DataObject) -> None:
+    whole: r.Recipe = data.draw(st.sampled_from([a, b, r.Reshape(t, (9, 8)), r.Reshape(v, (3, 4))]))
+    pieces = [whole]
+    for _ in range(data.draw(st.integers(1, 5))):
+        piece = pieces.pop(data.draw(st.integers(0, len(pieces) - 1)))
+        rows, columns = piece.shape(ARCHIVE)
+        step = data.draw(st.sampled_from(["permute", "reshape", "take", "cut", "deal", "repeat"]))
+        if step == "permute":
+            pieces.append(r.Permute(piece, (1, 0)))
+        elif step == "reshape":
+            pieces.append(r.Reshape(piece, (columns, rows)))
+        elif step == "take":
+            pieces.append(r.Take(piece, tuple(data.draw(st.permutations(range(columns)))), 1))
+        elif step == "repeat":
+            pieces.append(r.Concat((piece, r.Slice(piece, 0, 0, max(1, rows // 2)))))
+        elif rows > 1:
+            at = data.draw(st.integers(1, rows - 1))
+            cuts = ((0, at, 1), (at, rows, 1)) if step == "cut" else ((0, rows, 2), (1, rows, 2))
+            pieces += [r.Slice(piece, 0, *cut) for cut in cuts]
+        else:
+            pieces.append(piece)
+    ((key, values),) = inverse.restore(graph_of({f"w{i}": piece for i, piece in enumerate(pieces)}))
+    np.testing.assert_array_equal(values, TENSORS[key])
+
+
+def test_given_values_take_the_place_of_the_recipes() -> None:
+    graph = graph_of({"q": r.Slice(a, 0, 0, 6), "k": r.Slice(a, 0, 6, 12), "other": b})
+    k = RNG.standard_normal((6, 5))
+    found = dict(inverse.restore(graph, params={"k": k}))
+    np.testing.assert_array_equal(found["a"], np.concatenate([TENSORS["a"][:6], k.astype(np.float32)]))
+    np.testing.assert_array_equal(found["b"], TENSORS["b"])
+
+
+def test_groups_hold_what_hangs_together() -> None:
+    graph = graph_of({"x": b, "y": r.Concat((a, b)), "free": r.Full(1.0, (3,)), "z": t, "u": r.Slice(t, 0, 0, 2)})
+    assert inverse.groups(graph) == [(("x", "y"), ("b", "a")), (("z", "u"), ("t",))]
+
+
+REFUSED: dict[str, tuple[dict[str, r.Recipe], dict[str, np.ndarray]]] = {
+    "w: the recipe mean_pool, which reads a, has no inverse": ({"w": r.MeanPool(a, 6, 2)}, {}),
+    "w: the recipe scale, which reads a, v, has no inverse": ({"w": r.Scale(a, v)}, {}),
+    "w: the recipe scale, which reads a, has no inverse": ({"w": r.Scale(a, 0)}, {}),
+    "w: the recipe add, which reads a, has no inverse": ({"w": r.Add((a, a))}, {}),
+    "w: the recipe map, which reads v, has no inverse": ({"w": r.Reshape(r.Map(v, "sin"), (3, 4))}, {}),
+    "20 of the 60 numbers of tensor 'a' are read by no parameter": ({"w": r.Slice(a, 0, 0, 8)}, {}),
+    "head: numbers of a are read more than once, and differ: give all who read them the same": (
+        {"embed": a, "head": a}, {"head": TENSORS["a"] + 1}
+    ),
+    "w: numbers of v are read more than once, and differ": ({"w": r.Take(v, (0, 0))}, {"w": np.array([1.0, 2.0])}),
+    "graph model has no parameter 'x'": ({"w": a}, {"x": TENSORS["a"]}),
+    "parameter w is [12, 5], but its value is [5, 12]": ({"w": a}, {"w": TENSORS["a"].T}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "case"), REFUSED.items(), ids=REFUSED)
+def test_what_cannot_be_restored_is_told(message: str, case: tuple[dict[str, r.Recipe], dict[str, np.ndarray]]) -> None:
+    graph = graph_of(case[0])
+    with pytest.raises(WeftError) as e:
+        list(inverse.restore(graph, params=case[1]))
+    assert str(e.value).startswith(message)
