@@ -1,0 +1,101 @@
+"""An encoder-decoder cut in two computes what it computed whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops, sizes, verify
+from weft.passes import run_passes
+from weft.passes.split_encoder import split_encoder
+from weft.passes.trial import EXACT, Trial
+
+from .models import BATCH, SEQ, count, weight
+
+DIM, HEADS, SOURCE = 12, 3, sizes.sym("source")
+
+
+def attended(g: Graph, scope: str, x: Value, memory: Value, mask: Value | None, causal: bool = False) -> Value:
+    """x + attention of x to `memory`."""
+    with g.scope(scope):
+        read = {"q": x, "k": memory, "v": memory}
+        q, k, v = (ops.linear(y, weight(g, f"{n}.weight", DIM, DIM), name=n) for n, y in read.items())
+        return ops.add(x, ops.attention(q, k, v, None, mask, heads=HEADS, kv_heads=HEADS, causal=causal))
+
+
+def seq2seq(*, pooled: bool = False, layers: int = 2) -> Graph:
+    """A shared embedding, an encoder of one layer, a decoder; `pooled` adds the mean of the source to every token."""
+    g = Graph("seq2seq")
+    g.meta["kind"] = "encoder-decoder"
+    source, mask = (
+        g.add_input(f"encoder_{name}", TensorType(dtypes.i64, (BATCH, SOURCE)))
+        for name in ("input_ids", "attention_mask")
+    )
+    ids = g.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
+    table = weight(g, "embed.weight", 31, DIM)
+    doubled = ops.affine(table, by=2.0, name="doubled")  # no input decides it: both parts have it
+    memory = ops.embedding(source, doubled, name="encoder.embed")
+    memory = attended(g, "encoder.layers.0.attn", memory, memory, mask)
+    x = ops.embedding(ids, doubled, name="decoder.embed")
+    if pooled:
+        x = ops.add(x, ops.mean(memory, axes=(1,), keepdims=True, name="mean"))
+        g.add_output("memory", memory)
+    for i in range(layers):
+        x = attended(g, f"decoder.layers.{i}.attn", x, x, None, causal=True)
+        x = attended(g, f"decoder.layers.{i}.cross", x, memory, mask)
+    g.add_output("logits", ops.linear(x, table, name="lm_head"))
+    return g
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("passes", ["dce", "default", "default, cast{dtype=f16}"])
+def test_the_parts_compute_the_whole(passes: str, pooled: bool) -> None:
+    whole = run_passes(seq2seq(pooled=pooled), passes if not pooled else passes.replace("default", "pack-qkv"))
+    before = str(whole)
+    encoder, decoder = split_encoder(whole)
+    assert str(whole) == before
+    trial = Trial()
+    inputs = trial.inputs(whole)
+    made = trial.run(encoder, {name: inputs[name] for name in encoder.inputs})
+    for part in (encoder, decoder):
+        verify(part, recipes=True)
+    found = trial.run(decoder, {name: (inputs | made)[name] for name in decoder.inputs})
+    found |= {name: made[name] for name in whole.outputs if name in made}
+    trial.same(trial.run(whole, inputs), {name: found[name] for name in whole.outputs}, EXACT)
+
+
+def test_the_interface() -> None:
+    encoder, decoder = split_encoder(run_passes(seq2seq()))
+    keys = [f"cross.{i}.{part}" for i in (0, 1) for part in ("key", "value")]
+    assert list(encoder.inputs) == ["encoder_input_ids", "encoder_attention_mask"]
+    assert list(encoder.outputs) == keys
+    assert {str(v.type) for v in encoder.outputs.values()} == {f"f32[batch, source, {DIM}]"}
+    pasts = [name.replace("cross", "past_key_values") for name in keys]
+    assert set(decoder.inputs) == {
+        *("encoder_attention_mask", "input_ids", "attention_mask", "position_ids"),
+        *(keys + pasts),
+    }
+    assert list(decoder.outputs) == ["logits", *(n.replace("past_key_values", "present") for n in pasts)]
+    assert (encoder.meta["kind"], decoder.meta["kind"]) == ("encoder", "decoder")
+
+
+def test_every_weight_is_where_it_is_read() -> None:
+    encoder, decoder = split_encoder(seq2seq())
+    assert encoder.params.keys() & decoder.params.keys() == {"embed.weight"}
+    assert "decoder.layers.1.cross.k.weight" in encoder.params
+    assert {p.rpartition(".")[0] for p in decoder.params if "cross" in p} == {
+        f"decoder.layers.{i}.cross.q" for i in (0, 1)
+    }
+    assert count(encoder, "affine") == count(decoder, "affine") == 1
+
+
+def test_other_values_cross_under_their_own_names() -> None:
+    encoder, decoder = split_encoder(seq2seq(pooled=True, layers=1))
+    assert list(encoder.outputs) == ["mean", "cross.0.key", "cross.0.value", "memory"]
+    assert "mean" in decoder.inputs
+    assert list(decoder.outputs) == ["logits"]
+
+
+def test_a_model_without_an_encoder_is_refused() -> None:
+    g = seq2seq(layers=0)
+    with pytest.raises(WeftError, match="graph seq2seq has no value that depends on encoder_input_ids and"):
+        split_encoder(g)
