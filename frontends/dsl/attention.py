@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
@@ -18,8 +20,11 @@ class Attention:
 
     `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None means what the model is (a decoder is,
     an encoder is not). `window` keys are seen at most; `pattern` and `stride` as in the op `attention`. `qk_norm` runs
-    on each head, or on the full width with `qk_norm_full`, before `rope`. `scale` defaults to 1/√head_dim, `softcap`
+    on each head (`qk_norm_each`: with weights of its own for each), or on the full width with `qk_norm_full`, before
+    `rope`. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults to 1/√head_dim, `softcap`
     squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before the output projection.
+    `bias` (ALiBi, T5Bias, or a module of x and heads) is added to the scores; where it is None, what the model's
+    `position_bias` makes for all layers.
     """
 
     heads: int
@@ -32,6 +37,8 @@ class Attention:
     out_bias: bool = False
     qk_norm: Norm | None = None
     qk_norm_full: bool = False
+    qk_norm_each: bool = False
+    clip: float | None = None
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
@@ -39,6 +46,7 @@ class Attention:
     pattern: str = "dense"
     stride: int = 1
     summary: int = 1
+    bias: Any = None
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.groups < 1 or self.heads % self.groups:
@@ -58,9 +66,9 @@ class Attention:
         source = x if memory is None else memory
         d = self.head_dim or last_axis(x, self.heads, "heads")
         kv = self.groups
-        q = linear(x, self.heads * d, "q", self.qkv_bias)
-        k = linear(source, kv * d, "k", self.qkv_bias)
-        v = linear(source, kv * d, "v", self.qkv_bias)
+        q = self._projected(x, self.heads * d, "q")
+        k = self._projected(source, kv * d, "k")
+        v = self._projected(source, kv * d, "v")
         if self.qk_norm is not None:
             q = self._normed(self.qk_norm, q, self.heads, "q_norm")
             k = self._normed(self.qk_norm, k, kv, "k_norm")
@@ -70,7 +78,7 @@ class Attention:
         mask = provided("key_mask" if memory is None else "memory_mask")
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         y = ops.attention(
-            *(q, k, v, None, mask, sinks),
+            *(q, k, v, self._bias(x) if memory is None else None, mask, sinks),
             heads=self.heads,
             kv_heads=kv,
             causal=causal and memory is None,
@@ -85,9 +93,20 @@ class Attention:
             y = ops.mul(y, ops.sigmoid(linear(x, y.width, "gate")), name="gated")
         return linear(y, x.width, "o", self.out_bias)
 
+    def _projected(self, x: Value, width: int, name: str) -> Value:
+        y = linear(x, width, name, self.qkv_bias)
+        return y if self.clip is None else ops.clip(y, low=-self.clip, high=self.clip, name=f"{name}_clipped")
+
+    def _bias(self, x: Value) -> Value | None:
+        return provided("position_bias") if self.bias is None else self.bias(x, self.heads)
+
     def _normed(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
         if self.qk_norm_full:
             return named(norm, name)(x)
         batch, seq, width = x.shape
         split = ops.reshape(x, shape=(batch, seq, heads, width // heads), name=f"{name}_heads")
-        return ops.reshape(named(norm, name)(split), shape=(batch, seq, width), name=f"{name}_joined")
+        if not self.qk_norm_each:
+            return ops.reshape(named(norm, name)(split), shape=(batch, seq, width), name=f"{name}_joined")
+        plain = named(norm.plain(), name)(split)
+        joined = ops.reshape(plain, shape=(batch, seq, width), name=f"{name}_joined")
+        return ops.mul(joined, param(f"{name}.weight", (width,), fill(1.0)), name=f"{name}_scaled")

@@ -58,6 +58,10 @@ class RMSNorm:
         weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
         return ops.rms_norm(x, weight, eps=self.eps, name=name)
 
+    def plain(self) -> RMSNorm:
+        """The same without parameters."""
+        return RMSNorm(self.eps, weight=False)
+
 
 @module(leaf=True)
 class LayerNorm:
@@ -72,6 +76,10 @@ class LayerNorm:
         weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
         bias = param(f"{name}.bias", (x.width,), fill(0.0)) if self.bias else None
         return ops.layer_norm(x, weight, bias, eps=self.eps, name=name)
+
+    def plain(self) -> LayerNorm:
+        """The same without parameters."""
+        return LayerNorm(self.eps, weight=False, bias=False)
 
 
 Norm = RMSNorm | LayerNorm

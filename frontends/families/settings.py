@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from weft.ir.errors import WeftError
@@ -19,6 +19,7 @@ from ..dsl import (
     RMSNorm,
     RoPE,
 )
+from ..dsl.layers import Norm
 
 # Activations by their names in configs.
 ACTIVATIONS = {
@@ -39,34 +40,66 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """A transformer in numbers; defaults are the plain Llama. `window` and `scale` may say one value per layer."""
+    """A transformer in numbers; defaults are the plain Llama. A tuple says one value for each layer.
+
+    `heads` and `ffn` (the inner width) may be None where `mixer` takes the place of attention and `moe` that of the
+    feed-forward, or where a layer has none. `qk_norm` is none, head (one weight for all heads), each (weights of its
+    own for each head) or full (over all heads at once).
+    """
 
     vocab: int
     dim: int
     layers: int
-    heads: int
-    ffn: int
+    heads: int | None = None
+    ffn: int | tuple[int | None, ...] | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
     context: int | None = None
     kind: str = "decoder"
-    norm: str = "rms"
+    # blocks
+    norm: str = "rms"  # rms, layer
+    norm_weight: bool = True
+    norm_bias: bool = True
     eps: float = 1e-6
     arrangement: str = "pre"
-    activation: str = "silu"
-    gated: bool = True
+    residual_scale: float = 1.0
+    # attention
     qkv_bias: bool = False
     out_bias: bool = False
-    ffn_bias: bool = False
-    qk_norm: str = "none"  # none, head, full
-    rope: RoPE | None = None
+    qk_norm: str | tuple[str, ...] = "none"
+    clip: float | None = None
+    rope: RoPE | tuple[RoPE | None, ...] | None = None
+    bias: Any = None  # ALiBi, T5Bias
     window: int | tuple[int | None, ...] | None = None
     scale: float | tuple[float | None, ...] | None = None
-    tie: bool = False
+    softcap: float | None = None
+    sinks: bool = False
+    mixer: Any = None
+    # feed-forward
+    activation: str = "silu"
+    gated: bool = True
+    ffn_bias: bool = False
+    moe: Any = None
+    # both ends
+    embed_scale: float = 1.0
+    embed_norm: bool = False
     learned_positions: int | None = None
     token_types: int = 0
-    embed_norm: bool = False
     pooler: bool = False
+    tie: bool = False
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    @property
+    def head_size(self) -> int:
+        """The width of one attention head."""
+        return self.head_dim or self.dim // (self.heads or 1)
+
+    @property
+    def groups(self) -> int:
+        """How many key/value heads there are."""
+        return self.kv_heads or self.heads or 1
 
 
 def build(s: Settings) -> Decoder | Encoder:
@@ -75,27 +108,11 @@ def build(s: Settings) -> Decoder | Encoder:
     Raises:
         WeftError: naming the setting that is unknown or does not fit.
     """
-    if s.activation not in ACTIVATIONS:
-        raise WeftError(f"unknown activation {s.activation!r}; known are {', '.join(ACTIVATIONS)}")
     for name in ("vocab", "dim", "layers", "heads", "ffn"):
-        if getattr(s, name) < 1:
+        if any(value is not None and value < 1 for value in _each(getattr(s, name), None)):
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
-    norm = RMSNorm(s.eps) if s.norm == "rms" else LayerNorm(s.eps)
-    ffn = (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias)
-    attention = Attention(
-        heads=s.heads,
-        kv_heads=s.kv_heads,
-        head_dim=s.head_dim,
-        rope=s.rope,
-        qkv_bias=s.qkv_bias,
-        out_bias=s.out_bias,
-        qk_norm=None if s.qk_norm == "none" else norm,
-        qk_norm_full=s.qk_norm == "full",
-    )
-    blocks = [
-        Block(replace(attention, window=window, scale=scale), ffn, norm, s.arrangement)
-        for window, scale in zip(_each(s.window, s.layers), _each(s.scale, s.layers), strict=True)
-    ]
+    norm = _norm(s)
+    blocks = [_block(_layer(s, i), norm) for i in range(s.layers)]
     alike = all(b == blocks[0] for b in blocks)
     layers, block = (s.layers, blocks[0]) if alike else (blocks, None)
     positions = LearnedPositions(s.learned_positions) if s.learned_positions else None
@@ -120,13 +137,67 @@ def build(s: Settings) -> Decoder | Encoder:
         block,
         tie_embeddings=s.tie,
         positions=positions,
+        embed_scale=s.embed_scale,
         embed_norm=embed_norm,
+        head_bias=s.head_bias,
+        logit_scale=s.logit_scale,
+        logit_softcap=s.logit_softcap,
         context=s.context,
     )
 
 
-def _each(value: Any, layers: int) -> tuple[Any, ...]:
-    found = value if isinstance(value, tuple) else (value,) * layers
-    if len(found) != layers:
+_Layer = Any  # the Settings of one layer: no value is a tuple
+
+
+def _block(s: _Layer, norm: Norm) -> Block:
+    """The block of a layer's settings."""
+    return Block(s.mixer or _attention(s, norm), s.moe or _feed_forward(s), norm, s.arrangement, s.residual_scale)
+
+
+def _attention(s: _Layer, norm: Norm) -> Attention | None:
+    if s.heads is None:
+        return None
+    return Attention(
+        heads=s.heads,
+        kv_heads=s.kv_heads,
+        head_dim=s.head_dim,
+        rope=s.rope,
+        bias=s.bias,
+        window=s.window,
+        qkv_bias=s.qkv_bias,
+        out_bias=s.out_bias,
+        qk_norm=None if s.qk_norm == "none" else norm,
+        qk_norm_full=s.qk_norm == "full",
+        qk_norm_each=s.qk_norm == "each",
+        clip=s.clip,
+        scale=s.scale,
+        softcap=s.softcap,
+        sinks=s.sinks,
+    )
+
+
+def _feed_forward(s: _Layer) -> MLP | GatedMLP | None:
+    if s.ffn is None:
+        return None
+    if s.activation not in ACTIVATIONS:
+        raise WeftError(f"unknown activation {s.activation!r}; known are {', '.join(ACTIVATIONS)}")
+    return (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias)
+
+
+def _norm(s: Settings) -> Norm:
+    if s.norm == "rms":
+        return RMSNorm(s.eps, s.norm_weight)
+    return LayerNorm(s.eps, s.norm_weight, s.norm_weight and s.norm_bias)
+
+
+def _layer(s: Settings, i: int) -> _Layer:
+    """The settings of layer `i` alone."""
+    varied = {f.name: getattr(s, f.name) for f in fields(s) if isinstance(getattr(s, f.name), tuple)}
+    return replace(s, **{name: _each(value, s.layers)[i] for name, value in varied.items()})
+
+
+def _each(value: Any, layers: int | None) -> tuple[Any, ...]:
+    found = value if isinstance(value, tuple) else (value,) * (layers or 1)
+    if layers is not None and len(found) != layers:
         raise WeftError(f"{len(found)} layer types are given for {layers} layers")
     return found
