@@ -9,18 +9,24 @@ from typing import Any
 from weft.ir import ops
 
 from .attention import Attention
-from .blocks import Block
-from .build import building, fill, module, named, normal, param, provided, providing, scope, trace
+from .blocks import Block, Repeat
+from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace
+from .experts import MoE
 from .ffn import MLP, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
+from .mixers import MLA, LinearAttention, RelativeAttention
 from .models import Decoder, Encoder
+from .position_bias import ALiBi, T5Bias
 from .rotary import RoPE
 from .seq2seq import CrossAttention, EncoderDecoder
+from .state_space import Mamba, Mamba2
 
 silu = ops.swish  # its β is 1 by default
 
 __all__ = [
+    "MLA",
     "MLP",
+    "ALiBi",
     "Attention",
     "Block",
     "CrossAttention",
@@ -30,10 +36,18 @@ __all__ = [
     "GatedMLP",
     "LayerNorm",
     "LearnedPositions",
+    "LinearAttention",
+    "Mamba",
+    "Mamba2",
+    "MoE",
     "RMSNorm",
+    "RelativeAttention",
+    "Repeat",
     "RoPE",
     "Sinusoidal",
+    "T5Bias",
     "building",
+    "contribute",
     "embedding",
     "fill",
     "linear",

@@ -69,3 +69,21 @@ class Block:
         if self.residual_scale != 1:
             y = ops.affine(y, by=self.residual_scale, name=f"{name}_scaled")
         return ops.add(x, y, name=f"{name}_residual")
+
+
+@module
+class Repeat:
+    """`block` applied `times` times with the same weights (Dehghani 2018, Universal Transformer; Lan 2019, ALBERT)."""
+
+    block: Any
+    times: int
+
+    def __post_init__(self) -> None:
+        if self.times < 1:
+            raise WeftError(f"Repeat: times={self.times} must be at least 1")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        for _ in range(self.times):
+            x = self.block(x)
+        return x

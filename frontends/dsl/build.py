@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 
-from weft.ir import dtypes
+from weft.ir import dtypes, ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
 from weft.ir.recipes import Full, Normal, Recipe
@@ -44,6 +44,7 @@ class _Builder:
     seed: int
     frames: list[_Frame]
     facts: dict[str, Value]
+    contributed: dict[str, Value] = field(default_factory=dict)
     override: str | None = None
 
 
@@ -66,12 +67,18 @@ def current() -> _Builder:
 
 @contextlib.contextmanager
 def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
-    """Module calls inside emit into `graph`; `seed` goes into the random initialization of its parameters."""
-    token = _CURRENT.set(_Builder(graph, seed, [_Frame(None, "", {})], {}))
+    """Module calls inside emit into `graph`; `seed` goes into the random initialization of its parameters.
+
+    Where the block ends, what modules contributed becomes further outputs (see `contribute`).
+    """
+    builder = _Builder(graph, seed, [_Frame(None, "", {})], {})
+    token = _CURRENT.set(builder)
     try:
         yield graph
     finally:
         _CURRENT.reset(token)
+    for output, value in builder.contributed.items():
+        graph.add_output(output, value)
 
 
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
@@ -288,3 +295,10 @@ def providing(**facts: Value) -> Iterator[None]:
 def provided(name: str) -> Value | None:
     """The value that an enclosing module provides under `name` (``positions``, ``key_mask``), if any."""
     return current().facts.get(name)
+
+
+def contribute(output: str, value: Value) -> None:
+    """Add `value` to the graph output called `output`, the sum of what all modules contribute (losses)."""
+    contributed = current().contributed
+    known = contributed.get(output)
+    contributed[output] = value if known is None else ops.add(known, value, name=f"{output}_sum")

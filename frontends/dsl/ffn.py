@@ -11,7 +11,12 @@ from .build import module
 from .layers import linear
 
 
-def _check_activation(kind: str, name: str) -> None:
+def check_activation(kind: str, name: str) -> None:
+    """Refuse an activation that no op computes, in the words of the module `kind`.
+
+    Raises:
+        WeftError: naming those that are known.
+    """
     if name not in ACTIVATIONS and name != "identity" and not name.startswith("swish("):
         raise WeftError(f"{kind}: unknown activation={name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
 
@@ -25,7 +30,7 @@ class MLP:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        _check_activation("MLP", self.activation)
+        check_activation("MLP", self.activation)
 
     def __call__(self, x: Value) -> Value:
         return linear(activate(linear(x, self.hidden, "up", self.bias), self.activation), x.width, "down", self.bias)
@@ -44,7 +49,7 @@ class GatedMLP:
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        _check_activation("GatedMLP", self.activation)
+        check_activation("GatedMLP", self.activation)
 
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:

@@ -12,6 +12,7 @@ from weft.ir.types import TensorType
 
 from .build import building, current, module, named, param, provided, providing
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
+from .position_bias import T5Bias
 
 Positions = LearnedPositions | Sinusoidal
 IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
@@ -29,15 +30,19 @@ def _stack(model: Decoder | Encoder) -> list[Any]:
 
 
 def _run(model: Decoder | Encoder, x: Value) -> Value:
-    for i, layer in enumerate(_stack(model)):
-        x = named(layer, f"layers.{i}")(x)
+    """The layers, to which the model provides its `position_bias`."""
+    facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
+    with providing(**facts):
+        for i, layer in enumerate(_stack(model)):
+            x = named(layer, f"layers.{i}")(x)
     return x
 
 
 def _table(model: Decoder | Encoder) -> Value:
     """The embedding [vocab, dim]: that of an enclosing model which shares one, or the model's own."""
     shared = provided("embedding")
-    return param("embed.weight", (model.vocab, model.dim)) if shared is None else shared
+    width = getattr(model, "embed_dim", None) or model.dim
+    return param("embed.weight", (model.vocab, width)) if shared is None else shared
 
 
 def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
@@ -55,7 +60,8 @@ class Decoder:
     `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that the
     last block uses (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. The
     embedding is multiplied by `embed_scale`, `positions` are added, `embed_norm` follows. Logits are multiplied by
-    `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant.
+    `logit_scale` and squashed by `logit_softcap`. `context` is the longest sequence meant. `position_bias` is added to
+    the scores of every self-attention that has no `bias` of its own.
     """
 
     vocab: int
@@ -71,6 +77,7 @@ class Decoder:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     context: int | None = None
+    position_bias: T5Bias | None = None
 
     def __post_init__(self) -> None:
         _stack(self)
@@ -124,7 +131,8 @@ class Encoder:
     """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
 
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
-    `embed_scale` and `final_norm` as in `Decoder`, but the norm is off by default.
+    `embed_scale`, `position_bias` and `final_norm` as in `Decoder`, but the norm is off by default. `embed_dim` is a
+    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT).
     """
 
     vocab: int
@@ -138,6 +146,8 @@ class Encoder:
     pooler: bool = False
     context: int | None = None
     embed_scale: float = 1.0
+    position_bias: T5Bias | None = None
+    embed_dim: int | None = None
 
     def __post_init__(self) -> None:
         _stack(self)
@@ -150,17 +160,20 @@ class Encoder:
         indices = ops.iota(input_ids, axis=1, name="position_index")
         row = ops.unsqueeze(indices, axes=(0,), name="position_row")
         consecutive = ops.expand(row, shape=input_ids.shape, name="position_ids")
-        with providing(positions=consecutive, key_mask=attention_mask, bidirectional=attention_mask):
+        facts = {"positions": consecutive, "position_row": row, "key_mask": attention_mask}
+        with providing(**facts, bidirectional=attention_mask):
             x = embedding(input_ids, _table(self), "embed")
             if self.embed_scale != 1:
                 x = ops.affine(x, by=self.embed_scale, name="embed_scaled")
             if token_type_ids is not None:
-                types = embedding(token_type_ids, self.token_types, self.dim, "token_types")
+                types = embedding(token_type_ids, self.token_types, x.width, "token_types")
                 x = ops.add(x, types, name="token_types_added")
             if self.positions is not None:
                 x = self.positions(x)
             if self.embed_norm is not None:
                 x = self.embed_norm(x)
+            if self.embed_dim is not None:
+                x = linear(x, self.dim, "embed_proj", bias=True)
             x = _run(self, x)
             if self.final_norm is not None:
                 x = self.final_norm(x)

@@ -59,7 +59,10 @@ class RoPE:
 
     def __call__(self, x: Value, heads: int, name: str = "rope") -> Value:
         """x [batch, seq, heads·d] rotated."""
-        recipe = self.recipe(x.width // heads)
-        table = computed("rope.frequencies", (recipe.dim // 2,), recipe)
         options = {"heads": heads, "interleaved": self.interleaved, "amplitude": self.amplitude}
-        return ops.rope(x, positions(x), table, **options, name=name)
+        return ops.rope(x, *self.angles(x, x.width // heads), **options, name=name)
+
+    def angles(self, x: Value, head_dim: int) -> tuple[Value, Value]:
+        """The positions [batch, seq] of the rows of x and the frequencies [pairs] of heads of `head_dim`."""
+        recipe = self.recipe(head_dim)
+        return positions(x), computed("rope.frequencies", (recipe.dim // 2,), recipe)

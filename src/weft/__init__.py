@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "weft.frontends.dsl": (
+        "ALiBi",
         "Attention",
         "Block",
         "CrossAttention",
@@ -24,10 +25,19 @@ _PUBLIC = {
         "GatedMLP",
         "LayerNorm",
         "LearnedPositions",
+        "LinearAttention",
+        "MLA",
         "MLP",
+        "Mamba",
+        "Mamba2",
+        "MoE",
         "RMSNorm",
+        "RelativeAttention",
+        "Repeat",
         "RoPE",
         "Sinusoidal",
+        "T5Bias",
+        "contribute",
         "embedding",
         "fill",
         "linear",

@@ -1,0 +1,141 @@
+"""Mixture of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Value
+from weft.ir.ops.experts import moe
+from weft.ir.ops.routing import hierarchical, noisy_logits
+
+from .build import contribute, current, fill, module, param
+from .ffn import check_activation
+from .layers import linear
+
+CHOICES = ("token", "expert", "hierarchical")
+
+
+@module
+class MoE:
+    """Σ_e g_e(x) E_e(x): every token is a weighted sum of what a few of `experts` feed-forwards make (Shazeer 2017).
+
+    The experts are gated feed-forwards of width `hidden` (`activation`, `bias`, `limit` and `shift` as in the op
+    `glu`), or plain ones if not `gated`. Parameters: ``router.weight`` [experts, dim], ``experts.gate`` and
+    ``experts.up`` [experts, hidden, dim], ``experts.down`` [experts, dim, hidden], with `bias` ``experts.gate_bias``,
+    ``experts.up_bias`` [experts, hidden] and ``experts.down_bias`` [experts, dim].
+
+    `choice` is who chooses:
+
+    - token: each its best `k` experts, by `scoring` softmax or sigmoid, as the op `route` says of `renormalize`,
+      `scale`, `groups`, `top_groups` and `group_score`. `router_bias` adds ``router.bias`` to the logits, `correction`
+      adds ``router.correction`` to the scores for the choice only (DeepSeek-V3); both [experts]. `noisy` adds noise ·
+      softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy router, the graph input
+      ``router_noise.{i}`` [batch, seq, experts] of standard normal numbers. An expert takes the first tokens of a row
+      up to `capacity`: a whole number of them, or a float for ⌈that · seq / experts⌉ (Fedus 2021).
+    - expert: each its best `capacity` tokens of the row, by default k for every token on average (Zhou 2022).
+    - hierarchical: each token `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its best `k`
+      experts of each by ``router.weight`` (Shazeer 2017, appendix B).
+
+    `shared` is a module that all tokens pass, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
+    `aux_loss` λ adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
+    """
+
+    experts: int
+    hidden: int
+    k: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    scoring: str = "softmax"
+    renormalize: bool = True
+    scale: float = 1.0
+    router_bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "top2"
+    noisy: bool = False
+    capacity: int | float | None = None
+    choice: str = "token"
+    shared: Any = None
+    shared_gate: bool = False
+    aux_loss: float = 0.0
+    limit: float | None = None
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_activation("MoE", self.activation)
+        if self.choice not in CHOICES:
+            raise WeftError(f"MoE: unknown choice={self.choice!r}; known are {', '.join(CHOICES)}")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        y = self._mixed(x, self._combine(x))
+        if self.shared is None:
+            return y
+        through = self.shared(x)
+        if self.shared_gate:
+            through = ops.mul(through, ops.sigmoid(linear(x, 1, "shared_gate")), name="shared_gated")
+        return ops.add(y, through, name="with_shared")
+
+    def _combine(self, x: Value) -> Value:
+        """The weight of every expert in every token, [batch, seq, experts]."""
+        logits = linear(x, self.experts, "router", self.router_bias)
+        if self.noisy:
+            noise = _noise_input(logits)
+            logits = noisy_logits(logits, linear(x, self.experts, "noise"), noise)
+        combine = self._chosen(x, logits)
+        if self.aux_loss:
+            loss = ops.load_balance_loss(logits, combine)
+            contribute("aux_loss", ops.affine(loss, by=self.aux_loss, name="weighted_loss"))
+        if self.choice != "expert" and self.capacity is not None:
+            combine = ops.limit_capacity(combine, **_limit(self.capacity))
+        return combine
+
+    def _chosen(self, x: Value, logits: Value) -> Value:
+        if self.choice == "expert":
+            return ops.expert_choice(logits, **_limit(float(self.k) if self.capacity is None else self.capacity))
+        if self.choice == "hierarchical":
+            by_group = linear(x, self.groups, "group_router")
+            return hierarchical(by_group, logits, top_groups=self.top_groups, k=self.k)
+        return ops.route(
+            logits,
+            param("router.correction", (self.experts,), fill(0.0)) if self.correction else None,
+            k=self.k,
+            scoring=self.scoring,
+            renormalize=self.renormalize,
+            scale=self.scale,
+            groups=self.groups,
+            top_groups=self.top_groups,
+            group_score=self.group_score,
+        )
+
+    def _mixed(self, x: Value, combine: Value) -> Value:
+        wide, narrow = (self.experts, self.hidden, x.width), (self.experts, x.width, self.hidden)
+        gate = param("experts.gate", wide) if self.gated else None
+        up, down = param("experts.up", wide), param("experts.down", narrow)
+        biases: list[Value | None] = [None, None, None]
+        if self.bias:
+            names = ("up", "down", *(["gate"] if self.gated else []))
+            biases = [param(f"experts.{n}_bias", (narrow if n == "down" else wide)[:2], fill(0.0)) for n in names]
+        active = {"token": self.k, "hierarchical": self.k * self.top_groups}.get(self.choice)
+        return moe(
+            *(x, combine, up, down, gate, *biases),
+            activation=self.activation,
+            limit=self.limit,
+            shift=self.shift,
+            active=active,
+        )
+
+
+def _limit(capacity: int | float) -> dict[str, Any]:
+    return {"capacity": capacity} if isinstance(capacity, int) else {"factor": capacity}
+
+
+def _noise_input(logits: Value) -> Value:
+    """The next graph input for noise in the shape of `logits`."""
+    graph = current().graph
+    taken = sum(name.startswith("router_noise.") for name in graph.inputs)
+    return graph.add_input(f"router_noise.{taken}", logits.type)

@@ -1,0 +1,122 @@
+"""Attention by other mathematics than that of `Attention`: from a latent, with relative vectors, without softmax."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Value
+from weft.ir.ops.latent import absorbed
+
+from .build import module, named, param, provided
+from .layers import Norm, RMSNorm, last_axis, linear
+from .rotary import RoPE
+
+
+@module
+class MLA:
+    """Multi-head latent attention (DeepSeek-V2, 2024), in the form that attends to the latent itself.
+
+    Keys and values of all `heads` are made from one latent of `rank` numbers per token, beside which all heads share a
+    rotary key of `rope_dim`: only these are cached. Parameters: ``q.weight`` [heads·(head_dim + rope_dim), dim], or
+    with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight`` and ``q_up.weight``; of every head's rows the last
+    rope_dim are rotated. ``kv_down.weight`` [rank + rope_dim, dim], ``kv_norm.weight`` [rank], ``k_up.weight``
+    [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank], ``o.weight`` [dim, heads·v_head_dim]. `scale`
+    defaults to 1/√(head_dim + rope_dim).
+    """
+
+    heads: int
+    rank: int
+    head_dim: int
+    rope_dim: int
+    v_head_dim: int
+    rope: RoPE
+    q_rank: int | None = None
+    norm: Norm = RMSNorm()
+    scale: float | None = None
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        if provided("bidirectional") is not None:
+            raise WeftError("latent attention is causal: it belongs into a Decoder")
+        q, turned = self._queries(x)
+        down = linear(x, self.rank + self.rope_dim, "kv_down")
+        latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
+        y = absorbed(
+            q,
+            self.rope(turned, self.heads, "q_rope"),
+            named(self.norm, "kv_norm")(latent),
+            self.rope(shared, 1, "k_rope"),
+            param("k_up.weight", (self.heads * self.head_dim, self.rank)),
+            param("v_up.weight", (self.heads * self.v_head_dim, self.rank)),
+            heads=self.heads,
+            scale=self.scale,
+        )
+        return linear(y, x.width, "o")
+
+    def _queries(self, x: Value) -> tuple[Value, Value]:
+        """Of all heads side by side: the plain part [batch, seq, heads·head_dim], and the one to be rotated."""
+        width = self.head_dim + self.rope_dim
+        if self.q_rank is not None:
+            x = named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
+        q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
+        by_head = ops.reshape(q, shape=(*q.shape[:2], self.heads, width), name="q_heads")
+        parts = ops.split.emit(by_head, sizes=(self.head_dim, self.rope_dim), name=("q_plain", "q_turned"))
+        plain, turned = (ops.reshape(p, shape=(*q.shape[:2], self.heads * p.width)) for p in parts)
+        return plain, turned
+
+
+@module
+class RelativeAttention:
+    """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
+
+    r = clip(j − i, ±`clip`); parameters ``q``, ``k``, ``v`` and ``o.weight`` (with biases if `bias`), ``keys`` and, if
+    `values`, ``values`` [2·clip + 1, d], shared by the heads. `causal` as in `Attention`.
+    """
+
+    heads: int
+    clip: int
+    values: bool = True
+    causal: bool | None = None
+    bias: bool = False
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        bidirectional = provided("bidirectional") is not None
+        table = 2 * self.clip + 1, last_axis(x, self.heads, "heads")
+        q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
+        tables = [param(name, table) for name in ("keys", *(["values"] if self.values else []))]
+        causal = not bidirectional if self.causal is None else self.causal
+        y = ops.relative_attention(q, k, v, *tables, heads=self.heads, causal=causal)
+        return linear(y, x.width, "o", self.bias)
+
+
+@module
+class LinearAttention:
+    """Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m), φ = elu + 1 (Katharopoulos 2020): a state of constant size.
+
+    `rope` rotates the φ of the numerator only (Su 2021). Parameters ``q``, ``k``, ``v`` and ``o.weight``, with biases
+    if `bias`. `causal` as in `Attention`.
+    """
+
+    heads: int
+    rope: RoPE | None = None
+    causal: bool | None = None
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rope is not None and self.rope.amplitude != 1:
+            raise WeftError(f"LinearAttention: amplitude={self.rope.amplitude} of its rope must be 1")
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        bidirectional = provided("bidirectional") is not None
+        d = last_axis(x, self.heads, "heads")
+        q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
+        turned = (None, None) if self.rope is None else self.rope.angles(x, d)
+        y = ops.linear_attention(
+            *(q, k, v, provided("key_mask"), *turned),
+            heads=self.heads,
+            causal=not bidirectional if self.causal is None else self.causal,
+            interleaved=self.rope is not None and self.rope.interleaved,
+        )
+        return linear(y, x.width, "o", self.bias)

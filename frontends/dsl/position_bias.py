@@ -1,0 +1,75 @@
+"""Positions as a bias on the scores of attention."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.frequencies import AlibiSlopes
+from weft.ir.graph import Value
+from weft.ir.recipes import Scale
+
+from .build import computed, module, param, provided
+from .layers import positions
+
+
+def _counted(x: Value) -> Value:
+    """Positions of the rows of x: [1, seq] where all rows of the batch count alike, else [batch, seq]."""
+    row = provided("position_row")
+    return positions(x) if row is None else row
+
+
+@module
+class ALiBi:
+    """The bias −slope·(i − j) of query position i and key position j (Press 2022), on both sides in an encoder.
+
+    The slopes are geometric from 2^(−max_bias/heads), times `scale`.
+    """
+
+    max_bias: float = 8.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_bias <= 0 or self.scale <= 0:
+            raise WeftError(f"ALiBi: max_bias={self.max_bias} and scale={self.scale} must be positive")
+
+    def __call__(self, x: Value, heads: int) -> Value:
+        """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""
+        slopes = AlibiSlopes(heads, self.max_bias)
+        table = computed("alibi.slopes", (heads,), slopes if self.scale == 1 else Scale(slopes, self.scale))
+        at = _counted(x)
+        return ops.alibi(table, at, at, symmetric=provided("bidirectional") is not None)
+
+
+@module
+class T5Bias:
+    """A learned bias per head and bucket of the distance (Raffel 2020): ``weight`` [buckets, heads].
+
+    Half of the buckets are for exact distances, the others grow logarithmically up to `max_distance`; in an encoder
+    half of all are for the future. As `bias` of `Attention`, every layer has a table of its own; as `position_bias` of
+    `Decoder` or `Encoder`, with `heads` said, all layers share one.
+    """
+
+    buckets: int = 32
+    max_distance: int = 128
+    heads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.buckets < 4 or self.max_distance <= self.buckets // 2:
+            raise WeftError(
+                f"T5Bias: buckets={self.buckets} must be at least 4 and "
+                f"max_distance={self.max_distance} more than half of them"
+            )
+        if self.heads is not None and self.heads < 1:
+            raise WeftError(f"T5Bias: heads={self.heads} must be positive")
+
+    def __call__(self, x: Value, heads: int | None = None) -> Value:
+        """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""
+        heads = self.heads or heads
+        if heads is None:
+            raise WeftError("a bias that all layers share needs heads=")
+        table, at = param("weight", (self.buckets, heads)), _counted(x)
+        bidirectional = provided("bidirectional") is not None
+        return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
+
+
+PositionBias = ALiBi | T5Bias

@@ -1,0 +1,106 @@
+"""State-space layers: Mamba and Mamba-2."""
+
+from __future__ import annotations
+
+import math
+
+from weft.ir import ops
+from weft.ir.graph import Value
+from weft.ir.recipes import Concat, Full, Recipe
+
+from .build import fill, module, named, param
+from .layers import Norm, RMSNorm, linear
+
+SMALL_STEP = fill(math.log(math.expm1(0.01)))  # softplus of it is a step of 0.01
+
+
+def _rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+    """A of S4D-Real: −1, −2, … of the states of every channel."""
+    channels, states = shape
+    return Concat(tuple(Full(-1.0 - n, (channels, 1)) for n in range(states)), 1)
+
+
+@module
+class Mamba:
+    """A selective state space of `inner` channels with `state` numbers each (Gu & Dao 2023).
+
+    x and a gate come from ``in.weight`` [2·inner, dim]; x passes a causal convolution over `conv` tokens and SiLU;
+    step, B and C come from it by ``x.weight`` [dt_rank + 2·state, inner], the step by ``dt.weight`` [inner, dt_rank]
+    and ``dt.bias`` through softplus. What `selective_scan` makes, times SiLU(gate), passes ``out.weight`` [dim, inner].
+    Further parameters: ``conv.weight`` [inner, conv], ``conv.bias``, ``a`` [inner, state] (A itself, negative), ``d``
+    [inner]. `dt_rank` defaults to ⌈dim/16⌉. `bias` is of in and out. `norms` run on step, B and C: ``dt_norm``,
+    ``b_norm``, ``c_norm`` (Jamba).
+    """
+
+    inner: int
+    state: int = 16
+    conv: int = 4
+    dt_rank: int | None = None
+    conv_bias: bool = True
+    bias: bool = False
+    norms: Norm | None = None
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        dim, inner, state = x.width, self.inner, self.state
+        rank = -(-dim // 16) if self.dt_rank is None else self.dt_rank
+        both = linear(x, 2 * inner, "in", self.bias)
+        u, gate = ops.split.emit(both, sizes=(inner, inner), name=("u", "gate"))
+        u = _convolved(u, self.conv, self.conv_bias)
+        parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
+        if self.norms is not None:
+            parts = tuple(named(self.norms, f"{n}_norm")(v) for n, v in zip(("dt", "b", "c"), parts, strict=True))
+        step, b, c = parts
+        weight, bias = param("dt.weight", (inner, rank)), param("dt.bias", (inner,), SMALL_STEP)
+        delta = ops.softplus(ops.linear(step, weight, bias, name="dt"), name="delta")
+        a, d = param("a", (inner, state), _rates), param("d", (inner,), fill(1.0))
+        y = ops.selective_scan(u, delta, a, b, c, d)
+        return linear(ops.mul(y, ops.swish(gate), name="gated"), dim, "out", self.bias)
+
+
+@module
+class Mamba2:
+    """A state space of `heads` with one decay each (Dao & Gu 2024): `inner` channels, B and C per group.
+
+    ``in.weight`` [2·inner + 2·groups·state + heads, dim] makes gate, x, B, C and step, in this order; x, B and C pass a
+    causal convolution over `conv` tokens and SiLU. What `ssd` makes, times SiLU(gate), is normed by `norm` — over each
+    of `norm_groups` runs of channels — and passes ``out.weight`` [dim, inner]. Further parameters: ``conv.weight``
+    [inner + 2·groups·state, conv], ``conv.bias``, ``dt.bias``, ``a`` (A itself, negative) and ``d`` [heads],
+    ``norm.weight`` [inner]. `bias` is of in and out.
+    """
+
+    inner: int
+    heads: int
+    state: int = 128
+    groups: int = 1
+    conv: int = 4
+    conv_bias: bool = True
+    bias: bool = False
+    norm: RMSNorm = RMSNorm(1e-5)
+    norm_groups: int = 1
+
+    def __call__(self, x: Value) -> Value:
+        """x [batch, seq, dim] → the same."""
+        inner, wide = self.inner, self.groups * self.state
+        mixed = inner + 2 * wide
+        whole = linear(x, inner + mixed + self.heads, "in", self.bias)
+        gate, u, step = ops.split.emit(whole, sizes=(inner, mixed, self.heads), name=("gate", "u", "step"))
+        u = _convolved(u, self.conv, self.conv_bias)
+        u, b, c = ops.split.emit(u, sizes=(inner, wide, wide), name=("u", "b", "c"))
+        delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), SMALL_STEP), name="dt"), name="delta")
+        a, d = (param(name, (self.heads,), fill(value)) for name, value in (("a", -1.0), ("d", 1.0)))
+        y = ops.ssd(u, delta, a, b, c, d, heads=self.heads, groups=self.groups)
+        return linear(self._normed(ops.mul(y, ops.swish(gate), name="gated")), x.width, "out", self.bias)
+
+    def _normed(self, y: Value) -> Value:
+        if self.norm_groups == 1:
+            return self.norm(y)
+        runs = ops.reshape(y, shape=(*y.shape[:2], self.norm_groups, self.inner // self.norm_groups))
+        normed = ops.reshape(ops.rms_norm(runs, eps=self.norm.eps), shape=y.shape)
+        return ops.mul(normed, param("norm.weight", (self.inner,), fill(1.0)), name="norm")
+
+
+def _convolved(u: Value, width: int, with_bias: bool) -> Value:
+    """SiLU of the causal convolution with ``conv.weight`` [channels, width]."""
+    bias = param("conv.bias", (u.width,), fill(0.0)) if with_bias else None
+    return ops.causal_conv(u, param("conv.weight", (u.width, width)), bias, activation="silu", name="conv")
