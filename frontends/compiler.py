@@ -21,6 +21,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.verifier import verify as verify_graph
 from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
+from weft.passes.split_encoder import split_encoder
 
 from .sources import Model, load_source
 
@@ -104,29 +105,36 @@ def compile(
     from weft.backends.onnx import cuda, export, genai
     from weft.backends.onnx.lowering import refusals
 
-    if graph.meta.get("kind") == "decoder" and not genai.cache_layers(graph):
+    kind = graph.meta.get("kind")
+    if kind in ("decoder", "encoder-decoder") and not genai.cache_layers(graph):
         notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
-    legalize(graph, lambda node: refusals(node, place), trace)
-    built = export.build(graph, place, length)
-    stray = cuda.cuda_problems(built.model) if place.device == "cuda" else []
+    parts = {export.MODEL: graph}
+    if kind == "encoder-decoder":
+        parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
+    for part in parts.values():
+        legalize(part, lambda node: refusals(node, place), trace)
+    lengths = {export.ENCODER: _max_source(graph, length)}
+    models = {name: export.build(part, place, lengths.get(name, length)) for name, part in parts.items()}
+    stray = [s for b in models.values() for s in cuda.cuda_problems(b.model)] if place.device == "cuda" else []
     clock["passes"] = time.perf_counter()
-    done = 0
+    done, total = 0, export.weight_bytes(models.values())
 
     def step(written: int) -> None:
         nonlocal done
         done += written
         if progress:
-            progress("weights", done, built.weight_bytes)
+            progress("weights", done, total)
 
     with whole_folder(Path(out)) as folder, _hashing(model) as hashes:
-        export.write(built, folder, step)
+        export.write(models, folder, step)
         if prepack:
             from weft.backends.onnx.prepack import prepack as prepack_weights
 
-            prepack_weights(folder)
+            for name in models:
+                prepack_weights(folder, name)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        if genai.cache_layers(graph):
+        if kind != "encoder-decoder" and genai.cache_layers(graph):
             genai.write_config(graph, place, length, folder, capture=not stray)
         manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes()) | {
             "prepacked": prepack,
@@ -143,9 +151,9 @@ def compile(
         model,
         graph,
         report,
-        built.weight_bytes,
+        total,
         seconds,
-        [*trace.lines, *built.trace, *stray],
+        [*trace.lines, *(line for b in models.values() for line in b.trace), *stray],
         notes,
     )
 
@@ -205,6 +213,11 @@ def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
     return wanted
 
 
+def _max_source(graph: Graph, length: int) -> int:
+    """The longest source of an encoder-decoder compiled for `length` tokens; its encoder may have its own limit."""
+    return int(graph.meta.get("max_source") or length)
+
+
 def _absolute(spec: str) -> str:
     """A source by a name that holds in every working folder; links are not followed, they may lead to other names."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
@@ -233,6 +246,7 @@ def _manifest(
         "eos_token_ids": meta.get("eos_token_ids", []),
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
+        **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
         "cache": cache_layers(graph),
         "pipeline": pipeline,
         "source": {
@@ -244,3 +258,12 @@ def _manifest(
         },
         "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
     }
+
+
+def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
+    """What the manifest of an encoder-decoder says besides: the length of sources, the tokens that answers begin and
+    end with."""
+    tokens = {name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")}
+    start = graph.meta.get("decoder_start_token_id")
+    start = graph.meta.get("bos_token_id") if start is None else start
+    return {"max_source_length": _max_source(graph, length), "decoder_start_token_id": start, **tokens}

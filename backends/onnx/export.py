@@ -1,11 +1,11 @@
-"""From a graph to model.onnx: select lowerings, emit, stream the weights to disk."""
+"""From graphs to ONNX files: select lowerings, emit, stream the weights to disk."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from onnx_ir import serde
 from weft.ir.archive import Archive, Array
 from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
+from weft.ir.recipes import Recipe
 
 from ..targets import Target
 from . import attention, blocks, cuda, layers, standard  # noqa: F401 - importing them registers their lowerings
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 
-MODEL, DATA = "model.onnx", "model.onnx.data"
-INLINE_BYTES = 1024  # smaller weights go into model.onnx itself
+MODEL, ENCODER, DATA = "model.onnx", "encoder.onnx", "model.onnx.data"
+INLINE_BYTES = 1024  # smaller weights go into the model's own file
 PAGE = 4096  # alignment that lets a runtime map large weights directly
 
 Progress = Callable[[int], None]  # called with the number of bytes written since the last call
@@ -38,11 +39,6 @@ class Built:
     weights: Sequence[Weight]
     archive: Archive
     trace: list[str] = field(default_factory=list)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(_bytes(w) for w in self.weights)
 
 
 def build(graph: Graph, target: Target, max_length: int) -> Built:
@@ -67,42 +63,63 @@ def in_memory(built: Built) -> bytes:
     return data
 
 
-def write(built: Built, folder: Path, progress: Progress = lambda _: None) -> None:
-    """Write model.onnx and model.onnx.data into `folder`, one block of rows at a time.
+def weight_bytes(models: Iterable[Built]) -> int:
+    """Bytes of all weights, those that models share counted once."""
+    return sum(_bytes(same[0]) for same in _distinct(models))
+
+
+def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda _: None) -> None:
+    """Write `models` of one checkpoint into `folder`, by file name, one block of rows of their weights at a time.
+
+    All weights go into model.onnx.data, one that several models read once.
 
     Raises:
         OSError: as the file system reports it; a full disk is noticed before the first byte.
         WeftError: if a weight cannot be read.
     """
+    archive = next(iter(models.values())).archive
     offset = 0
     external: list[tuple[Weight, int]] = []
-    for w in built.weights:
-        size = _bytes(w)
+    for same in _distinct(models.values()):
+        size = _bytes(same[0])
         if size < INLINE_BYTES:
-            w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.archive))))
+            array = np.concatenate(list(_cast_blocks(same[0], archive)))
+            for w in same:
+                w.value.const_value = _tensor(w, array)
             progress(size)
             continue
         align = PAGE if size >= 16 * PAGE else 64
         offset = -(-offset // align) * align
-        external.append((w, offset))
-        w.value.const_value = onnx.ExternalTensor(
-            DATA,
-            offset,
-            size,
-            ONNX_DTYPES[w.dtype.name],
-            shape=onnx.Shape(w.shape),
-            name=str(w.value.name),
-            base_dir=folder,
-        )
+        external.append((same[0], offset))
+        for w in same:
+            w.value.const_value = onnx.ExternalTensor(
+                DATA,
+                offset,
+                size,
+                ONNX_DTYPES[w.dtype.name],
+                shape=onnx.Shape(w.shape),
+                name=str(w.value.name),
+                base_dir=folder,
+            )
         offset += size
     with (folder / DATA).open("wb") as file:
         _reserve(file.fileno(), folder, offset)
         for w, start in external:
             file.seek(start)
-            for block in _cast_blocks(w, built.archive):
+            for block in _cast_blocks(w, archive):
                 file.write(memoryview(block.reshape(-1).view(np.uint8)))
                 progress(block.nbytes)
-    (folder / MODEL).write_bytes(serde.serialize_model(built.model).SerializeToString())
+    for name, built in models.items():
+        (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
+
+
+def _distinct(models: Iterable[Built]) -> Iterable[list[Weight]]:
+    """The weights of `models`, those of equal bytes together."""
+    found: dict[tuple[Recipe, DType], list[Weight]] = {}
+    for built in models:
+        for w in built.weights:
+            found.setdefault((w.recipe, w.dtype), []).append(w)
+    return found.values()
 
 
 def _reserve(file: int, folder: Path, size: int) -> None:

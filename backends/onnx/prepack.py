@@ -23,8 +23,8 @@ HUGE_PAGE = 2 << 20
 COPY = 4 << 20  # bytes copied at a time
 
 
-def prepack(folder: Path) -> int:
-    """Append ONNX Runtime's packing to the weights of the model in `folder`; returns how many bytes were added.
+def prepack(folder: Path, name: str = MODEL) -> int:
+    """Append ONNX Runtime's packing to the weights of the model `name` in `folder`; returns how many bytes were added.
 
     Takes memory and, for a while, disk space for the packed model.
 
@@ -34,12 +34,12 @@ def prepack(folder: Path) -> int:
     """
     import onnx
 
-    model = onnx.load(folder / MODEL, load_external_data=False)
+    model = onnx.load(folder / name, load_external_data=False)
     weights = {t.name: t for t in model.graph.initializer if t.external_data}
     path = folder / DATA
     before = path.stat().st_size
     with tempfile.TemporaryDirectory(prefix="packed-", dir=folder) as scratch:
-        packed = _save_packed(folder / MODEL, Path(scratch))
+        packed = _save_packed(folder / name, Path(scratch))
         with (Path(scratch) / DATA).open("rb") as source, path.open("r+b") as target:
             end = before
             for tensor in packed.graph.initializer:
@@ -47,7 +47,7 @@ def prepack(folder: Path) -> int:
                     if entry.key.startswith("prepacked_") and tensor.name in weights:
                         value, end = _append(entry.value, source, target, end)
                         weights[tensor.name].external_data.add(key=entry.key, value=value)
-    onnx.save(model, folder / MODEL)
+    onnx.save(model, folder / name)
     return end - before
 
 

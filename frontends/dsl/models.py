@@ -45,12 +45,16 @@ def _table(model: Decoder | Encoder) -> Value:
     return param("embed.weight", (model.vocab, width)) if shared is None else shared
 
 
+def longest(model: Decoder | Encoder) -> int | None:
+    """The longest sequence meant, if the model says: its context, or the length of its table of positions."""
+    return model.context or (None if model.positions is None else model.positions.length)
+
+
 def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
     """Facts for graph.meta; max_positions is the length of a table of positions, which ends there."""
-    table = None if model.positions is None else model.positions.length
-    graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=model.context or table)
-    if table is not None:
-        graph.meta["max_positions"] = table
+    graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=longest(model))
+    if model.positions is not None:
+        graph.meta["max_positions"] = model.positions.length
 
 
 @module

@@ -9,7 +9,7 @@ from weft.ir.types import TensorType
 
 from .attention import Attention
 from .build import building, module, named, param, provided, providing
-from .models import IDS, Decoder, Encoder, describe
+from .models import IDS, Decoder, Encoder, describe, longest
 
 
 @module
@@ -78,4 +78,5 @@ class EncoderDecoder:
             logits = named(self, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
             graph.add_output("logits", logits)
         describe(self.decoder, graph, "encoder-decoder")
+        graph.meta["max_source"] = longest(self.encoder)
         return graph

@@ -25,6 +25,13 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
+SPECIAL_TOKENS = (
+    "bos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +84,8 @@ class Folder:
                 raise WeftError(f"{self.path}: {name}={found!r} is no token id")
             return listed
 
-        bos, pad = ids("bos_token_id"), ids("pad_token_id")
-        return {
-            "eos_token_ids": ids("eos_token_id"),
-            "bos_token_id": bos[0] if bos else None,
-            "pad_token_id": pad[0] if pad else None,
-        }
+        single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
+        return {"eos_token_ids": ids("eos_token_id"), **{k: v for k, v in single.items() if v is not None}}
 
 
 def load_folder(path: Path) -> tuple[Folder, Loaded]:

@@ -141,7 +141,7 @@ def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None
     weight = graph.add_param("w", TensorType(dtypes.f32, (700, 2048)), recipe)
     graph.add_output("y", ops.linear(x, weight))
     steps: list[int] = []
-    export.write(export.build(graph, TARGETS["ort-cpu"], 8), tmp_path, steps.append)
+    export.write({export.MODEL: export.build(graph, TARGETS["ort-cpu"], 8)}, tmp_path, steps.append)
     assert len(steps) == 3
     assert sum(steps) == (tmp_path / "model.onnx.data").stat().st_size == 700 * 2048 * 4
     stored = np.fromfile(tmp_path / "model.onnx.data", np.float32).reshape(700, 2048)
