@@ -16,10 +16,8 @@ def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False,
 
     `out` may be a weight value instead of a width (tied weights).
     """
-    if isinstance(out, Value):
-        return ops.linear(x, out, name=name)
-    weight = param(f"{name}.weight", (out, x.width), init)
-    return ops.linear(x, weight, param(f"{name}.bias", (out,), fill(0.0)) if bias else None, name=name)
+    weight = out if isinstance(out, Value) else param(f"{name}.weight", (out, x.width), init)
+    return ops.linear(x, weight, param(f"{name}.bias", weight.shape[:1], fill(0.0)) if bias else None, name=name)
 
 
 def embedding(
@@ -44,6 +42,11 @@ def positions(x: Value) -> Value:
     graph = current().graph
     known = graph.inputs.get("position_ids")
     return known or graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2]))
+
+
+def is_causal(causal: bool | None = None) -> bool:
+    """`causal` where a module says it; None means what the model is (a decoder is causal, an encoder is not)."""
+    return provided("bidirectional") is None if causal is None else causal
 
 
 @module(leaf=True)
@@ -87,14 +90,17 @@ Norm = RMSNorm | LayerNorm
 
 @module(leaf=True)
 class LearnedPositions:
-    """x + Embedding(position): a table [length, dim] of learned absolute positions (GPT, BERT)."""
+    """x + Embedding(position + offset): a table [length + offset, dim] of learned absolute positions (GPT, BERT; BART
+    and RoBERTa have an offset of 2)."""
 
     length: int
+    offset: int = 0
 
     def __call__(self, x: Value) -> Value:
-        name = own_name()
-        table = param(f"{name}.weight", (self.length, x.width))
-        return ops.add(x, ops.embedding(positions(x), table, name=name), name=f"{name}_added")
+        name, at = own_name(), positions(x)
+        table = param(f"{name}.weight", (self.length + self.offset, x.width))
+        at = ops.affine(at, plus=self.offset, name=f"{name}_rows") if self.offset else at
+        return ops.add(x, ops.embedding(at, table, name=name), name=f"{name}_added")
 
 
 @module(leaf=True)

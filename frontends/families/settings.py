@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from weft.ir.errors import WeftError
@@ -11,13 +12,17 @@ from ..dsl import (
     MLP,
     Attention,
     Block,
+    CrossAttention,
     Decoder,
     Encoder,
+    EncoderDecoder,
     GatedMLP,
     LayerNorm,
     LearnedPositions,
     RMSNorm,
     RoPE,
+    Sinusoidal,
+    T5Bias,
 )
 from ..dsl.layers import Norm
 
@@ -44,7 +49,8 @@ class Settings:
 
     `heads` and `ffn` (the inner width) may be None where `mixer` takes the place of attention and `moe` that of the
     feed-forward, or where a layer has none. `qk_norm` is none, head (one weight for all heads), each (weights of its
-    own for each head) or full (over all heads at once).
+    own for each head) or full (over all heads at once). An encoder-decoder is described by its encoder; `decoder` says
+    which settings are others in the decoder, whose blocks also attend to the encoder.
     """
 
     vocab: int
@@ -84,12 +90,17 @@ class Settings:
     embed_scale: float = 1.0
     embed_norm: bool = False
     learned_positions: int | None = None
+    position_offset: int = 0  # the row of the first position in the learned table
+    sinusoids: int | None = None  # positions of all sines before all cosines
+    position_bias: T5Bias | None = None
     token_types: int = 0
     pooler: bool = False
     tie: bool = False
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    decoder: Mapping[str, Any] = field(default_factory=dict)
+    share_embeddings: bool = True
 
     @property
     def head_size(self) -> int:
@@ -102,7 +113,7 @@ class Settings:
         return self.kv_heads or self.heads or 1
 
 
-def build(s: Settings) -> Decoder | Encoder:
+def build(s: Settings) -> Decoder | Encoder | EncoderDecoder:
     """The model that settings describe.
 
     Raises:
@@ -111,53 +122,73 @@ def build(s: Settings) -> Decoder | Encoder:
     for name in ("vocab", "dim", "layers", "heads", "ffn"):
         if any(value is not None and value < 1 for value in _each(getattr(s, name), None)):
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
+    if s.kind == "encoder-decoder":
+        decoder = _decoder(replace(s, **s.decoder), cross=True)
+        return EncoderDecoder(_encoder(s), decoder, s.share_embeddings)
+    return _encoder(s) if s.kind == "encoder" else _decoder(s)
+
+
+def _encoder(s: Settings) -> Encoder:
     norm = _norm(s)
-    blocks = [_block(_layer(s, i), norm) for i in range(s.layers)]
-    alike = all(b == blocks[0] for b in blocks)
-    layers, block = (s.layers, blocks[0]) if alike else (blocks, None)
-    positions = LearnedPositions(s.learned_positions) if s.learned_positions else None
-    embed_norm = norm if s.embed_norm else None
-    if s.kind == "encoder":
-        return Encoder(
-            s.vocab,
-            s.dim,
-            layers,
-            block,
-            positions,
-            s.token_types,
-            embed_norm,
-            final_norm=None if s.arrangement == "post" else norm,
-            pooler=s.pooler,
-            context=s.context,
-        )
+    return Encoder(
+        s.vocab,
+        s.dim,
+        *_layers(s),
+        _positions(s),
+        s.token_types,
+        embed_norm=norm if s.embed_norm else None,
+        final_norm=None if s.arrangement == "post" else norm,
+        pooler=s.pooler,
+        context=s.context,
+        embed_scale=s.embed_scale,
+        position_bias=s.position_bias,
+    )
+
+
+def _decoder(s: Settings, cross: bool = False) -> Decoder:
     return Decoder(
         s.vocab,
         s.dim,
-        layers,
-        block,
+        *_layers(s, cross),
         tie_embeddings=s.tie,
-        positions=positions,
+        positions=_positions(s),
         embed_scale=s.embed_scale,
-        embed_norm=embed_norm,
+        embed_norm=_norm(s) if s.embed_norm else None,
         head_bias=s.head_bias,
         logit_scale=s.logit_scale,
         logit_softcap=s.logit_softcap,
         context=s.context,
+        position_bias=s.position_bias,
     )
+
+
+def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
+    """The arguments `layers` and `block` of a model."""
+    norm = _norm(s)
+    blocks = [_block(_layer(s, i), norm, cross) for i in range(s.layers)]
+    alike = all(b == blocks[0] for b in blocks)
+    return (s.layers, blocks[0]) if alike else (blocks, None)
+
+
+def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
+    if s.sinusoids:
+        return Sinusoidal(s.sinusoids, interleaved=False)
+    return LearnedPositions(s.learned_positions, s.position_offset) if s.learned_positions else None
 
 
 _Layer = Any  # the Settings of one layer: no value is a tuple
 
 
-def _block(s: _Layer, norm: Norm) -> Block:
-    """The block of a layer's settings."""
-    return Block(s.mixer or _attention(s, norm), s.moe or _feed_forward(s), norm, s.arrangement, s.residual_scale)
+def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
+    """The block of a layer's settings, with attention to an encoder if `cross`."""
+    ffn, memory = s.moe or _feed_forward(s), _attention(s, norm, CrossAttention) if cross else None
+    return Block(s.mixer or _attention(s, norm), ffn, norm, s.arrangement, s.residual_scale, memory)
 
 
-def _attention(s: _Layer, norm: Norm) -> Attention | None:
+def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
     if s.heads is None:
         return None
-    return Attention(
+    return kind(
         heads=s.heads,
         kv_heads=s.kv_heads,
         head_dim=s.head_dim,
