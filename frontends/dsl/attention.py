@@ -10,7 +10,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.softmax_attention import PATTERNS
 
 from .build import fill, module, named, param, provided
-from .layers import Norm, last_axis, linear
+from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE
 
 
@@ -23,8 +23,8 @@ class Attention:
     on each head (`qk_norm_each`: with weights of its own for each), or on the full width with `qk_norm_full`, before
     `rope`. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults to 1/√head_dim, `softcap`
     squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before the output projection.
-    `bias` (ALiBi, T5Bias, or a module of x and heads) is added to the scores; where it is None, what the model's
-    `position_bias` makes for all layers.
+    `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it is None, what the
+    model's `position_bias` makes for all layers.
     """
 
     heads: int
@@ -74,14 +74,14 @@ class Attention:
             k = self._normed(self.qk_norm, k, kv, "k_norm")
         if self.rope is not None:
             q, k = self.rope(q, self.heads, "q_rope"), self.rope(k, kv, "k_rope")
-        causal = provided("bidirectional") is None if self.causal is None else self.causal
+        causal = is_causal(self.causal) and memory is None
         mask = provided("key_mask" if memory is None else "memory_mask")
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         y = ops.attention(
-            *(q, k, v, self._bias(x) if memory is None else None, mask, sinks),
+            *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
             heads=self.heads,
             kv_heads=kv,
-            causal=causal and memory is None,
+            causal=causal,
             window=self.window,
             scale=self.scale,
             softcap=self.softcap,
@@ -97,8 +97,8 @@ class Attention:
         y = linear(x, width, name, self.qkv_bias)
         return y if self.clip is None else ops.clip(y, low=-self.clip, high=self.clip, name=f"{name}_clipped")
 
-    def _bias(self, x: Value) -> Value | None:
-        return provided("position_bias") if self.bias is None else self.bias(x, self.heads)
+    def _bias(self, x: Value, causal: bool) -> Value | None:
+        return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
 
     def _normed(self, norm: Norm, x: Value, heads: int, name: str) -> Value:
         if self.qk_norm_full:

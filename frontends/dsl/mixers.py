@@ -8,7 +8,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.latent import absorbed
 
 from .build import module, named, param, provided
-from .layers import Norm, RMSNorm, last_axis, linear
+from .layers import Norm, RMSNorm, is_causal, last_axis, linear
 from .rotary import RoPE
 
 
@@ -36,7 +36,7 @@ class MLA:
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
-        if provided("bidirectional") is not None:
+        if not is_causal():
             raise WeftError("latent attention is causal: it belongs into a Decoder")
         q, turned = self._queries(x)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
@@ -81,12 +81,10 @@ class RelativeAttention:
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
-        bidirectional = provided("bidirectional") is not None
         table = 2 * self.clip + 1, last_axis(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
         tables = [param(name, table) for name in ("keys", *(["values"] if self.values else []))]
-        causal = not bidirectional if self.causal is None else self.causal
-        y = ops.relative_attention(q, k, v, *tables, heads=self.heads, causal=causal)
+        y = ops.relative_attention(q, k, v, *tables, heads=self.heads, causal=is_causal(self.causal))
         return linear(y, x.width, "o", self.bias)
 
 
@@ -109,14 +107,13 @@ class LinearAttention:
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
-        bidirectional = provided("bidirectional") is not None
         d = last_axis(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
         turned = (None, None) if self.rope is None else self.rope.angles(x, d)
         y = ops.linear_attention(
             *(q, k, v, provided("key_mask"), *turned),
             heads=self.heads,
-            causal=not bidirectional if self.causal is None else self.causal,
+            causal=is_causal(self.causal),
             interleaved=self.rope is not None and self.rope.interleaved,
         )
         return linear(y, x.width, "o", self.bias)

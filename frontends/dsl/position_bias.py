@@ -9,7 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Scale
 
 from .build import computed, module, param, provided
-from .layers import positions
+from .layers import is_causal, positions
 
 
 def _counted(x: Value) -> Value:
@@ -20,7 +20,7 @@ def _counted(x: Value) -> Value:
 
 @module
 class ALiBi:
-    """The bias −slope·(i − j) of query position i and key position j (Press 2022), on both sides in an encoder.
+    """The bias −slope·(i − j) of query position i and key position j (Press 2022), −slope·|i − j| if not causal.
 
     The slopes are geometric from 2^(−max_bias/heads), times `scale`.
     """
@@ -32,20 +32,20 @@ class ALiBi:
         if self.max_bias <= 0 or self.scale <= 0:
             raise WeftError(f"ALiBi: max_bias={self.max_bias} and scale={self.scale} must be positive")
 
-    def __call__(self, x: Value, heads: int) -> Value:
+    def __call__(self, x: Value, heads: int, causal: bool | None = None) -> Value:
         """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""
         slopes = AlibiSlopes(heads, self.max_bias)
         table = computed("alibi.slopes", (heads,), slopes if self.scale == 1 else Scale(slopes, self.scale))
         at = _counted(x)
-        return ops.alibi(table, at, at, symmetric=provided("bidirectional") is not None)
+        return ops.alibi(table, at, at, symmetric=not is_causal(causal))
 
 
 @module
 class T5Bias:
     """A learned bias per head and bucket of the distance (Raffel 2020): ``weight`` [buckets, heads].
 
-    Half of the buckets are for exact distances, the others grow logarithmically up to `max_distance`; in an encoder
-    half of all are for the future. As `bias` of `Attention`, every layer has a table of its own; as `position_bias` of
+    Half of the buckets are for exact distances, the others grow logarithmically up to `max_distance`; half of all are
+    for the future if not causal. As `bias` of `Attention`, every layer has a table of its own; as `position_bias` of
     `Decoder` or `Encoder`, with `heads` said, all layers share one.
     """
 
@@ -62,14 +62,11 @@ class T5Bias:
         if self.heads is not None and self.heads < 1:
             raise WeftError(f"T5Bias: heads={self.heads} must be positive")
 
-    def __call__(self, x: Value, heads: int | None = None) -> Value:
+    def __call__(self, x: Value, heads: int | None = None, causal: bool | None = None) -> Value:
         """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""
         heads = self.heads or heads
         if heads is None:
             raise WeftError("a bias that all layers share needs heads=")
         table, at = param("weight", (self.buckets, heads)), _counted(x)
-        bidirectional = provided("bidirectional") is not None
+        bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
-
-
-PositionBias = ALiBi | T5Bias

@@ -31,34 +31,10 @@ from weft.frontends.dsl import (
     scope,
     trace,
 )
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, interpret, ops, parse, sizes, verify
+from weft.ir import Graph, TensorType, Value, WeftError, dtypes, interpret, ops, sizes, verify
 from weft.ir.recipes import Full, Normal
 
-Array = np.ndarray[Any, Any]
-X = TensorType(dtypes.f32, (sizes.sym("batch"), sizes.sym("seq"), 16))
-TOLERANCE = 64 * float(np.finfo(np.float64).eps)
-
-
-def run(model: Any, rng: np.random.Generator, length: int = 6, **more: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """x, model(x) and the randomized parameters."""
-    graph = trace(model, {"x": X})
-    verify(graph, recipes=True)
-    assert parse(str(graph)) == graph
-    params = {n: rng.standard_normal(p.shape) for n, p in graph.params.items() if "rope" not in n}
-    x = rng.standard_normal((2, length, 16))
-    inputs = {"x": x, "position_ids": np.broadcast_to(np.arange(length), (2, length)), **more}
-    found = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs}, params=params)
-    return x, found["output"], params
-
-
-def close(ours: Array, theirs: Array) -> None:
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE * max(1, np.abs(theirs).max()))
-
-
-def softmax(scores: Array) -> Array:
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(e / e.sum(-1, keepdims=True))
-
+from .formulas import TOLERANCE, Array, X, close, rms, run, softmax
 
 # -- the examples of the plan, as written
 
@@ -310,10 +286,6 @@ def test_rope_makes_scores_depend_on_distance(interleaved: bool, rng: np.random.
     assert np.abs(reverse - plain).max() > 1e-2
 
 
-def norm(x: Array, weight: Array) -> Array:
-    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight)
-
-
 @module
 class Scaled:
     """f(x) = x ⊙ w, easy to follow by hand."""
@@ -342,7 +314,7 @@ def test_arrangements(arrangement: str, formula: Any, rng: np.random.Generator) 
     x, y, p = run(Block(Scaled(), Scaled(), arrangement=arrangement), rng)
     expected = formula(
         x,
-        lambda name, v: norm(v, p[f"{name}.weight"]),
+        lambda name, v: rms(v, p[f"{name}.weight"]),
         lambda v: v * p["attn.w"],
         lambda v: v * p["ffn.w"],
     )
@@ -351,7 +323,7 @@ def test_arrangements(arrangement: str, formula: Any, rng: np.random.Generator) 
 
 def test_residual_scale(rng: np.random.Generator) -> None:
     x, y, p = run(Block(Scaled(), residual_scale=0.5), rng)
-    close(y, x + 0.5 * norm(x, p["attn_norm.weight"]) * p["attn.w"])
+    close(y, x + 0.5 * rms(x, p["attn_norm.weight"]) * p["attn.w"])
 
 
 def test_layer_norm_and_weightless_norms(rng: np.random.Generator) -> None:
@@ -399,7 +371,7 @@ def test_decoder_options(rng: np.random.Generator) -> None:
     params["layers.0.attn.o.weight"] *= 0
     ids, at = np.array([[1, 5, 10]]), np.array([[0, 1, 2]])
     logits = interpret(graph, {"input_ids": ids, "position_ids": at}, params=params)["logits"]
-    x = norm(params["embed.weight"][ids] * 3 + params["positions.weight"][at], params["embed_norm.weight"])
+    x = rms(params["embed.weight"][ids] * 3 + params["positions.weight"][at], params["embed_norm.weight"])
     raw = (x @ params["lm_head.weight"].T + params["lm_head.bias"]) * 0.25
     close(logits, 5 * np.tanh(raw / 5))
 
