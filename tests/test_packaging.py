@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
-DATA = {".py", ".typed", ".j2", ".html"}
+DATA = {".py", ".typed", ".j2", ".html", ".json"}
 
 
 def build(what: str, source: Path, out: Path) -> Path:

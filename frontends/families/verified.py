@@ -1,0 +1,27 @@
+"""How far the compiled models of every family are from transformers: measured by the tests, kept beside the tables."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+# family -> target -> way of running (full, chunked, decode) -> largest error, relative to the largest value
+Errors = dict[str, dict[str, dict[str, float]]]
+NAME = "verified.json"
+
+
+def read_verified() -> Errors:
+    """The committed errors; families that were never measured are absent."""
+    file = files(__package__) / NAME
+    found: Errors = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
+
+
+def write_verified(errors: Errors) -> None:
+    """Replace the committed errors, kept to two digits; for the tests, in a checkout."""
+    short = {
+        family: {target: {way: float(f"{e:.1e}") for way, e in ways.items()} for target, ways in targets.items()}
+        for family, targets in sorted(errors.items())
+    }
+    (Path(__file__).parent / NAME).write_text(json.dumps(short, indent=1) + "\n", encoding="utf-8")
