@@ -1,0 +1,150 @@
+"""Families whose feed-forwards are mixtures of experts: Mixtral, Qwen MoE, OLMoE, Granite MoE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Concat, Recipe, Reshape, Slice
+
+from ..dsl import GatedMLP, MoE
+from .family import Config, Fetch, Template, key
+from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .rope import rope_of
+from .settings import ACTIVATIONS, Settings
+
+
+def stacked(name: str) -> Template:
+    """One weight of all experts, [experts, out, in], stored as a tensor each: `{e}` in `name` is the expert."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        moe = experts_of(settings)
+        rows = settings.dim if part == "down" else moe.hidden
+        each = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
+        return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in each))
+
+    return template
+
+
+def half(name: str, index: int) -> Template:
+    """Half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], which holds gate above up."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        hidden = experts_of(settings).hidden
+        return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
+
+    return template
+
+
+def experts_of(settings: Settings) -> MoE:
+    """The mixture of the layers that have one; all are alike."""
+    moe: Any = settings.moe
+    found: MoE = next(m for m in (moe if isinstance(moe, tuple) else (moe,)) if m is not None)
+    return found
+
+
+def activation(config: Config) -> str:
+    """The name of the config's `hidden_act` in our vocabulary.
+
+    Raises:
+        WeftError: if it has none.
+    """
+    name = config.get("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise WeftError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Any:
+    """The rule for `moe` of a config that calls the experts' inner width by one of the keys `hidden`."""
+
+    def rule(config: Config) -> MoE:
+        norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
+        return MoE(
+            key("num_experts", "num_local_experts")(config),
+            key(*hidden)(config),
+            key("num_experts_per_tok")(config),
+            activation(config),
+            renormalize=norm,
+            **options,
+        )
+
+    return rule
+
+
+def per_expert(prefix: str, gate: str, up: str, down: str) -> dict[str, str | Template]:
+    """The names of experts stored one by one under `prefix`."""
+    parts = {"gate": gate, "up": up, "down": down}
+    return {f"layers.{{i}}.ffn.experts.{part}": stacked(f"{prefix}.{{e}}.{name}") for part, name in parts.items()}
+
+
+def _qwen_layers(rule: Any) -> Any:
+    """`rule` for the layers that are sparse: every decoder_sparse_step-th, and not among mlp_only_layers."""
+
+    def layers(config: Config) -> tuple[MoE | None, ...]:
+        step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        moe = rule(config)
+        sparse = (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
+        return tuple(moe if s else None for s in sparse)
+
+    return layers
+
+
+def _with_shared(config: Config) -> MoE:
+    shared = GatedMLP(key("shared_expert_intermediate_size")(config), activation(config))
+    moe: MoE = _plain("moe_intermediate_size", shared=shared, shared_gate=True)(config)
+    return moe
+
+
+def _qwen2_moe_windows(config: Config) -> Any:
+    if not config.get("use_sliding_window"):
+        return None
+    window, full = config.get("sliding_window", 4096), config.get("max_window_layers", 28)
+    layers = range(key("num_hidden_layers")(config))
+    types = config.get("layer_types") or ["sliding_attention" if i % 2 == 0 and i < full else "" for i in layers]
+    return tuple(window if types[i] == "sliding_attention" else None for i in layers)
+
+
+MIXTRAL = MISTRAL.but(
+    "mixtral",
+    names={
+        "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate",
+        **per_expert("layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
+    },
+    eps=key("rms_norm_eps", default=1e-5),
+    rope=lambda config: rope_of({"rope_theta": 1e6, **config}),
+    window=lambda config: config.get("sliding_window"),
+    moe=_plain("intermediate_size", renormalize=True),
+)
+SPARSE = {
+    "layers.{i}.ffn.router": "layers.{i}.mlp.gate",
+    **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj"),
+}
+QWEN2_MOE = QWEN2.but(
+    "qwen2_moe",
+    names={
+        **SPARSE,
+        "layers.{i}.ffn.shared_gate": "layers.{i}.mlp.shared_expert_gate",
+        "layers.{i}.ffn.shared.gate": "layers.{i}.mlp.shared_expert.gate_proj",
+        "layers.{i}.ffn.shared.up": "layers.{i}.mlp.shared_expert.up_proj",
+        "layers.{i}.ffn.shared.down": "layers.{i}.mlp.shared_expert.down_proj",
+    },
+    qkv_bias=key("qkv_bias", default=True),
+    window=_qwen2_moe_windows,
+    moe=_qwen_layers(_with_shared),
+)
+QWEN3_MOE = QWEN3.but(
+    "qwen3_moe",
+    names=SPARSE,
+    head_dim=key("head_dim", default=None),
+    window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,
+    moe=_qwen_layers(_plain("moe_intermediate_size")),
+)
+OLMOE = LLAMA.but(
+    "olmoe",
+    names=SPARSE,
+    refuse={"clip_qkv": (None,)},
+    eps=key("rms_norm_eps", default=1e-5),
+    qk_norm="full",
+    moe=_plain("intermediate_size"),
+)
