@@ -24,10 +24,12 @@ from .elementwise import (
     maximum,
     minimum,
     mod,
+    mul,
     sub,
     tanh,
 )
 from .elementwise import floordiv as quotient
+from .elementwise import where as choose
 from .products import matmul
 from .reduce import max as greatest
 from .reduce import softmax
@@ -72,6 +74,8 @@ _GQA = {"heads": 4, "kv_heads": 2}
 _CACHE = (normal(2, 2, 20, 8), normal(2, 2, 20, 8), np.array([[5, 6, 7], [9, 10, 11]]))
 _LATE = np.arange(12) >= np.array([[2], [0]])
 _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
+_LONG = (normal(2, 7, 32), normal(2, 7, 16), normal(2, 7, 16))  # more keys than the rolling cache holds
+_RING = (normal(2, 2, 5, 8), normal(2, 2, 5, 8), np.arange(5, 12) + np.array([[0], [4]]))
 _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2, 2, 20, 8))
 
 
@@ -96,6 +100,8 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
         case(normal(2, 12, 32), normal(2, 12, 8), None, heads=4, kv_heads=1, causal=True, value_dim=6),
         case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=5),
         case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=8, window=16, rolling=True),
+        case(*_LONG, None, None, None, *_RING, **_GQA, causal=True, window=5, rolling=True),
+        case(*_LONG, None, np.arange(16) < [[8], [15]], None, *_RING, **_GQA, causal=True, window=4, rolling=True),
     ],
 )
 def attention(
@@ -134,7 +140,9 @@ def attention(
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
     [batch, seq], consecutive in each row — slot j holds the key of position j, those below positions[b, 0] are valid,
     and the keys of this call are written at their positions; present_k, present_v are the updated caches. `rolling`:
-    slot j mod capacity instead (window ≤ capacity). `key_mask` and `bias` then index keys by position.
+    the key of position j is in slot j mod capacity instead (window ≤ capacity), newer keys replace older ones, and of
+    a call nothing is written behind the last key that `key_mask` shows. With a cache `key_mask` and `bias` index keys
+    by position.
 
     Without `v` the first `value_dim` numbers of a key are its value too (latent attention; DeepSeek-V2, 2024), and a
     cache is `past_k` and present_k alone.
@@ -188,9 +196,10 @@ def attention(
     present = []
     for past, new in zip((past_k,) if past_v is None else (past_k, past_v), fresh, strict=False):
         updated = past.copy()
-        for b in range(batch):
-            slots = positions[b] % past.shape[2] if rolling else positions[b]
-            updated[b][:, slots] = new[b]
+        for b, at in enumerate(positions):
+            last = at[-1] if key_mask is None else np.flatnonzero(rows[b, : at[-1] + 1]).max(initial=-1)
+            kept = (at <= last) & (at > last - past.shape[2]) if rolling else at >= 0
+            updated[b][:, at[kept] % past.shape[2] if rolling else at] = new[b][:, kept]
         present.append(updated)
     return y, *present
 
@@ -217,6 +226,7 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     want(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
     want(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
     want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
+    want(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
     for operand in (k, v, n.bias, n.sinks, n.past_k, n.past_v):
         want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
     keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
@@ -240,6 +250,9 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     for past, width, what in pasts:
         fits = past.rank == 4 and past.shape[:2] == (q.shape[0], kv_heads) and past.shape[3] == width
         want(fits, f"{what} {past} must be [batch, {kv_heads}, capacity, {width}]")
+    capacity = n.past_k.shape[2]
+    fits = not n.rolling or not isinstance(capacity, int) or n.window <= capacity
+    want(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}")
     same = v is None or n.past_k.shape[2] == n.past_v.shape[2]
     want(same, f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
     want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
@@ -282,11 +295,14 @@ def _(n: Bound) -> Value | tuple[Value, ...]:
         past_at = sub(newest, mod(sub(newest, slot), capacity)) if n.rolling else add(slot, filled(first, 0))
         held = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
         seen.append(unsqueeze(concat(held, equal(n.positions, n.positions), axis=1), axes=(1,)))
-        slots = mod(n.positions, capacity) if n.rolling else n.positions
         pasts = (n.past_k, n.past_v)
-        present = [scatter_rows(past, new, slots, axis=2) for past, new in zip(pasts, kv, strict=False)]
         query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
-        kv = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=False)]
+        joined = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=False)]
+        if n.rolling:
+            present = _rolled(joined, slot, first, n)
+        else:
+            present = [scatter_rows(past, new, n.positions, axis=2) for past, new in zip(pasts, kv, strict=False)]
+        kv = joined
         reach = maximum(key_at, filled(key_at, 0)) if n.rolling else key_at
         if bias is not None:
             by_position = transpose(expand(bias, shape=(batch, *bias.shape[1:])), axes=(0, 3, 1, 2))
@@ -316,6 +332,24 @@ def _(n: Bound) -> Value | tuple[Value, ...]:
     mixed = transpose(reshape(matmul(weights, vh), shape=(batch, kv_heads, group, seq, dv)), axes=(0, 3, 1, 2, 4))
     y = reshape(mixed, shape=(batch, seq, heads * dv))
     return (y, *present) if present else y
+
+
+def _rolled(joined: list[Value], slot: Value, first: Value, n: Bound) -> list[Value]:
+    """The rolling caches after a call, out of past and call `joined` [batch, kv_heads, capacity + seq, width].
+
+    They are gathered, not scattered: a runtime that keeps past and present in one memory then reads all of the past
+    before it writes.
+    """
+    capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
+    newest = greatest(n.positions, axes=(1,), keepdims=True)
+    if n.key_mask is not None:
+        shown = cast(cast(n.key_mask, to=dtypes.bool_), to=newest.type.dtype)
+        at = affine(unsqueeze(cast(iota(n.key_mask, axis=1), to=newest.type.dtype), axes=(0,)), plus=1)
+        newest = minimum(newest, affine(greatest(mul(shown, at), axes=(1,), keepdims=True), plus=-1))
+    held = sub(newest, mod(sub(newest, slot), capacity))  # the position that each slot shall hold
+    source = choose(less(held, first), add(slot, filled(first, 0)), add(sub(held, first), capacity))
+    tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
+    return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]
 
 
 def _inside(index: Value, x: Value, axis: int) -> Value:
