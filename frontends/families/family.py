@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Full, Normal, Permute, Recipe, Slice, Source
 
-from ..dsl import Decoder, Encoder
+from ..dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
 
 Config = Mapping[str, Any]
@@ -112,7 +112,7 @@ class Loaded:
     """A model with its weights: `unread` are checkpoint keys that nothing reads, `ignored` those declared useless."""
 
     graph: Graph
-    module: Decoder | Encoder
+    module: Decoder | Encoder | EncoderDecoder
     settings: Settings
     unread: list[str]
     ignored: list[str]

@@ -181,7 +181,9 @@ _Layer = Any  # the Settings of one layer: no value is a tuple
 
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """The block of a layer's settings, with attention to an encoder if `cross`."""
-    ffn, memory = s.moe or _feed_forward(s), _attention(s, norm, CrossAttention) if cross else None
+    apart = replace(s, rope=None, bias=None, window=None)  # positions of the source are not those of the text
+    memory = _attention(apart, norm, CrossAttention) if cross else None
+    ffn = s.moe or _feed_forward(s)
     return Block(s.mixer or _attention(s, norm), ffn, norm, s.arrangement, s.residual_scale, memory)
 
 
