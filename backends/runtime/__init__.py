@@ -19,7 +19,7 @@ __all__ = ["load"]
 
 
 def load(folder: str | Path, device: str = "auto", threads: int | None = None) -> Generator | Encoder:
-    """Open a compiled folder: a `Generator` for a decoder, an `Encoder` for an encoder, as its weft.json says.
+    """Open a compiled folder: an `Encoder` for an encoder, else a `Generator`, as its weft.json says.
 
     A folder of onnxruntime-genai's model builder opens as well, by its genai_config.json. `device` is "auto", "cpu" or
     "cuda", `threads` the number of CPU threads; see `session.open_session`.
@@ -28,7 +28,7 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
     facts = read_facts(folder)
     from .session import open_session
 
-    graphs = facts.kind == "decoder"  # an encoder's inputs have another shape each time
+    graphs = facts.kind != "encoder"  # an encoder's inputs have another shape each time
     session = open_session(facts.model, device=device, threads=threads, target=facts.target, graphs=graphs)
     if facts.kind == "encoder":
         from .encoder import Encoder
@@ -36,8 +36,21 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
         return Encoder(session, vocab=facts.vocab, max_length=facts.max_length, folder=facts.folder)
     from .decoder import OrtDecoder
     from .generate import Generator
+    from .sampling import Forced
 
+    sources = None
+    if facts.kind == "encoder-decoder":
+        from .sources import SourceEncoder
+
+        encoder = open_session(facts.encoder, device=device, threads=threads, target=facts.target)
+        sources = SourceEncoder(encoder, facts.start, facts.max_source, str(facts.encoder))
     decoder = OrtDecoder(
-        session, vocab=facts.vocab, max_length=facts.max_length, head_dim=facts.head_dim, name=str(facts.model)
+        session,
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        head_dim=facts.head_dim,
+        name=str(facts.model),
+        rolling=facts.rolling,
+        sources=sources,
     )
-    return Generator(decoder, stop_ids=facts.eos, folder=facts.folder)
+    return Generator(decoder, stop_ids=facts.eos, folder=facts.folder, forced=Forced(*facts.forced))

@@ -1,18 +1,15 @@
-"""A compiled decoder on ONNX Runtime: key/value caches at fixed addresses, everything bound, nothing copied.
+"""A compiled decoder on ONNX Runtime: caches and states at fixed addresses, everything bound, nothing copied.
 
-The graph's contract: inputs `input_ids` [batch, seq], `attention_mask` [batch, total] (1 for a token of the row,
-padding only on the right), `position_ids` [batch, seq] where it declares them, `past_key_values.{i}.key|value`
-[batch, kv_heads, capacity, head_dim]; outputs `logits` [batch, 1 or seq, vocab] and `present.{i}.key|value`, written
-into the past's memory.
+The graph's contract: inputs `input_ids` [batch, seq]; where it declares them `attention_mask` [batch, total] (1 for a
+token of the row, padding only on the right) and `position_ids` [batch, seq]; caches and states as in `states`; of an
+encoder-decoder also what `sources` describes. Outputs `logits` [batch, 1 or seq, vocab] and the present states.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,91 +17,74 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from .buffers import Buffer, float32, kind_of
+from .protocols import Bools
 from .sampling import Floats, Ints
-from .session import Session, onnxruntime, ort_errors
+from .session import Session, ort_errors
+from .sources import Reading, SourceEncoder
+from .states import PAST, Memory, read_states
 
-# ONNX Runtime's name of a tensor type: (its ONNX number, the numpy dtype for its bytes; ORT knows none for bf16).
-_TYPES: dict[str, tuple[int, type[np.generic]]] = {
-    "tensor(float)": (1, np.float32),
-    "tensor(uint8)": (2, np.uint8),
-    "tensor(int8)": (3, np.int8),
-    "tensor(int32)": (6, np.int32),
-    "tensor(int64)": (7, np.int64),
-    "tensor(float16)": (10, np.float16),
-    "tensor(bfloat16)": (16, np.uint16),
-}
 _TEXT = ("input_ids", "attention_mask", "position_ids")
-_PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
 _STEP = {"cpu": 256, "cuda": 1024}
 
-Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _Cache:
-    past: str
-    present: str
-    onnx_type: int
-    dtype: type[np.generic]
-    heads: int
-    capacity: int | None  # None: as the caller wishes
-    width: int
-
-
-class _Buffer:
-    """Zeros at a fixed address on the session's device; `host` is that memory on the CPU, a staging copy on CUDA."""
-
-    def __init__(self, session: Session, shape: tuple[int, ...], onnx_type: int, dtype: type[np.generic]) -> None:
-        self.shape, self.onnx_type, self.device = shape, onnx_type, session.device
-        self.host: NDArray[Any] = np.zeros(shape, dtype)
-        self._value = onnxruntime().OrtValue.ortvalue_from_numpy(self.host, self.device, 0)
-        self.address: int = self._value.data_ptr()
-
-    def drop_host(self) -> None:
-        """Give the staging copy back, where it is one."""
-        if self.device != "cpu":
-            self.host = np.empty(0, self.host.dtype)
-
-    def push(self) -> None:
-        """Host to device."""
-        if self.device != "cpu":
-            self._value.update_inplace(self.host)
-
-    def pull(self) -> NDArray[Any]:
-        """The device's contents on the host."""
-        return self.host if self.device == "cpu" else self._value.numpy()
-
 
 class OrtDecoder:
-    """A decoder graph in an open session; `head_dim` is that of its caches where the graph leaves it open.
+    """A decoder graph in an open session, behind the encoder of its `sources` where it has one.
 
+    `head_dim` is that of its caches where the graph leaves it open; `rolling` are the numbers of caches that roll.
     Raises WeftError when the graph does not follow the contract above.
     """
 
     def __init__(
-        self, session: Session, *, vocab: int, max_length: int, head_dim: int | None = None, name: str = "model.onnx"
+        self,
+        session: Session,
+        *,
+        vocab: int,
+        max_length: int,
+        head_dim: int | None = None,
+        name: str = "model.onnx",
+        rolling: Collection[int] = (),
+        sources: SourceEncoder | None = None,
     ) -> None:
-        self.session, self.vocab, self.max_length, self.name = session, vocab, max_length, name
+        self.session, self.vocab, self.max_length, self.name, self.sources = session, vocab, max_length, name, sources
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
-        if missing := {"input_ids", "attention_mask"} - inputs.keys() or {"logits"} - outputs.keys():
+        if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
             raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is no decoder")
-        if unknown := [i for i in inputs if i not in _TEXT and not _PAST.fullmatch(i)]:
+        self.crossed = {} if sources is None else sources.gives(inputs)
+        if unknown := [i for i in inputs if i not in (*_TEXT, *self.crossed) and not PAST.fullmatch(i)]:
             raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")
-        self.types = {i: _type(name, inputs[i]) for i in _TEXT if i in inputs}
-        self.logits_type = _type(name, outputs["logits"])
-        self.caches = [_cache(name, i, outputs, head_dim) for key, i in inputs.items() if _PAST.fullmatch(key)]
-        if not self.caches:
+        self.kinds = {i: kind_of(name, inputs[i]) for i in _TEXT if i in inputs}
+        self.logits_kind = kind_of(name, outputs["logits"])
+        self.states = read_states(name, inputs, outputs, head_dim=head_dim, rolling=rolling)
+        if not self.states:
             raise WeftError(
                 f"{name}: the graph has no past_key_values, so it cannot decode; compile it with a kv-cache"
             )
+        if "attention_mask" not in inputs and not all(state.recurrent for state in self.states):
+            raise WeftError(f"{name}: the graph has no attention_mask for its caches, so it is no decoder")
         _, middle, width = outputs["logits"].shape
         self.every_position = middle != 1
         if isinstance(width, int) and width != vocab:
             raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
         self.graph_ids = itertools.count(1)
         self._spare: OrtContext | None = None
+
+    @property
+    def start(self) -> tuple[int, ...] | None:
+        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        return None if self.sources is None else (self.sources.start,)
+
+    @property
+    def max_prompt(self) -> int:
+        """The most tokens of a prompt."""
+        return self.max_length if self.sources is None else self.sources.max_length
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a row can go back to fewer tokens: not once states or rolling caches have forgotten."""
+        return not any(state.recurrent or state.rolling for state in self.states)
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[OrtContext]:
@@ -129,12 +109,20 @@ class OrtDecoder:
                 self._spare.close()
             self._spare = context
 
+    def cache_bytes(self, batch: int, tokens: int) -> int:
+        """Bytes that the caches and states of `batch` rows of `tokens` tokens each take, as `context` allocates them.
+
+        Raises WeftError as `context` does.
+        """
+        capacity = self._capacity(tokens)
+        return batch * sum(state.nbytes(capacity) for state in self.states)
+
     def _capacity(self, tokens: int) -> int:
         if tokens > self.max_length:
             raise WeftError(
                 f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
             )
-        fixed = {cache.capacity for cache in self.caches if cache.capacity is not None}
+        fixed = {state.limit for state in self.states if state.limit is not None}
         if fixed:
             if tokens > min(fixed):
                 raise WeftError(f"{tokens} tokens are longer than the {min(fixed)} that the graph's caches hold")
@@ -158,15 +146,10 @@ class OrtContext:
         session = model.session
         try:
             self.lengths: Ints = np.zeros(batch, np.int64)
-            self._memory = [
-                _Buffer(session, (batch, c.heads, c.capacity or capacity, c.width), c.onnx_type, c.dtype)
-                for c in model.caches
-            ]
-            for buffer in self._memory:
-                buffer.drop_host()
+            self._memory = Memory(session, model.states, batch, capacity)
             widths = {"input_ids": 1, "attention_mask": capacity, "position_ids": 1}
-            self._inputs = {name: _Buffer(session, (batch, widths[name]), *kind) for name, kind in model.types.items()}
-            self._logits = _Buffer(session, (batch, 1, model.vocab), *model.logits_type)
+            self._inputs = {name: Buffer(session, (batch, widths[name]), kind) for name, kind in model.kinds.items()}
+            self._logits = Buffer(session, (batch, 1, model.vocab), model.logits_kind)
         except ort_errors() as error:
             raise WeftError(
                 f"no memory for the caches of {batch} rows of {capacity} tokens ({' '.join(str(error).split())}): "
@@ -176,58 +159,75 @@ class OrtContext:
         self._scores: Floats = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
         self._shared = shared
         self._scratch: NDArray[Any] = np.empty(0, self._logits.host.dtype)
-        self._step = session.ort.io_binding()
-        self._bind_caches(self._step, 0, batch)
-        for name, buffer in self._inputs.items():
-            self._step.bind_input(name, buffer.device, 0, buffer.onnx_type, buffer.shape, buffer.address)
-        logits = self._logits
-        self._step.bind_output("logits", logits.device, 0, logits.onnx_type, logits.shape, logits.address)
-        self._graph_id = next(model.graph_ids)
-        self._plain: Any = _graph(-1) if session.graphs else None
-        self._captured: Any = _graph(self._graph_id) if session.graphs else None
+        self._reading: Reading | None = None
+        self._plain = session.run_options()
+        self._graph_ids: list[int] = []  # of the captured steps
+        self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each side of the memory
+        if model.sources is None:
+            self._bind_steps()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes allocated for caches and states."""
+        return self._memory.nbytes
 
     def close(self) -> None:
         """Release what was captured of this context's steps."""
-        if self._captured is not None:
-            self.model.session.ort.release_captured_graph(self._graph_id)
-            self._captured = None
+        for number in self._graph_ids:
+            self.model.session.ort.release_captured_graph(number)
+        self._graph_ids = []
 
     def reset(self) -> None:
         """Empty every row."""
-        self.lengths[:] = 0
-        self._inputs["attention_mask"].host[:] = 0
+        self._memory.clear()
+        self._cut(0)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512) -> Floats:
+    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Floats:
         """Start every row anew with its prompt, at most `chunk` tokens a run; the logits after each, [batch, vocab].
 
-        Neighbours run together, padded on the right, as far as they fit one chunk. A longer prompt runs alone, in its
-        own part of the caches, since the attention kernels continue only one row at a time.
+        Neighbours run together, padded on the right, as far as they fit one chunk; without padding, hence of one
+        length, where it would enter states or rolling caches. A longer prompt runs alone, in its own part of the
+        caches, since the attention kernels continue only one row at a time. Prompts fewer than rows are spread: each
+        is read once and copied to as many neighbouring rows. Behind an encoder the prompts are sources, and the rows
+        begin with its start token. `keep` says how many tokens of its prompt a single row holds already, as `lengths`
+        or, where the model `rewinds`, fewer.
+
         The result is valid until the next call.
         """
-        self.reset()
-        for first, end in _groups([len(prompt) for prompt in prompts], chunk):
+        model, memory = self.model, self._memory
+        self._cut(keep) if keep else self.reset()
+        if model.sources is not None:
+            self._reading = model.sources.read(prompts, model.crossed)
+            self._bind_steps()
+            prompts = [[model.sources.start]] * len(prompts)
+        for first, end in _groups([len(prompt) for prompt in prompts], chunk, padded=model.rewinds):
             group = prompts[first:end]
-            if len(group) == 1:
-                for part in parts(group[0], chunk):
-                    logits, group = self._extend(first, [part]), [part]
-            else:
-                logits = self._extend(first, group)
-            self._last(first, group, logits)
+            runs = [group] if len(group) > 1 else [[part] for part in parts(group[0][keep:], chunk)]
+            if not keep:  # every row ends on the same side
+                memory.side = len(runs) % memory.sides
+            for run in runs:
+                logits = self._extend(first, run)
+            self._last(first, run, logits)
         for row, prompt in enumerate(prompts):
             self._inputs["input_ids"].host[row] = prompt[-1]
         if "position_ids" in self._inputs:
             self._inputs["position_ids"].host[:, 0] = self.lengths - 1
+        if len(prompts) < self.lengths.size:
+            rows = np.repeat(np.arange(len(prompts)), self.lengths.size // len(prompts))
+            self.gather(rows)
+            self._scores[:] = self._scores[rows]
         return self._scores
 
     def extend(self, tokens: Sequence[int]) -> Floats:
-        """Append `tokens` to the first row in one run: the logits as the graph gives them, [seq or 1, vocab]."""
+        """Append `tokens` to the one row in one run: the logits as the graph gives them, [seq or 1, vocab]."""
         logits: NDArray[Any] = self._extend(0, [tokens])[0]
-        return _float32(logits, np.empty(logits.shape, np.float32))
+        return float32(logits, np.empty(logits.shape, np.float32))
 
     def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
         """Append a token to every row where `active`, all by default: the logits after it, [batch, vocab].
 
-        The other rows repeat their last step, which changes nothing. The result is valid until the next call.
+        The other rows repeat their last step: caches stay as they are, but states go on, so that only a row of caches
+        can be taken up again. The result is valid until the next call.
         Raises WeftError when a row's cache is full.
         """
         rows = slice(None) if active is None else np.flatnonzero(active)
@@ -236,16 +236,44 @@ class OrtContext:
             raise WeftError(f"the cache is full: it holds {self.capacity} tokens a row")
         inputs = self._inputs
         inputs["input_ids"].host[rows, 0] = np.asarray(tokens, np.int64)[rows]
-        inputs["attention_mask"].host[np.arange(self.lengths.size)[rows], at] = 1
+        if "attention_mask" in inputs:
+            inputs["attention_mask"].host[np.arange(self.lengths.size)[rows], at] = 1
         if "position_ids" in inputs:
             inputs["position_ids"].host[rows, 0] = at
         self.lengths[rows] += 1
         for buffer in inputs.values():
             buffer.push()
-        self.model.run(self._step, self._captured)
+        self.model.run(*self._steps[self._memory.side])
+        self._memory.turn()
         if not self._shared:
-            _float32(self._logits.pull()[:, 0], self._scores)
+            float32(self._logits.pull()[:, 0], self._scores)
         return self._scores
+
+    def gather(self, rows: Ints) -> None:
+        """Row r continues what row `rows[r]` holds: its tokens, caches, states and source."""
+        self._memory.gather(rows, int(self.lengths.max()))
+        self.lengths[:] = self.lengths[rows]
+        for buffer in self._inputs.values():
+            buffer.host[:] = buffer.host[rows]
+        if self._reading is not None and (moved := self._reading.gather(rows)) is not self._reading:
+            self._reading = moved
+            self._bind_steps()
+
+    def take(self, other: OrtContext) -> None:
+        """Hold what `other`, a context of as many rows and of no larger capacity, holds."""
+        used = int(other.lengths.max())
+        self._memory.take(other._memory, used)
+        self.lengths[:] = other.lengths
+        for name, buffer in self._inputs.items():
+            width = other._inputs[name].shape[1]
+            buffer.host[:, :width] = other._inputs[name].host
+            buffer.host[:, width:] = 0
+
+    def _cut(self, length: int) -> None:
+        """Every row with its first `length` tokens only."""
+        self.lengths[:] = length
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[:, length:] = 0
 
     def _extend(self, first: int, parts: Sequence[Sequence[int]]) -> NDArray[Any]:
         """Append one part to each of the rows from `first` on: the graph's logits on the host, valid until the next."""
@@ -265,21 +293,25 @@ class OrtContext:
         }
         model = self.model
         binding = model.session.ort.io_binding()
-        self._bind_caches(binding, first, rows)
-        for name, (_, dtype) in model.types.items():
+        self._memory.bind(binding, self._memory.side, first, rows)
+        if self._reading is not None:
+            self._reading.bind(binding, first, rows)
+        for name, (_, dtype) in model.kinds.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(feed[name], dtype))
         shape = (rows, longest if model.every_position else 1, model.vocab)
         logits = self._room(shape)
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
         model.run(binding, self._plain)
+        self._memory.turn()
         self.lengths[first : first + rows] = total
-        self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
         return logits
 
     def _last(self, first: int, parts: Sequence[Sequence[int]], logits: NDArray[Any]) -> None:
         """Keep the logits of each part's last token as those of its row."""
         for row, part in enumerate(parts):
-            _float32(logits[row, len(part) - 1 if self.model.every_position else 0], self._scores[first + row])
+            float32(logits[row, len(part) - 1 if self.model.every_position else 0], self._scores[first + row])
 
     def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
         size = int(np.prod(shape))
@@ -287,13 +319,22 @@ class OrtContext:
             self._scratch = np.empty(size, self._scratch.dtype)
         return self._scratch[:size].reshape(shape)
 
-    def _bind_caches(self, binding: Any, first: int, rows: int) -> None:
-        """Bind the rows from `first` on, past and present to the same memory."""
-        for cache, buffer in zip(self.model.caches, self._memory, strict=True):
-            shape = (rows, *buffer.shape[1:])
-            address = buffer.address + first * int(np.prod(shape[1:])) * buffer.host.itemsize
-            binding.bind_input(cache.past, buffer.device, 0, buffer.onnx_type, shape, address)
-            binding.bind_output(cache.present, buffer.device, 0, buffer.onnx_type, shape, address)
+    def _bind_steps(self) -> None:
+        """Bind a step of all rows, once for each side of the memory; what was captured before no longer holds."""
+        self.close()
+        session = self.model.session
+        self._steps = []
+        for side in range(self._memory.sides):
+            binding = session.ort.io_binding()
+            self._memory.bind(binding, side)
+            for name, buffer in self._inputs.items():
+                buffer.bind_input(binding, name)
+            if self._reading is not None:
+                self._reading.bind(binding)
+            self._logits.bind_output(binding, "logits")
+            if session.graphs:
+                self._graph_ids.append(next(self.model.graph_ids))
+            self._steps.append((binding, session.run_options(*self._graph_ids[-1:])))
 
 
 def parts(prompt: Sequence[int], chunk: int) -> Iterator[Sequence[int]]:
@@ -301,47 +342,14 @@ def parts(prompt: Sequence[int], chunk: int) -> Iterator[Sequence[int]]:
     return (prompt[at : at + chunk] for at in range(0, len(prompt), chunk))
 
 
-def _groups(lengths: Sequence[int], chunk: int) -> Iterator[tuple[int, int]]:
-    """First row and end of each run of neighbours that fit `chunk` tokens when padded to the longest; one at least."""
+def _groups(lengths: Sequence[int], chunk: int, padded: bool) -> Iterator[tuple[int, int]]:
+    """First row and end of each run of neighbours that fit `chunk` tokens together, one at least; when `padded` to the
+    longest, otherwise only neighbours of one length."""
     first, longest = 0, 0
     for row, length in enumerate(lengths):
         longest = max(longest, length)
-        if row > first and longest * (row + 1 - first) > chunk:
+        apart = longest * (row + 1 - first) > chunk or not (padded or length == lengths[first])
+        if row > first and apart:
             yield first, row
             first, longest = row, length
     yield first, len(lengths)
-
-
-def _graph(number: int) -> Any:
-    """Run options that capture or replay the CUDA graph of this number; -1 does neither."""
-    options = onnxruntime().RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(number))
-    return options
-
-
-def _type(name: str, value: Any) -> tuple[int, type[np.generic]]:
-    if value.type not in _TYPES:
-        raise WeftError(f"{name}: {value.name} is a {value.type}, which the runtime cannot feed or read")
-    return _TYPES[value.type]
-
-
-def _cache(name: str, past: Any, outputs: dict[str, Any], head_dim: int | None) -> _Cache:
-    present = past.name.replace("past_key_values", "present")
-    if present not in outputs:
-        raise WeftError(f"{name}: the graph takes {past.name} but does not return {present}")
-    _, heads, capacity, width = past.shape
-    if not isinstance(width, int) and head_dim is not None:
-        width = head_dim
-    if not isinstance(heads, int) or not isinstance(width, int):
-        raise WeftError(f"{name}: {past.name} is {past.shape}, but its heads and head size must be fixed numbers")
-    fixed = capacity if isinstance(capacity, int) else None
-    return _Cache(past.name, present, *_type(name, past), heads=heads, capacity=fixed, width=width)
-
-
-def _float32(values: NDArray[Any], out: Floats) -> Floats:
-    """`values` as float32 in `out`; 16-bit words are bfloat16."""
-    if values.dtype == np.uint16:
-        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="same_kind")
-    else:
-        np.copyto(out, values)
-    return out

@@ -19,12 +19,21 @@ class Facts:
 
     folder: Path
     model: Path
-    kind: str  # "decoder" or "encoder"
+    kind: str  # "decoder", "encoder" or "encoder-decoder"
     target: str  # "onnx", "ort-cpu", "ort-cuda"; "" where the folder does not say
     vocab: int
     max_length: int
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # of the caches, where the graph leaves it open
+    rolling: frozenset[int] = frozenset()  # the caches that roll
+    start: int = 0  # the token with which an encoder-decoder begins its answers
+    max_source: int = 0  # the longest source it takes
+    forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
+
+    @property
+    def encoder(self) -> Path:
+        """The encoder half of an encoder-decoder."""
+        return self.folder / "encoder.onnx"
 
 
 def read_facts(folder: str | Path) -> Facts:
@@ -41,8 +50,9 @@ def read_facts(folder: str | Path) -> Facts:
         facts = _from_genai(folder)
     else:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it is no compiled model; `weft compile` makes one")
-    if not facts.model.is_file():
-        raise WeftError(f"{facts.model}: no such file, though {folder} is described as a compiled model; compile again")
+    for file in (facts.model, *([facts.encoder] if facts.kind == "encoder-decoder" else [])):
+        if not file.is_file():
+            raise WeftError(f"{file}: no such file, though {folder} is described as a compiled model; compile again")
     return facts
 
 
@@ -63,8 +73,15 @@ def _from_manifest(folder: Path) -> Facts:
     path = folder / MANIFEST
     data = read_json(path)
     kind = _get(path, data, "kind", str)
-    if kind not in ("decoder", "encoder"):
-        raise WeftError(f"{path}: kind is {kind!r}, but it must be 'decoder' or 'encoder'")
+    if kind not in ("decoder", "encoder", "encoder-decoder"):
+        raise WeftError(f"{path}: kind is {kind!r}, but it must be 'decoder', 'encoder' or 'encoder-decoder'")
+    more: dict[str, Any] = {}
+    if kind == "encoder-decoder":
+        first, last = (_token_ids(path, data, f"forced_{name}_token_id") for name in ("bos", "eos"))
+        more["start"] = _get(path, data, "decoder_start_token_id", int)
+        more["max_source"] = _positive(path, data, "max_source_length")
+        more["forced"] = (min(first, default=None), min(last, default=None))
+    caches = _get(path, data, "cache", list) if "cache" in data else []
     return Facts(
         folder=folder,
         model=folder / "model.onnx",
@@ -73,6 +90,8 @@ def _from_manifest(folder: Path) -> Facts:
         vocab=_positive(path, data, "vocab"),
         max_length=_positive(path, data, "max_length"),
         eos=_token_ids(path, data, "eos_token_ids"),
+        rolling=frozenset(i for i, cache in enumerate(caches) if cache.get("rolling")),
+        **more,
     )
 
 
@@ -80,6 +99,7 @@ def _from_genai(folder: Path) -> Facts:
     path = folder / GENAI
     model = _get(path, read_json(path), "model", dict)
     decoder = _get(path, model, "decoder", dict)
+    sliding = decoder.get("sliding_window") or {}
     return Facts(
         folder=folder,
         model=folder / _get(path, decoder, "filename", str),
@@ -89,6 +109,7 @@ def _from_genai(folder: Path) -> Facts:
         max_length=_positive(path, model, "context_length"),
         eos=_token_ids(path, model, "eos_token_id"),
         head_dim=_positive(path, decoder, "head_size") if "head_size" in decoder else None,
+        rolling=frozenset(sliding.get("layers") or ()),
     )
 
 

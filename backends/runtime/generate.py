@@ -3,92 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeGuard, Unpack
+from typing import Any, TypeGuard, Unpack
 
 import numpy as np
 
 from weft.ir.errors import WeftError
 
+from .beams import Beams, BeamSearch, EarlyStopping, search
 from .chat import ChatTemplate, Message
-from .decoder import Bools, parts
-from .sampling import Floats, Ints, Sampler, Sampling, SamplingOptions
+from .decoder import parts
+from .protocols import Bools, Decoder
+from .results import Result, Timings
+from .sampling import Floats, Forced, Ints, Sampler, Sampling, SamplingOptions, check_count
 from .text import GrowingText, StopStrings, Tokenizer
 
 Prompt = str | Sequence[int]
-Finish = Literal["stop", "stop_string", "length"]
-
-
-class Context(Protocol):
-    """The caches of one batch in use. Logits are float32 and valid until the next call."""
-
-    capacity: int
-    lengths: Ints
-
-    def reset(self) -> None:
-        """Empty every row."""
-        ...
-
-    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512) -> Floats:
-        """Start all rows anew: the logits after each prompt, [batch, vocab]."""
-        ...
-
-    def step(self, tokens: Ints, active: Bools | None = None) -> Floats:
-        """Append a token to the active rows: the logits after it, [batch, vocab]."""
-        ...
-
-    def extend(self, tokens: Sequence[int]) -> Floats:
-        """Append tokens to the first row: their logits, [seq or 1, vocab]."""
-        ...
-
-
-class Decoder(Protocol):
-    """A language model that keeps caches: all that generating needs to know of a backend."""
-
-    vocab: int
-    max_length: int
-
-    def context(self, batch: int, tokens: int) -> AbstractContextManager[Context]:
-        """Caches for `batch` rows of at most `tokens` tokens each."""
-        ...
-
-
-@dataclass
-class Timings:
-    """How long a call took; of a batch, all rows together. Prefill includes choosing the first tokens."""
-
-    prompt_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decoded_tokens: int = 0  # those after the first of each row
-    decode_seconds: float = 0.0
-
-    @property
-    def prefill_rate(self) -> float:
-        """Prompt tokens per second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
-
-    @property
-    def decode_rate(self) -> float:
-        """Decoded tokens per second."""
-        return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
-
-
-@dataclass
-class Result:
-    """What one prompt led to; grows while it is streamed."""
-
-    prompt: list[int]
-    tokens: list[int] = field(default_factory=list)  # all that were generated, the stop token included
-    text: str = ""  # without special tokens, cut before a stop string; empty where there is no tokenizer
-    finish: Finish | None = None  # a stop token, a stop string, or max_tokens or the model's maximum; None: not yet
-    timings: Timings = field(default_factory=Timings, compare=False)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Stream(Iterator[str]):
@@ -102,10 +34,20 @@ class Stream(Iterator[str]):
 
 
 class Generator:
-    """A language model: a decoder and, where its folder has one, the tokenizer and chat template beside it."""
+    """A language model: a decoder and, where its folder has one, the tokenizer and chat template beside it.
 
-    def __init__(self, decoder: Decoder, *, stop_ids: frozenset[int] = frozenset(), folder: Path | None = None) -> None:
-        self.decoder, self.stop_ids, self.folder = decoder, stop_ids, folder
+    Where the decoder is the second half of an encoder-decoder, prompts are its sources and results the answers.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        folder: Path | None = None,
+        forced: Forced = Forced(),  # noqa: B008 - frozen
+    ) -> None:
+        self.decoder, self.stop_ids, self.folder, self.forced = decoder, stop_ids, folder, forced
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -135,13 +77,18 @@ class Generator:
         max_tokens: int | None = 256,
         stop: str | Sequence[str] = (),
         chunk: int = 512,
+        beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        returned: int = 1,
         **sampling: Unpack[SamplingOptions],
     ) -> list[Result]:
         """Continue a prompt, or a batch of them: text, or token ids; one result for each.
 
         A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens` tokens
         (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk` tokens at a
-        time. `sampling` are the fields of `Sampling`; the default is greedy.
+        time. `sampling` are the fields of `Sampling`; the default is greedy. With `beams` above 1 the likeliest texts
+        are searched, as `Beams` says, and the `returned` best of each prompt returned, best first, with their scores.
 
         Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
         arguments outside their range, and text where there is no tokenizer.
@@ -149,6 +96,11 @@ class Generator:
         batch = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else list(prompt)
         if not batch:
             return []
+        how = Beams(beams, length_penalty, early_stopping, returned)
+        if beams > 1:
+            if sampling or stop:
+                raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
+            return self._search(batch, max_tokens, chunk, how)
         rows, run = self._start(batch, max_tokens, stop, chunk, Sampling(**sampling))
         for _ in run:
             pass
@@ -181,7 +133,7 @@ class Generator:
         chunk, hence all of them with chunk=1. Raises WeftError as `generate` does.
         """
         ids = self._encode(ids)
-        _check_count("chunk", chunk)
+        check_count("chunk", chunk)
         with self.decoder.context(1, len(ids)) as context:
             context.reset()
             return np.concatenate([context.extend(part) for part in parts(ids, chunk)])
@@ -189,21 +141,47 @@ class Generator:
     def _start(
         self, batch: Sequence[Any], max_tokens: int | None, stop: str | Sequence[str], chunk: int, sampling: Sampling
     ) -> tuple[list[_Row], Iterator[None]]:
-        _check_count("chunk", chunk)
-        if max_tokens is not None:
-            _check_count("max_tokens", max_tokens)
         stops = [stop] if isinstance(stop, str) else list(stop)
         if not all(isinstance(s, str) and s for s in stops):
             raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
-        has_text = self.folder is not None and (self.folder / "tokenizer.json").is_file()
-        tokenizer = self.tokenizer if has_text or stops else None
-        prompts = [self._encode(prompt) for prompt in batch]
+        tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
-        for at, prompt in enumerate(prompts):
-            room = self.decoder.max_length + 1 - len(prompt)  # the last token is never fed back
-            limit = room if max_tokens is None else min(room, max_tokens)
-            rows.append(_Row(prompt, limit, self.stop_ids, Sampler(sampling, prompt, at), tokenizer, stops))
+        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens, chunk)):
+            sampler = Sampler(sampling, self.decoder.start or prompt, at)
+            rows.append(_Row(prompt, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
         return rows, self._run(rows, chunk)
+
+    def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
+        known = self._limits(batch, max_tokens, chunk)
+        searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in known]
+        timings = Timings(prompt_tokens=sum(len(prompt) for prompt, _ in known))
+        search(self.decoder, [prompt for prompt, _ in known], self._most(known), searches, chunk, timings)
+        found = []
+        for (prompt, _), one in zip(known, searches, strict=True):
+            for tokens, score in ((list(text.tokens), text.score) for text in one.best[: how.returned]):
+                ended = tokens[-1] in self.stop_ids
+                text = self.tokenizer.decode(tokens[:-1] if ended else tokens) if self._has_text else ""
+                found.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
+        return found
+
+    @property
+    def _has_text(self) -> bool:
+        return self.folder is not None and (self.folder / "tokenizer.json").is_file()
+
+    def _limits(self, batch: Sequence[Any], max_tokens: int | None, chunk: int) -> list[tuple[list[int], int]]:
+        """The tokens of each prompt, and how many may follow."""
+        check_count("chunk", chunk)
+        if max_tokens is not None:
+            check_count("max_tokens", max_tokens)
+        found = []
+        for prompt in map(self._encode, batch):
+            room = self.decoder.max_length + 1 - len(self.decoder.start or prompt)  # the last token is never fed back
+            found.append((prompt, room if max_tokens is None else min(room, max_tokens)))
+        return found
+
+    def _most(self, known: Sequence[tuple[list[int], int]]) -> int:
+        """The most tokens that a cache will hold, of prompts and their limits."""
+        return max(len(self.decoder.start or prompt) + limit - 1 for prompt, limit in known)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -214,9 +192,9 @@ class Generator:
             raise WeftError(f"a prompt is {prompt!r:.60}, but it must be a text or a list of token ids")
         if not ids:
             raise WeftError("a prompt has no tokens: give it at least one")
-        if len(ids) > self.decoder.max_length:
+        if len(ids) > self.decoder.max_prompt:
             raise WeftError(
-                f"a prompt of {len(ids)} tokens is longer than the maximum of {self.decoder.max_length} tokens "
+                f"a prompt of {len(ids)} tokens is longer than the maximum of {self.decoder.max_prompt} tokens "
                 "the model was compiled for; shorten it, or compile with a larger --max-length"
             )
         if min(ids) < 0 or max(ids) >= self.decoder.vocab:
@@ -231,7 +209,9 @@ class Generator:
             row.result.timings = timings
         tokens = np.zeros(len(rows), np.int64)
         active = np.ones(len(rows), np.bool_)
-        with self.decoder.context(len(rows), max(row.most for row in rows)) as context:
+        most = self._most([(row.result.prompt, row.limit) for row in rows])
+        with self.decoder.context(len(rows), most) as context:
+            timings.cache_bytes = context.cache_bytes
             start = perf_counter()
             _push(rows, context.prefill([row.result.prompt for row in rows], chunk), tokens, active)
             timings.prefill_seconds = perf_counter() - start
@@ -252,24 +232,20 @@ class _Row:
         limit: int,
         stop_ids: frozenset[int],
         sampler: Sampler,
+        forced: Forced,
         tokenizer: Tokenizer | None,
         stops: Sequence[str],
     ) -> None:
-        self.result = Result(prompt)
-        self._limit, self._stop_ids, self._sampler = limit, stop_ids, sampler
+        self.result, self.limit = Result(prompt), limit
+        self._stop_ids, self._sampler, self._forced = stop_ids, sampler, forced
         self._growing = GrowingText(tokenizer) if tokenizer else None
         self._stops = StopStrings(stops)
         self._taken = 0
 
-    @property
-    def most(self) -> int:
-        """The most tokens that its cache will hold."""
-        return len(self.result.prompt) + self._limit - 1
-
     def push(self, logits: Floats) -> int:
         """Draw the next token and add it to the result."""
         result = self.result
-        token = self._sampler(logits)
+        token = self._sampler(self._forced(logits, len(result.tokens), self.limit))
         result.tokens.append(token)
         if token in self._stop_ids:
             result.finish = "stop"
@@ -278,7 +254,7 @@ class _Row:
                 result.text += self._stops.push(self._growing.push(token))
             if self._stops.found:
                 result.finish = "stop_string"
-            elif len(result.tokens) == self._limit:
+            elif len(result.tokens) == self.limit:
                 result.finish = "length"
         if self._growing and result.finish in ("stop", "length"):
             result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
@@ -312,8 +288,3 @@ def _is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
         and len(prompt) > 0
         and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
     )
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise WeftError(f"{name} is {value!r}, but it must be a whole number of at least 1")

@@ -71,6 +71,23 @@ class Sampling:
             raise WeftError(f"{name} is {value!r}, but it must be a {'whole' if whole else 'finite'} number")
 
 
+@dataclass(frozen=True)
+class Forced:
+    """Tokens a model says whatever it computes: as the first of an answer, and as the last that its limit allows."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def __call__(self, scores: Floats, count: int, limit: int) -> Floats:
+        """`scores` [..., vocab] of the token after `count` out of `limit`; minus infinity but for a forced one."""
+        token = self.last if count == limit - 1 and self.last is not None else self.first if count == 0 else None
+        if token is None:
+            return scores
+        forced = np.full_like(scores, -np.inf)
+        forced[..., token] = 0
+        return forced
+
+
 class Sampler:
     """Draws the tokens of one row; remembers which tokens it has seen where the repetition penalty asks."""
 
@@ -85,11 +102,7 @@ class Sampler:
         Raises WeftError when no token is more likely than another because the logits are not numbers.
         """
         token = int(logits.argmax())  # a NaN, where there is one
-        if not np.isfinite(logits[token]):
-            raise WeftError(
-                f"the model computed {logits[token]} as its largest logit, so no token can be chosen: the dtype it was "
-                "compiled in may overflow (try bf16 or f32), or its weights are broken"
-            )
+        check_logits(logits[token])
         if self._seen is not None or self.sampling.temperature > 0:
             token = self._draw(*self.candidates(logits))
         if self._seen is not None:
@@ -128,6 +141,22 @@ class Sampler:
         total = np.cumsum(_softmax(scores), dtype=np.float64)
         at = np.searchsorted(total, self._rng.random() * total[-1], side="right")
         return int(ids[min(at, ids.size - 1)])
+
+
+def check_logits(largest: Floats | np.float32) -> None:
+    """Raises WeftError unless the largest logits are numbers."""
+    if not np.isfinite(largest).all():
+        wrong = np.ravel(largest)[~np.isfinite(np.ravel(largest))][0]
+        raise WeftError(
+            f"the model computed {wrong} as its largest logit, so no token can be chosen: the dtype it was "
+            "compiled in may overflow (try bf16 or f32), or its weights are broken"
+        )
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises WeftError unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise WeftError(f"{name} is {value!r}, but it must be a whole number of at least 1")
 
 
 def _softmax(scores: Floats) -> Floats:

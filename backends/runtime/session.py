@@ -51,6 +51,14 @@ class Session:
     device: str  # "cpu" or "cuda"
     graphs: bool = False  # runs may be captured as CUDA graphs
 
+    def run_options(self, graph: int = -1) -> Any:
+        """Options of a run that captures or replays the CUDA graph of this number, -1: neither; None without graphs."""
+        if not self.graphs:
+            return None
+        options = onnxruntime().RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph))
+        return options
+
 
 def open_session(
     model: Path, *, device: str = "auto", threads: int | None = None, target: str = "", graphs: bool = False

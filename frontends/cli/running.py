@@ -20,7 +20,8 @@ from .shown import note, progress
 
 if TYPE_CHECKING:
     from weft.backends.runtime.encoder import Encoder
-    from weft.backends.runtime.generate import Generator, Result, Stream
+    from weft.backends.runtime.generate import Generator, Stream
+    from weft.backends.runtime.results import Result
 
 
 def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:

@@ -350,7 +350,12 @@ def test_the_cuda_path_on_a_pretended_device(
     path = save(tmp_path, tiny.build(standard=cache == 16, cache=cache, output=output)) / "model.onnx"
     real = open_session(path, threads=1, device="cpu").ort
     device = Device(sessions.onnxruntime(), real)
-    monkeypatch.setattr("weft.backends.runtime.decoder.onnxruntime", lambda: device)
+
+    def pretend() -> None:
+        for module in ("buffers", "session"):
+            monkeypatch.setattr(f"weft.backends.runtime.{module}.onnxruntime", lambda: device)
+
+    pretend()
     decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=LONGEST)
     model, plain = Generator(decoder), Generator(OrtDecoder(Session(real, "cpu"), vocab=VOCAB, max_length=LONGEST))
     for chunk in (4, 512):
@@ -360,6 +365,6 @@ def test_the_cuda_path_on_a_pretended_device(
         assert device.graph_ids == ["-1"] * runs + ["1"] * 5  # prefill is never captured, decoding always
         monkeypatch.undo()
         assert found == tokens(plain.generate(PROMPTS, max_tokens=6))
-        monkeypatch.setattr("weft.backends.runtime.decoder.onnxruntime", lambda: device)
+        pretend()
     model.generate(PROMPTS[0], max_tokens=3)
     assert device.released == [1] and device.graph_ids[-1] == "2"  # another batch size: another graph

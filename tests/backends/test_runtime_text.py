@@ -28,6 +28,7 @@ class Scripted:
     def __init__(self, *scripts: Sequence[int], max_length: int = 1000) -> None:
         self.scripts, self.vocab, self.max_length = scripts, 300, max_length
         self.capacity, self.lengths = max_length, np.zeros(len(scripts), np.int64)
+        self.max_prompt, self.start, self.rewinds, self.cache_bytes = max_length, None, True, 0
         self.said: list[list[int]] = []
 
     @contextmanager
@@ -43,7 +44,7 @@ class Scripted:
             logits[row, script[len(self.said)] if len(self.said) < len(script) else EOS] = 1
         return logits
 
-    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512) -> Any:
+    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Any:
         self.said, self.prompts = [], prompts
         return self._logits()
 

@@ -1,0 +1,79 @@
+"""What generating needs to know of a backend: a decoder that keeps caches, and the caches of a batch in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sampling import Floats, Ints
+
+Bools = NDArray[np.bool_]
+
+
+class Context(Protocol):
+    """The caches of one batch in use. Logits are float32 and valid until the next call."""
+
+    capacity: int
+    lengths: Ints
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes allocated for caches and states."""
+        ...
+
+    def reset(self) -> None:
+        """Empty every row."""
+        ...
+
+    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Floats:
+        """Start all rows anew: the logits after each prompt, [batch, vocab].
+
+        Fewer prompts than rows are spread over neighbouring rows; a single row holds `keep` tokens of its prompt.
+        """
+        ...
+
+    def step(self, tokens: Ints, active: Bools | None = None) -> Floats:
+        """Append a token to the active rows: the logits after it, [batch, vocab]."""
+        ...
+
+    def extend(self, tokens: Sequence[int]) -> Floats:
+        """Append tokens to the one row: their logits, [seq or 1, vocab]."""
+        ...
+
+    def gather(self, rows: Ints) -> None:
+        """Row r continues what row `rows[r]` holds."""
+        ...
+
+    def take(self, other: Self) -> None:
+        """Hold what `other` holds."""
+        ...
+
+
+class Decoder(Protocol):
+    """A language model that keeps caches: all that generating needs to know of a backend."""
+
+    vocab: int
+    max_length: int
+
+    @property
+    def max_prompt(self) -> int:
+        """The most tokens of a prompt."""
+        ...
+
+    @property
+    def start(self) -> tuple[int, ...] | None:
+        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        ...
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a row can go back to fewer tokens."""
+        ...
+
+    def context(self, batch: int, tokens: int) -> AbstractContextManager[Context]:
+        """Caches for `batch` rows of at most `tokens` tokens each."""
+        ...

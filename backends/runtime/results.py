@@ -1,0 +1,45 @@
+"""What generating leads to: texts and tokens, why they ended, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Finish = Literal["stop", "stop_string", "length"]
+
+
+@dataclass
+class Timings:
+    """How long a call took and how much it held; of a batch, all rows together. Prefill includes choosing the first
+    tokens."""
+
+    prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decoded_tokens: int = 0  # those after the first of each row
+    decode_seconds: float = 0.0
+    cache_bytes: int = 0  # allocated for caches and states
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Decoded tokens per second."""
+        return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass
+class Result:
+    """What one prompt led to; grows while it is streamed."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)  # all that were generated, the stop token included
+    text: str = ""  # without special tokens, cut before a stop string; empty where there is no tokenizer
+    finish: Finish | None = None  # a stop token, a stop string, or max_tokens or the model's maximum; None: not yet
+    score: float | None = None  # of a beam search: log-probability / length^length_penalty
+    timings: Timings = field(default_factory=Timings, compare=False)
+
+    def __str__(self) -> str:
+        return self.text
