@@ -43,10 +43,10 @@ def moe(
 ) -> Array:
     """Σ_e combine_e · E_e(x) over the experts e, E_e a feed-forward (Shazeer 2017).
 
-    x [..., dim]; combine [..., experts], zero for an expert that is not asked; up and gate [experts, hidden, dim], down
-    [experts, dim, hidden], biases [experts, hidden or dim]. E(x) = down(glu(gate(x), up(x))) with `activation`, `limit`
-    and `shift` as in `glu`, or down(activation(up(x))) without gate. `active` promises that no row of combine has
-    more non-zero entries; it changes the cost, not the result.
+    x [..., dim]; combine [..., experts], never negative, zero for an expert that is not asked; up and gate
+    [experts, hidden, dim], down [experts, dim, hidden], biases [experts, hidden or dim]. E(x) = down(glu(gate(x),
+    up(x))) with `activation`, `limit` and `shift` as in `glu`, or down(activation(up(x))) without gate. `active`
+    promises that no row of combine has more non-zero entries; it changes the cost, not the result.
     """
     y = np.zeros_like(x)
     for e in range(len(up)):

@@ -91,6 +91,7 @@ def _(n: Bound) -> None:
     want(n.scoring in ("softmax", "sigmoid"), f"scoring={n.scoring!r} is not softmax or sigmoid")
     want(n.group_score in ("max", "top2"), f"group_score={n.group_score!r} is not max or top2")
     want(n.bias is None or n.bias == logits.with_shape(experts), f"bias {n.bias} does not fit logits {logits}")
+    want(n.scale > 0, f"scale={n.scale} must be positive")
     want(groups >= 1 and experts % groups == 0, f"{experts} experts do not fall into groups={groups}")
     want(1 <= top_groups <= groups, f"top_groups={top_groups} is not within 1 and groups={groups}")
     paired = groups == 1 or n.group_score == "max" or experts // groups >= 2
