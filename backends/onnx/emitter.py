@@ -159,6 +159,28 @@ class Emitter:
             return made[0]
         return [v if w else None for v, w in zip(made, wanted, strict=True)]
 
+    def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
+        """A Scan of `step` along axis 1 of `parts`: step(*states, *parts at one index) → next states, then outputs.
+
+        Returns the last states, then the outputs stacked along axis 1. The step may read values from outside.
+        """
+        outer = self.nodes, self._memo
+        self.nodes, self._memo = [], dict(self._memo)  # what the step shares exists in its subgraph only
+        try:
+            entries = [onnx.Value(name=self.fresh("scan.in")) for _ in (*states, *parts)]
+            made = list(step(*entries))
+            body = onnx.Graph(entries, made, nodes=self.nodes, name=self.fresh("scan"))
+        finally:
+            self.nodes, self._memo = outer
+        axes: dict[str, Any] = {
+            "scan_input_axes": [1] * len(parts),
+            "scan_output_axes": [1] * (len(made) - len(states)),
+        }
+        found: list[onnx.Value] = self.op(
+            "Scan", *states, *parts, outputs=len(made), body=body, num_scan_inputs=len(parts), **axes
+        )
+        return found
+
     def size(self, size: Size) -> onnx.Value:
         """A size as an int64 tensor of shape [1], computed from the shapes of the inputs where it is symbolic."""
         if isinstance(size, int):

@@ -20,7 +20,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
 
 from ..targets import Target
-from . import attention, blocks, cuda, experts, layers, standard  # noqa: F401 - importing them registers their lowerings
+from . import attention, blocks, cuda, experts, layers, recurrences, standard  # noqa: F401 - these register lowerings
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 

@@ -1,7 +1,8 @@
 """Layers whose past is a state of constant size: linear attention and short convolutions; `state_space` has Mamba's.
 
 Every op takes the past as optional operands and then also returns the present, so that a sequence may be cut anywhere:
-running the pieces one after the other equals one run. Bodies are the parallel forms.
+running the pieces one after the other equals one run. Linear attention and Mamba-2 are made of one recurrence,
+`gated_linear_attention`; its body is the parallel form, quadratic in the length.
 """
 
 from __future__ import annotations
@@ -10,15 +11,101 @@ import functools
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, sizes
 from ..op import Array, Bound, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
-from .activation import activate, apply_activation, elu, known_activation
-from .elementwise import add, affine, cast, div, less_equal, masked, mul
+from .activation import activate, apply_activation, known_activation, relu
+from .elementwise import add, affine, cast, clip, div, exp, less_equal, masked, mul, sub
 from .products import matmul
+from .reduce import cumsum
 from .reduce import max as greatest
 from .reduce import sum as add_up
 from .rotary import rope, rotate
-from .tensor import concat, flat, gather, iota, pad, per_head, reshape, slice_, swap, unsqueeze
+from .tensor import concat, expand, flat, gather, iota, pad, per_head, reshape, slice_, swap, transpose, unsqueeze
+
+_GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
+
+
+@op(
+    outputs="gated_linear_attention present",
+    cases=[
+        case(*_GATED, heads=4, groups=2),
+        case(*_GATED, np.linspace(-9, 0, 56).reshape(2, 7, 4), heads=4, groups=2),
+        case(*_GATED, np.linspace(-1, 0, 56).reshape(2, 7, 4), normal(2, 4, 6, 5), heads=4),
+        case(*_GATED, None, normal(2, 2, 3, 10), heads=2, groups=2),
+        case(normal(1, 150, 3), normal(1, 150, 3), normal(1, 150, 4), -np.arange(300.0).reshape(1, 150, 2), heads=2),
+        case(normal(3, 1, 2), normal(3, 1, 2), normal(3, 1, 4), -np.ones((3, 1, 2)), normal(3, 2, 2, 2), heads=2),
+    ],
+)
+def gated_linear_attention(
+    q: Array, k: Array, v: Array, decay: Array | None = None, past: Array | None = None, *, heads: int, groups: int = 1
+) -> Array | tuple[Array, Array]:
+    """S_t = e^{g_t} S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with one gate g ≤ 0 per head (Yang 2023, Dao 2024).
+
+    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `decay` g
+    [batch, seq, heads] or all zeros → y like v. The state before them is `past` [batch, heads, d, dv], then the one
+    after them is returned too; or zero.
+    """
+    batch, seq, _ = v.shape
+    qh, kh = (np.repeat(t.reshape(batch, seq, groups, -1), heads // groups, 2) for t in (q, k))
+    vh = v.reshape(batch, seq, heads, -1)
+    state = np.zeros((batch, heads, qh.shape[3], vh.shape[3])) if past is None else past
+    y = np.zeros_like(vh)
+    for t in range(seq):
+        kept = state if decay is None else np.exp(decay[:, t, :, None, None]) * state
+        state = kept + kh[:, t, :, :, None] * vh[:, t, :, None]
+        y[:, t] = np.einsum("bhde,bhd->bhe", state, qh[:, t])
+    return y.reshape(v.shape) if past is None else (y.reshape(v.shape), state)
+
+
+@gated_linear_attention.infer
+def _(n: Bound) -> tuple[TensorType, ...]:
+    q, v, heads, groups = n.q, n.v, n.heads, n.groups
+    want(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
+    wide, width = (fixed(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
+    want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is no multiple of groups={groups}")
+    fits = v.shape[:2] == q.shape[:2] and width % heads == 0 and wide % groups == 0
+    want(fits, f"q {q} and v {v} do not fit heads={heads} and groups={groups}")
+    gates = v.with_shape(*v.shape[:2], heads)
+    want(n.decay is None or n.decay == gates, f"decay {n.decay} must be {gates}")
+    state = v.with_shape(v.shape[0], heads, wide // groups, width // heads)
+    want(n.past is None or n.past == state, f"past {n.past} must be {state}")
+    return (v,) if n.past is None else (v, state)
+
+
+@gated_linear_attention.cost
+def _(n: Bound) -> Size:
+    v: TensorType = n.v
+    return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (4 if n.decay is None else 5)
+
+
+@gated_linear_attention.body
+def _(n: Bound) -> Value | tuple[Value, Value]:
+    decay, heads, groups, past = n.decay, n.heads, n.groups, n.past
+    (batch, seq, _), d = n.q.shape, n.q.width // groups
+
+    def by_head(t: Value) -> Value:
+        """q or k as [batch, heads, seq, d]."""
+        grouped = transpose(reshape(t, shape=(batch, seq, groups, 1, d)), axes=(0, 2, 3, 1, 4))
+        spread = expand(grouped, shape=(batch, groups, heads // groups, seq, d))
+        return reshape(spread, shape=(batch, heads, seq, d))
+
+    q, k, v = by_head(n.q), by_head(n.k), per_head(n.v, heads)
+    at = iota(n.v, axis=1)
+    scores = masked(less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,))), matmul(q, swap(k)))
+    if decay is not None:
+        so_far = swap(cumsum(decay, axis=1))  # [batch, heads, t]
+        gap = sub(unsqueeze(so_far, axes=(3,)), unsqueeze(so_far, axes=(2,)))
+        scores = mul(scores, exp(clip(gap, high=0.0)))
+    y = matmul(scores, v)
+    if past is None:
+        return flat(y)
+    if decay is None:
+        return flat(add(y, matmul(q, past))), add(past, matmul(swap(k), v))
+    whole = swap(add_up(decay, axes=(1,), keepdims=True))  # [batch, heads, 1]
+    y = add(y, matmul(mul(q, unsqueeze(exp(so_far), axes=(3,))), past))
+    written = matmul(swap(mul(k, unsqueeze(exp(sub(whole, so_far)), axes=(3,)))), v)
+    return flat(y), add(mul(unsqueeze(exp(whole), axes=(3,)), past), written)
+
 
 _QKV = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 9))
 _ROPE = (ints(2, 7, high=99), normal(2))
@@ -34,6 +121,7 @@ _PAST = (normal(2, 3, 4, 3), positive(2, 3, 4))
         case(*_QKV, np.arange(14).reshape(2, 7) % 7 < [[7], [4]], *_ROPE, heads=3),
         case(*_QKV, None, None, None, *_PAST, heads=3, causal=True),
         case(*_QKV, None, *_ROPE, *_PAST, heads=3, causal=True, interleaved=True),
+        case(normal(1, 150, 4), normal(1, 150, 4), normal(1, 150, 6), heads=2, causal=True),
     ],
 )
 def linear_attention(
@@ -113,28 +201,27 @@ def _(n: Bound) -> Size:
 
 @linear_attention.body
 def _(n: Bound) -> Value | tuple[Value, Value, Value]:
-    fq, fk = (affine(elu(t), plus=1.0) for t in (n.q, n.k))
+    heads, (batch, seq, _) = n.heads, n.q.shape
+    fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (n.q, n.k))
     if n.key_mask is not None:
         fk = mul(fk, unsqueeze(cast(cast(n.key_mask, to=dtypes.bool_), to=fk.type.dtype), axes=(2,)))
     rq, rk = fq, fk
     if n.positions is not None:
-        rq, rk = (rope(t, n.positions, n.frequencies, heads=n.heads, interleaved=n.interleaved) for t in (fq, fk))
-    fq, fk, rq, rk, vh = (per_head(t, n.heads) for t in (fq, fk, rq, rk, n.v))
-    state, norm = matmul(swap(rk), vh), add_up(fk, axes=(2,))  # of all keys
+        rq, rk = (rope(t, n.positions, n.frequencies, heads=heads, interleaved=n.interleaved) for t in (fq, fk))
+    norm = add_up(fk, axes=(1,), keepdims=True)  # [batch, 1, heads·d]
+    state = present = None
     if n.causal:
-        at = iota(n.q, axis=1)
-        seen = less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,)))
-        scores, shares = matmul(rq, swap(rk)), matmul(fq, swap(fk))
-        y = matmul(masked(seen, scores), vh)
-        share = add_up(masked(seen, shares), axes=(3,), keepdims=True)
-        if n.past_state is not None:
-            y = add(y, matmul(rq, n.past_state))
-            share = add(share, matmul(fq, unsqueeze(n.past_norm, axes=(3,))))
-            state, norm = add(state, n.past_state), add(norm, n.past_norm)
+        outs = gated_linear_attention.emit(rq, rk, n.v, None, n.past_state, heads=heads, groups=heads)
+        y, state = outs if len(outs) == 2 else (outs[0], None)
+        seen = cumsum(fk, axis=1)
+        if n.past_norm is not None:
+            before = reshape(n.past_norm, shape=norm.shape)
+            seen, present = add(seen, before), reshape(add(norm, before), shape=n.past_norm.shape)
     else:
-        y, share = matmul(rq, state), matmul(fq, unsqueeze(norm, axes=(3,)))
-    y = flat(div(y, share))
-    return y if n.past_state is None else (y, state, norm)
+        y, seen = flat(matmul(per_head(rq, heads), matmul(swap(per_head(rk, heads)), per_head(n.v, heads)))), norm
+    share = add_up(reshape(mul(fq, seen), shape=(batch, seq, heads, fq.width // heads)), axes=(3,), keepdims=True)
+    y = reshape(div(reshape(y, shape=(batch, seq, heads, y.width // heads)), share), shape=y.shape)
+    return y if state is None or present is None else (y, state, present)
 
 
 @op(

@@ -114,13 +114,13 @@ def test_scans_in_pieces(pieces: tuple[int, ...]) -> None:
     b, c, d = draw(B, S, 3), draw(B, S, 3), draw(4)
     whole = ops.selective_scan.reference(x, delta, a, b, c, d)
     operands = [timed(x), timed(delta), fixed(a), timed(b), timed(c), fixed(d)]
-    found, _ = in_pieces(ops.selective_scan, pieces, operands, [np.zeros((B, 4, 3))])
+    found, _ = in_pieces(ops.selective_scan, pieces, operands, [np.zeros((B, 3, 4))])
     np.testing.assert_allclose(found, whole, rtol=1e-12, atol=1e-14)
 
     x, a, b, c = draw(B, S, 20), -np.abs(draw(4)), draw(B, S, 6), draw(B, S, 6)
     whole = ops.ssd.reference(x, delta, a, b, c, d, heads=4, groups=2)
     operands = [timed(x), timed(delta), fixed(a), timed(b), timed(c), fixed(d)]
-    found, _ = in_pieces(ops.ssd, pieces, operands, [np.zeros((B, 4, 5, 3))], heads=4, groups=2)
+    found, _ = in_pieces(ops.ssd, pieces, operands, [np.zeros((B, 4, 3, 5))], heads=4, groups=2)
     np.testing.assert_allclose(found, whole, rtol=1e-12, atol=1e-14)
 
 
