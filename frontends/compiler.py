@@ -23,6 +23,7 @@ from weft.ir.verifier import verify as verify_graph
 from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
 from weft.passes.split_encoder import split_encoder
 
+from .families.rope import at_length
 from .sources import Model, load_source
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
@@ -100,6 +101,7 @@ def compile(
     pipeline = target_pipeline(model.graph, place, dtype, passes)
     report, trace = Report(), Trace()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
+    at_length(graph, length)
     if graph.meta.get("kind") == "encoder":
         _widen_outputs(graph)
     from weft.backends.onnx import cuda, export, genai

@@ -26,6 +26,7 @@ from weft.ir import dtypes, interpret
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 
+from .families.rope import at_length
 from .internals import Internals, layer_of
 from .sources import Model, load_source
 
@@ -186,6 +187,7 @@ def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
     then, now = source.get("hashes") or {}, model.hashes()
     if changed := sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name)):
         raise WeftError(f"{folder}: its source {spec} has changed since ({', '.join(changed)}): compile it again")
+    at_length(model.graph, int(manifest.get("max_length") or 0))
     return model
 
 

@@ -21,8 +21,10 @@ class RopeFrequencies(Recipe):
 
     `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (θ·factor^(dim/(dim-2)));
     ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
-    factors); ``longrope`` (`factors`: a divisor per frequency); ``proportional`` (0 from the frequency `rotated` on).
-    `original` is the context the model was trained on.
+    factors); ``longrope`` (a divisor per frequency, Ding 2024: `factors` up to the original context, `long_factors`
+    beyond); ``dynamic`` (ntk, by as much as the length exceeds the original); ``proportional`` (0 from the frequency
+    `rotated` on). `original` is the context the model was trained on, `length` the longest text it will see; longrope
+    and dynamic depend on it.
     """
 
     dim: int
@@ -36,13 +38,16 @@ class RopeFrequencies(Recipe):
     high_freq: float = 4.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     rotated: int = 0
+    length: int = 0
 
     def shape(self, archive: Archive) -> tuple[int, ...]:
         if self.dim % 2 or self.dim <= 0:
             raise WeftError(f"RoPE rotates pairs: dimension {self.dim} must be even and positive")
-        if self.factors and len(self.factors) != self.dim // 2:
-            raise WeftError(f"longrope needs {self.dim // 2} factors for dimension {self.dim}, has {len(self.factors)}")
+        for factors in (self.factors, self.long_factors):
+            if factors and len(factors) != self.dim // 2:
+                raise WeftError(f"longrope needs {self.dim // 2} factors for dimension {self.dim}, has {len(factors)}")
         return (self.dim // 2,)
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
@@ -51,8 +56,11 @@ class RopeFrequencies(Recipe):
     def frequencies(self) -> Array:
         """All dim/2 frequencies in float64."""
         exponents: Array = np.arange(0, self.dim, 2) / self.dim
-        if self.scaling == "ntk":
-            return np.asarray((self.theta * self.factor ** (self.dim / (self.dim - 2))) ** -exponents)
+        if self.scaling in ("ntk", "dynamic"):
+            growth = self.factor
+            if self.scaling == "dynamic":
+                growth = max(1.0, growth * self.length / self.original - growth + 1)
+            return np.asarray((self.theta * growth ** (self.dim / (self.dim - 2))) ** -exponents)
         base: Array = self.theta**-exponents
         if self.scaling == "none":
             return base
@@ -61,14 +69,15 @@ class RopeFrequencies(Recipe):
         if self.scaling == "proportional":
             return np.where(np.arange(self.dim // 2) < self.rotated, base / self.factor, 0)
         if self.scaling == "longrope":
-            return np.asarray(base / np.array(self.factors))
+            beyond = self.long_factors and self.length > self.original
+            return np.asarray(base / np.array(self.long_factors if beyond else self.factors))
         if self.scaling == "llama3":
             turns = self.original * base / (2 * math.pi)  # rotations within the original context
             smooth = np.clip((turns - self.low_freq) / (self.high_freq - self.low_freq), 0, 1)
             return (1 - smooth) * base / self.factor + smooth * base
         if self.scaling == "yarn":
             return self._yarn(base)
-        known = "none, linear, ntk, yarn, llama3, longrope, proportional"
+        known = "none, linear, ntk, dynamic, yarn, llama3, longrope, proportional"
         raise WeftError(f"unknown RoPE scaling {self.scaling!r}; known are {known}")
 
     def _yarn(self, base: Array) -> Array:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from weft.ir import ops
-from weft.ir.errors import WeftError
 from weft.ir.frequencies import RopeFrequencies
 from weft.ir.graph import Value
 
 from .build import computed, spell
+from .checks import need, need_one_of, need_positive, need_whole
 from .layers import positions
 
 _NOT_OF_THE_TABLE = ("dim", "fraction", "interleaved", "amplitude")
-SCALINGS = ("none", "linear", "ntk", "yarn", "llama3", "longrope", "proportional")
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,8 +21,9 @@ class RoPE:
     """Rotary positions (Su 2021): pairs of each head turned by position · theta^(−2k/dim).
 
     `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs neighbours
-    (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, yarn, llama3, longrope,
-    proportional, with `factor`, `original` (context before extension) and the constants of `RopeFrequencies`.
+    (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, dynamic, yarn, llama3,
+    longrope, proportional, with `factor`, `original` (context before extension) and the constants of `RopeFrequencies`.
+    Those that depend on the length of the text (dynamic, longrope) are fixed for the `length` a model is compiled for.
     `amplitude` multiplies what is rotated (YaRN's attention temperature). All layers with equal settings share one
     table of frequencies.
     """
@@ -41,19 +42,27 @@ class RoPE:
     high_freq: float = 4.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     rotated: int = 0
+    length: int = 0
 
     def __post_init__(self) -> None:
-        if self.scaling not in SCALINGS:
-            raise WeftError(f"RoPE: unknown scaling={self.scaling!r}; known are {', '.join(SCALINGS)}")
+        need_one_of(self, "scaling", SCALINGS)
+        need_whole(self, "dim", least=2)
+        need_positive(self, "theta", "factor", "amplitude")
+        need(self, 0 < self.fraction <= 1, f"fraction={self.fraction} must be above 0 and at most 1")
+        need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: pairs are rotated")
+        if self.scaling in ("yarn", "llama3"):
+            need(self, self.original > 0, f"scaling={self.scaling!r} needs original, the context before it")
+        need(self, self.scaling != "longrope" or bool(self.factors), "scaling='longrope' needs factors")
 
     __repr__ = spell
 
     def recipe(self, head_dim: int) -> RopeFrequencies:
         """The frequencies for heads of `head_dim` elements."""
         dim = int(head_dim * self.fraction) if self.dim is None else self.dim
-        if dim % 2 or not 0 < dim <= head_dim:
-            raise WeftError(f"RoPE: dim={dim} must be even and at most head_dim={head_dim}")
+        fits = dim % 2 == 0 and 0 < dim <= head_dim
+        need(self, fits, f"dim={dim} must be even and at most head_dim={head_dim}")
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_OF_THE_TABLE}
         return RopeFrequencies(dim, **own)
 

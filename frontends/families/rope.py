@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import longrope_amplitude, yarn_amplitude
+from weft.ir.frequencies import RopeFrequencies, longrope_amplitude, yarn_amplitude
+from weft.ir.graph import Graph
 
 from ..dsl import RoPE
 
@@ -14,8 +16,7 @@ from ..dsl import RoPE
 def rope_of(config: Mapping[str, Any]) -> RoPE:
     """The `RoPE` of a config, of every type that transformers knows for text models.
 
-    ``dynamic`` does nothing up to the trained context and is taken as plain; ``longrope`` takes the factors for short
-    texts, right up to the original context (see `context_of`).
+    ``dynamic`` and ``longrope`` are those of texts up to the original context, until `at_length` says more.
 
     Raises:
         WeftError: if the type is unknown or lacks a number.
@@ -32,10 +33,12 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
             raise WeftError(f"RoPE of type {kind} needs {name!r}")
         return float(given[name])
 
-    if kind in ("default", "dynamic"):
+    if kind == "default":
         return RoPE(**plain)
     if kind == "linear":
         return RoPE(**plain, scaling="linear", factor=number("factor"))
+    if kind == "dynamic":
+        return RoPE(**plain, scaling="dynamic", factor=number("factor"), original=int(config["max_position_embeddings"]))
     original = _original(config, given)
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
@@ -55,17 +58,26 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
             amplitude=float(yarn_amplitude(factor, *scales) if amplitude is None else amplitude),
         )
     if kind in ("longrope", "su"):
-        if not given.get("short_factor"):
-            raise WeftError(f"RoPE of type {kind} needs 'short_factor'")
+        for name in ("short_factor", "long_factor"):
+            if not given.get(name):
+                raise WeftError(f"RoPE of type {kind} needs {name!r}")
         factor = float(given.get("factor") or config["max_position_embeddings"] / original)
         amplitude = float(longrope_amplitude(factor, original) if amplitude is None else amplitude)
-        factors = tuple(float(f) for f in given["short_factor"])
-        return RoPE(**plain, scaling="longrope", original=original, factors=factors, amplitude=amplitude)
+        short, long = (tuple(map(float, given[name])) for name in ("short_factor", "long_factor"))
+        factors = {"factors": short, "long_factors": long}
+        return RoPE(**plain, scaling="longrope", original=original, **factors, amplitude=amplitude)
     raise WeftError(f"unknown RoPE type {kind!r}; known are default, linear, dynamic, llama3, yarn, longrope")
 
 
+def at_length(graph: Graph, length: int) -> None:
+    """Fix the rotary frequencies that depend on the longest text (dynamic, longrope) for texts of up to `length`."""
+    for param in graph.params.values():
+        if isinstance(param.recipe, RopeFrequencies) and param.recipe.scaling in ("dynamic", "longrope"):
+            param.recipe = replace(param.recipe, length=length)
+
+
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """The longest text that the imported model is right for."""
+    """The longest text meant: the original context where longer ones need other frequencies (see `at_length`)."""
     context = config.get("max_position_embeddings")
     given = _given(config)
     if (given.get("rope_type") or given.get("type")) in ("longrope", "su"):

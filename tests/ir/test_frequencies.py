@@ -105,6 +105,17 @@ def test_yarn_amplitude(mscale: float | None, all_dim: float | None) -> None:
     assert yarn_amplitude(1.0) == 1
 
 
+@pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 1, 150])
+def test_frequencies_for_the_longest_text(length: int) -> None:
+    wanted, _ = theirs("dynamic", seq_len=max(length, 1), factor=4.0)
+    grown = RopeFrequencies(DIM, THETA, scaling="dynamic", factor=4.0, original=CONTEXT, length=length)
+    np.testing.assert_allclose(grown.frequencies(), wanted, rtol=30 * dtypes.f32.eps)
+    wanted, _ = theirs("longrope", seq_len=length, **SCALINGS["longrope"][0][0])
+    factors = {"factors": SHORT, "long_factors": LONG}
+    chosen = RopeFrequencies(DIM, THETA, scaling="longrope", original=CONTEXT, length=length, **factors)
+    np.testing.assert_allclose(chosen.frequencies(), wanted, rtol=20 * dtypes.f32.eps)
+
+
 def test_longrope_amplitude() -> None:
     _, wanted = theirs("longrope", **SCALINGS["longrope"][0][0])
     assert math.isclose(longrope_amplitude(32.0, CONTEXT), wanted)
