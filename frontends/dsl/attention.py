@@ -10,6 +10,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.softmax_attention import PATTERNS
 
 from .build import fill, module, named, param, provided
+from .checks import need, need_one_of, need_positive, need_whole
 from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE
 
@@ -49,12 +50,17 @@ class Attention:
     bias: Any = None
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.groups < 1 or self.heads % self.groups:
-            raise WeftError(f"Attention: kv_heads={self.kv_heads} does not divide heads={self.heads}")
-        if self.window is not None and self.window < 1:
-            raise WeftError(f"Attention: window={self.window} must be at least 1 (None for no window)")
-        if self.pattern not in PATTERNS:
-            raise WeftError(f"Attention: unknown pattern={self.pattern!r}; known are {', '.join(PATTERNS)}")
+        need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary")
+        need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
+        need_positive(self, "clip", "softcap")
+        need_one_of(self, "pattern", PATTERNS)
+        fits = self.pattern != "fixed" or self.summary <= self.stride
+        need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
+        ways = [name for name in ("qk_norm_full", "qk_norm_each") if getattr(self, name)]
+        need(self, len(ways) < 2, "qk_norm_full and qk_norm_each exclude each other")
+        need(self, not ways or self.qk_norm is not None, f"{''.join(ways)} needs a qk_norm")
+        if self.rope is not None and self.head_dim is not None:
+            self.rope.recipe(self.head_dim)
 
     @property
     def groups(self) -> int:
@@ -64,6 +70,8 @@ class Attention:
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
         """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""
         source = x if memory is None else memory
+        if self.bias is not None and memory is not None:
+            raise WeftError("a bias is for self-attention, not for attention to a memory")
         d = self.head_dim or last_axis(x, self.heads, "heads")
         kv = self.groups
         q = self._projected(x, self.heads * d, "q")

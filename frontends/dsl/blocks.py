@@ -10,6 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
 from .build import module, named
+from .checks import need, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
 ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
@@ -41,8 +42,8 @@ class Block:
     cross: Any = None
 
     def __post_init__(self) -> None:
-        if self.arrangement not in ARRANGEMENTS:
-            raise WeftError(f"Block: unknown arrangement={self.arrangement!r}; known are {', '.join(ARRANGEMENTS)}")
+        need_one_of(self, "arrangement", ARRANGEMENTS)
+        need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "it has no attn, cross or ffn")
 
     def __call__(self, x: Value) -> Value:
         known = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)
@@ -66,6 +67,8 @@ class Block:
         return total
 
     def _added(self, x: Value, y: Value, name: str) -> Value:
+        if y.type != x.type:
+            raise WeftError(f"{name} makes {y.type} where the residual is {x.type}; its last linear must be as wide")
         if self.residual_scale != 1:
             y = ops.affine(y, by=self.residual_scale, name=f"{name}_scaled")
         return ops.add(x, y, name=f"{name}_residual")
@@ -79,8 +82,7 @@ class Repeat:
     times: int
 
     def __post_init__(self) -> None:
-        if self.times < 1:
-            raise WeftError(f"Repeat: times={self.times} must be at least 1")
+        need_whole(self, "times")
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from weft.ir import ops
-from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import hierarchical, noisy_logits
 
 from .build import contribute, current, fill, module, param
-from .ffn import check_activation
+from .checks import need, need_activation, need_divides, need_one_of, need_positive, need_whole
 from .layers import linear
 
 CHOICES = ("token", "expert", "hierarchical")
@@ -66,9 +66,26 @@ class MoE:
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        check_activation("MoE", self.activation)
-        if self.choice not in CHOICES:
-            raise WeftError(f"MoE: unknown choice={self.choice!r}; known are {', '.join(CHOICES)}")
+        need_whole(self, "experts", "hidden", "k", "groups", "top_groups")
+        need_activation(self)
+        need_positive(self, "scale", "capacity", "limit")
+        need_one_of(self, "choice", CHOICES)
+        need_one_of(self, "scoring", ("softmax", "sigmoid"))
+        need_one_of(self, "group_score", ("max", "top2"))
+        need_divides(self, "groups", "experts")
+        need(self, self.top_groups <= self.groups, f"top_groups={self.top_groups} exceeds groups={self.groups}")
+        members = self.experts // self.groups
+        alone = self.choice == "token" and self.groups > 1 and self.group_score == "top2" and members < 2
+        need(self, not alone, f"group_score='top2' needs two experts in each of groups={self.groups}")
+        open_to = members * (1 if self.choice == "hierarchical" else self.top_groups)
+        need(self, self.k <= open_to, f"k={self.k} exceeds the {open_to} experts to choose from")
+        for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
+            default = next(f.default for f in fields(MoE) if f.name == name)
+            need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
+        need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
+        need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
+        need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
+        need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""

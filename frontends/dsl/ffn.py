@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from weft.ir import ops
-from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.activation import ACTIVATIONS, activate
+from weft.ir.ops.activation import activate
 
 from .build import module
+from .checks import need_activation, need_positive, need_whole
 from .layers import linear
-
-
-def check_activation(kind: str, name: str) -> None:
-    """Refuse an activation that no op computes, in the words of the module `kind`.
-
-    Raises:
-        WeftError: naming those that are known.
-    """
-    if name not in ACTIVATIONS and name != "identity" and not name.startswith("swish("):
-        raise WeftError(f"{kind}: unknown activation={name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
 
 
 @module
@@ -30,7 +20,8 @@ class MLP:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        check_activation("MLP", self.activation)
+        need_whole(self, "hidden")
+        need_activation(self)
 
     def __call__(self, x: Value) -> Value:
         return linear(activate(linear(x, self.hidden, "up", self.bias), self.activation), x.width, "down", self.bias)
@@ -49,7 +40,9 @@ class GatedMLP:
     limit: float | None = None
 
     def __post_init__(self) -> None:
-        check_activation("GatedMLP", self.activation)
+        need_whole(self, "hidden")
+        need_activation(self)
+        need_positive(self, "limit")
 
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:

@@ -9,6 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.types import TensorType
 
 from .build import Init, computed, current, fill, module, own_name, param, provided
+from .checks import need_positive, need_whole
 
 
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
@@ -56,6 +57,9 @@ class RMSNorm:
     eps: float = 1e-6
     weight: bool = True
 
+    def __post_init__(self) -> None:
+        need_positive(self, "eps")
+
     def __call__(self, x: Value) -> Value:
         name = own_name()
         weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
@@ -73,6 +77,9 @@ class LayerNorm:
     eps: float = 1e-5
     weight: bool = True
     bias: bool = True
+
+    def __post_init__(self) -> None:
+        need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         name = own_name()
@@ -96,6 +103,10 @@ class LearnedPositions:
     length: int
     offset: int = 0
 
+    def __post_init__(self) -> None:
+        need_whole(self, "length")
+        need_whole(self, "offset", least=0)
+
     def __call__(self, x: Value) -> Value:
         name, at = own_name(), positions(x)
         table = param(f"{name}.weight", (self.length + self.offset, x.width))
@@ -110,7 +121,12 @@ class Sinusoidal:
     length: int
     interleaved: bool = True
 
+    def __post_init__(self) -> None:
+        need_whole(self, "length")
+
     def __call__(self, x: Value) -> Value:
+        if x.width % 2:
+            raise WeftError(f"sine and cosine are pairs: the width {x.width} must be even")
         name, shape = own_name(), (self.length, x.width)
         table = computed(f"{name}.table", shape, Sinusoid(*shape, interleaved=self.interleaved))
         return ops.add(x, ops.embedding(positions(x), table, name=name), name=f"{name}_added")

@@ -8,6 +8,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.latent import absorbed
 
 from .build import module, named, param, provided
+from .checks import need, need_whole
 from .layers import Norm, RMSNorm, is_causal, last_axis, linear
 from .rotary import RoPE
 
@@ -33,6 +34,10 @@ class MLA:
     q_rank: int | None = None
     norm: Norm = RMSNorm()
     scale: float | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
+        self.rope.recipe(self.rope_dim)
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
@@ -79,6 +84,9 @@ class RelativeAttention:
     causal: bool | None = None
     bias: bool = False
 
+    def __post_init__(self) -> None:
+        need_whole(self, "heads", "clip")
+
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
         table = 2 * self.clip + 1, last_axis(x, self.heads, "heads")
@@ -102,8 +110,9 @@ class LinearAttention:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        if self.rope is not None and self.rope.amplitude != 1:
-            raise WeftError(f"LinearAttention: amplitude={self.rope.amplitude} of its rope must be 1")
+        need_whole(self, "heads")
+        if self.rope is not None:
+            need(self, self.rope.amplitude == 1, f"amplitude={self.rope.amplitude} of its rope must be 1")
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""

@@ -11,6 +11,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType
 
 from .build import building, current, module, named, param, provided, providing
+from .checks import need, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .position_bias import T5Bias
 
@@ -18,15 +19,22 @@ Positions = LearnedPositions | Sinusoidal
 IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
 
 
+def _check(model: Decoder | Encoder) -> None:
+    """Refuse settings that do not fit."""
+    need_whole(model, "vocab", "dim", "context")
+    if isinstance(model.layers, int):
+        need_whole(model, "layers")
+        need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
+    else:
+        need(model, model.block is None, "give either a list of layers, or their number and a block")
+        need(model, len(model.layers) > 0, "layers is empty")
+    bias = model.position_bias
+    need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, must say its heads")
+
+
 def _stack(model: Decoder | Encoder) -> list[Any]:
     """One module per layer."""
-    if isinstance(model.layers, int):
-        if model.block is None:
-            raise WeftError(f"{type(model).__name__}: layers={model.layers} needs a block to repeat")
-        return [model.block] * model.layers
-    if model.block is not None:
-        raise WeftError(f"{type(model).__name__}: give either a list of layers, or their number and a block")
-    return list(model.layers)
+    return [model.block] * model.layers if isinstance(model.layers, int) else list(model.layers)
 
 
 def _run(model: Decoder | Encoder, x: Value) -> Value:
@@ -34,7 +42,10 @@ def _run(model: Decoder | Encoder, x: Value) -> Value:
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(**facts):
         for i, layer in enumerate(_stack(model)):
-            x = named(layer, f"layers.{i}")(x)
+            y = named(layer, f"layers.{i}")(x)
+            if y.type != x.type:
+                raise WeftError(f"layers.{i} makes {y.type} of {x.type}; the layers of a model are equally wide")
+            x = y
     return x
 
 
@@ -84,7 +95,7 @@ class Decoder:
     position_bias: T5Bias | None = None
 
     def __post_init__(self) -> None:
-        _stack(self)
+        _check(self)
 
     def __call__(self, input_ids: Value) -> Value:
         """input_ids [batch, seq] → logits [batch, seq, vocab]."""
@@ -154,7 +165,9 @@ class Encoder:
     embed_dim: int | None = None
 
     def __post_init__(self) -> None:
-        _stack(self)
+        _check(self)
+        need_whole(self, "token_types", least=0)
+        need_whole(self, "embed_dim")
 
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None

@@ -9,6 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Scale
 
 from .build import computed, module, param, provided
+from .checks import need, need_positive, need_whole
 from .layers import is_causal, positions
 
 
@@ -29,8 +30,7 @@ class ALiBi:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.max_bias <= 0 or self.scale <= 0:
-            raise WeftError(f"ALiBi: max_bias={self.max_bias} and scale={self.scale} must be positive")
+        need_positive(self, "max_bias", "scale")
 
     def __call__(self, x: Value, heads: int, causal: bool | None = None) -> Value:
         """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""
@@ -54,13 +54,10 @@ class T5Bias:
     heads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.buckets < 4 or self.max_distance <= self.buckets // 2:
-            raise WeftError(
-                f"T5Bias: buckets={self.buckets} must be at least 4 and "
-                f"max_distance={self.max_distance} more than half of them"
-            )
-        if self.heads is not None and self.heads < 1:
-            raise WeftError(f"T5Bias: heads={self.heads} must be positive")
+        need_whole(self, "buckets", least=4)
+        need_whole(self, "max_distance", "heads")
+        reached = self.max_distance > self.buckets // 2
+        need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
     def __call__(self, x: Value, heads: int | None = None, causal: bool | None = None) -> Value:
         """x [batch, seq, dim] → [batch or 1, heads, seq, seq]."""

@@ -9,6 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Concat, Full, Recipe
 
 from .build import fill, module, named, param
+from .checks import need_divides, need_whole
 from .layers import Norm, RMSNorm, linear
 
 SMALL_STEP = fill(math.log(math.expm1(0.01)))  # softplus of it is a step of 0.01
@@ -39,6 +40,10 @@ class Mamba:
     conv_bias: bool = True
     bias: bool = False
     norms: Norm | None = None
+
+    def __post_init__(self) -> None:
+        need_whole(self, "inner", "state", "dt_rank")
+        need_whole(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
@@ -78,6 +83,13 @@ class Mamba2:
     bias: bool = False
     norm: RMSNorm = RMSNorm(1e-5)
     norm_groups: int = 1
+
+    def __post_init__(self) -> None:
+        need_whole(self, "inner", "heads", "state", "groups", "norm_groups")
+        need_whole(self, "conv", least=2)
+        need_divides(self, "heads", "inner")
+        need_divides(self, "groups", "heads")
+        need_divides(self, "norm_groups", "inner")
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""

@@ -31,7 +31,7 @@ from weft.frontends.dsl import (
     scope,
     trace,
 )
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, interpret, ops, sizes, verify
+from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, sizes, verify
 from weft.ir.recipes import Full, Normal
 
 from .formulas import TOLERANCE, Array, X, close, rms, run, softmax
@@ -409,47 +409,6 @@ def test_cross_attention_reads_memory(rng: np.random.Generator) -> None:
     assert graph.params["attn.k.weight"].shape == (16, 8)
     (node,) = [n for n in graph.nodes if n.op.name == "attention"]
     assert not node.attrs["causal"]
-
-
-# -- errors
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Attention(8, kv_heads=3), "Attention: kv_heads=3 does not divide heads=8"),
-        (lambda: Attention(8, kv_heads=0), "Attention: kv_heads=0 does not divide heads=8"),
-        (lambda: Attention(8, window=0), "Attention: window=0 must be at least 1"),
-        (lambda: Attention(8, pattern="zigzag"), "Attention: unknown pattern='zigzag'; known are dense"),
-        (lambda: MLP(8, "swoosh"), "MLP: unknown activation='swoosh'; known are identity"),
-        (lambda: GatedMLP(8, "swoosh"), "GatedMLP: unknown activation='swoosh'"),
-        (lambda: Block(MLP(8), arrangement="odd"), "Block: unknown arrangement='odd'; known are pre"),
-        (lambda: RoPE(scaling="magic"), "RoPE: unknown scaling='magic'; known are none"),
-        (lambda: Decoder(10, 8, 2), "Decoder: layers=2 needs a block to repeat"),
-        (lambda: Decoder(10, 8, [MLP(8)], MLP(8)), "Decoder: give either a list of layers, or their number"),
-        (lambda: Decoder(10, 8, 1, Block(Attention(3))).graph(), r"layers.0.attn \(Attention\): heads=3 does not"),
-        (lambda: Decoder(10, 8, 1, Block(Attention(2, rope=RoPE(dim=6)))).graph(), "RoPE: dim=6 must be even and at"),
-        (lambda: trace(Pair(MLP(8), Scaled()), {"x": X.with_shape(4, sizes.sym("d"))}), "has no fixed size"),
-        (lambda: trace(Bad(), {"x": X}), r"Bad: linear: x .* has not the input width"),
-        (lambda: trace(Clash(), {"x": X}), r"Clash: parameter w was made with shape \[2\] and is asked for as \[3\]"),
-        (lambda: MLP(8)(None), "modules emit into a graph being built"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_module_and_the_setting(make: Any, message: str) -> None:
-    with pytest.raises(WeftError, match=message):
-        make()
-
-
-@module
-class Bad:
-    def __call__(self, x: Value) -> Value:
-        return ops.linear(x, param("w", (3, 3)))
-
-
-@module
-class Clash:
-    def __call__(self, x: Value) -> Value:
-        return ops.add(param("w", (2,)), param("w", (3,)))
 
 
 def test_building_into_a_graph_of_ones_own() -> None:

@@ -1,0 +1,50 @@
+"""Refusing an architecture where it is written: one sentence with the module and the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.ir.errors import WeftError
+from weft.ir.ops.activation import known_activation
+
+
+def need(module: object, condition: bool, message: str) -> None:
+    """Raise WeftError("<class of module>: <message>") unless `condition`."""
+    if not condition:
+        raise WeftError(f"{type(module).__name__}: {message}")
+
+
+def need_whole(module: object, *names: str, least: int = 1) -> None:
+    """The fields `names` of `module` must be whole numbers from `least` on, or None."""
+    for name in names:
+        value = getattr(module, name)
+        fits = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+        need(module, fits, f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def need_positive(module: object, *names: str) -> None:
+    """The fields `names` of `module` must be positive numbers, or None."""
+    for name in names:
+        value = getattr(module, name)
+        fits = value is None or (isinstance(value, int | float) and value > 0)
+        need(module, fits, f"{name}={value!r} must be a positive number")
+
+
+def need_divides(module: object, part: str, whole: str) -> None:
+    """The field `part` of `module` must divide its field `whole`."""
+    pieces, size = getattr(module, part), getattr(module, whole)
+    need(module, size % pieces == 0, f"{part}={pieces} does not divide {whole}={size}")
+
+
+def need_one_of(module: object, name: str, known: Iterable[str]) -> None:
+    """The field `name` of `module` must be one of `known`."""
+    value, choices = getattr(module, name), tuple(known)
+    need(module, value in choices, f"unknown {name}={value!r}; known are {', '.join(choices)}")
+
+
+def need_activation(module: object) -> None:
+    """The field `activation` of `module` must name one that `activate` knows."""
+    try:
+        known_activation(module.activation)  # type: ignore[attr-defined]
+    except WeftError as e:
+        raise WeftError(f"{type(module).__name__}: {e}") from None
