@@ -1,0 +1,77 @@
+"""Rolling buffers: the caches of attentions with a window keep that many keys, however long the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, WeftError, ops
+
+from ..base import Pass
+from ..edit import hand_over
+from ..trace import Trace
+from ..trial import EXACT, Trial
+from .kv_cache import run_in_chunks
+
+_LONGEST_TRIAL = 40  # tokens; for wider windows only texts within the window are tried
+
+
+@dataclass(frozen=True)
+class RollingBuffer(Pass):
+    """Let the caches of attentions with a window hold only its keys (Beltagy 2020; Mistral, 2023).
+
+    The capacity axis of past_key_values.i.key and .value becomes window + `slack`; the key of position p goes to slot
+    p mod that size, where it replaces one that has left the window. Caches stay as they are where the window is no
+    smaller than `length`, the longest text (the model's context if None). `slack` is room that lets ONNX Runtime's
+    kernel move old keys out less often. Needs kv-cache before it. Condition: each row of a call continues where its
+    last call ended.
+    """
+
+    name = "rolling-buffer"
+    effect = "conditional"
+    length: int | None = None
+    slack: int = 0
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if self.slack < 0:
+            raise WeftError(f"rolling-buffer: slack={self.slack} must not be negative")
+        cached = [n for n in graph.nodes if n.op.name == "attention" and n.operand("past_k") is not None]
+        if not cached:
+            raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
+        limit = self.length or graph.meta.get("context")
+        for node in cached:
+            size = _capacity(node, self.slack)
+            if size is None or (limit is not None and size >= limit):
+                continue
+            for name in ("past_k", "past_v"):
+                if (past := node.operand(name)) is not None:
+                    past.type = past.type.with_axis(2, size)
+            with graph.inserting(before=node):
+                outs = ops.attention.emit(*node.inputs, **{**node.attrs, "rolling": True})
+            for old, new in zip(node.outputs, outs, strict=True):
+                hand_over(old, new)
+            graph.erase(node)
+            trace.fired(self.name, outs[0].name)
+        if not trace.rewrites[self.name]:
+            trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """Calls of several sizes, some beyond the capacity, give what full caches give."""
+        sizes = {n.inputs[6].shape[2] for n in after.nodes if n.op.name == "attention" and n.attrs["rolling"]}
+        total = max(sizes, default=0) + 4
+        total = total if total <= _LONGEST_TRIAL else 6
+        inputs = trial.inputs(before, seq=total)
+        for cuts in _cuts(total):
+            trial.same(run_in_chunks(trial, before, inputs, cuts), run_in_chunks(trial, after, inputs, cuts), EXACT)
+
+
+def _capacity(node: Node, slack: int) -> int | None:
+    """The keys that the cache of `node` must hold if it rolls; None if it cannot."""
+    window = node.attrs["window"]
+    alone = all(p is None or len(p.uses) == 1 for p in (node.operand("past_k"), node.operand("past_v")))
+    return int(window) + slack if window is not None and alone and not node.attrs["rolling"] else None
+
+
+def _cuts(total: int) -> Iterable[tuple[int, ...]]:
+    half = total // 2
+    return (total,), (1,) * total, (half, total - half), (total - 2, 1, 1), (2, 1, total - 3)
