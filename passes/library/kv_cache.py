@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ from ..key_axis import KeyAxis, bias_makers
 from ..tokens import Tokens, carries, token_axes, tokenwise
 from ..trace import Trace
 from ..trial import EXACT, SIZES, Trial
+
+ROUTERS = {"limit_capacity", "expert_choice"}  # they compare the tokens of a call
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class KvCache(Pass):
             raise WeftError(f"kv-cache: graph {graph.name} has no causal self-attention to give a cache to")
         makers = bias_makers(graph, [b for n in attentions if (b := n.operand("bias")) is not None])
         _check_cacheable(graph, tokens, attentions, makers)
+        for node in graph.nodes:
+            if node.op.name in ROUTERS:
+                trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares the tokens of a call only")
         mask = _mask(graph, tokens, attentions)
         at = graph.inputs.get("position_ids") or graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
         if at.shape != tokens:
@@ -71,8 +76,7 @@ class KvCache(Pass):
         if "attention_mask" in inputs:
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
         whole = trial.run(before, inputs)
-        small = sum(math.prod(p.type.concrete({})) for p in before.params.values()) < 1_000_000
-        for cuts in _compositions(6) if small else [(6,), (2, 3, 1)]:
+        for cuts in _cuts(before):
             stepped = run_in_chunks(trial, after, inputs, cuts)
             try:
                 trial.same(whole, {name: stepped[name] for name in whole}, EXACT)
@@ -106,6 +110,14 @@ def run_in_chunks(trial: Trial, graph: Graph, inputs: dict[str, Array], cuts: tu
     return {name: np.concatenate(parts, 1) for name, parts in found.items()}
 
 
+def _cuts(graph: Graph) -> Iterable[tuple[int, ...]]:
+    """The calls of six tokens in all that the check of `graph` makes."""
+    if any(node.op.name in ROUTERS for node in graph.nodes):
+        return [(6,)]
+    small = sum(math.prod(p.type.concrete({})) for p in graph.params.values()) < 1_000_000
+    return _compositions(6) if small else [(6,), (2, 3, 1)]
+
+
 def _compositions(n: int) -> Iterator[tuple[int, ...]]:
     """Every way to write `n` as an ordered sum."""
     for bits in itertools.product((False, True), repeat=n - 1):
@@ -130,7 +142,7 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], maker
                 )
             continue
         reads = any(carries(v, tokens) for v in node.inputs)
-        if reads and tokenwise(node, tokens) is None and node not in makers:
+        if reads and tokenwise(node, tokens) is None and node not in makers and node.op.name not in ROUTERS:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
                 "positions should come from the input position_ids"
