@@ -112,6 +112,11 @@ def _kernel_reads(node: Node, target: Target) -> Iterable[Value]:
     return (v for v in [*logits, *node.inputs] if v is not None and v is not absorbed)
 
 
+def _shaped(e: Emitter, y: Out, x: Value) -> Out:
+    made: Out = e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
+    return made
+
+
 def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Param, name: str) -> Out | None:
     """Rows gate 0, up 0, gate 1, … of each expert as one weight; zeros where one of the two is absent."""
     if gate is None and up is None:
@@ -151,19 +156,20 @@ def MoE(e: Emitter, node: Node) -> Out:
     a = node.attrs
     x, _, up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands)
     assert x is not None
-    first, first_bias = e[up], e[up_bias]
-    unit: dict[str, Any] = {"activation_type": _KERNEL.get(a["activation"])}
+    unit: dict[str, Any]
     if isinstance(gate, Param):
         first = _interleaved(e, gate, up, gate, "interleaved")
         first_bias = _interleaved(e, gate_bias, up_bias, gate, "interleaved.bias")
         unit = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
         unit |= {"activation_alpha": _slope(a["activation"]), "activation_beta": a["shift"]}
+    else:
+        first, first_bias, unit = e[up], e[up_bias], {"activation_type": _KERNEL[a["activation"]]}
     logits, k, renormalize, factor = _routing(e, node)
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
     operands = (rows, logits, first, first_bias, e[down], e[down_bias])
     y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=int(renormalize), **unit)
-    y = y if fits else e.op("Reshape", y, e.shape(x.type.shape, x.type.shape))
+    y = y if fits else _shaped(e, y, x)
     return y if factor is None else e.op("Mul", y, factor)
 
 
@@ -263,5 +269,4 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     weight, which = e.op("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
     at = e.op("Add", e.op("Mul", which, n), e.op("GatherElements", place, which, axis=1))
     mixed = e.op("MatMul", e.op("Unsqueeze", weight, one), e.op("Gather", made, at, axis=0))
-    y: Out = e.op("Reshape", mixed, e.shape(x.type.shape, x.type.shape))
-    return y
+    return _shaped(e, mixed, x)
