@@ -132,6 +132,8 @@ class Generator:
         [len(ids), vocab] when the model was compiled to return all of them; otherwise a row for the last token of each
         chunk, hence all of them with chunk=1. Raises WeftError as `generate` does.
         """
+        if self.decoder.start is not None:
+            raise WeftError("the logits of an encoder-decoder depend on a source too: generate its answers instead")
         ids = self._encode(ids)
         check_count("chunk", chunk)
         with self.decoder.context(1, len(ids)) as context:
