@@ -2,13 +2,12 @@
 
 Sequences of 24 tokens cross windows of 8 and original contexts of 16; decoders run as one full pass, in chunks, and
 token by token. `weft families` prints the errors from a file that
-``WEFT_FAMILIES=write pytest -n 0 tests/e2e/test_families.py`` writes.
+``WEFT_FAMILIES=write pytest -n 0 tests/e2e/test_seq2seq.py tests/e2e/test_families.py`` writes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,26 +20,16 @@ from onnx.reference import ReferenceEvaluator
 import weft
 from weft.backends.runtime.generate import Generator
 from weft.frontends.families import FAMILIES
-from weft.frontends.families.verified import Errors, read_verified, write_verified
+from weft.frontends.families.verified import Errors, read_verified
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
+from .seq2seq import SEQ2SEQ
 
 TARGETS, TOLERANCE = ("onnx", "ort-cpu"), 1e-4
 WRITING = os.environ.get("WEFT_FAMILIES") == "write"
 CHUNKS = {"full": LENGTH, "chunked": 5, "decode": 1}
 DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
 ENCODERS = [name for name, row in ROWS.items() if row.is_encoder]
-
-
-@pytest.fixture(scope="module")
-def errors() -> Iterator[Errors]:
-    """What the tests measure: family, target, way of running -> the largest error of its rows."""
-    measured: Errors = {}
-    yield measured
-    if WRITING:
-        assert "PYTEST_XDIST_WORKER" not in os.environ, "the errors are collected in one process: -n 0"
-        known = {**read_verified(), **measured}
-        write_verified({family: known[family] for family in FAMILIES if family in known})
 
 
 def note(errors: Errors, family: str, target: str, way: str, found: float) -> None:
@@ -57,12 +46,12 @@ def test_decoder_equals_transformers(name: str, target: str, errors: Errors, tmp
     model = row.save(tmp_path / "hf")
     ids = np.random.default_rng(1).integers(3, VOCAB, (1, LENGTH))
     want = reference(model, ids)[0]
-    report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target, passes="default,-last-token-logits")
+    options = {"passes": "default,-last-token-logits", "max_length": LENGTH}
+    report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target, **options)
     assert report.model.unread == []
     ours = weft.load(tmp_path / "out")
     for way, chunk in CHUNKS.items():
-        theirs = reference(model, ids, chunk)[0] if row.stepwise else want
-        note(errors, row.family, target, way, error(ours.logits(ids[0].tolist(), chunk=chunk), theirs))
+        note(errors, row.family, target, way, error(ours.logits(ids[0].tolist(), chunk=chunk), want))
 
 
 @pytest.mark.parametrize("pooler", [True, False])
@@ -94,10 +83,10 @@ def test_encoder_equals_transformers(name: str, target: str, pooler: bool, error
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_verified(family: str, errors: Errors) -> None:
     """The committed table has every family, on every target, in every way it can be run."""
-    rows = [row for row in ROWS.values() if row.family == family]
+    rows = [row for row in (*ROWS.values(), *SEQ2SEQ.values()) if row.family == family]
     assert rows, f"tests/e2e/families.py has no row of family {family}"
     ways = {"full"} if rows[0].is_encoder else set(CHUNKS)
-    found = (errors if WRITING else read_verified()).get(family, {})
+    found = ({**read_verified(), **errors} if WRITING else read_verified()).get(family, {})
     assert {target: set(by_way) for target, by_way in found.items()} == dict.fromkeys(TARGETS, ways)
     assert all(e <= TOLERANCE for by_way in found.values() for e in by_way.values())
 

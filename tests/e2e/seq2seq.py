@@ -1,0 +1,132 @@
+"""The tiny encoder-decoders of the table test; `families` has the other rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from .families import LENGTH, VOCAB, Row, randomized
+
+SOURCE = 11  # tokens of the longest source
+
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+}
+SWITCH = T5 | {
+    "num_layers": 4,
+    "num_decoder_layers": 5,
+    "num_sparse_encoder_layers": 2,
+    "num_sparse_decoder_layers": 2,
+    "num_experts": 4,
+}
+BART = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Seq2Seq(Row):
+    """`untied`: the head is not the embedding, though transformers' configs cannot say so any more; `sinusoids`: the
+    checkpoint's positions are sinusoids and stay so."""
+
+    untied: bool = False
+    sinusoids: bool = False
+
+    @property
+    def is_encoder(self) -> bool:
+        return False
+
+    def save(self, folder: Path, **options: Any) -> torch.nn.Module:
+        kind: Any = getattr(transformers, self.model)
+        config = kind.config_class(**self.config)
+        config._attn_implementation = "eager"
+        model = kind(config)
+        if self.untied:
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+        positions = {k: v.clone() for k, v in model.state_dict().items() if self.sinusoids and "embed_positions" in k}
+        made = randomized(model)
+        made.load_state_dict(positions, strict=False)
+        model.save_pretrained(folder, max_shard_size="100KB")
+        return made
+
+
+SEQ2SEQ: dict[str, Seq2Seq] = {
+    "t5": Seq2Seq("T5ForConditionalGeneration", T5),
+    "t5-v1.1": Seq2Seq(
+        "T5ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        untied=True,
+    ),
+    "t5-silu": Seq2Seq("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-silu", "d_kv": 8}),
+    "mt5": Seq2Seq("MT5ForConditionalGeneration", T5),
+    "umt5": Seq2Seq("UMT5ForConditionalGeneration", T5),
+    "switch": Seq2Seq("SwitchTransformersForConditionalGeneration", SWITCH | {"expert_capacity": 64}),
+    "switch-overflow": Seq2Seq(
+        "SwitchTransformersForConditionalGeneration",
+        SWITCH | {"expert_capacity": 3, "router_bias": True, "num_sparse_decoder_layers": 5},
+    ),
+    "bart": Seq2Seq("BartForConditionalGeneration", BART),
+    "bart-scaled": Seq2Seq(
+        "BartForConditionalGeneration", BART | {"scale_embedding": True, "activation_function": "relu"}, untied=True
+    ),
+    "mbart": Seq2Seq("MBartForConditionalGeneration", BART | {"scale_embedding": True}),
+    "marian": Seq2Seq(
+        "MarianMTModel", BART | {"decoder_vocab_size": VOCAB, "activation_function": "swish"}, sinusoids=True
+    ),
+    "pegasus": Seq2Seq("PegasusForConditionalGeneration", BART | {"scale_embedding": True}, sinusoids=True),
+}
+
+
+def pairs(row: Seq2Seq) -> dict[str, np.ndarray]:
+    """Three sources of unequal lengths, padded, and as many answers."""
+    rng = np.random.default_rng(1)
+    mask = (np.arange(SOURCE) < [[SOURCE], [6], [1]]).astype(np.int64)
+    ids = np.where(mask, rng.integers(3, VOCAB, mask.shape), row.config.get("pad_token_id", 0))
+    answers = rng.integers(3, VOCAB, (len(mask), LENGTH))
+    return {"encoder_input_ids": ids, "encoder_attention_mask": mask, "input_ids": answers}
+
+
+def answered(model: torch.nn.Module, inputs: dict[str, np.ndarray], chunk: int) -> np.ndarray:
+    """Logits [batch, seq, vocab] of the answers in transformers, `chunk` tokens at a time."""
+    net: Any = model
+    ids, mask, answers = (torch.from_numpy(array) for array in inputs.values())
+    cache, found = None, []
+    with torch.inference_mode():
+        encoded = net.get_encoder()(input_ids=ids, attention_mask=mask)
+        for part in answers.split(chunk, 1):
+            made = net(
+                encoder_outputs=encoded,
+                attention_mask=mask,
+                decoder_input_ids=part,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = made.past_key_values
+            found.append(made.logits.numpy())
+    return np.concatenate(found, 1)
