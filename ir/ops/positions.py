@@ -36,7 +36,7 @@ from .elementwise import where as choose
 from .products import embedding, matmul
 from .reduce import max as greatest
 from .reduce import softmax
-from .tensor import concat, flat, iota, per_head, reshape, swap, transpose, unsqueeze
+from .tensor import concat, flat, iota, per_head, reshape, scatter_rows, swap, transpose, unsqueeze
 
 _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions of the cases
 
@@ -141,12 +141,19 @@ def _(n: Bound) -> Value:
     return mul(slopes, unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,)))
 
 
+_SHAW = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12))
+_SLOTS = (normal(2, 3, 13, 4), normal(2, 3, 13, 4), np.arange(7) + np.array([[0], [6]]))
+
+
 @op(
+    outputs="relative_attention present_k present_v",
     cases=[
-        case(normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12), normal(5, 4), normal(5, 4), heads=3),
-        case(normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12), normal(9, 6), heads=2, causal=True),
+        case(*_SHAW, normal(5, 4), normal(5, 4), heads=3),
+        case(*_SHAW, normal(9, 6), heads=2, causal=True),
         case(normal(1, 3, 4), normal(1, 6, 4), normal(1, 6, 4), normal(3, 4), normal(3, 4), heads=1),
-    ]
+        case(*_SHAW, normal(5, 4), normal(5, 4), *_SLOTS, heads=3, causal=True),
+        case(*_SHAW, normal(7, 4), None, *_SLOTS, heads=3, causal=True),
+    ],
 )
 def relative_attention(
     q: Array,
@@ -154,72 +161,94 @@ def relative_attention(
     v: Array,
     key_table: Array,
     value_table: Array | None = None,
+    past_k: Array | None = None,
+    past_v: Array | None = None,
+    positions: Array | None = None,
     *,
     heads: int,
     causal: bool = False,
-) -> Array:
+) -> Array | tuple[Array, Array, Array]:
     """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
 
     r = clip(j − i, ±R) + R; key_table and value_table [2R + 1, d]; q [batch, seq, heads·d], k and v
-    [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain.
+    [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain. With past_k and past_v
+    [batch, heads, capacity, d] and `positions` [batch, seq] (causal only) k and v are written to the slots of their
+    positions, the keys are those of all slots up to i, and the caches are returned too.
     """
-    qh, kh, vh = (t.reshape(*t.shape[:2], heads, -1) for t in (q, k, v))
+    kh, vh = (t.reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (k, v))
+    query_at = np.arange(q.shape[1])[None]
+    if past_k is not None and past_v is not None and positions is not None:
+        query_at = positions
+        kh, vh = (scatter_rows.reference(past, new, positions, axis=2) for past, new in ((past_k, kh), (past_v, vh)))
+    qh = q.reshape(*q.shape[:2], heads, -1)
     reach, d = len(key_table) // 2, qh.shape[-1]
-    relative = np.arange(k.shape[1])[None] - np.arange(q.shape[1])[:, None]
-    index = np.clip(relative, -reach, reach) + reach
-    scores = np.einsum("bshd,bthd->bhst", qh, kh) + np.einsum("bshd,std->bhst", qh, key_table[index])
-    scores = np.where(causal & (relative > 0), -np.inf, scores / math.sqrt(d))
+    relative = np.arange(kh.shape[2]) - query_at[:, :, None]
+    index = np.broadcast_to(np.clip(relative, -reach, reach) + reach, (len(q), *relative.shape[1:]))
+    scores = np.einsum("bshd,bhtd->bhst", qh, kh) + np.einsum("bshd,bstd->bhst", qh, key_table[index])
+    scores = np.where((causal & (relative > 0))[:, None], -np.inf, scores / math.sqrt(d))
     weights = softmax.reference(scores)
-    y = np.einsum("bhst,bthd->bshd", weights, vh)
+    y = np.einsum("bhst,bhtd->bshd", weights, vh)
     if value_table is not None:
-        y = y + np.einsum("bhst,std->bshd", weights, value_table[index])
-    return np.asarray(y.reshape(q.shape))
+        y = y + np.einsum("bhst,bstd->bshd", weights, value_table[index])
+    y = np.asarray(y.reshape(q.shape))
+    return y if past_k is None else (y, kh, vh)
 
 
 @relative_attention.infer
-def _(n: Bound) -> None:
+def _(n: Bound) -> tuple[TensorType, ...]:
     q, k, v, width = n.q, n.k, n.v, n.q.shape[-1]
     want(q.rank == 3 and isinstance(width, int) and width % n.heads == 0, f"q {q} must be [batch, seq, {n.heads}·d]")
     want(k == v and k == q.with_shape(q.shape[0], *k.shape[1:2], width), f"k {k} and v {v} do not fit q {q}")
+    d = sizes.floordiv(width, n.heads)
     for t in (n.key_table, n.value_table):
         if t is not None:
             fits = t.rank == 2 and isinstance(t.shape[0], int) and t.shape[0] % 2 == 1
-            fits = fits and t == q.with_shape(t.shape[0], sizes.floordiv(width, n.heads))
-            want(fits, f"table {t} must be [2R + 1, d] for q {q}, heads={n.heads}")
+            want(fits and t == q.with_shape(t.shape[0], d), f"table {t} must be [2R + 1, d] for q {q}, heads={n.heads}")
+    absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
+    want(all(absent) or not any(absent), "past_k, past_v and positions go together")
+    if n.past_k is None:
+        return (q,)
+    want(n.causal and k.shape == q.shape, f"a cache needs causal=true and k {k} as long as q {q}")
+    fits = n.past_k.rank == 4 and n.past_k == n.past_v == q.with_shape(q.shape[0], n.heads, n.past_k.shape[2], d)
+    want(fits, f"past_k {n.past_k} and past_v {n.past_v} must be [batch, {n.heads}, capacity, {d}]")
+    want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
+    return q, n.past_k, n.past_v
 
 
 @relative_attention.cost
 def _(n: Bound) -> Size:
     q: TensorType = n.q
-    k: TensorType = n.k
     tables = 1 if n.value_table is None else 2
     per_key = q.elements * (4 + 2 * tables) + sizes.product((*q.shape[:2], n.heads)) * 5
-    return per_key * k.shape[1]
+    keys: Size = n.k.shape[1] if n.past_k is None else n.past_k.shape[2]
+    return per_key * keys
 
 
 @relative_attention.body
-def _(n: Bound) -> Value:
+def _(n: Bound) -> Value | tuple[Value, Value, Value]:
     qh, kh, vh = (per_head(t, n.heads) for t in (n.q, n.k, n.v))  # [batch, heads, n, d]
-    batch, heads, seq, d = qh.shape
-    keys, reach = kh.shape[2], n.key_table.shape[0] // 2
-
-    def by_query(x: Value, table: Value, inner: Size, outer: Size) -> Value:
-        """x [batch, heads, seq, inner] times, for every query, table [seq, inner, outer]."""
-        rows = reshape(transpose(x, axes=(2, 0, 1, 3)), shape=(seq, batch * heads, inner))
-        return transpose(reshape(matmul(rows, table), shape=(seq, batch, heads, outer)), axes=(1, 2, 0, 3))
-
-    relative = sub(unsqueeze(iota(n.k, axis=1), axes=(0,)), unsqueeze(iota(n.q, axis=1), axes=(1,)))
+    query_at, reach = unsqueeze(iota(n.q, axis=1), axes=(0,)), n.key_table.shape[0] // 2
+    if n.past_k is not None:
+        query_at = n.positions
+        kh, vh = (scatter_rows(past, new, query_at, axis=2) for past, new in ((n.past_k, kh), (n.past_v, vh)))
+    key_at = cast(iota(kh, axis=2), to=query_at.type.dtype)
+    relative = sub(unsqueeze(key_at, axes=(0, 1)), unsqueeze(query_at, axes=(2,)))  # [batch or 1, seq, keys]
     index = affine(clip(relative, low=-reach, high=reach), plus=reach)
-    scores = matmul(qh, swap(kh))
-    scores = add(scores, by_query(qh, swap(embedding(index, n.key_table)), d, keys))
-    scores = affine(scores, by=1 / math.sqrt(d))
+
+    def by_query(x: Value, table: Value) -> Value:
+        """x [batch, heads, seq, n] times, for every query, table [batch or 1, seq, n, m]."""
+        return transpose(matmul(transpose(x, axes=(0, 2, 1, 3)), table), axes=(0, 2, 1, 3))
+
+    scores = add(matmul(qh, swap(kh)), by_query(qh, swap(embedding(index, n.key_table))))
+    scores = affine(scores, by=1 / math.sqrt(qh.width))
     if n.causal:
-        scores = masked(less_equal(relative, filled(relative, 0)), scores, -math.inf)
+        seen = unsqueeze(less_equal(relative, filled(relative, 0)), axes=(1,))
+        scores = masked(seen, scores, -math.inf)
     weights = softmax(scores)
     y = matmul(weights, vh)
     if n.value_table is not None:
-        y = add(y, by_query(weights, embedding(index, n.value_table), keys, d))
-    return flat(y)
+        y = add(y, by_query(weights, embedding(index, n.value_table)))
+    return flat(y) if n.past_k is None else (flat(y), kh, vh)
 
 
 # -- compositions

@@ -1,4 +1,4 @@
-"""The key-value cache: a full pass becomes a step that continues from cached keys and values."""
+"""Caches and states: a full pass becomes a step that continues where the last call ended."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes, ops, sizes
+from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes, sizes
 from weft.ir.archive import Array
 
 from ..base import Pass
 from ..edit import hand_over
 from ..key_axis import KeyAxis, bias_makers
+from ..states import give_states, has_state, states
 from ..tokens import Tokens, carries, token_axes, tokenwise
 from ..trace import Trace
 from ..trial import EXACT, SIZES, Trial
 
-ROUTERS = {"limit_capacity", "expert_choice"}  # they compare the tokens of a call
+ATTENTIONS = {"attention", "relative_attention"}
+ROUTERS = {"limit_capacity", "expert_choice", "load_balance_loss"}  # they compare the tokens of a call
 
 
 @dataclass(frozen=True)
 class KvCache(Pass):
-    """Give every causal self-attention a cache, so that a call takes up where the last one ended.
+    """Give every causal self-attention a cache, every recurrence its states, so that a call takes up where the last one
+    ended.
 
     Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
-    i64[batch, seq] if missing, and per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d]
-    (a latent attention has no .value); adds the outputs present.i.key and .value. Condition: prefill and steps, however
-    a text is cut into calls, equal one full pass over it.
+    i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
+    .key where values are part of the keys), per recurrence j past_states.j.part of constant size, zero at first (part
+    is conv, ssm, state or norm); adds the outputs present.i.key and .value, present_states.j.part. States know no
+    padding: the rows of a call must be equally long. What compares tokens, as some routers do, compares those of a
+    call. Condition: prefill and steps, however a text is cut into calls, equal one full pass over it.
     """
 
     name = "kv-cache"
@@ -37,38 +42,29 @@ class KvCache(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = token_axes(graph)
-        attentions = [n for n in graph.nodes if n.op.name == "attention" and n.attrs["causal"]]
-        if tokens is None or not attentions:
+        attentions = [n for n in graph.nodes if n.op.name in ATTENTIONS and n.attrs["causal"]]
+        recurrences = [n for n in graph.nodes if states(n)]
+        if tokens is None or not attentions + recurrences:
             raise WeftError(f"kv-cache: graph {graph.name} has no causal self-attention to give a cache to")
-        makers = bias_makers(graph, [b for n in attentions if (b := n.operand("bias")) is not None])
-        _check_cacheable(graph, tokens, attentions, makers)
-        for node in graph.nodes:
-            if node.op.name in ROUTERS:
-                trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares the tokens of a call only")
+        makers, comparing = _bias_makers(graph), _comparing(graph, tokens)
+        _check_cacheable(graph, tokens, attentions, {*makers, *recurrences, *comparing})
+        for node in comparing:
+            trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares the tokens of a call only")
         mask = _mask(graph, tokens, attentions)
         at = graph.inputs.get("position_ids") or graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
         if at.shape != tokens:
             raise WeftError(f"kv-cache: input {at!r} should be a position per token, {list(tokens)}")
         keys = KeyAxis(graph, mask, at, makers)
         for i, node in enumerate(attentions):
-            q, k, v, bias, _, sinks = [*node.inputs, *[None] * 6][:6]
-            assert k is not None
-            heads = node.attrs["kv_heads"]
-            past: list[Value | None] = []
-            for part, fresh in (("key", k), ("value", v)):
-                if fresh is None:  # a latent cache: values are part of the keys
-                    past.append(None)
-                    continue
-                shape = (tokens[0], heads, sizes.sym("capacity"), fresh.width // heads)
-                past.append(graph.add_input(f"past_key_values.{i}.{part}", TensorType(fresh.type.dtype, shape)))
-            with graph.inserting(before=node):
-                outs = ops.attention.emit(q, k, v, keys.extend(bias), mask, sinks, *past, at, **node.attrs)
             trace.fired(self.name, node.output.name)
-            hand_over(node.output, outs[0])
-            graph.erase(node)
-            for part, present in zip(("key", "value"), outs[1:], strict=False):
-                graph.add_output(f"present.{i}.{part}", present)
+            given: dict[str, Value | None] = {"positions": at}
+            if node.op.name == "attention":
+                given |= {"bias": keys.extend(node.operand("bias")), "key_mask": mask}
+            _give_cache(graph, node, i, given)
         keys.drop_unused()
+        for j, node in enumerate(recurrences):
+            trace.fired(self.name, node.output.name)
+            give_states(graph, node, j)
 
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
         """Every way to cut a text into calls gives the full pass (two ways for models above a million parameters)."""
@@ -84,15 +80,35 @@ class KvCache(Pass):
                 raise WeftError(f"in calls of {', '.join(map(str, cuts))} tokens: {e}") from None
 
 
+def _give_cache(graph: Graph, node: Node, number: int, given: dict[str, Value | None]) -> None:
+    """Let the attention `node` go on from past_key_values.{number}; `given` are operands, by name, that it then has."""
+    k, v = node.operand("k"), node.operand("v")
+    assert k is not None
+    heads = node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"]
+    parts = [(part, t) for part, t in (("key", k), ("value", v)) if t is not None]
+    for part, fresh in parts:
+        shape = (k.shape[0], heads, sizes.sym("capacity"), fresh.width // heads)
+        past = graph.add_input(f"past_key_values.{number}.{part}", TensorType(fresh.type.dtype, shape))
+        given[f"past_{part[0]}"] = past
+    operands = [given.get(o.name, node.operand(o.name)) for o in node.op.operands]
+    with graph.inserting(before=node):
+        outs = node.op.emit(*operands, **node.attrs)
+    hand_over(node.output, outs[0])
+    graph.erase(node)
+    for (part, _), present in zip(parts, outs[1:], strict=True):
+        graph.add_output(f"present.{number}.{part}", present)
+
+
 def run_in_chunks(trial: Trial, graph: Graph, inputs: dict[str, Array], cuts: tuple[int, ...]) -> dict[str, Array]:
     """Outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1.
 
-    The caches start as noise: what is not yet valid must not matter.
+    The caches start as noise: what is not yet valid must not matter. The states start as zeros.
     """
     total = sum(cuts)
     batch = SIZES["batch"]
     fed = trial.inputs(graph, batch=batch, seq=total, capacity=total + 3, total=total)
-    caches = {k: v for k, v in fed.items() if k.startswith("past_key_values.")}
+    past = {k: v for k, v in fed.items() if k.startswith("past_key_values.")}
+    past |= {k: np.zeros_like(v) for k, v in fed.items() if k.startswith("past_states.")}
     found: dict[str, list[Array]] = {}
     start = 0
     for n in cuts:
@@ -100,19 +116,21 @@ def run_in_chunks(trial: Trial, graph: Graph, inputs: dict[str, Array], cuts: tu
         call = {"position_ids": positions, "attention_mask": np.ones((batch, start + n), np.int64)}
         others = {k: v for k, v in inputs.items() if k not in call}
         rows = {k: v[:, start : start + n] for k, v in others.items() if v.shape[:2] == (batch, total)}
-        outs = trial.run(graph, {**others, **rows, **call, **caches})
+        outs = trial.run(graph, {**others, **rows, **call, **past})
         for name, array in outs.items():
-            if name.startswith("present."):
-                caches["past_key_values." + name.removeprefix("present.")] = array
+            kind, _, rest = name.partition(".")
+            if (taken := {"present": "past_key_values", "present_states": "past_states"}.get(kind)) is not None:
+                past[f"{taken}.{rest}"] = array
             else:
                 found.setdefault(name, []).append(array)
         start += n
-    return {name: np.concatenate(parts, 1) for name, parts in found.items()}
+    return {name: np.concatenate(parts, 1) if len(parts) > 1 else parts[0] for name, parts in found.items()}
 
 
 def _cuts(graph: Graph) -> Iterable[tuple[int, ...]]:
     """The calls of six tokens in all that the check of `graph` makes."""
-    if any(node.op.name in ROUTERS for node in graph.nodes):
+    tokens = token_axes(graph)
+    if tokens is not None and _comparing(graph, tokens):
         return [(6,)]
     small = sum(math.prod(p.type.concrete({})) for p in graph.params.values()) < 1_000_000
     return _compositions(6) if small else [(6,), (2, 3, 1)]
@@ -130,19 +148,38 @@ def _compositions(n: int) -> Iterator[tuple[int, ...]]:
         yield tuple(parts)
 
 
-def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], makers: list[Node]) -> None:
-    """Nothing but `attentions` and the `makers` of their biases may let a token see another."""
+def _bias_makers(graph: Graph) -> list[Node]:
+    """The nodes that compute biases of causal attentions."""
+    causal = (n for n in graph.nodes if n.op.name == "attention" and n.attrs["causal"])
+    return bias_makers(graph, [b for n in causal if (b := n.operand("bias")) is not None])
+
+
+def _comparing(graph: Graph, tokens: Tokens) -> list[Node]:
+    """The nodes that may compare the tokens of a call: routers, and what depends on nothing but their positions."""
+    makers, found = _bias_makers(graph), []
+    contents = {v for name, v in graph.inputs.items() if name != "position_ids"}
     for node in graph.nodes:
+        if not contents.isdisjoint(node.inputs):
+            contents.update(node.outputs)
+        mixes = any(carries(v, tokens) for v in node.inputs) and tokenwise(node, tokens) is None
+        if node.op.name in ROUTERS or (mixes and node not in makers and node.output not in contents):
+            found.append(node)
+    return found
+
+
+def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known: set[Node]) -> None:
+    """Nothing but `attentions` and what is `known` may let a token see another."""
+    for node in graph.nodes:
+        if node.operand("past_k") is not None if node in attentions else has_state(node):
+            raise WeftError(f"kv-cache: {node!r} (%{node.output.name}) has a cache already")
         if node in attentions:
-            if node.operand("past_k") is not None:
-                raise WeftError(f"kv-cache: {node!r} (%{node.output.name}) has a cache already")
             if node.inputs[1] is not None and node.inputs[1].shape[1] != tokens[1]:
                 raise WeftError(
                     f"kv-cache: {node!r} (%{node.output.name}) is causal over keys that are not its own tokens"
                 )
             continue
         reads = any(carries(v, tokens) for v in node.inputs)
-        if reads and tokenwise(node, tokens) is None and node not in makers and node.op.name not in ROUTERS:
+        if reads and tokenwise(node, tokens) is None and node not in known:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
                 "positions should come from the input position_ids"
@@ -154,7 +191,7 @@ def _mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
     wanted = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:
-        given = node.operand("key_mask")
+        given = node.operand("key_mask") if node.op.name == "attention" else None
         if given is not None and given is not mask:
             raise WeftError(f"kv-cache: the key mask %{given.name} of {node!r} is not the input attention_mask")
     if mask is None:
