@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from weft.ir import Graph, Node, Param, Value, sizes
+from weft.ir import Graph, Node, Param, sizes
 from weft.ir.op import Op
 from weft.ir.printer import format_attr
-from weft.ir.recipes import Full, Normal, Recipe, Source
 from weft.ir.view import attributes, block_hash, total_cost
 
+from .counts import active_count, cached, elements, learned, parameter_count, state_count
 from .sources import Model
 
 OTHER = "other"
@@ -41,8 +41,9 @@ class Inspection:
     """What a model is and costs.
 
     `flops_per_token` counts a token that sees `tokens` tokens (itself included), `flops_prefill` all `tokens` at once
-    with logits for each. A multiply-add is two FLOPs. `cache_per_token` is in numbers; `cache_at_context` counts the
-    whole context, of which layers with a window keep only that. Both are None for models without a cache.
+    with logits for each. A multiply-add is two FLOPs. `active_parameters` leaves out experts a token is not sent to.
+    `cache_per_token` is in numbers; `cache_at_context` counts the whole context, of which layers with a window keep
+    only that; `state` is what recurrences keep however long the text. These are None for models that do not generate.
     """
 
     source: str
@@ -51,12 +52,14 @@ class Inspection:
     vocab: int | None
     context: int | None
     parameters: int
+    active_parameters: int
     parameters_by_storage: Mapping[str, int]
     tokens: int
     flops_per_token: int
     flops_prefill: int
     cache_per_token: int | None
     cache_at_context: int | None
+    state: int | None
     layers: int
     blocks: tuple[Block, ...]
     unread: tuple[str, ...]
@@ -66,7 +69,7 @@ class Inspection:
     def json(self) -> dict[str, Any]:
         """Everything as plain data; caches in bytes too."""
         found = asdict(self)
-        for key in ("cache_per_token", "cache_at_context"):
+        for key in ("cache_per_token", "cache_at_context", "state"):
             numbers = found[key]
             found[f"{key}_bytes"] = numbers and {d: numbers * b for d, b in CACHE_DTYPES.items()}
         return found
@@ -81,7 +84,7 @@ def inspect(model: Model, tokens: int | None = None) -> Inspection:
     graph = model.graph
     context = graph.meta.get("context")
     n = tokens or min(512, context or 512)
-    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n}
+    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n}
     prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
     parts = _parts(graph)
     owned = _owners(graph, parts)
@@ -89,8 +92,8 @@ def inspect(model: Model, tokens: int | None = None) -> Inspection:
     for scope, nodes in parts.items():
         folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
     blocks = tuple(_block(parts, scopes, owned, binding, n) for scopes in folded.values())
-    kept = _cached(graph)
-    decoder = graph.meta.get("kind") == "decoder"
+    kept = cached(graph.nodes)
+    decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
     whole = sum(width * min(window or context, context) for width, window in kept) if decoder and context else None
     return Inspection(
         source=model.description,
@@ -98,13 +101,15 @@ def inspect(model: Model, tokens: int | None = None) -> Inspection:
         model_type=graph.meta.get("model_type"),
         vocab=graph.meta.get("vocab"),
         context=context,
-        parameters=sum(_elements(p) for p in _learned(graph)),
+        parameters=parameter_count(graph),
+        active_parameters=active_count(graph),
         parameters_by_storage=_storage(graph),
         tokens=n,
         flops_per_token=prefill // n,
         flops_prefill=prefill,
         cache_per_token=sum(width for width, _ in kept) if decoder else None,
         cache_at_context=whole,
+        state=state_count(graph.nodes) if decoder else None,
         layers=sum(len(b.scopes) for b in blocks if _is_layer(b.scopes[0])),
         blocks=blocks,
         unread=tuple(model.unread),
@@ -134,50 +139,25 @@ def _parts(graph: Graph) -> dict[str, list[Node]]:
     return found
 
 
-def _learned(graph: Graph) -> list[Param]:
-    """Parameters that hold trained or initialized numbers; not the tables that follow from a formula."""
-
-    def learned(recipe: Recipe) -> bool:
-        return isinstance(recipe, Source | Normal | Full) or any(learned(part) for part in recipe.parts)
-
-    return [p for p in graph.params.values() if learned(p.recipe)]
-
-
-def _elements(value: Value) -> int:
-    return sizes.evaluate(value.type.elements, {})
-
-
 def _owners(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
     """Learned numbers by part: a parameter belongs to the first part that reads it."""
-    learned, found = set(_learned(graph)), Counter[str]()
+    unseen, found = set(learned(graph)), Counter[str]()
     for part, nodes in parts.items():
         for node in nodes:
             for v in node.inputs:
-                if isinstance(v, Param) and v in learned:
-                    learned.remove(v)
-                    found[part] += _elements(v)
+                if isinstance(v, Param) and v in unseen:
+                    unseen.remove(v)
+                    found[part] += elements(v)
     return dict(found)
 
 
 def _storage(graph: Graph) -> dict[str, int]:
     """Learned numbers by the dtype in which the checkpoint stores them, or in which they are declared."""
     found = Counter[str]()
-    for p in _learned(graph):
+    for p in learned(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))
-        found[graph.archive.dtype(keys[0]).name if keys else p.type.dtype.name] += _elements(p)
+        found[graph.archive.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
     return dict(found)
-
-
-def _cached(graph: Graph | Iterable[Node]) -> list[tuple[int, int | None]]:
-    """(numbers a token, window) of every attention that a cache serves."""
-    nodes = graph.nodes if isinstance(graph, Graph) else graph
-    found = []
-    for node in nodes:
-        if node.op.name == "attention" and node.attrs["causal"]:
-            k, v = node.operand("k"), node.operand("v")
-            assert k is not None
-            found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))
-    return found
 
 
 def _block(
@@ -188,7 +168,7 @@ def _block(
         tuple(scopes),
         owned.get(scopes[0], 0),
         sizes.evaluate(total_cost(nodes).flops, binding) // n,
-        sum(width for width, _ in _cached(nodes)),
+        sum(width for width, _ in cached(nodes)),
         tuple(_describe(nodes)),
     )
 

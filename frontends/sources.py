@@ -16,7 +16,7 @@ from typing import Any
 from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes import Full, Normal, Recipe, Source
+from weft.ir.recipes import Normal, Recipe
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,6 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
     if path.is_file():
         return _from_text(spec, path)
     return _from_name(spec, seed)
-
-
-def parameter_count(graph: Graph) -> int:
-    """How many numbers the model has learned: parameters that hold a checkpoint's or initialized values."""
-
-    def learned(recipe: Recipe) -> bool:
-        return isinstance(recipe, (Normal, Full, Source)) or any(learned(part) for part in recipe.parts)
-
-    total = 0
-    for param in graph.params.values():
-        if learned(param.recipe):
-            elements = param.type.elements
-            assert isinstance(elements, int)
-            total += elements
-    return total
 
 
 def _from_gguf(spec: str, path: Path) -> Model:

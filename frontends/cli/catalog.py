@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .completion import complete_ops, complete_passes, complete_presets
-from .shown import count, table
+from .shown import count, size, table
 
 if TYPE_CHECKING:
     from weft.ir.op import Op
@@ -167,8 +167,30 @@ def presets_command(name: str | None) -> None:
         raise WeftError(
             f"unknown preset {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "; see `weft presets`")
         )
-    chosen = PRESETS.items() if name is None else [(name, PRESETS[name])]
-    rows = [(n, count(p.parameters), p.about) for n, p in chosen]
-    table(("preset", "parameters", "architecture"), rows, right="parameters")
-    if name is not None:
-        click.echo(f"\n{PRESETS[name].model()}")
+    chosen = PRESETS if name is None else [name]
+    columns = ("preset", "parameters", "active", "KV/token", "state", "context", "architecture")
+    table(columns, [_preset_row(n) for n in chosen], right="parameters active KV/token state context")
+    if name is None:
+        click.echo("\nactive: of experts only those a token is sent to; KV/token and state: bytes in f16")
+    else:
+        click.echo(f"\n{PRESETS[name].parameters:,} parameters\n\n{PRESETS[name].model()}")
+
+
+def _preset_row(name: str) -> tuple[str, ...]:
+    from .. import PRESETS
+    from ..counts import active_count, cached, state_count
+
+    preset = PRESETS[name]
+    graph = preset.model().graph()
+    active, context = active_count(graph), graph.meta["context"]
+    per_token = 2 * sum(width for width, _ in cached(graph.nodes))
+    state = 2 * state_count(graph.nodes)
+    return (
+        name,
+        count(preset.parameters),
+        "" if active == preset.parameters else count(active),
+        size(per_token) if per_token else "",
+        size(state) if state else "",
+        f"{context:,}" if context else "",
+        preset.about,
+    )

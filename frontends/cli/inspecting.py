@@ -46,18 +46,22 @@ def _show(found: Inspection) -> None:
     facts = [
         ("model", found.source + _kind(found)),
         ("parameters", f"{found.parameters:,} ({stored}{'; random, no checkpoint' if found.random else ''})"),
+        *_active(found),
         ("layers", str(found.layers)),
         ("vocabulary", f"{found.vocab:,}" if found.vocab else "none"),
         ("context", f"{found.context:,} tokens" if found.context else "not stated"),
         ("FLOPs per token", f"{count(found.flops_per_token)} (seeing {found.tokens} tokens)"),
         ("FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"),
     ]
-    if found.cache_per_token is not None:
+    if found.cache_per_token:
         each = ", ".join(f"{size(found.cache_per_token * b)} in {d}" for d, b in CACHE_DTYPES.items())
         facts.append(("cache per token", each))
-    if found.cache_at_context is not None:
+    if found.cache_at_context:
         whole = ", ".join(f"{size(found.cache_at_context * b)} in {d}" for d, b in CACHE_DTYPES.items())
         facts.append(("cache of the context", whole))
+    if found.state:
+        kept = ", ".join(f"{size(found.state * b)} in {d}" for d, b in CACHE_DTYPES.items())
+        facts.append(("constant state", kept))
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         click.echo(f"{name:<{width}}  {value}")
@@ -78,6 +82,13 @@ def _show(found: Inspection) -> None:
     for title, keys in (("that nothing reads", found.unread), ("known to be of no use", found.ignored)):
         if keys:
             click.echo("\n".join(["", f"checkpoint keys {title}:", *(f"  {key}" for key in keys)]))
+
+
+def _active(found: Inspection) -> list[tuple[str, str]]:
+    """A line for models that use some of their parameters only."""
+    if found.active_parameters == found.parameters:
+        return []
+    return [("active", f"{found.active_parameters:,} per token ({count(found.active_parameters)})")]
 
 
 def _kind(found: Inspection) -> str:

@@ -447,8 +447,12 @@ def test_passes_are_listed_and_shown() -> None:
 
 
 def test_presets_are_listed_and_shown() -> None:
-    assert "smollm2-135m" in done("presets").stdout
-    assert "Decoder(" in done("presets", "gpt2").stdout
+    rows = {line.split()[0]: line.split()[1:] for line in done("presets").stdout.splitlines() if line}
+    assert " ".join(rows["deepseek-v3"]).startswith("671 G 37.6 G 68.6 KiB 163,840 DeepSeek-V3")
+    assert " ".join(rows["mistral-7b"]).startswith("7.24 G 128.0 KiB 32,768 Mistral")
+    assert " ".join(rows["mamba-2.8b"]).startswith("2.77 G 11.9 MiB Mamba")
+    shown = done("presets", "gpt2").stdout
+    assert "Decoder(" in shown and "124,439,808 parameters" in shown
     assert "gpt2" in refused("presets", "gpt-2")
 
 
@@ -468,7 +472,7 @@ def test_completion_scripts(shell: str) -> None:
         (["opt", "-p"], "dce, kv", ["dce, kv-cache"]),
         (["ops"], "rms", ["rms_norm"]),
         (["passes"], "kv", ["kv-cache"]),
-        (["presets"], "gp", ["gpt2"]),
+        (["presets"], "gp", ["gpt2", "gpt3-175b"]),
     ],
 )
 def test_completion_offers(args: list[str], typed: str, offered: list[str]) -> None:

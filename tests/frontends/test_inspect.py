@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, MoE, RMSNorm, RoPE
 from weft.frontends import load_source
 from weft.frontends.cli import cli
 from weft.frontends.cli.inspecting import ranges
@@ -54,10 +54,31 @@ def test_equal_blocks_fold() -> None:
     assert abs(sum(b.flops * len(b.scopes) for b in found.blocks) - found.flops_per_token) < 20
 
 
+def test_experts_and_states_are_counted() -> None:
+    blocks = [Block(Mamba(48, state=5, conv=4), MoE(8, FFN, 2)), Block(LinearAttention(HEADS), GatedMLP(FFN))]
+    found = inspect(load_source(Decoder(VOCAB, DIM, blocks)))
+    assert found.parameters - found.active_parameters == 6 * 3 * DIM * FFN
+    assert (found.cache_per_token, found.state) == (0, 48 * (5 + 3) + HEADS * (HEAD * HEAD + HEAD))
+    assert found.json()["state_bytes"] == {"f32": 4 * found.state, "f16": 2 * found.state}
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("mixtral-8x7b", ["active 12,879,925,248 per token (12.9 G)"]),
+        ("mamba-130m", ["constant state 2.7 MiB in f32, 1.3 MiB in f16"]),
+        ("switch-base-8", ["model preset switch-base-8: encoder-decoder", "layers 24"]),
+    ],
+)
+def test_what_is_particular_is_shown(name: str, lines: list[str]) -> None:
+    shown = [" ".join(line.split()) for line in CliRunner().invoke(cli, ["inspect", name]).stdout.splitlines()]
+    assert set(lines) <= set(shown)
+
+
 def test_an_encoder_has_no_cache(minilm_folder: Path) -> None:
     found = inspect(load_source(minilm_folder))
     assert (found.kind, found.layers, found.parameters) == ("encoder", 6, 22_713_216)
-    assert found.cache_per_token is found.cache_at_context is None
+    assert found.cache_per_token is found.cache_at_context is found.state is None
     assert found.ignored == ("embeddings.position_ids",) and not found.random
 
 

@@ -1,0 +1,66 @@
+"""How many numbers a model has, uses for a token, and keeps for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.ir import Graph, Node, Param, Value, sizes
+from weft.ir.recipes import Full, Normal, Recipe, Source
+from weft.passes.states import states
+
+EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
+
+
+def learned(graph: Graph) -> list[Param]:
+    """Parameters that hold trained or initialized numbers.
+
+    Not tables that follow from a formula, nor the correction that a rule adds to a router's scores (DeepSeek-V3), which
+    published counts leave out.
+    """
+
+    def drawn(recipe: Recipe) -> bool:
+        return isinstance(recipe, Source | Normal | Full) or any(drawn(part) for part in recipe.parts)
+
+    def corrects(param: Param) -> bool:
+        readers = [node.op.name == "route" and node.operand("bias") is param for node in param.users]
+        return bool(readers) and all(readers)
+
+    return [p for p in graph.params.values() if drawn(p.recipe) and not corrects(p)]
+
+
+def elements(value: Value) -> int:
+    """How many numbers a value of fixed shape holds."""
+    return sizes.evaluate(value.type.elements, {})
+
+
+def parameter_count(graph: Graph) -> int:
+    """How many numbers the model has learned."""
+    return sum(map(elements, learned(graph)))
+
+
+def active_count(graph: Graph) -> int:
+    """How many of them a token uses: of experts only as many as are asked for it."""
+    idle = 0
+    for node in graph.nodes:
+        if node.op.name == "moe" and node.attrs["active"] is not None:
+            stacks = [v for v in (node.operand(name) for name in EXPERTS) if v is not None]
+            experts = sizes.evaluate(stacks[0].shape[0], {})
+            idle += sum(elements(v) // experts for v in stacks) * (experts - node.attrs["active"])
+    return parameter_count(graph) - idle
+
+
+def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
+    """(numbers a token, window) of every attention that a cache serves."""
+    found = []
+    for node in nodes:
+        if node.op.name == "attention" and node.attrs["causal"]:
+            k, v = node.operand("k"), node.operand("v")
+            assert k is not None
+            found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))
+    return found
+
+
+def state_count(nodes: Iterable[Node]) -> int:
+    """How many numbers the recurrences keep for one text, however long it is."""
+    shapes = [shape for node in nodes for _, shape in states(node).values()]
+    return sum(sizes.evaluate(sizes.product(shape), {"batch": 1}) for shape in shapes)
