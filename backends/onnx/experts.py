@@ -131,8 +131,12 @@ def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Param, 
     return e.weight(f"{like.name}.{name}", recipe, like.type.dtype)
 
 
-def _routing(e: Emitter, node: Node) -> tuple[Out, int, bool, Out | None]:
-    """What the kernel is told: logits [tokens, experts], k, whether to renormalize; and a factor of the result."""
+def _routing(e: Emitter, node: Node) -> tuple[Out, int, Out | None]:
+    """What the kernel is told: logits [tokens, experts] and k; and a factor of the result.
+
+    The kernel always divides by the sum of the k weights: left to add them up undivided, it overwrites its input where
+    ONNX Runtime lets the two share memory.
+    """
     router, combine = _router(node), node.operand("combine")
     assert combine is not None
     dtype, experts = combine.type.dtype, combine.width
@@ -141,14 +145,18 @@ def _routing(e: Emitter, node: Node) -> tuple[Out, int, bool, Out | None]:
         weights = e[combine]
         logits = e.op("Max", e.op("Log", weights), e.scalar(NEVER, dtype))
         factor = e.op("ReduceSum", weights, e.constant([-1]), keepdims=1)
-        k, renormalize = node.attrs["active"] or experts, True
+        k = node.attrs["active"] or experts
     else:
-        logits, scale = e[router.operand("logits")], router.attrs["scale"]
-        factor = None if scale == 1 else e.scalar(scale, dtype)
-        k, renormalize = router.attrs["k"], router.attrs["renormalize"]
+        logits, k, scale, factor = e[router.operand("logits")], router.attrs["k"], router.attrs["scale"], None
+        if not router.attrs["renormalize"]:
+            best = e.op("TopK", e.op("Softmax", logits, axis=-1), e.constant([k]), axis=-1, outputs=2)[0]
+            factor = e.op("ReduceSum", best, e.constant([-1]), keepdims=1)
+        if scale != 1:
+            scaling = e.scalar(scale, dtype)
+            factor = scaling if factor is None else e.op("Mul", factor, scaling)
     if combine.type.rank != 2:
         logits = e.op("Reshape", logits, e.constant([-1, experts]))
-    return logits, k, renormalize, factor
+    return logits, k, factor
 
 
 @lowering(ops.moe, targets=ORT, when=_kernel_refusal, reads=_kernel_reads)
@@ -164,11 +172,11 @@ def MoE(e: Emitter, node: Node) -> Out:
         unit |= {"activation_alpha": _slope(a["activation"]), "activation_beta": a["shift"]}
     else:
         first, first_bias, unit = e[up], e[up_bias], {"activation_type": _KERNEL[a["activation"]]}
-    logits, k, renormalize, factor = _routing(e, node)
+    logits, k, factor = _routing(e, node)
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
     operands = (rows, logits, first, first_bias, e[down], e[down_bias])
-    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=int(renormalize), **unit)
+    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **unit)
     y = y if fits else _shaped(e, y, x)
     return y if factor is None else e.op("Mul", y, factor)
 
