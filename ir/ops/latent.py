@@ -10,10 +10,61 @@ from __future__ import annotations
 
 import math
 
-from ..op import Value
+import numpy as np
+
+from ..op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, sizes, want
 from .products import linear, matmul
 from .softmax_attention import attention
 from .tensor import concat, expand, flat, per_head, reshape, swap, unsqueeze
+
+
+@op(
+    traits=[Trait.ROWWISE],
+    cases=[
+        case(normal(2, 5, 12), normal(6, 4), heads=3),
+        case(normal(2, 5, 6), normal(6, 4), heads=3, inverse=True),
+        case(normal(2, 1, 8), normal(8, 8), heads=1),
+    ],
+)
+def head_linear(x: Array, weight: Array, *, heads: int, inverse: bool = False) -> Array:
+    """A linear map per head, without bias: y_h = W_h x_h, with `inverse` W_hᵀ x_h.
+
+    x [batch, n, heads·in], weight [heads·out, in] (rows by head) → [batch, n, heads·out]; with `inverse` from
+    heads·out to heads·in.
+    """
+    per = weight.reshape(heads, -1, weight.shape[1])
+    form = "bnho,hoi->bnhi" if inverse else "bnhi,hoi->bnho"
+    y = np.einsum(form, x.reshape(*x.shape[:2], heads, -1), per)
+    return np.asarray(y.reshape(*x.shape[:2], -1))
+
+
+@head_linear.infer
+def _(n: Bound) -> TensorType:
+    x: TensorType = n.x
+    weight: TensorType = n.weight
+    fixed = weight.rank == 2 and all(isinstance(s, int) for s in weight.shape)
+    want(fixed and x.dtype == weight.dtype, f"weight {weight} must be [heads·out, in] in the dtype of x {x}")
+    rows, width = weight.shape
+    want(n.heads > 0 and rows % n.heads == 0, f"the rows of weight {weight} are no multiple of heads={n.heads}")
+    given, made = (rows, n.heads * width) if n.inverse else (n.heads * width, rows)
+    want(x.rank == 3 and x.shape[2] == given, f"x {x} must be [batch, n, {given}] for weight {weight}")
+    return x.with_shape(*x.shape[:2], made)
+
+
+@head_linear.cost
+def _(n: Bound) -> Size:
+    weight: TensorType = n.weight
+    return sizes.product(n.x.shape[:2]) * weight.elements * 2
+
+
+@head_linear.body
+def _(n: Bound) -> Value:
+    rows, width = n.weight.shape
+    weight = reshape(n.weight, shape=(n.heads, rows // n.heads, width))
+    return flat(matmul(per_head(n.x, n.heads), weight if n.inverse else swap(weight)))
+
+
+# -- compositions
 
 
 def expanded(
@@ -53,22 +104,19 @@ def absorbed(
     scale: float | None = None,
 ) -> Value:
     """`expanded`, attending to the latent itself."""
-    rank, d, dv = latent.width, up_k.shape[0] // heads, up_v.shape[0] // heads
-    into = matmul(per_head(q, heads), reshape(up_k, shape=(heads, d, rank)))  # [batch, heads, seq, rank]
-    wide = concat(into, per_head(q_rope, heads), axis=3)
     y = attention(
-        flat(wide),
+        _join(head_linear(q, up_k, heads=heads, inverse=True), q_rope, heads),
         concat(latent, k_rope, axis=2),
-        value_dim=rank,
+        value_dim=latent.width,
         heads=heads,
         kv_heads=1,
         causal=causal,
-        scale=1 / math.sqrt(d + k_rope.width) if scale is None else scale,
+        scale=1 / math.sqrt(q.width // heads + k_rope.width) if scale is None else scale,
     )
-    out = swap(reshape(up_v, shape=(heads, dv, rank)))
-    return flat(matmul(per_head(y, heads), out))
+    return head_linear(y, up_v, heads=heads)
 
 
 def _join(x: Value, y: Value, heads: int) -> Value:
     """x and y side by side in every head."""
-    return flat(concat(per_head(x, heads), per_head(y, heads), axis=3))
+    apart = (reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (x, y))
+    return reshape(concat(*apart, axis=3), shape=(*x.shape[:2], x.width + y.width))
