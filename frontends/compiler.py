@@ -98,7 +98,7 @@ def compile(
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()
-    pipeline = target_pipeline(model.graph, place, dtype, passes)
+    pipeline = target_pipeline(model.graph, place, dtype, passes, length)
     report, trace = Report(), Trace()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
     at_length(graph, length)
@@ -108,9 +108,14 @@ def compile(
     from weft.backends.onnx.lowering import refusals
 
     kind = graph.meta.get("kind")
-    if kind in ("decoder", "encoder-decoder") and not genai.cache_layers(graph):
+    remembers = bool(genai.cache_layers(graph) or genai.state_layers(graph))
+    if kind in ("decoder", "encoder-decoder") and not remembers:
         notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
-    parts = {export.MODEL: graph}
+    for_genai = kind == "decoder" and remembers
+    if for_genai and (reason := genai.refusal(graph)) is not None:
+        notes.append(f"onnxruntime-genai cannot run this model: {reason}")
+        for_genai = False
+    parts = {export.MODEL: graph.clone()}
     if kind == "encoder-decoder":
         parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
     for part in parts.values():
@@ -136,7 +141,7 @@ def compile(
                 prepack_weights(folder, name)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        if kind != "encoder-decoder" and genai.cache_layers(graph):
+        if for_genai:
             genai.write_config(graph, place, length, folder, capture=not stray)
         manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes()) | {
             "prepacked": prepack,
@@ -179,8 +184,11 @@ def _hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
             over.set()
 
 
-def target_pipeline(graph: Graph, target: Target, dtype: str, passes: str = "default") -> Pipeline:
-    """The pipeline that `passes` spells for `graph` on `target`, with the cast to `dtype` at its end.
+def target_pipeline(
+    graph: Graph, target: Target, dtype: str, passes: str = "default", max_length: int | None = None
+) -> Pipeline:
+    """The pipeline that `passes` spells for `graph` on `target` and texts of at most `max_length` tokens (None: the
+    model's context), with the cast to `dtype` at its end.
 
     Raises:
         WeftError: if the text is wrong.
@@ -188,7 +196,7 @@ def target_pipeline(graph: Graph, target: Target, dtype: str, passes: str = "def
     from weft.passes import Phase
     from weft.passes.library.cast import Cast
 
-    phases = default_pipeline(graph).phases
+    phases = default_pipeline(graph, max_length).phases
     paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in phases)
     pipeline = parse_pipeline(passes, Pipeline(paying))
     return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
@@ -233,7 +241,7 @@ def _manifest(
     graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
     from weft import __version__
-    from weft.backends.onnx.genai import cache_layers
+    from weft.backends.onnx.genai import cache_layers, state_layers
 
     meta = graph.meta
     logits = graph.outputs.get("logits")
@@ -250,6 +258,7 @@ def _manifest(
         "pad_token_id": meta.get("pad_token_id"),
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
         "cache": cache_layers(graph),
+        "states": state_layers(graph),
         "pipeline": pipeline,
         "source": {
             "spec": _absolute(model.spec),
@@ -264,8 +273,10 @@ def _manifest(
 
 def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
     """What the manifest of an encoder-decoder says besides: the length of sources, the tokens that answers begin and
-    end with."""
-    tokens = {name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")}
-    start = graph.meta.get("decoder_start_token_id")
-    start = graph.meta.get("bos_token_id") if start is None else start
-    return {"max_source_length": _max_source(graph, length), "decoder_start_token_id": start, **tokens}
+    end with (where nothing says, they begin with bos, pad, or token 0)."""
+    starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
+    return {
+        "max_source_length": _max_source(graph, length),
+        "decoder_start_token_id": next((token for token in starts if token is not None), 0),
+        **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
+    }

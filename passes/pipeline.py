@@ -95,10 +95,11 @@ class Record:
     lines: tuple[str, ...]
 
 
-def default_pipeline(graph: Graph) -> Pipeline:
+def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches.
 
-    A graph that has caches, or the logits of one token only, needs no pass to get them.
+    A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
+    window is below `max_length`, the longest text (None: the model's context), roll.
     """
     from .library.cse import Cse
     from .library.dce import Dce
@@ -107,15 +108,21 @@ def default_pipeline(graph: Graph) -> Pipeline:
     from .library.kv_cache import KvCache
     from .library.last_token_logits import LastTokenLogits
     from .library.pack import PackGateUp, PackQkv
+    from .library.rolling_buffer import RollingBuffer
 
     simplify = Phase("simplify", (Dce(), Cse(), FoldConstants()))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
         return Pipeline((simplify, fuse))
-    cached = any(node.op.name == "attention" and node.operand("past_k") is not None for node in graph.nodes)
+    cached = any(name.startswith(("past_key_values.", "past_states.")) for name in graph.inputs)
     logits = graph.outputs.get("logits")
     last = logits is not None and logits.shape[1:2] == (1,)
-    cache = tuple(p for p, there in ((KvCache(), cached), (LastTokenLogits(), last)) if not there)
+    context = graph.meta.get("context")
+    limit = max_length or context
+    local = (n.attrs for n in graph.nodes if n.op.name == "attention" and n.attrs["window"] is not None)
+    rolls = any(a["causal"] and not a["rolling"] and (limit is None or a["window"] < limit) for a in local)
+    roll = RollingBuffer(None if max_length == context else max_length)
+    cache = tuple(p for p, wanted in ((KvCache(), not cached), (roll, rolls), (LastTokenLogits(), not last)) if wanted)
     return Pipeline((simplify, fuse, Phase("cache", cache)) if cache else (simplify, fuse))
 
 

@@ -12,25 +12,65 @@ from ..targets import Target
 
 
 def cache_layers(graph: Graph) -> list[dict[str, Any]]:
-    """Geometry of the KV cache, a record per layer, read from the graph inputs."""
+    """A record per cache of a graph whose attentions are not lowered yet.
+
+    `layer` is its number, `window` that of the attention or None; a `rolling` cache holds `capacity` keys (None: as
+    many as the text has tokens), a `latent` one has no values beside them.
+    """
     found = []
     for i in range(len(graph.inputs)):
         value = graph.inputs.get(f"past_key_values.{i}.key")
         if value is None:
             break
         (node, _), *_ = value.uses
-        window = node.attrs["window"]
-        found.append({"layer": i, "kv_heads": value.shape[1], "head_dim": value.shape[3], "window": window})
+        rolling, window = node.attrs.get("rolling", False), node.attrs.get("window")
+        record = {"layer": i, "kv_heads": value.shape[1], "head_dim": value.shape[3], "window": window}
+        capacity = value.shape[2] if rolling else None
+        found.append({**record, "rolling": rolling, "capacity": capacity, "latent": node.operand("v") is None})
     return found
 
 
+def state_layers(graph: Graph) -> list[dict[str, Any]]:
+    """A record per state of constant size: its input's `name` and the `shape` of a row."""
+    states = ((name, v.shape[1:]) for name, v in graph.inputs.items() if name.startswith("past_states."))
+    return [{"name": name, "shape": list(shape)} for name, shape in states]
+
+
+def refusal(graph: Graph) -> str | None:
+    """Why onnxruntime-genai cannot run a graph with caches; None if it can."""
+    layers = cache_layers(graph)
+    if state_layers(graph):
+        return "its states of recurrences are those of a few model types only"
+    if any(layer["latent"] for layer in layers):
+        return "it has no latent caches"
+    sizes = {layer["capacity"] for layer in layers}
+    if len(sizes) > 1 and len(sizes - {None}) > 1:
+        return f"its rolling caches are of one size, not of {' and '.join(map(str, sorted(sizes - {None})))}"
+    return None
+
+
+def _sliding_window(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The section that makes onnxruntime-genai allocate rolling caches beside others: window_size + cache_slack keys.
+
+    Where all roll it reads their size from the graph. A slack of 0 would mean its default, so that one key of the
+    window counts as slack where there is none.
+    """
+    rolling = [layer for layer in layers if layer["rolling"]]
+    if not rolling or len(rolling) == len(layers):
+        return {}
+    capacity = rolling[0]["capacity"]
+    window = min(max(layer["window"] for layer in rolling), capacity - 1)
+    section = {"window_size": window, "cache_slack": capacity - window, "layers": [n["layer"] for n in rolling]}
+    return {"sliding_window": {**section, "slide_key_value_cache": False, "slide_inputs": False}}
+
+
 def config(graph: Graph, target: Target, max_length: int, capture: bool = True) -> dict[str, Any]:
-    """The configuration of a decoder graph with a KV cache, of the generic type ``decoder``.
+    """The configuration of a decoder graph with KV caches, before it is lowered, of the generic type ``decoder``.
 
     `capture`: decoding may be captured as a CUDA graph, on targets that have them.
     """
     meta, layers = graph.meta, cache_layers(graph)
-    attention = next(n for n in graph.nodes if n.op.name == "attention")
+    attention = next(n for n in graph.nodes if n.op.name in ("attention", "relative_attention"))
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if "position_ids" in graph.inputs:
@@ -51,6 +91,7 @@ def config(graph: Graph, target: Target, max_length: int, capture: bool = True) 
             "num_attention_heads": attention.attrs["heads"],
             "hidden_size": attention.output.width,
             "session_options": {"provider_options": [cuda] if target.device == "cuda" else []},
+            **_sliding_window(layers),
             "inputs": inputs
             | {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"},
             "outputs": {

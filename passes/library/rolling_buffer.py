@@ -57,7 +57,11 @@ class RollingBuffer(Pass):
 
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
         """Calls of several sizes, some beyond the capacity, give what full caches give."""
-        sizes = {n.inputs[6].shape[2] for n in after.nodes if n.op.name == "attention" and n.attrs["rolling"]}
+        sizes = {
+            past.shape[2]
+            for n in after.nodes
+            if n.op.name == "attention" and n.attrs["rolling"] and (past := n.operand("past_k"))
+        }
         total = max(sizes, default=0) + 4
         total = total if total <= _LONGEST_TRIAL else 6
         inputs = trial.inputs(before, seq=total)

@@ -183,7 +183,8 @@ def test_the_folder_describes_itself(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
     assert (manifest["kind"], manifest["target"], manifest["dtype"]) == ("decoder", "ort-cuda", "bf16")
     assert (manifest["vocab"], manifest["max_length"], manifest["logits"]) == (96, 32, "last")
-    assert manifest["cache"] == [{"layer": i, "kv_heads": 2, "head_dim": 16, "window": None} for i in range(2)]
+    wide = {"kv_heads": 2, "head_dim": 16, "window": None, "rolling": False, "capacity": None, "latent": False}
+    assert manifest["cache"] == [{"layer": i, **wide} for i in range(2)]
     assert "kv-cache" in manifest["pipeline"]
     config = json.loads((tmp_path / "out" / "genai_config.json").read_text())
     assert config["model"]["type"] == "decoder"
