@@ -6,23 +6,18 @@ where the settings and the weights are found. Never here: file formats.
 
 from __future__ import annotations
 
-from .bart import BART, MARIAN, MBART, PEGASUS
-from .bert import BERT
-from .experts import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from . import bart, bert, bloom, eleuther, experts, gemma, gpt2, llama, opt, switch, t5
 from .family import Family, Loaded, key, load
-from .gpt2 import GPT2
-from .llama import LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
 from .rope import rope_of
 from .settings import Settings, build
-from .switch import SWITCH
-from .t5 import MT5, T5, UMT5
+
+_TABLES = (bart, bert, bloom, eleuther, experts, gemma, gpt2, llama, opt, switch, t5)
 
 FAMILIES: dict[str, Family] = {
     model_type: family
-    for family in (
-        *(LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GPT2, BERT, T5, MT5, UMT5, SWITCH, BART, MBART, MARIAN, PEGASUS),
-        *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE),
-    )
+    for module in _TABLES
+    for family in vars(module).values()
+    if isinstance(family, Family)
     for model_type in family.model_types
 }
 

@@ -1,8 +1,8 @@
-"""BERT and sentence encoders built on it: post-norm encoder with learned positions and token types."""
+"""BERT, RoBERTa and ALBERT: post-norm encoders with learned positions and token types."""
 
 from __future__ import annotations
 
-from .family import Family, key
+from .family import Config, Family, key
 
 LAYER = "encoder.layer.{i}"
 
@@ -48,4 +48,45 @@ BERT = Family(
     unused=("*embeddings.position_ids", "cls.*"),
     refuse={"is_decoder": (False, None), "position_embedding_type": ("absolute", None)},
     aliases={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+)
+
+
+def _positions(config: Config) -> int:
+    """RoBERTa counts positions from the one after the padding token's."""
+    return int(key("max_position_embeddings")(config)) - int(key("pad_token_id", default=1)(config)) - 1
+
+
+ROBERTA = BERT.but(
+    "roberta",
+    prefix="roberta.",
+    found={"pooler": lambda keys: bool(keys & {"pooler.dense.weight", "roberta.pooler.dense.weight"})},
+    unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
+    context=_positions,
+    learned_positions=_positions,
+    position_offset=lambda c: key("pad_token_id", default=1)(c) + 1,
+)
+
+SHARED = "encoder.albert_layer_groups.{i}.albert_layers.0"
+
+ALBERT = BERT.but(
+    "albert",
+    names={
+        "embed_proj": "encoder.embedding_hidden_mapping_in",
+        "layers.{i}.block.attn.q": f"{SHARED}.attention.query",
+        "layers.{i}.block.attn.k": f"{SHARED}.attention.key",
+        "layers.{i}.block.attn.v": f"{SHARED}.attention.value",
+        "layers.{i}.block.attn.o": f"{SHARED}.attention.dense",
+        "layers.{i}.block.attn_norm": f"{SHARED}.attention.LayerNorm",
+        "layers.{i}.block.ffn.up": f"{SHARED}.ffn",
+        "layers.{i}.block.ffn.down": f"{SHARED}.ffn_output",
+        "layers.{i}.block.ffn_norm": f"{SHARED}.full_layer_layer_norm",
+        "pooler": "pooler",
+    },
+    prefix="albert.",
+    found={"pooler": lambda keys: bool(keys & {"pooler.weight", "albert.pooler.weight"})},
+    unused=("*embeddings.position_ids", "predictions.*", "sop_classifier.*", "classifier.*"),
+    refuse={"inner_group_num": (1, None)},
+    embed_dim=key("embedding_size", default=128),
+    shared_layers=key("num_hidden_groups", default=1),
+    activation=key("hidden_act", default="gelu_new"),
 )

@@ -11,7 +11,7 @@ from typing import Any
 from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes import Full, Normal, Permute, Recipe, Slice, Source
+from weft.ir.recipes import Full, Normal, Recipe, Source
 
 from ..dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
@@ -75,9 +75,13 @@ class Family:
         *model_types: str,
         names: Mapping[str, str | Template | None] | None = None,
         refuse: Mapping[str, tuple[Any, ...]] | None = None,
+        prefix: str | None = None,
+        found: Mapping[str, Callable[[frozenset[str]], Any]] | None = None,
+        unused: tuple[str, ...] | None = None,
         **settings: Any,
     ) -> Family:
-        """This table for other `model_types`, with some settings, names (None takes one out) and refusals changed."""
+        """This table for other `model_types`, with other settings; names (None takes one out), refusals and what is
+        found are added, `prefix` and `unused` replaced."""
         merged = {**self.names, **(names or {})}
         return replace(
             self,
@@ -85,6 +89,9 @@ class Family:
             settings={**self.settings, **settings},
             names={k: v for k, v in merged.items() if v is not None},
             refuse={**self.refuse, **(refuse or {})},
+            prefix=self.prefix if prefix is None else prefix,
+            found={**self.found, **(found or {})},
+            unused=self.unused if unused is None else unused,
         )
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
@@ -186,28 +193,3 @@ def _check(param: Param, archive: Archive, keys: frozenset[str]) -> None:
         raise WeftError(f"{archive.path}: {read} does not fit {param.name} {list(param.shape)}: {e}") from e
     if shape != param.shape:
         raise WeftError(f"{archive.path}: {read} does not fit {param.name}, which the config makes {list(param.shape)}")
-
-
-# -- templates
-
-
-def transposed(name: str) -> Template:
-    """A linear map stored [in, out] (Conv1D)."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        found = fetch(f"{name}.{part}")
-        return Permute(found, (1, 0)) if part == "weight" else found
-
-    return template
-
-
-def third(name: str, index: int) -> Template:
-    """Part `index` of a packed q, k, v stored [in, 3 · dim] (Conv1D)."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        bounds = index * settings.dim, (index + 1) * settings.dim
-        if part != "weight":
-            return Slice(fetch(f"{name}.{part}"), 0, *bounds)
-        return Permute(Slice(fetch(f"{name}.{part}"), 1, *bounds), (1, 0))
-
-    return template

@@ -1,10 +1,11 @@
-"""GPT-2: learned positions, LayerNorm, ungated MLP, weights stored [in, out] with q, k and v packed."""
+"""GPT-2 and GPT-BigCode: learned positions, LayerNorm, ungated MLP, q, k and v packed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .family import Config, Family, key, third, transposed
+from .family import Config, Family, key
+from .templates import packed_parts, transposed
 
 
 def _scales(config: Config) -> Any:
@@ -39,9 +40,7 @@ GPT2 = Family(
         "embed": "wte",
         "positions": "wpe",
         "layers.{i}.attn_norm": "h.{i}.ln_1",
-        "layers.{i}.attn.q": third("h.{i}.attn.c_attn", 0),
-        "layers.{i}.attn.k": third("h.{i}.attn.c_attn", 1),
-        "layers.{i}.attn.v": third("h.{i}.attn.c_attn", 2),
+        **packed_parts("layers.{i}.attn", "h.{i}.attn.c_attn", turned=True),
         "layers.{i}.attn.o": transposed("h.{i}.attn.c_proj"),
         "layers.{i}.ffn_norm": "h.{i}.ln_2",
         "layers.{i}.ffn.up": transposed("h.{i}.mlp.c_fc"),
@@ -52,4 +51,17 @@ GPT2 = Family(
     prefix="transformer.",
     unused=("*.attn.bias", "*.attn.masked_bias", "lm_head.weight"),
     refuse={"add_cross_attention": (False, None)},
+)
+
+# GPT-2 with one key/value head, its weights stored [out, in].
+GPT_BIGCODE = GPT2.but(
+    "gpt_bigcode",
+    names={
+        **packed_parts("layers.{i}.attn", "h.{i}.attn.c_attn", grouped=True),
+        "layers.{i}.attn.o": "h.{i}.attn.c_proj",
+        "layers.{i}.ffn.up": "h.{i}.mlp.c_fc",
+        "layers.{i}.ffn.down": "h.{i}.mlp.c_proj",
+    },
+    kv_heads=lambda c: 1 if c.get("multi_query", True) else None,
+    activation=key("activation_function", default="gelu_pytorch_tanh"),
 )

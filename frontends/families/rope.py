@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,9 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
     if kind == "linear":
         return RoPE(**plain, scaling="linear", factor=number("factor"))
     if kind == "dynamic":
-        return RoPE(**plain, scaling="dynamic", factor=number("factor"), original=int(config["max_position_embeddings"]))
+        return RoPE(
+            **plain, scaling="dynamic", factor=number("factor"), original=int(config["max_position_embeddings"])
+        )
     original = _original(config, given)
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
@@ -63,10 +65,15 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
                 raise WeftError(f"RoPE of type {kind} needs {name!r}")
         factor = float(given.get("factor") or config["max_position_embeddings"] / original)
         amplitude = float(longrope_amplitude(factor, original) if amplitude is None else amplitude)
+        plain |= {"original": original, "amplitude": amplitude}
         short, long = (tuple(map(float, given[name])) for name in ("short_factor", "long_factor"))
-        factors = {"factors": short, "long_factors": long}
-        return RoPE(**plain, scaling="longrope", original=original, **factors, amplitude=amplitude)
+        return RoPE(**plain, scaling="longrope", factors=short, long_factors=long)
     raise WeftError(f"unknown RoPE type {kind!r}; known are default, linear, dynamic, llama3, yarn, longrope")
+
+
+def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
+    """`rope_of` for a family with other `defaults` of the config's keys, or whose pairs are neighbours."""
+    return lambda config: replace(rope_of({**defaults, **config}), interleaved=interleaved)
 
 
 def at_length(graph: Graph, length: int) -> None:

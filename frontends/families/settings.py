@@ -19,6 +19,7 @@ from ..dsl import (
     GatedMLP,
     LayerNorm,
     LearnedPositions,
+    Repeat,
     RMSNorm,
     RoPE,
     Sinusoidal,
@@ -49,8 +50,9 @@ class Settings:
 
     `heads` and `ffn` (the inner width) may be None where `mixer` takes the place of attention and `moe` that of the
     feed-forward, or where a layer has none. `qk_norm` is none, head (one weight for all heads), each (weights of its
-    own for each head) or full (over all heads at once). An encoder-decoder is described by its encoder; `decoder` says
-    which settings are others in the decoder, whose blocks also attend to the encoder.
+    own for each head) or full (over all heads at once). `shared_layers` is how many layers have weights of their own,
+    each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. An encoder-decoder is described by
+    its encoder; `decoder` says which settings are others in the decoder, whose blocks also attend to the encoder.
     """
 
     vocab: int
@@ -69,6 +71,7 @@ class Settings:
     eps: float = 1e-6
     arrangement: str = "pre"
     residual_scale: float = 1.0
+    shared_layers: int | None = None
     # attention
     qkv_bias: bool = False
     out_bias: bool = False
@@ -87,6 +90,7 @@ class Settings:
     ffn_bias: bool = False
     moe: Any = None
     # both ends
+    embed_dim: int | None = None
     embed_scale: float = 1.0
     embed_norm: bool = False
     learned_positions: int | None = None
@@ -142,6 +146,7 @@ def _encoder(s: Settings) -> Encoder:
         context=s.context,
         embed_scale=s.embed_scale,
         position_bias=s.position_bias,
+        embed_dim=s.embed_dim,
     )
 
 
@@ -164,10 +169,13 @@ def _decoder(s: Settings, cross: bool = False) -> Decoder:
 
 def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
     """The arguments `layers` and `block` of a model."""
-    norm = _norm(s)
-    blocks = [_block(_layer(s, i), norm, cross) for i in range(s.layers)]
-    alike = all(b == blocks[0] for b in blocks)
-    return (s.layers, blocks[0]) if alike else (blocks, None)
+    norm, own = _norm(s), s.shared_layers or s.layers
+    if s.layers % own:
+        raise WeftError(f"shared_layers={own} does not divide layers={s.layers}")
+    blocks: list[Any] = [_block(_layer(s, i), norm, cross) for i in range(own)]
+    if s.shared_layers:
+        blocks = [Repeat(block, s.layers // own) for block in blocks]
+    return (own, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
 
 
 def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:

@@ -42,18 +42,60 @@ GQA, MHA = {"num_key_value_heads": 2}, {"num_key_value_heads": 4}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 SLIDING = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
+GPT_NEO = {k: COMMON[k] for k in ("vocab_size", "hidden_size", "max_position_embeddings")} | {
+    "num_layers": 3,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]],
+    "window_size": WINDOW,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MPT = {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 64, "vocab_size": VOCAB}
+# Scalings from a context of 16 to the length of the texts and beyond.
+BORDER = {"original_max_position_embeddings": 16}
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, **BORDER},
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **BORDER},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4],
+        "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        "factor": 4.0,
+        **BORDER,
+    },
+}
+LOCAL_GLOBAL = ["sliding_attention", "sliding_attention", "full_attention"]
+GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+UNCAPPED = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+GEMMA3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+}
+
+TOP2 = {"num_experts_per_tok": 2}
+QWEN_MOE = TOP2 | {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+# Of four layers the second and the fourth could be sparse, but the second is not.
+ALTERNATING = {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": True}
+
 
 @dataclass(frozen=True)
 class Row:
     """A tiny model: `model` is a class of transformers, `config` the arguments of its config.
 
-    `stepwise` runs the reference in the same chunks as ours, where its numbers depend on them (rotary frequencies that
-    follow the length of the text).
+    `attention` is transformers' implementation; its eager Falcon adds ALiBi twice.
     """
 
     model: str
     config: dict[str, Any]
-    stepwise: bool = False
+    attention: str = "eager"
 
     @property
     def family(self) -> str:
@@ -74,7 +116,7 @@ class Row:
         """The model, its parameters drawn anew, also written to `folder` as a checkpoint in several files."""
         kind = getattr(transformers, self.model)
         config = kind.config_class(**self.config)
-        config._attn_implementation = "eager"
+        config._attn_implementation = self.attention
         model = randomized(kind(config, **options))
         model.save_pretrained(folder, max_shard_size="100KB")
         return model
@@ -91,9 +133,97 @@ ROWS: dict[str, Row] = {
     "qwen3-gqa": Row("Qwen3ForCausalLM", COMMON | GQA | UNTIED | {"head_dim": 32}),
     "qwen3-window": Row("Qwen3ForCausalLM", COMMON | MHA | TIED | SLIDING | {"head_dim": 16, "attention_bias": True}),
     "olmo2-gqa": Row("Olmo2ForCausalLM", COMMON | GQA | UNTIED),
+    "olmo": Row("OlmoForCausalLM", COMMON | GQA | UNTIED),
+    "olmo-clipped": Row("OlmoForCausalLM", COMMON | MHA | TIED | {"clip_qkv": 1.0, "attention_bias": True}),
+    "granite": Row("GraniteForCausalLM", COMMON | GQA | TIED | GRANITE),
+    "granite-biases": Row("GraniteForCausalLM", COMMON | MHA | UNTIED | {"attention_bias": True, "mlp_bias": True}),
+    "smollm3": Row("SmolLM3ForCausalLM", COMMON | GQA | TIED | {"no_rope_layer_interval": 2}),
+    "smollm3-window": Row(
+        "SmolLM3ForCausalLM",
+        COMMON | MHA | UNTIED | {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
+    "phi3": Row("Phi3ForCausalLM", COMMON | GQA | UNTIED | {"sliding_window": WINDOW}),
+    "phi3-longrope": Row(
+        "Phi3ForCausalLM",
+        COMMON | MHA | TIED | BORDER | {"rope_parameters": ROPES["longrope"]},
+    ),
+    "starcoder2": Row("Starcoder2ForCausalLM", COMMON | GQA | TIED | {"sliding_window": WINDOW}),
+    "starcoder2-plain": Row("Starcoder2ForCausalLM", COMMON | MHA | UNTIED | {"use_bias": False}),
+    "stablelm": Row("StableLmForCausalLM", COMMON | GQA | UNTIED | {"use_qkv_bias": True}),
+    "stablelm-parallel": Row(
+        "StableLmForCausalLM", COMMON | GQA | TIED | {"use_parallel_residual": True, "qk_layernorm": True}
+    ),
+    "cohere": Row("CohereForCausalLM", COMMON | GQA | TIED),
+    "cohere-norms": Row("CohereForCausalLM", COMMON | GQA | UNTIED | {"use_qk_norm": True, "attention_bias": True}),
+    "gemma": Row("GemmaForCausalLM", COMMON | GQA | TIED | {"head_dim": 32}),
+    "gemma2": Row("Gemma2ForCausalLM", COMMON | GQA | TIED | GEMMA2),
+    "gemma2-uncapped": Row("Gemma2ForCausalLM", COMMON | MHA | UNTIED | GEMMA2 | UNCAPPED),
+    "gemma3": Row("Gemma3ForCausalLM", COMMON | GQA | TIED | GEMMA2 | {"sliding_window_pattern": 2}),
+    "gemma3-linear": Row(
+        "Gemma3ForCausalLM",
+        COMMON | MHA | UNTIED | GEMMA2 | {"rope_parameters": GEMMA3_ROPES, "layer_types": LOCAL_GLOBAL},
+    ),
+    **{
+        f"llama-{name}": Row(
+            "LlamaForCausalLM",
+            COMMON
+            | GQA
+            | UNTIED
+            | {"rope_parameters": rope, "max_position_embeddings": 16 if name == "dynamic" else 64},
+        )
+        for name, rope in ROPES.items()
+    },
+    "gpt_neo": Row("GPTNeoForCausalLM", GPT_NEO),
+    "gptj": Row("GPTJForCausalLM", CLASSIC | {"rotary_dim": 8}),
+    "gptj-tied": Row("GPTJForCausalLM", CLASSIC | TIED | {"rotary_dim": 16, "n_inner": 80}),
+    "gpt_neox": Row("GPTNeoXForCausalLM", COMMON | UNTIED | {"rotary_pct": 0.5}),
+    "gpt_neox-sequential": Row(
+        "GPTNeoXForCausalLM", COMMON | TIED | {"use_parallel_residual": False, "attention_bias": False}
+    ),
+    "phi": Row("PhiForCausalLM", COMMON | GQA | UNTIED),
+    "phi-norms": Row("PhiForCausalLM", COMMON | MHA | TIED | {"qk_layernorm": True, "partial_rotary_factor": 0.25}),
+    "gpt_bigcode": Row("GPTBigCodeForCausalLM", CLASSIC),
+    "gpt_bigcode-mha": Row("GPTBigCodeForCausalLM", CLASSIC | UNTIED | {"multi_query": False, "n_inner": 80}),
+    "opt": Row("OPTForCausalLM", COMMON | {"ffn_dim": 80}),
+    "opt-post": Row("OPTForCausalLM", COMMON | UNTIED | {"ffn_dim": 80, "do_layer_norm_before": False}),
+    "bloom": Row("BloomForCausalLM", CLASSIC | {"hidden_size": 64}),
+    "bloom-six-heads": Row("BloomForCausalLM", CLASSIC | {"hidden_size": 96, "n_head": 6}),
+    "falcon-mqa": Row("FalconForCausalLM", COMMON | {"multi_query": True}),
+    "falcon-sequential": Row(
+        "FalconForCausalLM",
+        COMMON | {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
+        "sdpa",
+    ),
+    "falcon-gqa": Row("FalconForCausalLM", COMMON | UNTIED | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-one-norm": Row(
+        "FalconForCausalLM",
+        COMMON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "mpt": Row("MptForCausalLM", MPT),
+    "mpt-clipped": Row("MptForCausalLM", MPT | {"attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.2}}),
     "gpt2-tied": Row("GPT2LMHeadModel", CLASSIC),
     "gpt2-untied": Row("GPT2LMHeadModel", CLASSIC | UNTIED),
+    "mixtral": Row("MixtralForCausalLM", COMMON | GQA | UNTIED | TOP2 | {"num_local_experts": 4}),
+    "mixtral-window-tied": Row(
+        "MixtralForCausalLM", COMMON | MHA | TIED | TOP2 | {"num_local_experts": 4, "sliding_window": WINDOW}
+    ),
+    "qwen2-moe": Row("Qwen2MoeForCausalLM", COMMON | GQA | UNTIED | QWEN_MOE),
+    "qwen2-moe-mixed": Row(
+        "Qwen2MoeForCausalLM",
+        COMMON | MHA | TIED | QWEN_MOE | SLIDING | ALTERNATING | {"max_window_layers": 3, "qkv_bias": False},
+    ),
+    "qwen3-moe": Row("Qwen3MoeForCausalLM", COMMON | GQA | UNTIED | QWEN_MOE | {"head_dim": 32}),
+    "qwen3-moe-mixed": Row(
+        "Qwen3MoeForCausalLM", COMMON | MHA | TIED | QWEN_MOE | SLIDING | ALTERNATING | {"attention_bias": True}
+    ),
+    "olmoe": Row("OlmoeForCausalLM", COMMON | GQA | UNTIED | TOP2 | {"num_experts": 4}),
     "bert": Row("BertModel", COMMON | {"type_vocab_size": 2, "hidden_act": "gelu"}),
+    "roberta": Row("RobertaModel", COMMON | {"type_vocab_size": 1, "pad_token_id": 1}),
+    "albert": Row("AlbertModel", COMMON | {"type_vocab_size": 2, "embedding_size": 24}),
+    "albert-groups": Row(
+        "AlbertModel",
+        COMMON | {"type_vocab_size": 2, "embedding_size": 64, "num_hidden_layers": 4, "num_hidden_groups": 2},
+    ),
 }
 
 
@@ -107,16 +237,10 @@ def randomized(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return model.eval()
 
 
-def reference(model: torch.nn.Module, ids: np.ndarray, chunk: int | None = None) -> np.ndarray:
-    """Logits [batch, seq, vocab] of token ids [batch, seq] in transformers, in one pass or in chunks."""
-    cache, found = None, []
+def reference(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
+    """Logits [batch, seq, vocab] of token ids [batch, seq] in transformers."""
     with torch.inference_mode():
-        for start in range(0, ids.shape[1], chunk or ids.shape[1]):
-            part = torch.from_numpy(ids[:, start : start + (chunk or ids.shape[1])])
-            made = model(part, past_key_values=cache, use_cache=chunk is not None)
-            cache = made.past_key_values if chunk else None
-            found.append(made.logits.numpy())
-    return np.concatenate(found, 1)
+        return np.asarray(model(torch.from_numpy(ids), use_cache=False).logits.numpy())
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:

@@ -1,0 +1,84 @@
+"""Checkpoint names that say more than a name: how a parameter is made of tensors in another layout.
+
+Each function makes a `Template`: pure data movement, or an affine step, over the checkpoint's tensors.
+"""
+
+from __future__ import annotations
+
+from weft.ir.recipes import Add, Concat, Permute, Recipe, Reshape, Slice
+
+from .family import Fetch, Template
+from .settings import Settings
+
+
+def transposed(name: str) -> Template:
+    """A linear map stored [in, out] (Conv1D)."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        found = fetch(f"{name}.{part}")
+        return Permute(found, (1, 0)) if part == "weight" else found
+
+    return template
+
+
+def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False) -> Template:
+    """Part `which` (q, k or v) of one linear map for all three.
+
+    Its rows are all queries, then all keys, then all values; or, `grouped`, one key/value head after the other: its
+    queries, its key, its value. `turned` if stored [in, out].
+    """
+
+    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
+        found = transposed(name)(fetch, part, s) if turned else fetch(f"{name}.{part}")
+        heads, d = s.heads or 1, s.head_size
+        runs, queries, keys = (s.groups, heads // s.groups, 1) if grouped else (1, heads, s.groups)
+        first, count = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}[which]
+        start, stop = first * d, (first + count) * d
+        if runs == 1:
+            return Slice(found, 0, start, stop)
+        rest = (-1,) if part == "weight" else ()
+        apart = Reshape(found, (runs, (queries + 2 * keys) * d, *rest))
+        return Reshape(Slice(apart, 1, start, stop), (runs * count * d, *rest))
+
+    return template
+
+
+def packed_parts(prefix: str, name: str, *, grouped: bool = False, turned: bool = False) -> dict[str, Template]:
+    """The parameters q, k and v under `prefix`, `packed` in one linear map."""
+    return {f"{prefix}.{which}": packed(name, which, grouped=grouped, turned=turned) for which in "qkv"}
+
+
+def half(name: str, index: int) -> Template:
+    """Half `index` of a linear map that holds gate above up."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        rows = settings.ffn
+        assert isinstance(rows, int)
+        return Slice(fetch(f"{name}.{part}"), 0, index * rows, (index + 1) * rows)
+
+    return template
+
+
+def shifted(name: str) -> Template:
+    """A norm that multiplies by 1 + weight (Gemma)."""
+    return lambda fetch, part, settings: Add((fetch(f"{name}.{part}"),), 1.0)
+
+
+def by_arrangement(**names: str) -> Template:
+    """The name that belongs to the arrangement of the blocks."""
+    return lambda fetch, part, settings: fetch(f"{names[settings.arrangement]}.{part}")
+
+
+def flattened(name: str) -> Template:
+    """Weights of every head [heads, d] as one vector."""
+    return lambda fetch, part, settings: Reshape(fetch(f"{name}.{part}"), (-1,))
+
+
+def joined(name: str, of_keys: bool = False) -> Template:
+    """Weights of every head stored as a tensor each, {h} being the head; `of_keys` for the key/value heads."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        heads = range(settings.groups if of_keys else settings.heads or 1)
+        return Concat(tuple(fetch(f"{name.replace('{h}', str(h))}.{part}") for h in heads))
+
+    return template
