@@ -146,6 +146,8 @@ class OrtContext:
         session = model.session
         try:
             self.lengths: Ints = np.zeros(batch, np.int64)
+            self._ids = np.zeros((batch, capacity), np.int64)  # the tokens held
+            self._whole = True  # no run was interrupted
             self._memory = Memory(session, model.states, batch, capacity)
             widths = {"input_ids": 1, "attention_mask": capacity, "position_ids": 1}
             self._inputs = {name: Buffer(session, (batch, widths[name]), kind) for name, kind in model.kinds.items()}
@@ -181,6 +183,15 @@ class OrtContext:
         """Empty every row."""
         self._memory.clear()
         self._cut(0)
+        self._whole = True
+
+    def held(self, prompt: Sequence[int]) -> int:
+        """How many first tokens of `prompt` the one row holds and may keep; never all, as the last gives the logits."""
+        past = int(self.lengths[0]) if self._whole else 0
+        known = np.array(prompt[:-1][:past], np.int64)
+        differ = np.flatnonzero(self._ids[0, : known.size] != known)
+        common = int(differ[0]) if differ.size else known.size
+        return common if common == past or self.model.rewinds else 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Floats:
         """Start every row anew with its prompt, at most `chunk` tokens a run; the logits after each, [batch, vocab].
@@ -189,8 +200,7 @@ class OrtContext:
         length, where it would enter states or rolling caches. A longer prompt runs alone, in its own part of the
         caches, since the attention kernels continue only one row at a time. Prompts fewer than rows are spread: each
         is read once and copied to as many neighbouring rows. Behind an encoder the prompts are sources, and the rows
-        begin with its start token. `keep` says how many tokens of its prompt a single row holds already, as `lengths`
-        or, where the model `rewinds`, fewer.
+        begin with its start token. `keep` says how many tokens of its prompt a single row keeps, see `held`.
 
         The result is valid until the next call.
         """
@@ -240,11 +250,14 @@ class OrtContext:
             inputs["attention_mask"].host[np.arange(self.lengths.size)[rows], at] = 1
         if "position_ids" in inputs:
             inputs["position_ids"].host[rows, 0] = at
-        self.lengths[rows] += 1
         for buffer in inputs.values():
             buffer.push()
+        self._whole = False
         self.model.run(*self._steps[self._memory.side])
         self._memory.turn()
+        self._ids[np.arange(self.lengths.size)[rows], at] = inputs["input_ids"].host[rows, 0]
+        self.lengths[rows] = at + 1
+        self._whole = True
         if not self._shared:
             float32(self._logits.pull()[:, 0], self._scores)
         return self._scores
@@ -252,7 +265,7 @@ class OrtContext:
     def gather(self, rows: Ints) -> None:
         """Row r continues what row `rows[r]` holds: its tokens, caches, states and source."""
         self._memory.gather(rows, int(self.lengths.max()))
-        self.lengths[:] = self.lengths[rows]
+        self.lengths[:], self._ids[:] = self.lengths[rows], self._ids[rows]
         for buffer in self._inputs.values():
             buffer.host[:] = buffer.host[rows]
         if self._reading is not None and (moved := self._reading.gather(rows)) is not self._reading:
@@ -263,7 +276,8 @@ class OrtContext:
         """Hold what `other`, a context of as many rows and of no larger capacity, holds."""
         used = int(other.lengths.max())
         self._memory.take(other._memory, used)
-        self.lengths[:] = other.lengths
+        self.lengths[:], self._whole = other.lengths, other._whole
+        self._ids[:, :used] = other._ids[:, :used]
         for name, buffer in self._inputs.items():
             width = other._inputs[name].shape[1]
             buffer.host[:, :width] = other._inputs[name].host
@@ -301,9 +315,13 @@ class OrtContext:
         shape = (rows, longest if model.every_position else 1, model.vocab)
         logits = self._room(shape)
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
+        self._whole = False
         model.run(binding, self._plain)
         self._memory.turn()
+        for row, (part, at) in enumerate(zip(parts, past.tolist(), strict=True), first):
+            self._ids[row, at : at + len(part)] = part
         self.lengths[first : first + rows] = total
+        self._whole = True
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
         return logits

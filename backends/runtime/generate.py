@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +16,7 @@ from weft.ir.errors import WeftError
 from .beams import Beams, BeamSearch, EarlyStopping, search
 from .chat import ChatTemplate, Message
 from .decoder import parts
-from .protocols import Bools, Decoder
+from .protocols import Bools, Context, Decoder
 from .results import Result, Timings
 from .sampling import Floats, Forced, Ints, Sampler, Sampling, SamplingOptions, check_count
 from .text import GrowingText, StopStrings, Tokenizer
@@ -31,6 +32,10 @@ class Stream(Iterator[str]):
 
     def __next__(self) -> str:
         return next(self._pieces)
+
+    def close(self) -> None:
+        """End it where it is."""
+        self._pieces = iter(())
 
 
 class Generator:
@@ -204,6 +209,12 @@ class Generator:
             raise WeftError(f"token {wrong} of a prompt is outside the vocabulary of {self.decoder.vocab} tokens")
         return ids
 
+    @contextmanager
+    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[Context, int]]:
+        """Caches for `prompts` and what follows, and how many tokens of a single one they hold already."""
+        with self.decoder.context(len(prompts), most) as context:
+            yield context, 0
+
     def _run(self, rows: list[_Row], chunk: int) -> Iterator[None]:
         """Drive all rows to their end, pausing after each token."""
         timings = Timings(prompt_tokens=sum(len(row.result.prompt) for row in rows))
@@ -211,11 +222,13 @@ class Generator:
             row.result.timings = timings
         tokens = np.zeros(len(rows), np.int64)
         active = np.ones(len(rows), np.bool_)
+        prompts = [row.result.prompt for row in rows]
         most = self._most([(row.result.prompt, row.limit) for row in rows])
-        with self.decoder.context(len(rows), most) as context:
+        with self._opened(prompts, most) as (context, keep):
             timings.cache_bytes = context.cache_bytes
+            timings.prompt_tokens -= keep
             start = perf_counter()
-            _push(rows, context.prefill([row.result.prompt for row in rows], chunk), tokens, active)
+            _push(rows, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
             yield
             while active.any():

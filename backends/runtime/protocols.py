@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,12 @@ class Context(Protocol):
     def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Floats:
         """Start all rows anew: the logits after each prompt, [batch, vocab].
 
-        Fewer prompts than rows are spread over neighbouring rows; a single row holds `keep` tokens of its prompt.
+        Fewer prompts than rows are spread over neighbouring rows; a single row keeps `keep` tokens of its prompt.
         """
+        ...
+
+    def held(self, prompt: Sequence[int]) -> int:
+        """How many first tokens of `prompt` the one row holds and may keep."""
         ...
 
     def step(self, tokens: Ints, active: Bools | None = None) -> Floats:
@@ -48,8 +52,8 @@ class Context(Protocol):
         """Row r continues what row `rows[r]` holds."""
         ...
 
-    def take(self, other: Self) -> None:
-        """Hold what `other` holds."""
+    def take(self, other: Any) -> None:
+        """Hold what `other`, a context of the same decoder and of no larger capacity, holds."""
         ...
 
 
@@ -67,11 +71,6 @@ class Decoder(Protocol):
     @property
     def start(self) -> tuple[int, ...] | None:
         """What every row begins with where prompts are sources; None where a row begins with its prompt."""
-        ...
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether a row can go back to fewer tokens."""
         ...
 
     def context(self, batch: int, tokens: int) -> AbstractContextManager[Context]:

@@ -13,7 +13,7 @@ class Timings:
     """How long a call took and how much it held; of a batch, all rows together. Prefill includes choosing the first
     tokens."""
 
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # those read: a conversation keeps what it has read before
     prefill_seconds: float = 0.0
     decoded_tokens: int = 0  # those after the first of each row
     decode_seconds: float = 0.0
