@@ -48,37 +48,65 @@ def _zeros(e: Emitter, batch: Size, *tail: int) -> Any:
     return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
 
 
-# -- one decay per head
+def _start(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
+    """The state before the first token as [batch, *tail]."""
+    return _zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
+
+
+# -- gated linear attention
 
 
 @lowering(ops.gated_linear_attention, targets=ORT)
 def LinearAttention(e: Emitter, node: Node) -> list[Out]:
-    q, k, v, decay, past = (_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
-    return _narrow(e, node, _linear_attention(e, q, k, v, past, decay, node.attrs["groups"], node.attrs["heads"]))
-
-
-def _linear_attention(e: Emitter, q: Any, k: Any, v: Any, past: Any, decay: Any, groups: int, heads: int) -> list[Out]:
-    rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
+    operands = [_wide(e, node.operand(n)) for n in ("q", "k", "v", "past", "decay")]
     made: list[Out] = e.op(
-        "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
+        "LinearAttention",
+        *operands,
+        domain=MS,
+        outputs=2,
+        q_num_heads=node.attrs["groups"],
+        kv_num_heads=node.attrs["heads"],
+        update_rule="linear" if operands[-1] is None else "gated",
+        scale=1.0,
     )
-    return made
+    return _narrow(e, node, made)
 
 
-@lowering(ops.gated_linear_attention, targets=("onnx",))
+def _per_key(node: Node, target: Target) -> str | None:
+    decay = node.operand("decay")
+    return "it has a decay per key" if decay is not None and decay.width != node.attrs["heads"] else None
+
+
+@lowering(ops.gated_linear_attention, targets=("onnx",), when=_per_key)
 def ChunkScan(e: Emitter, node: Node) -> list[Out]:
     q, k, v, decay, past = (_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
     groups, heads = node.attrs["groups"], node.attrs["heads"]
-    batch, seq, width = node.output.shape
-    assert isinstance(width, int) and node.inputs[0] is not None
+    width = node.output.width
+    assert node.inputs[0] is not None
     grid, d, dv = [groups, heads // groups], node.inputs[0].width // groups, width // heads
-    state = _zeros(e, batch, *grid, d, dv) if past is None else e.op("Reshape", past, e.constant([0, *grid, d, dv]))
-    chunks = _Chunks(e, seq)
+    chunks = _Chunks(e, node.output.shape[1])
     parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
     if decay is not None:
         parts.append(chunks.cut(decay, *grid, 1))
-    state, y = e.scan(chunks.step, [state], parts)
-    y = chunks.join(y, width)
+    state, y = e.scan(chunks.step, [_start(e, node, past, *grid, d, dv)], parts)
+    return _narrow(e, node, [chunks.join(y, width), e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+
+
+@lowering(ops.gated_linear_attention, targets=("onnx",))
+def KeyScan(e: Emitter, node: Node) -> list[Out]:
+    q, k, v, decay, past = (_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
+    groups, heads = node.attrs["groups"], node.attrs["heads"]
+    assert node.inputs[0] is not None
+    grid, d, dv = [groups, heads // groups], node.inputs[0].width // groups, node.output.width // heads
+
+    def step(state: Any, q: Any, k: Any, v: Any, decay: Any) -> tuple[Any, Any]:
+        state = e.op("Add", e.op("Mul", e.op("Exp", decay), state), e.op("Mul", k, v))
+        return state, e.op("MatMul", q, state)
+
+    shapes = [groups, 1, 1, d], [groups, 1, d, 1], [*grid, 1, dv], [*grid, d, 1]
+    parts = [e.op("Reshape", x, e.constant([0, 0, *s])) for x, s in zip((q, k, v, decay), shapes, strict=True)]
+    state, y = e.scan(step, [_start(e, node, past, *grid, d, dv)], parts)
+    y = e.op("Reshape", y, e.constant([0, 0, node.output.width]))
     return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
@@ -136,25 +164,13 @@ class _Chunks:
         return state, e.op("Transpose", y, perm=[0, 3, 1, 2, 4])
 
 
-# -- one decay per channel and state
-
-
-def _inputs(e: Emitter, node: Node) -> tuple[Any, ...]:
-    """x, delta, b, c and the past of a selective scan, and what drives the state: delta · x."""
-    x, delta, b, c, past = (_wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "past"))
-    return x, delta, b, c, past, e.op("Mul", delta, x)
-
-
-def _with_skip(e: Emitter, node: Node, y: Any, x: Any) -> Any:
-    """y + D x."""
-    d = node.operand("d")
-    return y if d is None else e.op("Add", y, e.op("Mul", x, _wide(e, d)))
+# -- Mamba
 
 
 @lowering(ops.selective_scan, targets=("onnx", "ort-cpu"))
 def TokenScan(e: Emitter, node: Node) -> list[Out]:
-    x, delta, b, c, past, driven = _inputs(e, node)
-    a = node.inputs[2]
+    x, delta, b, c, d, past = (_wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
+    a = node.operand("a")
     assert a is not None
     channels, states = a.shape
     assert isinstance(channels, int) and isinstance(states, int)
@@ -168,26 +184,11 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
         state = e.op("Add", kept, e.op("Mul", b, driven))
         return state, e.op("MatMul", c, state)
 
-    rows = (e.op("Unsqueeze", v, e.constant([2])) for v in (delta, driven, c))
-    delta, driven, c = rows
-    if past is None:
-        past = _zeros(e, node.output.shape[0], states, channels)
-    state, y = e.scan(step, [past], [delta, driven, e.op("Unsqueeze", b, e.constant([3])), c])
+    parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
+    parts += [e.op("Unsqueeze", b, e.constant([3])), e.op("Unsqueeze", c, e.constant([2]))]
+    state, y = e.scan(step, [_start(e, node, past, states, channels)], parts)
     y = e.op("Squeeze", y, e.constant([2]))
-    return _narrow(e, node, [_with_skip(e, node, y, x), state])
-
-
-@lowering(ops.selective_scan, targets=("ort-cuda",))
-def LinearAttentionPerKey(e: Emitter, node: Node) -> list[Out]:
-    x, delta, b, c, past, driven = _inputs(e, node)
-    channels = node.output.width
-    rates = e.op("Mul", e.op("Unsqueeze", delta, e.constant([3])), e[node.inputs[2]])
-    decay = e.op("Reshape", rates, e.constant([0, 0, -1]))
-    if past is not None:
-        past = e.op("Unsqueeze", e.op("Transpose", past, perm=[0, 2, 1]), e.constant([3]))
-    y, state = _linear_attention(e, c, b, driven, past, decay, 1, channels)
-    state = e.op("Transpose", e.op("Squeeze", state, e.constant([3])), perm=[0, 2, 1])
-    return [_with_skip(e, node, y, x), state][: len(node.outputs)]
+    return _narrow(e, node, [y if d is None else e.op("Add", y, e.op("Mul", x, d)), state])
 
 
 # -- short convolutions

@@ -1,7 +1,7 @@
 """Layers whose past is a state of constant size: linear attention and short convolutions; `state_space` has Mamba's.
 
 Every op takes the past as optional operands and then also returns the present, so that a sequence may be cut anywhere:
-running the pieces one after the other equals one run. Linear attention and Mamba-2 are made of one recurrence,
+running the pieces one after the other equals one run. Linear attention, Mamba and Mamba-2 are made of one recurrence,
 `gated_linear_attention`; its body is the parallel form, quadratic in the length.
 """
 
@@ -34,16 +34,18 @@ _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
         case(*_GATED, None, normal(2, 2, 3, 10), heads=2, groups=2),
         case(normal(1, 150, 3), normal(1, 150, 3), normal(1, 150, 4), -np.arange(300.0).reshape(1, 150, 2), heads=2),
         case(normal(3, 1, 2), normal(3, 1, 2), normal(3, 1, 4), -np.ones((3, 1, 2)), normal(3, 2, 2, 2), heads=2),
+        case(*_GATED, np.linspace(-9, 0, 168).reshape(2, 7, 12), heads=4, groups=2),
+        case(*_GATED, np.linspace(-1, 0, 168).reshape(2, 7, 12), normal(2, 4, 3, 5), heads=4, groups=2),
     ],
 )
 def gated_linear_attention(
     q: Array, k: Array, v: Array, decay: Array | None = None, past: Array | None = None, *, heads: int, groups: int = 1
 ) -> Array | tuple[Array, Array]:
-    """S_t = e^{g_t} S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with one gate g ≤ 0 per head (Yang 2023, Dao 2024).
+    """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0 (Yang 2023).
 
     q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `decay` g
-    [batch, seq, heads] or all zeros → y like v. The state before them is `past` [batch, heads, d, dv], then the one
-    after them is returned too; or zero.
+    [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or none (0) → y like v. The state before
+    them is `past` [batch, heads, d, dv], then the one after them is returned too; or zero.
     """
     batch, seq, _ = v.shape
     qh, kh = (np.repeat(t.reshape(batch, seq, groups, -1), heads // groups, 2) for t in (q, k))
@@ -51,7 +53,7 @@ def gated_linear_attention(
     state = np.zeros((batch, heads, qh.shape[3], vh.shape[3])) if past is None else past
     y = np.zeros_like(vh)
     for t in range(seq):
-        kept = state if decay is None else np.exp(decay[:, t, :, None, None]) * state
+        kept = state if decay is None else np.exp(decay[:, t].reshape(batch, heads, -1, 1)) * state
         state = kept + kh[:, t, :, :, None] * vh[:, t, :, None]
         y[:, t] = np.einsum("bhde,bhd->bhe", state, qh[:, t])
     return y.reshape(v.shape) if past is None else (y.reshape(v.shape), state)
@@ -65,8 +67,8 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is no multiple of groups={groups}")
     fits = v.shape[:2] == q.shape[:2] and width % heads == 0 and wide % groups == 0
     want(fits, f"q {q} and v {v} do not fit heads={heads} and groups={groups}")
-    gates = v.with_shape(*v.shape[:2], heads)
-    want(n.decay is None or n.decay == gates, f"decay {n.decay} must be {gates}")
+    gates = [v.with_shape(*v.shape[:2], heads * keys) for keys in (1, wide // groups)]
+    want(n.decay is None or n.decay in gates, f"decay {n.decay} must be {gates[0]} or {gates[1]}")
     state = v.with_shape(v.shape[0], heads, wide // groups, width // heads)
     want(n.past is None or n.past == state, f"past {n.past} must be {state}")
     return (v,) if n.past is None else (v, state)
@@ -91,20 +93,21 @@ def _(n: Bound) -> Value | tuple[Value, Value]:
 
     q, k, v = by_head(n.q), by_head(n.k), per_head(n.v, heads)
     at = iota(n.v, axis=1)
-    scores = masked(less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,))), matmul(q, swap(k)))
+    seen = less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,)))
+    pairs = mul(unsqueeze(q, axes=(3,)), unsqueeze(k, axes=(2,)))  # [batch, heads, t, s, d]
     if decay is not None:
-        so_far = swap(cumsum(decay, axis=1))  # [batch, heads, t]
+        so_far = per_head(cumsum(decay, axis=1), heads)  # [batch, heads, t, d or 1]
         gap = sub(unsqueeze(so_far, axes=(3,)), unsqueeze(so_far, axes=(2,)))
-        scores = mul(scores, exp(clip(gap, high=0.0)))
-    y = matmul(scores, v)
+        pairs = mul(pairs, exp(clip(gap, high=0.0)))
+    y = matmul(masked(seen, add_up(pairs, axes=(4,))), v)
     if past is None:
         return flat(y)
     if decay is None:
         return flat(add(y, matmul(q, past))), add(past, matmul(swap(k), v))
-    whole = swap(add_up(decay, axes=(1,), keepdims=True))  # [batch, heads, 1]
-    y = add(y, matmul(mul(q, unsqueeze(exp(so_far), axes=(3,))), past))
-    written = matmul(swap(mul(k, unsqueeze(exp(sub(whole, so_far)), axes=(3,)))), v)
-    return flat(y), add(mul(unsqueeze(exp(whole), axes=(3,)), past), written)
+    whole = per_head(add_up(decay, axes=(1,), keepdims=True), heads)
+    y = add(y, matmul(mul(q, exp(so_far)), past))
+    written = matmul(swap(mul(k, exp(sub(whole, so_far)))), v)
+    return flat(y), add(mul(swap(exp(whole)), past), written)
 
 
 _QKV = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 9))

@@ -3,8 +3,7 @@
 What surrounds them is composed: a projection into x, gate and step, `causal_conv` with silu, Δ = softplus(step + bias),
 A = −e^A_log (recipe ``map(…, fn="neg_exp")``), then y ⊙ silu(gate); in Mamba-2 an `rms_norm` over each of its groups
 follows (reshape, norm without weight, reshape, times weight). Both take the past as an optional operand and then also
-return the present state. The body of `selective_scan` is the parallel form, quadratic in the length: fit for short
-pieces.
+return the present state.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import numpy as np
 
 from .. import sizes
 from ..op import Array, Bound, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
-from .elementwise import add, clip, exp, less_equal, masked, mul, sub
+from .elementwise import add, mul
 from .recurrences import gated_linear_attention
-from .reduce import cumsum
-from .reduce import sum as add_up
-from .tensor import iota, reshape, swap, unsqueeze
+from .tensor import reshape, squeeze, swap, unsqueeze
 
 _A = -np.arange(1.0, 13.0).reshape(4, 3) / 5  # decay rates are negative
 _SCAN = (normal(2, 7, 4), positive(2, 7, 4), _A, normal(2, 7, 3), normal(2, 7, 3))
@@ -71,27 +68,13 @@ def _(n: Bound) -> Size:
 
 
 @selective_scan.body
-def _(n: Bound) -> Value | tuple[Value, Value]:
-    x, delta, rates, past = n.x, n.delta, swap(n.a), n.past
-    at = iota(delta, axis=1)
-    seen = unsqueeze(less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,))), axes=(2,))  # [t, s, 1]
-    so_far = cumsum(delta, axis=1)
-    gap = clip(sub(unsqueeze(so_far, axes=(2,)), unsqueeze(so_far, axes=(1,))), low=0.0)  # [batch, t, s, channels]
-    read = mul(unsqueeze(n.c, axes=(2,)), unsqueeze(n.b, axes=(1,)))  # [batch, t, s, states]
-    kernel = add_up(mul(exp(mul(unsqueeze(gap, axes=(3,)), rates)), unsqueeze(read, axes=(4,))), axes=(3,))
-    driven = mul(delta, x)
-    y = add_up(mul(masked(seen, kernel), unsqueeze(driven, axes=(1,))), axes=(2,))
-    if past is not None:
-        fading = mul(exp(mul(unsqueeze(so_far, axes=(2,)), rates)), unsqueeze(past, axes=(1,)))
-        y = add(y, add_up(mul(fading, unsqueeze(n.c, axes=(3,))), axes=(2,)))
-    if n.d is not None:
-        y = add(y, mul(x, n.d))
-    if past is None:
-        return y
-    whole = add_up(delta, axes=(1,), keepdims=True)  # [batch, 1, channels]
-    left = exp(mul(unsqueeze(sub(whole, so_far), axes=(2,)), rates))  # [batch, s, states, channels]
-    written = mul(mul(left, unsqueeze(driven, axes=(2,))), unsqueeze(n.b, axes=(3,)))
-    return y, add(mul(exp(mul(whole, rates)), past), add_up(written, axes=(1,)))
+def _(n: Bound) -> tuple[Value, ...]:
+    channels, states = n.a.shape
+    decay = reshape(mul(unsqueeze(n.delta, axes=(3,)), n.a), shape=(*n.x.shape[:2], channels * states))
+    past = None if n.past is None else unsqueeze(swap(n.past), axes=(3,))
+    y, *present = gated_linear_attention.emit(n.c, n.b, mul(n.delta, n.x), decay, past, heads=channels)
+    y = y if n.d is None else add(y, mul(n.x, n.d))
+    return (y, *(swap(squeeze(state, axes=(3,))) for state in present))
 
 
 @op(
