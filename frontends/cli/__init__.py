@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, opt, verify, and catalogues of ops, passes and presets.
+"""The `weft` command: compile, run, inspect, opt, verify, and catalogues of ops, passes, presets, families.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too (that lives beside this folder: `compile`, `inspection`, `verification`).
@@ -54,6 +54,7 @@ for command in (
     catalog.ops_command,
     catalog.passes_command,
     catalog.presets_command,
+    catalog.families_command,
     completion.completion_command,
 ):
     cli.add_command(command)

@@ -1,13 +1,14 @@
-"""`weft ops`, `weft passes`, `weft presets`: what there is, from the registries themselves."""
+"""`weft ops`, `weft passes`, `weft presets`, `weft families`: what there is, from the registries themselves."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .completion import complete_ops, complete_passes, complete_presets
+from .completion import complete_families, complete_ops, complete_passes, complete_presets
 from .shown import count, size, table
 
 if TYPE_CHECKING:
@@ -158,15 +159,9 @@ def presets_command(name: str | None) -> None:
       weft presets gpt2
       weft inspect gpt2
     """
-    from weft.ir.errors import WeftError
-
     from .. import PRESETS
 
-    if name is not None and name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 3)
-        raise WeftError(
-            f"unknown preset {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "; see `weft presets`")
-        )
+    _check_known(name, PRESETS, "preset", "presets")
     chosen = PRESETS if name is None else [name]
     columns = ("preset", "parameters", "active", "KV/token", "state", "context", "architecture")
     table(columns, [_preset_row(n) for n in chosen], right="parameters active KV/token state context")
@@ -194,3 +189,38 @@ def _preset_row(name: str) -> tuple[str, ...]:
         f"{context:,}" if context else "",
         preset.about,
     )
+
+
+@click.command("families", short_help="Families of checkpoints that are imported.")
+@click.argument("name", required=False, shell_complete=complete_families)
+def families_command(name: str | None) -> None:
+    """List the families of checkpoints (model_type in a config.json, architecture in a GGUF file), and how exactly
+    they are compiled.
+
+    The errors are those of tiny random models with every parameter drawn anew, run as one full pass, in chunks, and
+    token by token through the caches, in f32: the largest difference to transformers, relative to the largest value.
+
+    \b
+    Examples:
+      weft families
+      weft families gemma2
+    """
+    from ..families.verified import read_verified
+
+    known = read_verified()
+    _check_known(name, known, "family", "families")
+    rows = []
+    for family, targets in known.items() if name is None else [(name, known[name])]:
+        for target, ways in targets.items():
+            errors = (f"{ways[way]:.1e}" if way in ways else "" for way in ("full", "chunked", "decode"))
+            rows.append((family if target == next(iter(targets)) else "", target, *errors))
+    table(("family", "target", "full", "chunked", "decode"), rows)
+
+
+def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:
+    from weft.ir.errors import WeftError
+
+    if name is not None and name not in known:
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; see `weft {command}`"
+        raise WeftError(f"unknown {kind} {name!r}{hint}")

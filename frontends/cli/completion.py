@@ -51,6 +51,12 @@ def complete_presets(ctx: click.Context, param: click.Parameter, typed: str) -> 
     return _offer(PRESETS, typed)
 
 
+def complete_families(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    from ..families.verified import read_verified
+
+    return _offer(read_verified(), typed)
+
+
 def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Presets by name, and any path."""
     return [*complete_presets(ctx, param, typed), CompletionItem(typed, type="file")]

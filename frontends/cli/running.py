@@ -19,8 +19,9 @@ from .guard import complain
 from .shown import note, progress
 
 if TYPE_CHECKING:
+    from weft.backends.runtime.conversation import Conversation
     from weft.backends.runtime.encoder import Encoder
-    from weft.backends.runtime.generate import Generator, Stream
+    from weft.backends.runtime.generate import Stream
     from weft.backends.runtime.results import Result
 
 
@@ -43,8 +44,11 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--top-p", type=float, help="Draw among the likeliest tokens that together reach this probability.")
 @click.option("--min-p", type=float, help="Draw among tokens at least this likely relative to the likeliest.")
 @click.option("--repetition-penalty", type=float, help="Above 1: make tokens less likely that were there before.")
+@click.option("--beams", type=click.IntRange(1), default=1, help="Search the likeliest text with this many beams.")
 @click.option("--seed", type=int, help="Draw the same way every time.")
 @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
+@click.option("--pooling", type=click.Choice(["mean", "cls"]), help="How an encoder makes one vector; default: mean.")
+@click.option("--normalize", is_flag=True, help="Scale an encoder's vector to unit length.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
@@ -56,14 +60,18 @@ def run_command(
     chat: bool,
     system: str | None,
     max_tokens: int,
+    beams: int,
     stop: tuple[str, ...],
+    pooling: str | None,
+    normalize: bool,
     device: str,
     threads: int | None,
     **sampling: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
 
-    The answer streams to stdout, timings go to stderr. An encoder prints the embedding of the prompt as JSON.
+    The answer streams to stdout, timings go to stderr; an encoder-decoder answers what it is prompted with. An encoder
+    prints the embedding of the prompt as JSON.
 
     \b
     Examples:
@@ -71,6 +79,7 @@ def run_command(
       weft run out/ --chat                                       a conversation; Ctrl-D ends it
       weft run out/ --chat --prompt "What is the capital of France?" --temperature 0.7 --top-p 0.9 --seed 1
       echo "The sky is" | weft run model.gguf --stop "."
+      weft run out/ --prompt "The sky is" --beams 4              the likeliest text rather than the likeliest tokens
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
     """
     if ids is not None and (chat or prompt is not None):
@@ -78,6 +87,8 @@ def run_command(
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
     talk = chat and prompt is None and sys.stdin.isatty()
+    if beams > 1 and talk:
+        raise click.UsageError("--beams goes with --prompt or --ids")
     if prompt is None and ids is None and not talk:
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
@@ -87,21 +98,23 @@ def run_command(
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
     with _opened(source, device, threads, text=ids is None) as model:
-        if ids is not None and hasattr(model, "stream"):
-            (result,) = model.generate([ids], **options)
-            click.echo(",".join(map(str, result.tokens)))
-            click.echo(timing(result), err=True)
-            return
         if not hasattr(model, "stream"):
-            _embed(model, prompt, chat, source)
+            _embed(model, prompt if ids is None else ids, chat, source, pooling=pooling or "mean", normalize=normalize)
             return
+        if pooling or normalize:
+            raise WeftError(f"{source} is no encoder: --pooling and --normalize go with one")
         before = [] if system is None else [{"role": "system", "content": system}]
         if talk:
-            _talk(model, before, options)
-        elif chat:
-            _say(model.stream(model.chat_prompt([*before, {"role": "user", "content": prompt}]), **options))
+            _talk(model.conversation(before), options)
+            return
+        if chat:
+            ids = model.chat_prompt([*before, {"role": "user", "content": prompt}])
+        if beams > 1 or (ids is not None and not chat):
+            (result,) = model.generate(prompt if ids is None else [ids], beams=beams, **options)
+            click.echo(result.text if prompt is not None else ",".join(map(str, result.tokens)))
+            click.echo(timing(result), err=True)
         else:
-            _say(model.stream(prompt, **options))
+            _say(model.stream(prompt if ids is None else ids, **options))
 
 
 @contextlib.contextmanager
@@ -143,12 +156,12 @@ def _target(device: str) -> str:
     return "ort-cpu" if trouble else "ort-cuda"
 
 
-def _embed(model: Encoder, prompt: str | None, chat: bool, source: str) -> None:
+def _embed(model: Encoder, prompt: str | list[int] | None, chat: bool, source: str, **options: Any) -> None:
     import json
 
     if chat or prompt is None:
         raise WeftError(f"{source} is an encoder: it embeds a --prompt and cannot --chat")
-    click.echo(json.dumps([float(x) for x in model.encode([prompt])[0]]))
+    click.echo(json.dumps([float(x) for x in model.encode([prompt], **options)[0]]))
 
 
 def _say(stream: Stream) -> None:
@@ -170,12 +183,11 @@ def timing(result: Result) -> str:
     return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "")
 
 
-def _talk(model: Generator, before: list[dict[str, str]], options: dict[str, Any]) -> None:
+def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
     """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing where the platform has it
     note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
-    messages = list(before)
     while True:
         try:
             text = input("> ").strip()
@@ -184,15 +196,9 @@ def _talk(model: Generator, before: list[dict[str, str]], options: dict[str, Any
             return
         if not text:
             continue
-        messages.append({"role": "user", "content": text})
         try:
-            stream = model.stream(model.chat_prompt(messages), **options)
+            _say(conversation.say(text, **options))
         except WeftError as error:  # too long by now, most likely: the conversation goes on without it
             complain(str(error))
-            messages.pop()
-            continue
-        try:
-            _say(stream)
         except KeyboardInterrupt:
             click.echo()
-        messages.append({"role": "assistant", "content": stream.result.text})

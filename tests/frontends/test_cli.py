@@ -31,7 +31,7 @@ model = Decoder(vocab=12, dim=32, layers=3, block=block, context=64)
 """
 WORDS = ["<s>", "</s>", "user", "assistant", "hello", "there", "what", "is", "the", "sky", "blue", "."]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}assistant"
-COMMANDS = ("compile", "run", "inspect", "opt", "verify", "ops", "passes", "presets", "completion")
+COMMANDS = ("compile", "run", "inspect", "opt", "verify", "ops", "passes", "presets", "families", "completion")
 
 
 def weft_command(*args: str | Path, **options: Any) -> Result:
@@ -446,6 +446,17 @@ def test_passes_are_listed_and_shown() -> None:
     assert "unknown pass" in refused("passes", "casts-spells")
 
 
+def test_families_are_listed_with_their_errors() -> None:
+    lines = done("families").stdout.splitlines()
+    assert lines[0].split() == ["family", "target", "full", "chunked", "decode"]
+    families = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
+    assert {"llama", "gemma2", "bert"} <= set(families)
+    assert len(lines[2:]) == 2 * len(families)
+    shown = done("families", "bert").stdout.splitlines()
+    assert [line.split()[:-1] for line in shown[2:]] == [["bert", "onnx"], ["ort-cpu"]]
+    assert "did you mean gemma2" in refused("families", "gema2")
+
+
 def test_presets_are_listed_and_shown() -> None:
     rows = {line.split()[0]: line.split()[1:] for line in done("presets").stdout.splitlines() if line}
     assert " ".join(rows["deepseek-v3"]).startswith("671 G 37.6 G 68.6 KiB 163,840 DeepSeek-V3")
@@ -472,6 +483,7 @@ def test_completion_scripts(shell: str) -> None:
         (["opt", "-p"], "dce, kv", ["dce, kv-cache"]),
         (["ops"], "rms", ["rms_norm"]),
         (["passes"], "kv", ["kv-cache"]),
+        (["families"], "gemma", ["gemma", "gemma2", "gemma3_text"]),
         (["presets"], "gp", ["gpt2", "gpt3-175b"]),
     ],
 )
