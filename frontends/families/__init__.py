@@ -6,12 +6,12 @@ where the settings and the weights are found. Never here: file formats.
 
 from __future__ import annotations
 
-from . import bart, bert, bloom, eleuther, experts, gemma, gpt2, llama, opt, switch, t5
+from . import bart, bert, bloom, deepseek, eleuther, experts, gemma, gpt2, gpt_oss, llama, mamba, opt, switch, t5
 from .family import Family, Loaded, key, load
 from .rope import rope_of
 from .settings import Settings, build
 
-_TABLES = (bart, bert, bloom, eleuther, experts, gemma, gpt2, llama, opt, switch, t5)
+_TABLES = (bart, bert, bloom, deepseek, eleuther, experts, gemma, gpt2, gpt_oss, llama, mamba, opt, switch, t5)
 
 FAMILIES: dict[str, Family] = {
     model_type: family

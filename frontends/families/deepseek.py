@@ -123,16 +123,14 @@ DEEPSEEK_V2 = LLAMA.but(
     mixer=_mla,
     moe=_layers(_v2, first_dense=0),
 )
-DEEPSEEK_V3 = replace(
-    DEEPSEEK_V2.but(
-        "deepseek_v3",
-        names={"layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"},
-        refuse={
-            "norm_topk_prob": (True, False, None),
-            "scoring_func": ("sigmoid", None),
-            "topk_method": ("noaux_tc", None),
-        },
-        moe=_layers(_v3, first_dense=3),
-    ),
+DEEPSEEK_V3 = DEEPSEEK_V2.but(
+    "deepseek_v3",
+    names={"layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"},
+    refuse={
+        "norm_topk_prob": (True, False, None),
+        "scoring_func": ("sigmoid", None),
+        "topk_method": ("noaux_tc", None),
+    },
     unused=(*LLAMA.unused, "model.layers.61.*"),  # a further layer, trained to predict two tokens ahead
+    moe=_layers(_v3, first_dense=3),
 )

@@ -9,8 +9,8 @@ from weft.ir.recipes import Concat, Recipe, Reshape, Slice
 
 from ..dsl import GatedMLP, MoE
 from .family import Config, Fetch, Template, key
-from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from .rope import rope_of
+from .llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, windows
+from .rope import rope_with
 from .settings import ACTIVATIONS, Settings
 
 
@@ -26,7 +26,7 @@ def stacked(name: str) -> Template:
     return template
 
 
-def half(name: str, index: int) -> Template:
+def _half(name: str, index: int) -> Template:
     """Half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], which holds gate above up."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -99,10 +99,9 @@ def _with_shared(config: Config) -> MoE:
 def _qwen2_moe_windows(config: Config) -> Any:
     if not config.get("use_sliding_window"):
         return None
-    window, full = config.get("sliding_window", 4096), config.get("max_window_layers", 28)
-    layers = range(key("num_hidden_layers")(config))
-    types = config.get("layer_types") or ["sliding_attention" if i % 2 == 0 and i < full else "" for i in layers]
-    return tuple(window if types[i] == "sliding_attention" else None for i in layers)
+    layers, last = key("num_hidden_layers")(config), config.get("max_window_layers", 28)
+    types = ["sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(layers)]
+    return windows(config, config.get("sliding_window", 4096), types)
 
 
 MIXTRAL = MISTRAL.but(
@@ -112,7 +111,7 @@ MIXTRAL = MISTRAL.but(
         **per_expert("layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
     },
     eps=key("rms_norm_eps", default=1e-5),
-    rope=lambda config: rope_of({"rope_theta": 1e6, **config}),
+    rope=rope_with(rope_theta=1e6),
     window=lambda config: config.get("sliding_window"),
     moe=_plain("intermediate_size", renormalize=True),
 )
@@ -147,4 +146,14 @@ OLMOE = LLAMA.but(
     eps=key("rms_norm_eps", default=1e-5),
     qk_norm="full",
     moe=_plain("intermediate_size"),
+)
+GRANITE_MOE = GRANITE.but(
+    "granitemoe",
+    names={
+        "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.router.layer",
+        "layers.{i}.ffn.experts.gate": _half("layers.{i}.block_sparse_moe.input_linear.weight", 0),
+        "layers.{i}.ffn.experts.up": _half("layers.{i}.block_sparse_moe.input_linear.weight", 1),
+        "layers.{i}.ffn.experts.down": "layers.{i}.block_sparse_moe.output_linear.weight",
+    },
+    moe=_plain("intermediate_size", renormalize=True),
 )

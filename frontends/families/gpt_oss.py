@@ -9,7 +9,7 @@ from weft.ir.recipes import Permute, Recipe, Slice
 from ..dsl import MoE, RoPE
 from .experts import experts_of
 from .family import Config, Fetch, Template, key
-from .llama import LLAMA
+from .llama import LLAMA, windows
 from .rope import rope_of
 from .settings import Settings
 
@@ -39,10 +39,8 @@ def _rope(config: Config) -> RoPE:
 
 
 def _windows(config: Config) -> Any:
-    layers = range(key("num_hidden_layers")(config))
-    types = config.get("layer_types") or ["sliding_attention" if i % 2 == 0 else "full_attention" for i in layers]
-    window = config.get("sliding_window", 128)
-    return tuple(window if types[i] == "sliding_attention" else None for i in layers)
+    types = ["full_attention" if i % 2 else "sliding_attention" for i in range(key("num_hidden_layers")(config))]
+    return windows(config, config.get("sliding_window", 128), types)
 
 
 def _moe(config: Config) -> MoE:

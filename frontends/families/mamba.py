@@ -9,11 +9,11 @@ from typing import Any
 
 from weft.ir.recipes import Map, Recipe, Reshape
 
-from ..dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE
+from ..dsl import Mamba, Mamba2, MoE, RMSNorm
 from .experts import activation, per_expert
 from .family import Config, Family, Fetch, Template, key
 from .llama import LLAMA, NAMES
-from .rope import rope_of
+from .rope import rope_with
 from .settings import Settings
 
 _NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
@@ -178,10 +178,6 @@ def _bamba_mixers(config: Config) -> tuple[Mamba2 | None, ...]:
     return tuple(None if i in attention else mamba for i in range(key("num_hidden_layers")(config)))
 
 
-def _bamba_rope(config: Config) -> RoPE:
-    return rope_of({"partial_rotary_factor": 0.5, **config})
-
-
 _HYBRID = {
     **NAMES,
     "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
@@ -211,6 +207,6 @@ BAMBA = LLAMA.but(
     names={**_HYBRID, **_mamba2_names("layers.{i}.mamba")},
     refuse=_PLAIN,
     eps=key("rms_norm_eps", default=1e-5),
-    rope=_bamba_rope,
+    rope=rope_with(partial_rotary_factor=0.5),
     mixer=_bamba_mixers,
 )

@@ -84,6 +84,26 @@ TOP2 = {"num_experts_per_tok": 2}
 QWEN_MOE = TOP2 | {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
 # Of four layers the second and the fourth could be sparse, but the second is not.
 ALTERNATING = {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": True}
+DEEPSEEK = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "rope_parameters": ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 1.0},
+}
+STATES = {
+    **{k: COMMON[k] for k in ("vocab_size", "hidden_size", "num_hidden_layers")},
+    **{k: COMMON[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")},
+    "state_size": 8,
+}
+# Bamba and Mamba-2: 8 heads of 16 channels, chunks shorter than the texts.
+HEADED = {"num_heads": 8, "head_dim": 16, "chunk_size": 8}
+HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
 
 
 @dataclass(frozen=True)
@@ -217,6 +237,62 @@ ROWS: dict[str, Row] = {
         "Qwen3MoeForCausalLM", COMMON | MHA | TIED | QWEN_MOE | SLIDING | ALTERNATING | {"attention_bias": True}
     ),
     "olmoe": Row("OlmoeForCausalLM", COMMON | GQA | UNTIED | TOP2 | {"num_experts": 4}),
+    "granitemoe": Row("GraniteMoeForCausalLM", COMMON | GQA | UNTIED | TOP2 | GRANITE | {"num_local_experts": 4}),
+    "gpt-oss": Row(
+        "GptOssForCausalLM",
+        COMMON
+        | GQA
+        | UNTIED
+        | TOP2
+        | {"num_local_experts": 4, "head_dim": 16, "sliding_window": WINDOW}
+        # a limit that numbers of this size exceed
+        | {"swiglu_limit": 0.5, "rope_parameters": ROPES["yarn"] | {"rope_theta": 150_000.0, "truncate": False}},
+    ),
+    "deepseek-v2-lite": Row("DeepseekV2ForCausalLM", COMMON | MHA | UNTIED | DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-v2-groups": Row(
+        "DeepseekV2ForCausalLM",
+        COMMON
+        | MHA
+        | UNTIED
+        | DEEPSEEK
+        | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "mlp_bias": True}
+        | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
+    ),
+    "deepseek-v3": Row(
+        "DeepseekV3ForCausalLM",
+        COMMON | MHA | UNTIED | DEEPSEEK | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek-v3-halves": Row(
+        "DeepseekV3ForCausalLM",
+        COMMON
+        | MHA
+        | TIED
+        | DEEPSEEK
+        | {"q_lora_rank": None, "n_group": 2, "topk_group": 1}
+        | {"norm_topk_prob": False, "rope_interleave": False, "rope_parameters": None},
+    ),
+    "mamba": Row("MambaForCausalLM", STATES),
+    "mamba-biases": Row(
+        "MambaForCausalLM",
+        STATES
+        | UNTIED
+        | {"use_bias": True, "use_conv_bias": False, "expand": 1, "conv_kernel": 3, "time_step_rank": 5},
+    ),
+    "falcon-mamba": Row("FalconMambaForCausalLM", STATES),
+    "mamba2": Row("Mamba2ForCausalLM", STATES | HEADED | {"n_groups": 2}),
+    "mamba2-biases": Row(
+        "Mamba2ForCausalLM", STATES | HEADED | TIED | {"n_groups": 1, "use_bias": True, "use_conv_bias": False}
+    ),
+    "jamba": Row(
+        "JambaForCausalLM",
+        COMMON
+        | GQA
+        | UNTIED
+        | TOP2
+        | {"num_hidden_layers": 4, "num_experts": 4, "mamba_d_state": 8}
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 3, "expert_layer_offset": 1},
+    ),
+    "bamba": Row("BambaForCausalLM", COMMON | GQA | UNTIED | HYBRID | {"mamba_n_groups": 2, "attn_layer_indices": [1]}),
     "bert": Row("BertModel", COMMON | {"type_vocab_size": 2, "hidden_act": "gelu"}),
     "roberta": Row("RobertaModel", COMMON | {"type_vocab_size": 1, "pad_token_id": 1}),
     "albert": Row("AlbertModel", COMMON | {"type_vocab_size": 2, "embedding_size": 24}),
