@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 
 from .sampling import Floats
 from .session import Session, ort_errors
-from .text import Tokenizer
+from .text import Prompt, Tokenizer, is_ids, prompts_of
 
 Pooling = Literal["mean", "cls", "none"]
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -47,14 +47,15 @@ class Encoder:
 
     def encode(
         self,
-        texts: str | Sequence[str],
+        texts: Prompt | Sequence[Prompt],
         *,
         pooling: Pooling = "mean",
         normalize: bool = False,
         truncate: bool = False,
         batch: int = 32,
     ) -> Floats | list[Floats]:
-        """The embeddings of `texts`, float32: [texts, dim], or one [tokens, dim] each with pooling "none".
+        """The embeddings of `texts`, or of their token ids, float32: [texts, dim], or one [tokens, dim] each with
+        pooling "none".
 
         "mean" averages the vectors of a text's tokens, "cls" takes that of the first. `normalize` scales every vector
         to unit length. Texts of similar length are run together, `batch` at a time, padded on the right.
@@ -66,7 +67,7 @@ class Encoder:
             raise WeftError(f"pooling is {pooling!r}, but it must be mean, cls or none")
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise WeftError(f"batch is {batch!r}, but it must be a whole number of at least 1")
-        rows = [self._tokens(text, truncate) for text in ([texts] if isinstance(texts, str) else texts)]
+        rows = [self._tokens(text, truncate) for text in prompts_of(texts)]
         found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for at in range(0, len(order), batch):
@@ -99,9 +100,12 @@ class Encoder:
         return hidden
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
-        if not isinstance(text, str):
-            raise WeftError(f"a text is {text!r:.60}, but it must be a string")
-        ids = self.tokenizer.encode(text, limit=self.max_length if truncate else None)
+        if is_ids(text):
+            ids = [int(i) for i in text][: self.max_length if truncate else None]
+        elif isinstance(text, str):
+            ids = self.tokenizer.encode(text, limit=self.max_length if truncate else None)
+        else:
+            raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
         if not ids:
             raise WeftError("a text has no tokens: give it at least one")
         if len(ids) > self.max_length:
@@ -109,8 +113,9 @@ class Encoder:
                 f"a text of {len(ids)} tokens is longer than the maximum of {self.max_length} tokens the model was "
                 "compiled for; shorten it, or let it be cut with truncate=True"
             )
-        if max(ids) >= self.vocab:
-            raise WeftError(f"token {max(ids)} of a text is outside the vocabulary of {self.vocab} tokens")
+        if min(ids) < 0 or max(ids) >= self.vocab:
+            wrong = next(i for i in ids if not 0 <= i < self.vocab)
+            raise WeftError(f"token {wrong} of a text is outside the vocabulary of {self.vocab} tokens")
         return ids
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeGuard, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from .decoder import parts
 from .protocols import Bools, Context, Decoder
 from .results import Result, Timings
 from .sampling import Floats, Forced, Ints, Sampler, Sampling, SamplingOptions, check_count
-from .text import GrowingText, StopStrings, Tokenizer
+from .text import GrowingText, Prompt, StopStrings, Tokenizer, is_ids, prompts_of
 
-Prompt = str | Sequence[int]
+if TYPE_CHECKING:
+    from .conversation import Conversation
 
 
 class Stream(Iterator[str]):
@@ -75,6 +76,15 @@ class Generator:
         """
         return self.tokenizer.encode(self.chat_template.render(messages, **variables), special=False)
 
+    def conversation(self, messages: Sequence[Message] = (), **variables: Any) -> Conversation:
+        """A conversation that begins with `messages`; `variables` are handed to the chat template.
+
+        Raises WeftError when the folder has no chat template.
+        """
+        from .conversation import Conversation
+
+        return Conversation(self, messages, **variables)
+
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -98,7 +108,7 @@ class Generator:
         Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
         arguments outside their range, and text where there is no tokenizer.
         """
-        batch = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else list(prompt)
+        batch = prompts_of(prompt)
         if not batch:
             return []
         how = Beams(beams, length_penalty, early_stopping, returned)
@@ -125,7 +135,7 @@ class Generator:
         No piece ends inside a code point, or may be the beginning of a stop string. Raises as `generate` does, the
         errors of its arguments at once.
         """
-        if not isinstance(prompt, str) and not _is_ids(prompt):
+        if not isinstance(prompt, str) and not is_ids(prompt):
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: say so now
         (row,), run = self._start([prompt], max_tokens, stop, chunk, Sampling(**sampling))
@@ -193,7 +203,7 @@ class Generator:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
-        elif _is_ids(prompt):
+        elif is_ids(prompt):
             ids = [int(i) for i in prompt]
         else:
             raise WeftError(f"a prompt is {prompt!r:.60}, but it must be a text or a list of token ids")
@@ -291,15 +301,3 @@ def _push(rows: Sequence[_Row], logits: Floats, tokens: Ints, active: Bools) -> 
         tokens[at] = rows[at].push(logits[at])
         active[at] = rows[at].result.finish is None
     return len(drawn)
-
-
-def _is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Whether `prompt` is one sequence of token ids, rather than several prompts."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.ndim == 1 and prompt.dtype.kind in "iu"
-    return (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, str | bytes)
-        and len(prompt) > 0
-        and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
-    )

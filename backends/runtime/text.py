@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
 
 from weft.ir.errors import WeftError
 
+Prompt = str | Sequence[int]
+
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list: a text, or a sequence of token ids, is one."""
+    return [given] if isinstance(given, str) or is_ids(given) else list(given)  # type: ignore[arg-type]  # the rest
+
+
+def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
+    """Whether `prompt` is one sequence of token ids, rather than several prompts."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1 and prompt.dtype.kind in "iu"
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str | bytes)
+        and len(prompt) > 0
+        and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
+    )
 
 
 class Tokenizer:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
@@ -255,6 +256,18 @@ def test_run_chats_by_the_template(compiled: Path) -> None:
     assert "6 prompt tokens" in told.stderr
 
 
+def test_run_searches_with_beams(compiled: Path) -> None:
+    model = weft.load(compiled)
+    (best,) = model.generate("the sky", max_tokens=6, beams=3)
+    args = ("run", compiled, "--max-tokens", "6", "--beams", "3")
+    found = done(*args, "--prompt", "the sky")
+    assert found.stdout == f"{best.text}\n" and "2 prompt tokens" in found.stderr
+    ids = ",".join(map(str, best.prompt))
+    assert done(*args, "--ids", ids).stdout == ",".join(map(str, best.tokens)) + "\n"
+    assert done(*args, "--chat", "--prompt", "hello").stdout
+    assert "stop strings" in refused(*args, "--prompt", "sky", "--stop", "x")
+
+
 def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = done("run", smollm2_gguf, "--device", "cpu", "--chat", "--prompt", "What is the capital of France?")
@@ -276,6 +289,9 @@ def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.Mon
         (("--prompt", "sky", "--device", "cuda"), ("ort-cpu", "--target ort-cuda")),
         (("--prompt", "sky", "--system", "blue"), ("--system", "--chat")),
         (("--threads", "0", "--prompt", "sky"), ("--threads",)),
+        (("--prompt", "sky", "--beams", "0"), ("--beams",)),
+        (("--prompt", "sky", "--beams", "2", "--seed", "1"), ("beam search", "sampling")),
+        (("--prompt", "sky", "--normalize"), ("no encoder", "--normalize")),
     ],
 )
 def test_bad_requests_to_run(compiled: Path, args: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -295,7 +311,12 @@ def test_a_device_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_encoder_embeds_and_does_not_chat(minilm_folder: Path, tmp_path: Path) -> None:
     done("compile", minilm_folder, "-o", tmp_path / "out")
-    assert len(json.loads(done("run", tmp_path / "out", "--prompt", "hello").stdout)) == 384
+    mean, first, unit = (
+        np.array(json.loads(done("run", tmp_path / "out", "--prompt", "hello", *options).stdout))
+        for options in ((), ("--pooling", "cls"), ("--normalize",))
+    )
+    assert mean.shape == first.shape == (384,) and np.abs(mean - first).max() > 0.01
+    np.testing.assert_allclose(unit, mean / np.linalg.norm(mean), atol=1e-6)
     assert "encoder" in refused("run", tmp_path / "out", "--prompt", "hello", "--chat")
 
 
