@@ -22,17 +22,22 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 _LAYER = re.compile(r"(.*?\.\d+)\.")
-_PAST = "past_key_values"
+_PAST, _CACHE = "past_", "past_key_values"
 
 
 class Internals:
-    """The graph of ``folder / "model.onnx"``, its weights left on disk; it runs where `session` runs."""
+    """The graph of the model `file` in `folder`, its weights left on disk; it runs where `session` runs."""
 
-    def __init__(self, folder: Path, session: Session) -> None:
+    def __init__(self, folder: Path, session: Session, file: str = "model.onnx") -> None:
         import onnx
 
         self.folder, self.session = folder, session
-        self.proto: onnx.ModelProto = onnx.load(folder / "model.onnx", load_external_data=False)
+        self.proto: onnx.ModelProto = onnx.load(folder / file, load_external_data=False)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs that a call says, which caches and states are not."""
+        return [value.name for value in self.proto.graph.input if not value.name.startswith(_PAST)]
 
     @cached_property
     def names(self) -> list[str]:
@@ -48,8 +53,9 @@ class Internals:
             layers = {layer_of(name) for name in node.output if name}
             for name in node.input:
                 readers.setdefault(name, set()).update(layers)
+        outputs = {value.name for value in self.proto.graph.output}
         for name in self.names:
-            layer = layer_of(name)
+            layer = "" if name in outputs else layer_of(name)
             if layer and readers.get(name, set()) - {layer}:
                 found[layer] = name
         return found
@@ -59,28 +65,52 @@ class Internals:
         """The widest sum a matrix product makes, to the smaller side of its weight."""
         return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
 
-    def run(self, inputs: Mapping[str, Array], names: Iterable[str]) -> dict[str, Array]:
-        """The values called `names` in float32, for `inputs` by name; caches start empty, as long as the input.
+    def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
+        """The values called `names` in float32, for `inputs` by name (integers, or what `outputs` gave); caches start
+        empty, as long as the input.
 
         Raises:
             WeftError: with ONNX Runtime's own words when it fails.
         """
         wanted = list(names)
+        if not wanted:
+            return {}
         try:
             session = self._extended(wanted)
             binding = session.io_binding()
-            keep = [self._bind_cache(binding, value, inputs["input_ids"].shape) for value in self.proto.graph.input]
-            for value in session.get_inputs():
-                if not value.name.startswith(_PAST):
-                    binding.bind_cpu_input(value.name, np.ascontiguousarray(inputs[value.name], np.int64))
+            keep = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
+            for name in self.inputs:
+                if isinstance(inputs[name], np.ndarray):
+                    binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
+                else:
+                    binding.bind_ortvalue_input(name, inputs[name])
             for i in range(len(wanted)):
                 binding.bind_output(_watched(i), "cpu")
             session.run_with_iobinding(binding)
-            found = binding.get_outputs()[-len(wanted) :] if wanted else []
+            found = binding.get_outputs()[-len(wanted) :]
             del keep
         except ort_errors() as error:
             raise WeftError(f"{self.folder}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
         return {name: value.numpy() for name, value in zip(wanted, found, strict=True)}
+
+    def outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """The outputs of a model without caches, as ONNX Runtime holds them, for another to read.
+
+        Raises:
+            WeftError: with ONNX Runtime's own words when it fails.
+        """
+        session = self.session.ort
+        try:
+            binding = session.io_binding()
+            for name in self.inputs:
+                binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
+            names = [value.name for value in session.get_outputs()]
+            for name in names:
+                binding.bind_output(name, self.session.device)
+            session.run_with_iobinding(binding)
+            return dict(zip(names, binding.get_outputs(), strict=True))
+        except ort_errors() as error:
+            raise WeftError(f"{self.folder}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
 
     def _extended(self, names: list[str]) -> Any:
         """A session whose outputs include the named values, cast to float32."""
@@ -99,21 +129,22 @@ class Internals:
         providers = self.session.ort.get_providers()
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
 
-    def _bind_cache(self, binding: Any, value: onnx.ValueInfoProto, ids: tuple[int, ...]) -> Any:
-        """Bind one empty cache as past and present; returns what owns its memory."""
+    def _bind_past(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
+        """Bind an empty cache as past and present, or an empty state as past; returns what owns its memory."""
         if not value.name.startswith(_PAST):
             return None
         from onnx import TensorProto, helper
 
-        kind = value.type.tensor_type
-        batch, heads, capacity, width = (d.dim_value for d in kind.shape.dim)
-        shape = (batch or ids[0], heads, capacity or ids[1], width)
+        ids, kind, cache = inputs["input_ids"].shape, value.type.tensor_type, value.name.startswith(_CACHE)
+        sizes = [d.dim_value for d in kind.shape.dim]
+        shape = (sizes[0] or ids[0], sizes[1], (sizes[2] or ids[1]) if cache else sizes[2], *sizes[3:])
         number = kind.elem_type
         dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)
         memory = onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
-        present = value.name.replace(_PAST, "present")
         binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())
-        binding.bind_output(present, self.session.device, 0, number, shape, memory.data_ptr())
+        if cache:
+            present = value.name.replace(_CACHE, "present")
+            binding.bind_output(present, self.session.device, 0, number, shape, memory.data_ptr())
         return memory
 
 

@@ -2,13 +2,14 @@
 
 The reference is the float64 interpreter of the source's graph, or a Hugging Face folder run by transformers in float32.
 Decoders are teacher-forced: the prompt goes in as two chunks, then the model's own greedy tokens one at a time, so that
-caches, chunked prefill and single steps are all compared with one full pass over the same tokens.
+caches, chunked prefill and single steps are all compared with one full pass over the same tokens. Encoder-decoders read
+the prompt with their encoder, and answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from weft.backends.runtime.decoder import OrtDecoder
 from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.folder import MANIFEST, read_json
 from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.session import Session
 from weft.ir import dtypes, interpret
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
@@ -75,6 +75,33 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class _Texts:
+    """The tokens `ids` that are run, of which the first `watched` are compared inside the model, and for an
+    encoder-decoder the `source` that they answer."""
+
+    ids: list[int]
+    source: list[int]
+    watched: int
+
+    def inputs(self, names: Collection[str], tokens: int | None = None) -> dict[str, Array]:
+        """Model inputs by name, for one row of the first `tokens` tokens, all by default."""
+        row, read = (np.asarray(x, np.int64)[None] for x in (self.ids[:tokens], self.source))
+        known = {
+            "input_ids": row,
+            "attention_mask": np.ones_like(row),
+            "position_ids": np.arange(row.size)[None],
+            "token_type_ids": np.zeros_like(row),
+            "encoder_input_ids": read,
+            "encoder_attention_mask": np.ones_like(read),
+        }
+        if unknown := [n for n in names if n not in known]:
+            raise WeftError(
+                f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with"
+            )
+        return {name: known[name] for name in names}
+
+
+@dataclass(frozen=True)
 class _Reference:
     """What a reference found: the output, [positions, width], and values inside by name, [1, some positions, width]."""
 
@@ -104,24 +131,29 @@ def verify_folder(
     if not manifest:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
     model = None if against is not None else _source(folder, manifest)
-    internals = Internals(folder, _session(runnable))
-    ids = _prompt(runnable, prompt, manifest["vocab"])
+    graphs = _graphs(folder, runnable)
+    ids, source = _prompt(runnable, prompt, manifest["vocab"]), list[int]()
     encoder = isinstance(runnable, Encoder)
-    watched = len(ids) if encoder else min(len(ids), WATCHED)  # of what sees only the past, a part stands for itself
     if isinstance(runnable, Encoder):
         got, at = runnable.hidden([ids])[0], list(range(len(ids)))
+        texts = _Texts(ids, source, len(ids))
     else:
-        got, at = _teach(runnable, ids, tokens, progress)
+        if runnable.decoder.start is not None:
+            ids, source = list(runnable.decoder.start), ids
+        watched = min(len(ids) if not source else tokens + 1, WATCHED)  # of what sees only the past
+        got, at = _teach(runnable, ids, source, tokens, progress)
+        texts = _Texts(ids, source, watched)
     if model is not None:
-        reference, name = _interpreted(model, ids, watched, progress), f"the float64 meaning of {model.description}"
+        reference, name = _interpreted(model, texts, progress), f"the float64 meaning of {model.description}"
     else:
-        reference = _transformed(Path(str(against)), ids, watched, encoder, internals)
+        reference = _transformed(Path(str(against)), texts, encoder, graphs)
         name = f"transformers on {against}"
     want = reference.output[at]
     if want.shape != got.shape:
         raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
-    tolerance = tolerated(manifest["dtype"], len(internals.boundaries), internals.reduction)
-    layers, divergence = _compare_layers(internals, ids[:watched], reference.inside, tolerance)
+    depth, reduction = sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)
+    tolerance = tolerated(manifest["dtype"], depth, reduction)
+    layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
     absolute = np.abs(got - want).max()
     kl = None if encoder else divergences(want, got)
     return Verification(
@@ -167,11 +199,14 @@ def _log_softmax(x: Array) -> Array:
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
-def _session(runnable: Generator | Encoder) -> Session:
+def _graphs(folder: Path, runnable: Generator | Encoder) -> list[Internals]:
+    """The models in `folder`, in the order they run."""
     if isinstance(runnable, Encoder):
-        return runnable.session
-    assert isinstance(runnable.decoder, OrtDecoder)  # what `load` makes of a folder
-    return runnable.decoder.session
+        return [Internals(folder, runnable.session)]
+    decoder = runnable.decoder
+    assert isinstance(decoder, OrtDecoder)  # what `load` makes of a folder
+    encoders = [] if decoder.sources is None else [Internals(folder, decoder.sources.session, "encoder.onnx")]
+    return [*encoders, Internals(folder, decoder.session)]
 
 
 def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
@@ -197,7 +232,7 @@ def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> li
         ids = runnable.tokenizer.encode(PROMPT if prompt is None else prompt)
     else:
         ids = np.random.default_rng(0).integers(0, vocab, WATCHED).tolist()
-    longest = runnable.max_length if isinstance(runnable, Encoder) else runnable.decoder.max_length
+    longest = runnable.max_length if isinstance(runnable, Encoder) else runnable.decoder.max_prompt
     if not ids:
         raise WeftError("the prompt has no tokens: give it at least one")
     if prompt is not None and len(ids) > longest:
@@ -205,16 +240,23 @@ def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> li
     return ids[:longest]
 
 
-def _teach(runnable: Generator, ids: list[int], tokens: int, progress: Progress) -> tuple[Array, list[int]]:
-    """Run the prompt in two chunks, then greedy steps whose tokens are added to `ids`: logits and their positions."""
+def _teach(
+    runnable: Generator, ids: list[int], source: list[int], tokens: int, progress: Progress
+) -> tuple[Array, list[int]]:
+    """Run the prompt in two chunks, or read the source, then greedy steps whose tokens are added to `ids`: logits and
+    their positions."""
     decoder = runnable.decoder
     steps = min(tokens, decoder.max_length - len(ids))
     logits: list[Array] = []
     at: list[int] = []
     with decoder.context(1, len(ids) + steps) as context:
-        context.reset()
+        if source:
+            logits.append(context.prefill([source]).copy())
+            at.append(len(ids) - 1)
+        else:
+            context.reset()
         half = len(ids) // 2
-        for first, last in ((0, half), (half, len(ids))):
+        for first, last in ((0, half), (half, len(ids))) if not source else ():
             if first < last:
                 rows = context.extend(ids[first:last])
                 logits.append(rows)
@@ -227,23 +269,10 @@ def _teach(runnable: Generator, ids: list[int], tokens: int, progress: Progress)
     return np.concatenate(logits), at
 
 
-def _inputs(names: Sequence[str], ids: Sequence[int]) -> dict[str, Array]:
-    """Model inputs by name, for one row of tokens."""
-    row = np.asarray(ids, np.int64)[None]
-    known = {
-        "input_ids": row,
-        "attention_mask": np.ones_like(row),
-        "position_ids": np.arange(row.size)[None],
-        "token_type_ids": np.zeros_like(row),
-    }
-    if unknown := [n for n in names if n not in known]:
-        raise WeftError(f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with")
-    return {name: known[name] for name in names}
-
-
-def _interpreted(model: Model, ids: list[int], watched: int, progress: Progress) -> _Reference:
+def _interpreted(model: Model, texts: _Texts, progress: Progress) -> _Reference:
     """One full pass of the source's graph in float64."""
     graph, inside, done = model.graph, dict[str, Array](), 0
+    kept = max(texts.watched, len(texts.source))
     output = "logits" if "logits" in graph.outputs else "last_hidden_state"
     if output not in graph.outputs:
         raise WeftError(f"{model.description}: it has neither logits nor last_hidden_state to compare")
@@ -252,15 +281,15 @@ def _interpreted(model: Model, ids: list[int], watched: int, progress: Progress)
         nonlocal done
         done += 1
         for value, array in zip(node.outputs, results, strict=True):
-            if layer_of(value.name) and array.ndim == 3 and array.shape[1] == len(ids):
-                inside[value.name] = array[:, :watched].astype(np.float32)
+            if layer_of(value.name) and array.ndim == 3 and array.shape[1] in (len(texts.ids), len(texts.source)):
+                inside[value.name] = array[:, :kept].astype(np.float32)
         progress("interpreting", done, len(graph))
 
-    found = interpret(graph, _inputs(list(graph.inputs), ids), watch=watch)
+    found = interpret(graph, texts.inputs(graph.inputs), watch=watch)
     return _Reference(found[output][0], inside)
 
 
-def _transformed(folder: Path, ids: list[int], watched: int, encoder: bool, internals: Internals) -> _Reference:
+def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[Internals]) -> _Reference:
     """The same by transformers, in float32 on the CPU; the values inside are what it calls hidden states."""
     try:
         import torch
@@ -272,36 +301,48 @@ def _transformed(folder: Path, ids: list[int], watched: int, encoder: bool, inte
     quiet: Any = transformers.utils.logging  # partly typed
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    kind: Any = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    arguments = {"input_ids": torch.tensor([texts.ids])}
+    if texts.source:
+        kind = transformers.AutoModelForSeq2SeqLM
+        arguments = {"input_ids": torch.tensor([texts.source]), "decoder_input_ids": torch.tensor([texts.ids])}
     try:
         net = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
     with torch.no_grad():
-        found = net.eval()(torch.tensor([ids]), output_hidden_states=True)
-    hidden = [h.numpy()[:, :watched] for h in found.hidden_states]
-    layers = list(internals.boundaries.values())
-    # the first hidden state is the embedding; the last has been through the final norm where there is one
-    inside = dict(zip(layers, hidden[1:-1], strict=False)) if len(hidden) == len(layers) + 1 else {}
+        found = net.eval()(**arguments, output_hidden_states=True)
+    halves = [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [found.hidden_states]
+    inside: dict[str, Array] = {}
+    for graph, hidden in zip(graphs, halves, strict=True):
+        layers = list(graph.boundaries.values())[: len(hidden) - 1]  # an encoder's, before keys and values of another
+        # the first hidden state is the embedding; the last has been through the final norm where there is one
+        if len(hidden) == len(layers) + 1:
+            inside |= dict(zip(layers, (h.numpy() for h in hidden[1:-1]), strict=False))
     return _Reference((found.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside)
 
 
 def _compare_layers(
-    internals: Internals, ids: Sequence[int], inside: Mapping[str, Array], tolerance: float
+    graphs: Sequence[Internals], texts: _Texts, inside: Mapping[str, Array], tolerance: float
 ) -> tuple[dict[str, float], Divergence | None]:
     """The relative error of what each layer hands on, and the first place beyond `tolerance`."""
-    names = [v.name for v in internals.proto.graph.input if not v.name.startswith("past_key_values")]
-    inputs = _inputs(names, ids)
-    shared = {layer: name for layer, name in internals.boundaries.items() if name in inside}
-    errors = _errors(internals.run(inputs, shared.values()), inside)
-    layers = {layer: errors[name] for layer, name in shared.items() if name in errors}
-    first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
-    if first is None:
-        return layers, None
-    closer = [name for name in internals.names if layer_of(name) == first and name in inside]
-    within = _errors(internals.run(inputs, closer), inside)
-    value = next((name for name, error in within.items() if not error <= tolerance), None)
-    return layers, Divergence(first, layers[first], value, None if value is None else within[value])
+    layers: dict[str, float] = {}
+    made: dict[str, Any] = {}
+    for graph in graphs:
+        last = graph is graphs[-1]
+        inputs = texts.inputs([n for n in graph.inputs if n not in made], texts.watched) | made
+        want = {name: array[:, : texts.watched if last else None] for name, array in inside.items()}
+        shared = {layer: name for layer, name in graph.boundaries.items() if name in want}
+        errors = _errors(graph.run(inputs, shared.values()), want)
+        layers |= {layer: errors[name] for layer, name in shared.items() if name in errors}
+        first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
+        if first is not None:
+            closer = [name for name in graph.names if layer_of(name) == first and name in want]
+            within = _errors(graph.run(inputs, closer), want)
+            value = next((name for name, error in within.items() if not error <= tolerance), None)
+            return layers, Divergence(first, layers[first], value, None if value is None else within[value])
+        made = {} if last else graph.outputs(inputs)
+    return layers, None
 
 
 def _errors(got: Mapping[str, Array], want: Mapping[str, Array]) -> dict[str, float]:
