@@ -1,20 +1,6 @@
-"""Each layer runs twice with the same weights (as in the Universal Transformer): a module that calls another."""
+"""Each layer runs twice with the same weights (as in the Universal Transformer and ALBERT)."""
 
-from typing import Any
-
-from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, module
-
-
-@module
-class Repeat:
-    block: Any
-    times: int
-
-    def __call__(self, x):
-        for _ in range(self.times):
-            x = self.block(x)
-        return x
-
+from weft import Attention, Block, Decoder, GatedMLP, Repeat, RMSNorm, RoPE
 
 block = Block(Attention(heads=4, kv_heads=2, rope=RoPE(10_000)), GatedMLP(512), norm=RMSNorm(1e-6))
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 SMALLER = {"local_global": {"vocab": 97, "dim": 64}}  # 430 MB of random weights otherwise
 LENGTH = {"local_global": 600}  # beyond its window of 512
+CHUNKS = {"hybrid": (512,)}  # its experts choose among the tokens of a call
 every_example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 
 
@@ -27,14 +28,18 @@ def test_inspects(path: Path) -> None:
     assert not found.unread
 
 
-@every_example
-def test_onnx_runtime_equals_the_interpreter(path: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [*((path, "ort-cpu") for path in EXAMPLES), (ROOT / "examples" / "hybrid.py", "onnx")],
+    ids=lambda value: value if isinstance(value, str) else value.stem,
+)
+def test_onnx_runtime_equals_the_interpreter(path: Path, target: str, tmp_path: Path, rng: np.random.Generator) -> None:
     made = weft.load_source(path).module
     module = dataclasses.replace(made, **SMALLER.get(path.stem, {}))
     length = LENGTH.get(path.stem, 40)
     ids = rng.integers(0, module.vocab, length)
     passes = "default" if isinstance(made, weft.Encoder) else "default, -last-token-logits"
-    report = weft.compile(module, tmp_path / "out", passes=passes, max_length=length)
+    report = weft.compile(module, tmp_path / "out", target=target, passes=passes, max_length=length)
     runnable = weft.load(tmp_path / "out")
     feeds = {"input_ids": ids[None], "position_ids": np.arange(length)[None], "attention_mask": np.ones((1, length))}
     graph = report.model.graph
@@ -45,10 +50,32 @@ def test_onnx_runtime_equals_the_interpreter(path: Path, tmp_path: Path, rng: np
     if isinstance(made, weft.Encoder):
         pairs = [(runnable.hidden([ids])[0], want["last_hidden_state"][0])]
     else:  # whole, and in chunks through the caches
-        pairs = [(runnable.logits(ids, chunk), want["logits"][0]) for chunk in (512, 32)]
+        pairs = [(runnable.logits(ids, chunk), want["logits"][0]) for chunk in CHUNKS.get(path.stem, (512, 32))]
     for got, right in pairs:
         assert got.shape == right.shape
         assert relative_error(got, right) < tolerated("f32", layers, widest)
+
+
+@pytest.mark.parametrize("chunk", [7, 1])
+def test_hybrid_goes_on_as_its_meaning_says(chunk: int, tmp_path: Path, rng: np.random.Generator) -> None:
+    """In calls of `chunk` tokens, through caches and states: what the interpreter says of the same calls."""
+    source = weft.load_source(ROOT / "examples" / "hybrid.py")
+    weft.compile(source, tmp_path / "out", passes="default, -last-token-logits", max_length=30)
+    runnable, ids = weft.load(tmp_path / "out"), rng.integers(0, 1000, 30)
+    graph = weft.run_passes(source.graph, "kv-cache")
+    sizes = {"batch": 1, "capacity": 30}
+    past = {n: np.zeros(v.type.concrete(sizes)) for n, v in graph.inputs.items() if n.startswith("past_")}
+    found = []
+    for start in range(0, 30, chunk):
+        call = np.arange(start, min(start + chunk, 30))[None]
+        mask = np.ones((1, call[0, -1] + 1), np.int64)
+        outs = interpret(graph, {"input_ids": ids[call], "position_ids": call, "attention_mask": mask, **past})
+        past = {n: outs[n.replace("past_key_values", "present").replace("past_", "present_")] for n in past}
+        found.append(outs["logits"][0])
+    right = np.concatenate(found)
+    assert relative_error(runnable.logits(ids, chunk), right) < tolerated("f32", 8, 256)
+    (made,) = runnable.generate([int(i) for i in ids[:20]], max_tokens=5)
+    assert len(made.tokens) == 5
 
 
 def test_the_page_names_every_example() -> None:
