@@ -18,6 +18,7 @@ from weft.ir.archive import Archive, Array
 from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
+from weft.ir.streams import stream
 
 from ..targets import Target
 from . import attention, blocks, cuda, experts, layers, recurrences, standard  # noqa: F401 - these register lowerings
@@ -140,7 +141,7 @@ def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
 
 def _cast_blocks(w: Weight, archive: Archive) -> Any:
     """The rows of a weight in its final dtype, contiguous."""
-    for block in w.recipe.blocks(archive):
+    for block in stream(w.recipe, archive):
         yield _as(np.atleast_1d(block), w.dtype)
 
 
