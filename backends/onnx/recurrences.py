@@ -233,9 +233,12 @@ def Taps(e: Emitter, node: Node) -> list[Out]:
     x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
     assert x is not None and isinstance(weight, Param)
     channels, width = weight.type.concrete({})
-    dtype, (batch, seq, _) = x.type.dtype, x.shape
-    before = e[past] if past is not None else _zeros(e, batch, width - 1, channels)
-    padded, length = e.op("Concat", before, e[x], axis=1), e.size(seq)
+    dtype, seq = x.type.dtype, x.shape[1]
+    if past is None:
+        padded = e.op("Pad", e[x], e.constant([width - 1, 0]), e.scalar(0, dtype), e.constant([1]))
+    else:
+        padded = e.op("Concat", e[past], e[x], axis=1)
+    length = e.size(seq)
 
     def rows(start: int) -> Any:
         stop = length if start == 0 else e.memo(("rows", seq, start), lambda: e.op("Add", length, e.constant([start])))
