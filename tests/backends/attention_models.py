@@ -53,6 +53,7 @@ def formula(
     bias: Array | float = 0.0,
     sinks: Array | None = None,
     softcap: float | None = None,
+    causal: bool = True,
 ) -> Array:
     """Attention of all tokens at once, one query and head at a time."""
     q, k = inputs["q"], inputs["k"]
@@ -65,7 +66,7 @@ def formula(
     y = np.zeros((batch, length, heads, v.shape[-1]))
     every = np.arange(length)
     for b, i, h in np.ndindex(batch, length, heads):
-        keys = every[seen(np.array(i), every) & (every <= i)]
+        keys = every[seen(np.array(i), every) & ((every <= i) | (not causal))]
         group = h * kv_heads // heads
         scores = k[b, keys, group] @ q[b, i, h * DIM : (h + 1) * DIM] / np.sqrt(DIM)
         if softcap is not None:
