@@ -96,7 +96,7 @@ def _kernel_refusal(node: Node, target: Target) -> str | None:
 
 
 def _router(node: Node) -> Node | None:
-    """The router that the kernel can be instead of: softmax, then the k largest."""
+    """The router that the kernel can be instead of: softmax, then the k largest (of equal ones it takes the last)."""
     combine = node.operand("combine")
     assert combine is not None
     made = combine.producer
@@ -113,22 +113,24 @@ def _kernel_reads(node: Node, target: Target) -> Iterable[Value]:
 
 
 def _shaped(e: Emitter, y: Out, x: Value) -> Out:
+    """`y` in the shape of `x`."""
     made: Out = e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
     return made
 
 
-def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Param, name: str) -> Out | None:
+def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
     """Rows gate 0, up 0, gate 1, … of each expert as one weight; zeros where one of the two is absent."""
-    if gate is None and up is None:
+    given = gate or up
+    if given is None:
         return None
-    experts, hidden, *rest = (gate or up).shape  # type: ignore[union-attr]
+    experts, hidden, *rest = given.shape
 
     def rows(v: Value | None) -> Recipe:
         split = (experts, hidden, 1, *rest)
         return Reshape(v.recipe, split) if isinstance(v, Param) else Full(0.0, split)
 
     recipe = Reshape(Concat((rows(gate), rows(up)), 2), (experts, 2 * hidden, *rest))
-    return e.weight(f"{like.name}.{name}", recipe, like.type.dtype)
+    return e.weight(f"{like.name}.{name}", recipe, given.type.dtype)
 
 
 def _routing(e: Emitter, node: Node) -> tuple[Out, int, Out | None]:
