@@ -108,7 +108,9 @@ def opened(folder: Path, device: str, graphs: bool) -> OrtDecoder:
     session = open_session(known.model, device=device, target=known.target if device == "cuda" else "", graphs=graphs)
     if session.graphs != graphs:
         raise RuntimeError(f"ONNX Runtime refuses CUDA graphs for {folder}")
-    return OrtDecoder(session, vocab=known.vocab, max_length=known.max_length, head_dim=known.head_dim)
+    return OrtDecoder(
+        session, vocab=known.vocab, max_length=known.max_length, head_dim=known.head_dim, rolling=known.rolling
+    )
 
 
 def prompts(model: OrtDecoder, batch: int, length: int) -> list[list[int]]:

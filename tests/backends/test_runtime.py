@@ -19,6 +19,8 @@ from weft.backends.runtime.decoder import OrtDecoder
 from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.session import Session, open_session
 
+from .pretended import Device
+
 VOCAB, DIM, HEADS, KV, HEAD, HIDDEN, LAYERS, LONGEST = 64, 32, 4, 2, 16, 48, 2, 320
 EPS = 1e-5
 PROMPTS = [[5, 9, 33, 2, 60, 7, 11], [1], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52]]
@@ -304,45 +306,6 @@ def test_half_precision(tiny: Tiny, tmp_path: Path, standard: bool, cache: int, 
         np.testing.assert_allclose(found[1], tiny.logits([*PROMPTS[2], 4])[-1], **close)
 
 
-class Device:
-    """onnxruntime with a pretended device: OrtValues on "cuda" are memory of their own, reached only by copies."""
-
-    def __init__(self, ort: Any, session: Any) -> None:
-        self.RunOptions, self.OrtValue, self._ort, self._session = ort.RunOptions, self, ort, session
-        self.graph_ids: list[str] = []
-        self.released: list[int] = []
-
-    def ortvalue_from_numpy(self, values: NDArray[Any], device: str, number: int) -> Any:
-        assert (device, number) == ("cuda", 0)
-        return self._ort.OrtValue.ortvalue_from_numpy(values.copy(), "cpu", 0)
-
-    def io_binding(self) -> Any:
-        binding = self._session.io_binding()
-
-        class Binding:
-            def __getattr__(self, name: str) -> Any:
-                bind = getattr(binding, name)
-
-                def call(key: str, device: Any, *rest: Any) -> None:
-                    bind(key, "cpu" if isinstance(device, str) else device, *rest)
-
-                return call
-
-        self.real = {**getattr(self, "real", {}), id(wrapped := Binding()): binding}
-        self._alive = [*getattr(self, "_alive", []), wrapped]
-        return wrapped
-
-    def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self.graph_ids.append(options.get_run_config_entry("gpu_graph_id"))
-        self._session.run_with_iobinding(self.real[id(binding)])
-
-    def release_captured_graph(self, number: int) -> None:
-        self.released.append(number)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-
 @pytest.mark.parametrize(("cache", "output"), [(1, 1), (16, 16)], ids=["f32", "bf16"])
 def test_the_cuda_path_on_a_pretended_device(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: int, output: int
@@ -350,12 +313,7 @@ def test_the_cuda_path_on_a_pretended_device(
     path = save(tmp_path, tiny.build(standard=cache == 16, cache=cache, output=output)) / "model.onnx"
     real = open_session(path, threads=1, device="cpu").ort
     device = Device(sessions.onnxruntime(), real)
-
-    def pretend() -> None:
-        for module in ("buffers", "session"):
-            monkeypatch.setattr(f"weft.backends.runtime.{module}.onnxruntime", lambda: device)
-
-    pretend()
+    device.pretend(monkeypatch)
     decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=LONGEST)
     model, plain = Generator(decoder), Generator(OrtDecoder(Session(real, "cpu"), vocab=VOCAB, max_length=LONGEST))
     for chunk in (4, 512):
@@ -365,6 +323,6 @@ def test_the_cuda_path_on_a_pretended_device(
         assert device.graph_ids == ["-1"] * runs + ["1"] * 5  # prefill is never captured, decoding always
         monkeypatch.undo()
         assert found == tokens(plain.generate(PROMPTS, max_tokens=6))
-        pretend()
+        device.pretend(monkeypatch)
     model.generate(PROMPTS[0], max_tokens=3)
     assert device.released == [1] and device.graph_ids[-1] == "2"  # another batch size: another graph

@@ -13,12 +13,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.runtime.decoder import OrtDecoder
+from weft.backends.runtime.decoder import _STEP, OrtDecoder
+from weft.backends.runtime.folder import read_facts
 from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.session import Session, onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import MLA, LinearAttention, Mamba, Mamba2
 from weft.ir import interpret
 from weft.ir.errors import WeftError
+
+from .pretended import Device
 
 VOCAB = 61
 NORM = RMSNorm(1e-6)
@@ -178,6 +182,30 @@ def test_a_latent_cache_is_rank_and_rotary_wide(tmp_path: Path) -> None:
     decoder = opened(tmp_path / "out").decoder
     assert isinstance(decoder, OrtDecoder)
     assert decoder.cache_bytes(1, 256) == 576 * 3 * 256 * 4
+
+
+def test_on_a_pretended_device(
+    kind: str, folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = read_facts(folder)
+    device = Device(onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
+    beams = opened(folder).generate(PROMPTS, max_tokens=10, beams=3)
+    device.pretend(monkeypatch)
+    monkeypatch.setitem(_STEP, "cuda", 64)
+    decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=300, rolling=facts.rolling)
+    model = Generator(decoder)
+    assert tokens(model.generate(PROMPTS, max_tokens=14, chunk=9)) == wanted
+    captured = set(device.graph_ids) - {"-1"}  # one a side of the states
+    assert len(captured) == (2 if kind in ("recurrent", "linear", "hybrid") else 1)
+    assert model.generate(PROMPTS, max_tokens=10, beams=3) == beams
+    assert set(map(str, device.released)) == captured  # the rows are more now: captured anew
+    talk = model.conversation()
+    (first,) = talk.generate(PROMPTS[4], max_tokens=4)
+    longer = [*PROMPTS[4], *first.tokens, 5, 6]
+    (second,) = talk.generate(longer, max_tokens=270)  # beyond the 24 tokens held: into larger caches
+    assert second.timings.prompt_tokens == 3
+    monkeypatch.undo()
+    assert tokens(opened(folder).generate(longer, max_tokens=270)) == [second.tokens]
 
 
 # -- conversations: what a model that cannot go back keeps

@@ -97,7 +97,14 @@ def opened(name: str, dtype: str, graphs: bool = True) -> Generator:
     graphs = graphs and DEVICE == "cuda"
     session = open_session(facts.model, device=DEVICE, target=facts.target, graphs=graphs)
     assert session.graphs == graphs, "ONNX Runtime refused CUDA graphs"
-    model = OrtDecoder(session, vocab=facts.vocab, max_length=facts.max_length, head_dim=facts.head_dim, name=name)
+    model = OrtDecoder(
+        session,
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        head_dim=facts.head_dim,
+        name=name,
+        rolling=facts.rolling,
+    )
     return Generator(model, stop_ids=facts.eos, folder=facts.folder)
 
 
