@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file
 
 from weft.frontends import load_source
+from weft.frontends.families.rope import at_length
 from weft.frontends.hf.checkpoint import write_folder
 from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph
@@ -26,7 +27,8 @@ IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
 def loaded(model: torch.nn.Module, folder: Path, **options: Any) -> torch.nn.Module:
     """The model in `folder` as transformers loads it, with nothing missing, left over or of another shape."""
     found: Any = type(model)
-    again, info = found.from_pretrained(folder, attn_implementation="eager", output_loading_info=True, **options)
+    attention = model.config._attn_implementation
+    again, info = found.from_pretrained(folder, attn_implementation=attention, output_loading_info=True, **options)
     assert not any(info.values()), info
     result: torch.nn.Module = again.eval()
     return result
@@ -61,6 +63,7 @@ def test_transformers_computes_with_new_values(name: str, tmp_path: Path) -> Non
             value = param.recipe.evaluate(graph.archive)
             params[parameter] = (value * rng.uniform(0.8, 1.2, value.shape)).astype(np.float32)
     write_folder(source, tmp_path / "new", params=params)
+    at_length(graph, LENGTH)
     inputs = {"input_ids": IDS, "position_ids": np.broadcast_to(np.arange(LENGTH), IDS.shape)}
     ours = interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs}, params=params)["logits"]
     theirs = reference(loaded(model, tmp_path / "new"), IDS)
