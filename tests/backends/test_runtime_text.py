@@ -55,6 +55,15 @@ class Scripted:
     def extend(self, tokens: Sequence[int]) -> Any:
         raise AssertionError("generating needs no extend")
 
+    def held(self, prompt: Sequence[int]) -> int:
+        return 0
+
+    def gather(self, rows: Any) -> None:
+        raise AssertionError("one row has nothing to gather")
+
+    def take(self, other: Any) -> None:
+        self.lengths[:] = other.lengths
+
 
 def byte_level() -> Tokenizer:
     """A token a byte, and the specials <s> </s>; text is preceded by <s>."""
@@ -234,6 +243,30 @@ def test_chat(folder: Path, own: bool) -> None:
     prompt = model.chat_prompt(MESSAGES)
     assert BOS not in prompt and prompt.count(EOS) == 2  # the template writes what it wants; nothing is added
     assert "".join(model.stream(prompt)) == "Hello!"
+
+
+def test_a_conversation(folder: Path) -> None:
+    write_chat(folder, CHATML, own=True)
+    system = {"role": "system", "content": "Be brief."}
+    model = speaker(folder, ids("Yes! No"))
+    talk = model.conversation([system])
+    assert talk.tokenizer is model.tokenizer and talk.chat_template is model.chat_template
+    asked = {"role": "user", "content": "Hi"}
+    first = talk.say("Hi", max_tokens=4)
+    assert first.result.prompt == model.chat_prompt([system, asked])
+    assert talk.messages == [system, asked, {"role": "assistant", "content": ""}]
+    assert next(first) == "Y"
+    again = talk.say("Again", stop="N")  # while the first is still streaming
+    assert list(first) == []
+    answered = [system, asked, {"role": "assistant", "content": "Y"}, {"role": "user", "content": "Again"}]
+    assert again.result.prompt == model.chat_prompt(answered)
+    assert "".join(again) == "Yes! " and talk.messages[-1] == {"role": "assistant", "content": "Yes! "}
+    before = talk.messages
+    with pytest.raises(WeftError, match="temperature is -1"):
+        talk.say("More", temperature=-1.0)
+    with pytest.raises(WeftError, match="longer than the maximum"):
+        talk.say("More" * 1000)
+    assert talk.messages == before
 
 
 def test_templates_render_as_in_transformers(folder: Path) -> None:
