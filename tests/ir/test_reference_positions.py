@@ -162,3 +162,19 @@ def test_shaw_with_zero_tables_is_attention() -> None:
     found = ops.relative_attention.reference(X, X, X, zero, zero, heads=HEADS, causal=True)
     wanted = ops.attention.reference(X, X, X, heads=HEADS, kv_heads=HEADS, causal=True)
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("pieces", [(10,), (4, 1, 5), (1,) * 10])
+def test_shaw_with_a_cache_is_one_run(pieces: tuple[int, ...]) -> None:
+    tables = RNG.standard_normal((5, D)), RNG.standard_normal((5, D))
+    q, k, v = (RNG.standard_normal((B, S, HEADS * D)) for _ in range(3))
+    whole = ops.relative_attention.reference(q, k, v, *tables, heads=HEADS, causal=True)
+    caches = [RNG.standard_normal((B, HEADS, S + 2, D)) for _ in "kv"]  # noise where nothing is yet
+    start = 0
+    for n in pieces:
+        cut = slice(start, start + n)
+        at = np.tile(np.arange(S)[cut], (B, 1))
+        parts = (t[:, cut] for t in (q, k, v))
+        y, *caches = ops.relative_attention.reference(*parts, *tables, *caches, at, heads=HEADS, causal=True)
+        np.testing.assert_allclose(y, whole[:, cut], rtol=1e-12, atol=1e-13)
+        start += n

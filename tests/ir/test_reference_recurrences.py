@@ -89,6 +89,33 @@ def test_linear_attention_in_pieces(pieces: tuple[int, ...], turned: bool) -> No
     np.testing.assert_allclose(found, whole, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("gates", [0, 4, 12])
+def test_gated_linear_attention(gates: int) -> None:
+    """y_t = Σ_{s ≤ t} v_s Σ_i q_ti k_si exp(Σ_{s < r ≤ t} g_ri), summed term by term; groups share q and k."""
+    heads, groups, d, dv = 4, 2, 3, 5
+    q, k, v = draw(B, S, groups * d), draw(B, S, groups * d), draw(B, S, heads * dv)
+    g = -np.abs(draw(B, S, gates)) if gates else None
+    found = ops.gated_linear_attention.reference(q, k, v, g, heads=heads, groups=groups).reshape(B, S, heads, dv)
+    by_key = np.zeros((B, S, heads, d)) if g is None else np.repeat(g, 12 // gates, 2).reshape(B, S, heads, d)
+    qs, ks, vs = q.reshape(B, S, groups, d), k.reshape(B, S, groups, d), v.reshape(B, S, heads, dv)
+    for t in range(S):
+        for h in range(heads):
+            wanted = np.zeros((B, dv))
+            for s in range(t + 1):
+                faded = np.exp(by_key[:, s + 1 : t + 1, h].sum(1))
+                wanted += (qs[:, t, h // 2] * ks[:, s, h // 2] * faded).sum(-1, keepdims=True) * vs[:, s, h]
+            np.testing.assert_allclose(found[:, t, h], wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+def test_gated_linear_attention_in_pieces(pieces: tuple[int, ...]) -> None:
+    q, k, v, g = draw(B, S, 6), draw(B, S, 6), draw(B, S, 20), -np.abs(draw(B, S, 4))
+    whole = ops.gated_linear_attention.reference(q, k, v, g, heads=4, groups=2)
+    operands = [timed(q), timed(k), timed(v), timed(g)]
+    found, _ = in_pieces(ops.gated_linear_attention, pieces, operands, [np.zeros((B, 4, 3, 5))], heads=4, groups=2)
+    np.testing.assert_allclose(found, whole, rtol=1e-12, atol=1e-14)
+
+
 def test_causal_conv_is_conv1d() -> None:
     x, weight, bias = draw(B, S, 6), draw(6, 4), draw(6)
     padded = F.pad(torch.from_numpy(x).transpose(1, 2), (3, 0))
