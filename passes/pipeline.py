@@ -99,7 +99,7 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches.
 
     A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
-    window is below `max_length`, the longest text (None: the model's context), roll.
+    window is below `max_length`, the longest text (None: the model's context), roll. Noise of routers is left out.
     """
     from .library.cse import Cse
     from .library.dce import Dce
@@ -108,9 +108,11 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     from .library.kv_cache import KvCache
     from .library.last_token_logits import LastTokenLogits
     from .library.pack import PackGateUp, PackQkv
+    from .library.quiet_routers import INPUT, QuietRouters
     from .library.rolling_buffer import RollingBuffer
 
-    simplify = Phase("simplify", (Dce(), Cse(), FoldConstants()))
+    noisy = any(name.startswith(INPUT) for name in graph.inputs)
+    simplify = Phase("simplify", (*([QuietRouters()] if noisy else []), Dce(), Cse(), FoldConstants()))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
         return Pipeline((simplify, fuse))

@@ -1,0 +1,52 @@
+"""Noisy routers without their noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Graph, WeftError
+
+from ..base import Pass
+from ..edit import drop, made_of
+from ..trace import Trace
+from ..trial import EXACT, Trial
+
+INPUT = "router_noise."
+
+
+@dataclass(frozen=True)
+class QuietRouters(Pass):
+    """Route by the logits themselves where noise was added to them, which is for training (Shazeer 2017).
+
+    Takes out the inputs router_noise.i and what is made with them. Condition: all noise is zero.
+    """
+
+    name = "quiet-routers"
+    effect = "conditional"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        noises = [name for name in graph.inputs if name.startswith(INPUT)]
+        if not noises:
+            raise WeftError(f"quiet-routers: graph {graph.name} has no input {INPUT}0")
+        for name in noises:
+            for scaled in graph.inputs[name].users:
+                for noisy in scaled.output.users:
+                    if (scaled.op.name, noisy.op.name) != ("mul", "add"):
+                        raise WeftError(f"quiet-routers: {noisy!r} (%{noisy.output.name}) does not add {name} · spread")
+                    logits = next(v for v in noisy.inputs if v is not None and v is not scaled.output)
+                    shared = logits.producer.inputs if logits.producer else ()
+                    spread = made_of([scaled.output], shared)
+                    noisy.output.replace_uses(logits)
+                    graph.erase(noisy)
+                    drop(graph, spread)
+                    trace.fired(self.name, logits.name)
+            del graph.inputs[name]
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """Without noise both are equal."""
+        inputs = trial.inputs(before)
+        quiet = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
+        left = {name: x for name, x in quiet.items() if name in after.inputs}
+        trial.same(trial.run(before, quiet), trial.run(after, left), EXACT)
