@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import sizes
-from ..op import Array, Bound, Size, Trait, Value, case, normal, op, want
+from ..op import Array, Bound, Cost, Trait, Value, case, normal, op, total, want
 from .activation import activate, apply_activation, glu, known_activation
 from .elementwise import add, mul
 from .products import matmul
@@ -80,10 +80,13 @@ def _(n: Bound) -> None:
 
 
 @moe.cost
-def _(n: Bound) -> Size:
+def _(n: Bound) -> Cost:
     experts, hidden, dim = n.up.shape
-    asked = experts if n.active is None else n.active
-    return sizes.product((*n.x.shape[:-1], asked, hidden, dim)) * (4 if n.gate is None else 6)
+    asked, tokens = experts if n.active is None else n.active, sizes.product(n.x.shape[:-1])
+    stacks = [t for t in (n.up, n.down, n.gate, n.up_bias, n.down_bias, n.gate_bias) if t is not None]
+    each = total([t.with_shape(*t.shape[1:]).bytes for t in stacks])
+    read = n.x.bytes + n.combine.bytes + each * sizes.minimum(experts, tokens * asked)
+    return Cost(tokens * asked * hidden * dim * (4 if n.gate is None else 6), read, n.x.bytes)
 
 
 @moe.body

@@ -300,4 +300,8 @@ def test_active_experts_are_what_costs() -> None:
     for active, experts in ((2, 2), (None, EXPERTS)):
         node = ops.moe(*values, activation="relu", active=active).producer
         assert node is not None
-        assert node.op.node_cost(node).flops == 4 * experts * HIDDEN * WIDTH * 4
+        cost = node.op.node_cost(node)
+        assert cost.flops == 4 * experts * HIDDEN * WIDTH * 4
+        # Four tokens reach at most four times as many experts as one; each has two matrices.
+        used = min(4 * experts, EXPERTS)
+        assert cost.read == 4 * (4 * WIDTH + 4 * EXPERTS + used * 2 * HIDDEN * WIDTH)
