@@ -91,8 +91,10 @@ class RelativeAttention:
         """x [batch, seq, dim] → the same."""
         table = 2 * self.clip + 1, last_axis(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
-        tables = [param(name, table) for name in ("keys", *(["values"] if self.values else []))]
-        y = ops.relative_attention(q, k, v, *tables, heads=self.heads, causal=is_causal(self.causal))
+        keys, values = param("keys", table), param("values", table) if self.values else None
+        past, mask = (None, None, None), provided("key_mask")
+        causal = is_causal(self.causal)
+        y = ops.relative_attention(q, k, v, keys, values, *past, mask, heads=self.heads, causal=causal)
         return linear(y, x.width, "o", self.bias)
 
 

@@ -6,6 +6,7 @@ operand of `attention`; rotary positions have `rope`, whose frequencies may come
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -25,6 +26,7 @@ from .elementwise import (
     less,
     less_equal,
     log,
+    logical_and,
     masked,
     maximum,
     mul,
@@ -153,6 +155,7 @@ _SLOTS = (normal(2, 3, 13, 4), normal(2, 3, 13, 4), np.arange(7) + np.array([[0]
         case(normal(1, 3, 4), normal(1, 6, 4), normal(1, 6, 4), normal(3, 4), normal(3, 4), heads=1),
         case(*_SHAW, normal(5, 4), normal(5, 4), *_SLOTS, heads=3, causal=True),
         case(*_SHAW, normal(7, 4), None, *_SLOTS, heads=3, causal=True),
+        case(*_SHAW, normal(5, 4), normal(5, 4), None, None, None, np.arange(7) < [[5], [7]], heads=3),
     ],
 )
 def relative_attention(
@@ -164,6 +167,7 @@ def relative_attention(
     past_k: Array | None = None,
     past_v: Array | None = None,
     positions: Array | None = None,
+    key_mask: Array | None = None,
     *,
     heads: int,
     causal: bool = False,
@@ -171,9 +175,10 @@ def relative_attention(
     """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
 
     r = clip(j − i, ±R) + R; key_table and value_table [2R + 1, d]; q [batch, seq, heads·d], k and v
-    [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain. With past_k and past_v
-    [batch, heads, capacity, d] and `positions` [batch, seq] (causal only) k and v are written to the slots of their
-    positions, the keys are those of all slots up to i, and the caches are returned too.
+    [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain. Keys where `key_mask`
+    [batch, keys] is 0 are left out. With past_k and past_v [batch, heads, capacity, d] and `positions` [batch, seq]
+    (causal and without mask only) k and v are written to the slots of their positions, the keys are those of all slots
+    up to i, and the caches are returned too.
     """
     kh, vh = (t.reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (k, v))
     query_at = np.arange(q.shape[1])[None]
@@ -185,7 +190,9 @@ def relative_attention(
     relative = np.arange(kh.shape[2]) - query_at[:, :, None]
     index = np.broadcast_to(np.clip(relative, -reach, reach) + reach, (len(q), *relative.shape[1:]))
     scores = np.einsum("bshd,bhtd->bhst", qh, kh) + np.einsum("bshd,bstd->bhst", qh, key_table[index])
-    scores = np.where((causal & (relative > 0))[:, None], -np.inf, scores / math.sqrt(d))
+    hidden = (causal & (relative > 0))[:, None]
+    hidden = hidden if key_mask is None else hidden | (key_mask == 0)[:, None, None]
+    scores = np.where(hidden, -np.inf, scores / math.sqrt(d))
     weights = softmax.reference(scores)
     y = np.einsum("bhst,bhtd->bshd", weights, vh)
     if value_table is not None:
@@ -206,9 +213,12 @@ def _(n: Bound) -> tuple[TensorType, ...]:
             want(fits and t == q.with_shape(t.shape[0], d), f"table {t} must be [2R + 1, d] for q {q}, heads={n.heads}")
     absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
     want(all(absent) or not any(absent), "past_k, past_v and positions go together")
+    fits = n.key_mask is None or n.key_mask.shape == k.shape[:2]
+    want(fits, f"key_mask {n.key_mask} must be [batch, keys] of k {k}")
     if n.past_k is None:
         return (q,)
-    want(n.causal and k.shape == q.shape, f"a cache needs causal=true and k {k} as long as q {q}")
+    alone = n.causal and k.shape == q.shape and n.key_mask is None
+    want(alone, f"a cache needs causal=true, no key_mask, and k {k} as long as q {q}")
     fits = n.past_k.rank == 4 and n.past_k == n.past_v == q.with_shape(q.shape[0], n.heads, n.past_k.shape[2], d)
     want(fits, f"past_k {n.past_k} and past_v {n.past_v} must be [batch, {n.heads}, capacity, {d}]")
     want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
@@ -241,9 +251,11 @@ def _(n: Bound) -> Value | tuple[Value, Value, Value]:
 
     scores = add(matmul(qh, swap(kh)), by_query(qh, swap(embedding(index, n.key_table))))
     scores = affine(scores, by=1 / math.sqrt(qh.width))
-    if n.causal:
-        seen = unsqueeze(less_equal(relative, filled(relative, 0)), axes=(1,))
-        scores = masked(seen, scores, -math.inf)
+    seen = [unsqueeze(less_equal(relative, filled(relative, 0)), axes=(1,))] if n.causal else []
+    if n.key_mask is not None:
+        seen.append(unsqueeze(cast(n.key_mask, to=dtypes.bool_), axes=(1, 2)))
+    if seen:
+        scores = masked(functools.reduce(logical_and, seen), scores, -math.inf)
     weights = softmax(scores)
     y = matmul(weights, vh)
     if n.value_table is not None:

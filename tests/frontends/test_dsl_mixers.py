@@ -102,6 +102,22 @@ def test_linear_attention(rope: RoPE | None, causal: bool, rng: np.random.Genera
     close(y, out @ p["o.weight"].T, 1e3)
 
 
+@pytest.mark.parametrize(
+    "mixer", [Attention(4), RelativeAttention(4, 2), LinearAttention(4), Attention(4, bias=ALiBi())]
+)
+def test_encoders_do_not_see_padding(mixer: Any, rng: np.random.Generator) -> None:
+    graph = Encoder(10, 16, 2, Block(mixer, MLP(8))).graph()
+    params = {n: rng.standard_normal(v.shape) for n, v in graph.params.items() if n != "alibi.slopes"}
+
+    def hidden(ids: Array) -> Array:
+        mask = np.broadcast_to((np.arange(7) < 5).astype(np.int64), ids.shape)
+        return interpret(graph, {"input_ids": ids, "attention_mask": mask}, params=params)["last_hidden_state"][:, :5]
+
+    ids = rng.integers(0, 9, (2, 7))
+    other = np.where(np.arange(7) < 5, ids, 9)
+    np.testing.assert_array_equal(hidden(ids), hidden(other))
+
+
 # -- biases
 
 
