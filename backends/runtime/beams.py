@@ -69,27 +69,27 @@ class BeamSearch:
 
         Raises WeftError when the logits are not numbers.
         """
-        running, self._running = self._running, []
-        scores = _log_softmax(logits[: len(running)])
+        scores = _log_softmax(logits[: len(self._running)])
         scores = self._forced(scores, self._count, self._limit)
-        scores += np.array([[text.score] for text in running], np.float32)
+        scores += np.array([[text.score] for text in self._running], np.float32)
         self._count += 1
         kept = max(2, 1 + len(self._stop_ids)) * self.width  # leaves `beams` that have not ended
         full = len(self.best) == self.width
-        parents, tokens = [], []
+        going: list[tuple[int, Hypothesis]] = []  # with the row that each continues
         for rank, (at, score) in enumerate(_largest(scores.ravel(), kept)):
             parent, token = divmod(at, scores.shape[1])
-            text = (*running[parent].tokens, token)
+            text = (*self._running[parent].tokens, token)
             if token in self._stop_ids or self._count == self._limit:
                 if rank < self.width and not (full and self._how.early_stopping is True):
                     self.best.append(Hypothesis(text, score / self._count**self._how.length_penalty))
-            elif len(self._running) < self.width:
-                self._running.append(Hypothesis(text, score))
-                parents.append(parent)
-                tokens.append(token)
+            elif len(going) < self.width:
+                going.append((parent, Hypothesis(text, score)))
         self.best = sorted(self.best, key=lambda text: -text.score)[: self.width]
-        self.open = bool(self._running) and self._may_improve()
-        idle = self.width - len(parents)  # rows with nothing to do follow the first
+        going = _settled(going)
+        self._running = [text for _, text in going]
+        self.open = bool(going) and self._may_improve()
+        idle = self.width - len(going)  # rows with nothing to do follow the first
+        parents, tokens = [parent for parent, _ in going], [text.tokens[-1] for _, text in going]
         return parents + parents[:1] * idle, tokens + tokens[:1] * idle
 
     def _may_improve(self) -> bool:
@@ -99,7 +99,8 @@ class BeamSearch:
             return False
         far = self._how.early_stopping == "never" and self._how.length_penalty > 0
         length = self._limit if far else self._count
-        possible: float = self._running[0].score / length**self._how.length_penalty
+        likeliest = max(text.score for text in self._running)
+        possible: float = likeliest / length**self._how.length_penalty
         return possible > self.best[-1].score
 
 
@@ -137,6 +138,18 @@ def search(
             logits = context.step(tokens, active)
             timings.decoded_tokens += int(active.sum())
     timings.decode_seconds = perf_counter() - start
+
+
+def _settled(going: Sequence[tuple[int, Hypothesis]]) -> list[tuple[int, Hypothesis]]:
+    """Texts in an order that leaves one of each row in that row, so that few caches must be moved."""
+    rows: list[tuple[int, Hypothesis] | None] = [None] * len(going)
+    moved = []
+    for one in going:
+        if one[0] < len(rows) and rows[one[0]] is None:
+            rows[one[0]] = one
+        else:
+            moved.append(one)
+    return [one or moved.pop(0) for one in rows]
 
 
 def _log_softmax(logits: Floats) -> Floats:
