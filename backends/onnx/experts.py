@@ -7,6 +7,7 @@ not grow with the number of experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,16 +33,14 @@ SPARSE = 4  # from this many experts per active one on, copying the weights of t
 # -- routers
 
 
-def _route_refusal(node: Node, target: Target) -> str | None:
-    return "groups of experts go through the body" if node.attrs["groups"] > 1 else None
-
-
-@lowering(ops.route, when=_route_refusal)
+@lowering(ops.route)
 def TopKRouter(e: Emitter, node: Node) -> Out:
     logits, a, dtype = node.operand("logits"), node.attrs, node.output.type.dtype
     scores = e.op("Sigmoid", e[logits]) if a["scoring"] == "sigmoid" else e.op("Softmax", e[logits], axis=-1)
     bias = node.operand("bias")
     ranked = scores if bias is None else e.op("Add", scores, e[bias])
+    if a["groups"] > 1:
+        ranked = _of_best_groups(e, node, ranked)
     kept, experts = e.op("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
     if bias is not None:
         kept = e.op("GatherElements", scores, experts, axis=-1)
@@ -50,6 +49,22 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
     if a["scale"] != 1:
         kept = e.op("Mul", kept, e.scalar(a["scale"], dtype))
     return _placed(e, kept, experts, scores, dtype, axis=-1)
+
+
+def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
+    """`ranked`, −∞ where an expert is in none of the best groups."""
+    a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
+    kept, last = [0] * (len(shape) - 1), e.constant([-1])
+    members = e.op("Reshape", ranked, e.constant([*kept, a["groups"], -1]))
+    best = e.op("TopK", members, e.constant([1 if a["group_score"] == "max" else 2]), axis=-1, outputs=2)[0]
+    scores = e.op("ReduceSum", best, last, keepdims=0)
+    opened, groups = e.op("TopK", scores, e.constant([a["top_groups"]]), axis=-1, outputs=2)
+    nothing = e.scalar(0, dtype)
+    closed = e.op("Add", e.op("Mul", scores, nothing), e.scalar(-math.inf, dtype))
+    barrier = e.op("ScatterElements", closed, groups, e.op("Mul", opened, nothing), axis=-1)
+    limited = e.op("Add", members, e.op("Unsqueeze", barrier, last))
+    made: Out = e.op("Reshape", limited, e.constant([*kept, -1]))
+    return made
 
 
 def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:

@@ -173,7 +173,7 @@ def test_routers(name: str, target: str, rng: np.random.Generator) -> None:
         assert used["MoE"] == 1 and (used["Log"] == 0) == direct
         if direct:  # the sum of what is not renormalized is a factor of the result
             assert used["TopK"] == used["Softmax"] == (name in ("not renormalized", "switch"))
-    assert used["OneHot"] == (2 if name == "corrected" or name == "grouped" else 0)
+    assert used["OneHot"] + used["Where"] == (name == "capacity")
 
 
 @pytest.mark.parametrize("name", ["softmax", "not renormalized", "switch", "sigmoid"])
