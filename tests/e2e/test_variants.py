@@ -1,0 +1,165 @@
+"""Every variant the language can say, compiled for both targets: whole, in chunks, token by token, as interpreted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft import (
+    MLA,
+    MLP,
+    ALiBi,
+    Attention,
+    Block,
+    Decoder,
+    Encoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    LinearAttention,
+    Mamba,
+    Mamba2,
+    MoE,
+    RelativeAttention,
+    Repeat,
+    RMSNorm,
+    RoPE,
+    Sinusoidal,
+    T5Bias,
+)
+from weft.frontends.families.rope import at_length
+from weft.ir import Graph, interpret
+from weft.ir.recipes import Normal
+
+LENGTH, DIM, VOCAB = 24, 32, 50
+ROPE = RoPE()
+
+
+def attends(*args: Any, **settings: Any) -> Decoder:
+    return Decoder(VOCAB, DIM, 2, Block(Attention(4, *args, **settings), GatedMLP(24)), context=64)
+
+
+def mixes(mixer: Any) -> Decoder:
+    return Decoder(VOCAB, DIM, 2, Block(mixer, GatedMLP(24)), context=64)
+
+
+def feeds(ffn: Any, **settings: Any) -> Decoder:
+    return Decoder(VOCAB, DIM, 2, Block(Attention(4, 2, rope=ROPE), ffn, **settings), context=64)
+
+
+def scaled(scaling: str, **settings: Any) -> Decoder:
+    return attends(2, rope=RoPE(scaling=scaling, factor=2, original=16, **settings))
+
+
+DECODERS = {
+    **{name: feeds(MLP(24, name, bias=True)) for name in ("relu", "gelu", "gelu_tanh", "gelu_quick", "elu", "relu2")},
+    **{f"mlp {name}": feeds(MLP(24, name)) for name in ("silu", "swish(1.5)", "tanh", "identity")},
+    **{f"gated {name}": feeds(GatedMLP(24, name)) for name in ("sigmoid", "identity", "relu", "gelu", "silu")},
+    "multi-head, no positions": attends(),
+    "multi-query": attends(1, rope=ROPE),
+    "window": attends(2, rope=ROPE, window=5),
+    "dilated": attends(2, rope=ROPE, window=8, pattern="dilated", stride=2),
+    "strided": attends(2, rope=ROPE, pattern="strided", stride=4),
+    "fixed": attends(2, rope=ROPE, pattern="fixed", stride=4, summary=2),
+    "chunked": attends(2, rope=ROPE, pattern="chunked", stride=8),
+    "sinks": attends(2, rope=ROPE, window=6, sinks=True),
+    "soft cap": attends(2, rope=ROPE, softcap=2.0),
+    "norm of q and k": attends(2, rope=ROPE, qk_norm=RMSNorm()),
+    "norm of q and k, full": attends(2, rope=ROPE, qk_norm=RMSNorm(), qk_norm_full=True),
+    "gate, biases": attends(2, rope=ROPE, gate=True, qkv_bias=True, out_bias=True),
+    "latent": mixes(MLA(4, 16, 8, 4, 6, RoPE(interleaved=True))),
+    "latent queries": mixes(MLA(4, 16, 8, 4, 6, ROPE, q_rank=12)),
+    "linear": mixes(LinearAttention(4)),
+    "linear, rope": mixes(LinearAttention(4, ROPE)),
+    "relative": mixes(RelativeAttention(4, 3)),
+    "layer norm": feeds(GatedMLP(24), norm=LayerNorm()),
+    **{
+        name: feeds(GatedMLP(24), arrangement=name)
+        for name in ("post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
+    },
+    "sinusoidal": replace(attends(), positions=Sinusoidal(64)),
+    "learned": replace(attends(), positions=LearnedPositions(64)),
+    "T5 bias, shared": replace(attends(), position_bias=T5Bias(heads=4)),
+    "T5 bias, per layer": attends(bias=T5Bias()),
+    "ALiBi": attends(bias=ALiBi()),
+    "ALiBi, window": attends(bias=ALiBi(), window=5),
+    "partial, interleaved": attends(2, rope=RoPE(fraction=0.5, interleaved=True)),
+    "linear scaling": scaled("linear"),
+    "ntk": scaled("ntk"),
+    "dynamic": scaled("dynamic"),
+    "yarn": scaled("yarn", amplitude=1.1),
+    "llama3": scaled("llama3"),
+    "longrope": scaled("longrope", factors=(1.0,) * 4, long_factors=(1.0, 2.0, 3.0, 4.0)),
+    "top-k": feeds(MoE(4, 16, 2)),
+    "Switch": feeds(MoE(4, 16, 1, "relu", gated=False, renormalize=False)),
+    "noisy top-k, without noise": feeds(MoE(4, 16, 2, noisy=True)),
+    "load-balance loss": feeds(MoE(4, 16, 2, aux_loss=0.01)),
+    "hierarchical": feeds(MoE(8, 16, 2, choice="hierarchical", groups=4, top_groups=2)),
+    "groups, correction, shared": feeds(
+        MoE(8, 16, 3, scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5, shared=GatedMLP(16))
+    ),
+    "experts with biases": feeds(MoE(4, 16, 2, "swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0)),
+    "gated shared expert": feeds(MoE(4, 16, 2, shared=GatedMLP(16), shared_gate=True)),
+    "Mamba": mixes(Mamba(48)),
+    "Mamba with norms": mixes(Mamba(48, norms=RMSNorm())),
+    "Mamba-2": mixes(Mamba2(48, 6, state=8)),
+    "Mamba-2 in groups": mixes(Mamba2(48, 6, state=8, groups=2, norm_groups=2)),
+    "repeated": Decoder(VOCAB, DIM, 1, Repeat(Block(Attention(4, rope=ROPE), MLP(24)), 3), context=64),
+}
+IN_ONE_CALL = {  # they compare the tokens of a call
+    "capacity, a share": feeds(MoE(4, 16, 1, renormalize=False, capacity=1.25)),
+    "capacity, a number": feeds(MoE(4, 16, 1, renormalize=False, capacity=2)),
+    "expert choice": feeds(MoE(4, 16, 2, choice="expert")),
+}
+ENCODERS = {
+    "ALiBi": Block(Attention(4, bias=ALiBi()), MLP(24)),
+    "T5 bias": Block(Attention(4, bias=T5Bias()), MLP(24)),
+    "RoPE, window": Block(Attention(4, rope=ROPE, window=3), MLP(24)),
+    "relative": Block(RelativeAttention(4, 3), MLP(24)),
+    "linear": Block(LinearAttention(4, ROPE), MLP(24)),
+    "experts": Block(Attention(4), MoE(4, 16, 2)),
+}
+
+targets = pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
+
+
+def drawn(graph: Graph) -> Graph:
+    """`graph` with weights large enough to matter, for texts of LENGTH."""
+    for p in graph.params.values():
+        if isinstance(p.recipe, Normal):
+            p.recipe = replace(p.recipe, std=0.3)
+    at_length(graph, LENGTH)
+    return graph
+
+
+@targets
+@pytest.mark.parametrize("name", [*DECODERS, *IN_ONE_CALL])
+def test_decoders(name: str, target: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = drawn((DECODERS | IN_ONE_CALL)[name].graph())
+    weft.compile(graph, tmp_path / "out", target=target, passes="default, -last-token-logits", max_length=LENGTH)
+    runnable, ids = weft.load(tmp_path / "out"), rng.integers(0, VOCAB, LENGTH)
+    known = {"input_ids": ids[None], "position_ids": np.arange(LENGTH)[None]}
+    known |= {
+        n: np.zeros(v.type.concrete({"batch": 1, "seq": LENGTH})) for n, v in graph.inputs.items() if "noise" in n
+    }
+    right = interpret(graph, {n: known[n] for n in graph.inputs})["logits"][0]
+    for chunk in (LENGTH,) if name in IN_ONE_CALL else (LENGTH, 7, 1):
+        np.testing.assert_allclose(runnable.logits(ids, chunk), right, rtol=0, atol=1e-5 * np.abs(right).max())
+
+
+@targets
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders(name: str, target: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Of a padded batch: each row as if it were alone."""
+    graph = drawn(Encoder(VOCAB, DIM, 2, ENCODERS[name], context=64).graph())
+    weft.compile(graph, tmp_path / "out", target=target, max_length=LENGTH)
+    rows = [rng.integers(0, VOCAB, n) for n in (LENGTH, 9)]
+    for ids, found in zip(rows, weft.load(tmp_path / "out").hidden(rows), strict=True):
+        right = interpret(graph, {"input_ids": ids[None], "attention_mask": np.ones((1, len(ids)), np.int64)})
+        (hidden,) = right["last_hidden_state"]
+        np.testing.assert_allclose(found[: len(ids)], hidden, rtol=0, atol=1e-5 * np.abs(hidden).max())
