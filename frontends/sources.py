@@ -87,7 +87,7 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
 
 
 def _from_gguf(spec: str, path: Path) -> Model:
-    from .gguf.family import load_gguf
+    from .gguf.load import load_gguf
     from .gguf.tokenizer import has_tokenizer, write_tokenizer
 
     archive, loaded = load_gguf(path)

@@ -194,8 +194,7 @@ def _preset_row(name: str) -> tuple[str, ...]:
 @click.command("families", short_help="Families of checkpoints that are imported.")
 @click.argument("name", required=False, shell_complete=complete_families)
 def families_command(name: str | None) -> None:
-    """List the families of checkpoints (model_type in a config.json, architecture in a GGUF file), and how exactly
-    they are compiled.
+    """List the families of Hugging Face folders (their model_type) and GGUF files, and how exactly they are compiled.
 
     The errors are those of tiny random models with every parameter drawn anew, run as one full pass, in chunks, and
     token by token through the caches, in f32: the largest difference to transformers, relative to the largest value.
@@ -206,6 +205,7 @@ def families_command(name: str | None) -> None:
       weft families gemma2
     """
     from ..families.verified import read_verified
+    from ..gguf.family import FAMILIES as GGUF
 
     known = read_verified()
     _check_known(name, known, "family", "families")
@@ -215,6 +215,8 @@ def families_command(name: str | None) -> None:
             errors = (f"{ways[way]:.1e}" if way in ways else "" for way in ("full", "chunked", "decode"))
             rows.append((family if target == next(iter(targets)) else "", target, *errors))
     table(("family", "target", "full", "chunked", "decode"), rows)
+    if name is None:
+        click.echo(f"\nin GGUF files: {', '.join(sorted(GGUF))}")
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:

@@ -470,9 +470,11 @@ def test_passes_are_listed_and_shown() -> None:
 def test_families_are_listed_with_their_errors() -> None:
     lines = done("families").stdout.splitlines()
     assert lines[0].split() == ["family", "target", "full", "chunked", "decode"]
-    families = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
+    rows = lines[2 : lines.index("")]
+    families = [line.split()[0] for line in rows if not line.startswith(" ")]
+    assert lines[-1].startswith("in GGUF files: bert, bloom, ")
     assert {"llama", "gemma2", "bert"} <= set(families)
-    assert len(lines[2:]) == 2 * len(families)
+    assert len(rows) == 2 * len(families)
     shown = done("families", "bert").stdout.splitlines()
     assert [line.split()[:-1] for line in shown[2:]] == [["bert", "onnx"], ["ort-cpu"]]
     assert "did you mean gemma2" in refused("families", "gema2")
