@@ -43,7 +43,7 @@ def _scale(config: Config) -> float | None:
     if kind == "default" or not mscale:
         return None
     width: int = key("qk_nope_head_dim")(config) + key("qk_rope_head_dim")(config)
-    return float(width**-0.5 * yarn_amplitude(float(rope["factor"]), float(mscale)) ** 2)
+    return float(width**-0.5 * yarn_amplitude(float(key("factor")(rope)), float(mscale)) ** 2)
 
 
 def _mla(config: Config) -> MLA:
@@ -65,13 +65,13 @@ def _layers(routing: Callable[[Config], dict[str, Any]], first_dense: int) -> An
 
     def rule(config: Config) -> tuple[MoE | None, ...]:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
-        shared = config.get("n_shared_experts")
+        shared = GatedMLP(hidden * key("n_shared_experts")(config), act, config.get("mlp_bias", False))
         moe = MoE(
             key("n_routed_experts")(config),
             hidden,
             key("num_experts_per_tok")(config),
             act,
-            shared=GatedMLP(hidden * shared, act, config.get("mlp_bias", False)) if shared else None,
+            shared=shared,
             **routing(config),
         )
         dense = config.get("first_k_dense_replace", first_dense)
@@ -82,8 +82,10 @@ def _layers(routing: Callable[[Config], dict[str, Any]], first_dense: int) -> An
 
 def _v2(config: Config) -> dict[str, Any]:
     limited = config.get("topk_method", "greedy") == "group_limited_greedy"
-    groups = {"groups": config["n_group"], "top_groups": config["topk_group"], "group_score": "max"} if limited else {}
-    return {"renormalize": False, "scale": float(config.get("routed_scaling_factor", 1.0)), **groups}
+    plain = {"renormalize": False, "scale": float(config.get("routed_scaling_factor", 1.0))}
+    if not limited:
+        return plain
+    return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
 
 
 def _v3(config: Config) -> dict[str, Any]:

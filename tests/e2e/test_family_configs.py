@@ -1,0 +1,80 @@
+"""What configs leave out is what transformers takes it for; what a family's table cannot express is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.frontends import load_source
+from weft.ir import WeftError
+
+from .families import ROWS
+
+DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
+SIZES = {"hidden_size", "num_experts_per_tok", "n_shared_experts"}  # needed, whatever their default
+
+
+def edited(folder: Path, *absent: str, **changes: Any) -> Path:
+    """`folder`, with keys of its config taken out or changed."""
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in absent}))
+    return folder
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_absent_keys_mean_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
+    model: Any = ROWS[name].save(tmp_path)
+    graph = load_source(tmp_path).graph
+    defaults = json.loads(type(model.config)().to_json_string(use_diff=False))
+    config = json.loads((tmp_path / "config.json").read_text())
+    kept = SIZES | {key for key in config if key.endswith("_token_id")}
+    absent = {key for key, value in config.items() if key in defaults and defaults[key] == value} - kept
+    assert len(absent - {"model_type"}) > 3
+    edited(tmp_path, *absent - {"model_type"})
+    assert load_source(tmp_path).graph == graph
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "clipped norms": ("olmoe", {"clip_qkv": 3.0}, "clip_qkv=3.0 is not supported for olmoe models"),
+    "latent biases": ("deepseek-v3", {"attention_bias": True}, "attention_bias=True is not supported for deepseek_v3"),
+    "other routing": ("deepseek-v2-lite", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not supported"),
+    "renormalized": ("deepseek-v2-lite", {"norm_topk_prob": True}, "norm_topk_prob=True is not supported"),
+    "groups": ("deepseek-v2-groups", {"n_group": None}, r"no key 'n_group' \(needed for moe of a deepseek_v2 model\)"),
+    "limited steps": ("mamba2", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit=\[0.0, 0.1\] is not supported"),
+    "activation of the state": ("mamba", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported for mamba models"),
+    "activation": ("mixtral", {"hidden_act": "mish"}, r"unknown activation 'mish'; .* \(needed for moe of a mixtral"),
+    "too many": ("mixtral", {"num_experts_per_tok": 5}, "MoE: k=5 exceeds the 4 experts to choose from"),
+    "no experts": ("qwen3-moe", {"num_local_experts": None}, "no key 'num_experts' "),
+    "quantized": (
+        "gpt-oss",
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        r"the weights are quantized \(mxfp4\)",
+    ),
+    "fewer experts": ("qwen3-moe", {"num_local_experts": 3}, r"does not fit layers.0.ffn.router.weight, which the"),
+    "wider experts": (
+        "qwen3-moe",
+        {"moe_intermediate_size": 40},
+        r"does not fit layers.0.ffn.experts.gate \[4, 40, 64\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_table_cannot_express_is_refused(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    ROWS[name].save(tmp_path)
+    edited(tmp_path, **changes)
+    with pytest.raises(WeftError, match=message) as e:
+        load_source(tmp_path)
+    assert str(tmp_path) in str(e.value)
+
+
+def test_limits_of_steps_that_limit_nothing(tmp_path: Path) -> None:
+    """Older configs spell infinity as Python's json does."""
+    ROWS["mamba2"].save(tmp_path)
+    graph = load_source(tmp_path).graph
+    assert load_source(edited(tmp_path, time_step_limit=[0.0, float("inf")])).graph == graph
