@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.ir import Graph, TensorType, Value, dtypes, ops
+from weft.ir.recipes import Source
 from weft.passes import Trace, run_passes
 from weft.passes.library.rolling_buffer import RollingBuffer
 from weft.passes.trial import Trial
@@ -31,11 +33,22 @@ def test_any_calls_equal_one_pass(target: str, cuts: tuple[int, ...], slack: int
     np.testing.assert_allclose(decoding.chunks(inputs, cuts), wanted, atol=3e-6)
 
 
+SLOPES = np.linspace(0.1, 0.4, HEADS)
+
+
+def by_key(graph: Graph, q: Value) -> Value:
+    """A slope per head times the position of the key, [1, heads, 1, keys]."""
+    graph.archive.arrays["slopes"] = SLOPES.reshape(1, HEADS, 1, 1)  # type: ignore[attr-defined]
+    slopes = graph.add_param("slopes", TensorType(dtypes.f32, (1, HEADS, 1, 1)), Source("slopes"))
+    return ops.mul(slopes, ops.cast(ops.iota(q, axis=1), to=dtypes.f32))
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": np.linspace(-1, 1, HEADS)},
     "softcap": {"softcap": 2.0},
     "dilated": {"pattern": "dilated", "stride": 3},
     "latent": {"v": False, "kv_heads": 1, "value_dim": 5},
+    "biased": {"bias": SLOPES[:, None, None] * np.arange(30)},
 }
 
 
@@ -44,7 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(target: str, cuts: tuple[int, ...], variant: str) -> None:
     options = VARIANTS[variant]
-    graph = decoder(window=8, **options)
+    graph = decoder(window=8, **{**options, "bias": by_key if "bias" in options else None})
     decoding = Decoding(graph, target, 1, 0, ROLL)
     inputs = draw(np.random.default_rng(0), graph, 1, 30)
     stride = options.get("stride", 1)
