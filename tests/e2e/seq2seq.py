@@ -19,16 +19,16 @@ T5 = {
     "d_model": 32,
     "d_kv": 12,
     "d_ff": 40,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
+    "num_layers": 3,
+    "num_decoder_layers": 2,  # the caches of transformers are as many as the encoder has layers
     "num_heads": 4,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
     "decoder_start_token_id": 0,
 }
 SWITCH = T5 | {
-    "num_layers": 4,
-    "num_decoder_layers": 5,
+    "num_layers": 5,
+    "num_decoder_layers": 4,
     "num_sparse_encoder_layers": 2,
     "num_sparse_decoder_layers": 2,
     "num_experts": 4,
@@ -89,7 +89,7 @@ SEQ2SEQ: dict[str, Seq2Seq] = {
     "switch": Seq2Seq("SwitchTransformersForConditionalGeneration", SWITCH | {"expert_capacity": 64}),
     "switch-overflow": Seq2Seq(
         "SwitchTransformersForConditionalGeneration",
-        SWITCH | {"expert_capacity": 3, "router_bias": True, "num_sparse_decoder_layers": 5},
+        SWITCH | {"expert_capacity": 3, "router_bias": True, "num_sparse_decoder_layers": 4},
     ),
     "bart": Seq2Seq("BartForConditionalGeneration", BART),
     "bart-scaled": Seq2Seq(

@@ -1,33 +1,45 @@
 """The table test of encoder-decoders: tiny random models against transformers, on every target.
 
-Sources of unequal lengths are padded; answers of 24 tokens run as one pass, in chunks, and token by token. With a
-capacity of experts the reference runs in the same calls, since the tokens of a call compete for it.
+Sources of unequal lengths are padded; answers of 24 tokens run as one pass, in chunks, and token by token, in
+transformers too, since the tokens of a call compete for the capacity of experts.
 """
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+import torch
 
 import weft
+from weft.frontends import load_source
 from weft.frontends.families.verified import Errors
+from weft.frontends.hf.checkpoint import write_folder
+from weft.frontends.verification import verify_folder
+from weft.ir import WeftError
 
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
 from .test_families import CHUNKS, TARGETS, note
 
 CAPACITY = 32  # of the caches
+STEPS = 12  # of generation
 
 
 class Halves:
     """The two models of a compiled folder in plain ONNX Runtime."""
 
     def __init__(self, folder: Path) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3  # the caches are copied here, which it warns of
         self.encoder, self.decoder = (
-            ort.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
+            ort.InferenceSession(folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
             for name in ("encoder", "model")
         )
 
@@ -71,3 +83,143 @@ def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_
         batches = [inputs] if chunk in (1, LENGTH) else [{k: v[i : i + 1] for k, v in inputs.items()} for i in range(3)]
         got = np.concatenate([halves.logits(batch, chunk) for batch in batches])
         note(errors, row.family, target, way, error(got, want))
+    answers = weft.load(tmp_path / "out").generate(_sources(inputs), max_tokens=STEPS)
+    assert [answer.tokens for answer in answers] == _generated(model, inputs)
+
+
+def _sources(inputs: dict[str, np.ndarray]) -> list[list[int]]:
+    """The sources without their padding."""
+    rows = zip(inputs["encoder_input_ids"], inputs["encoder_attention_mask"], strict=True)
+    return [ids[mask > 0].tolist() for ids, mask in rows]
+
+
+def _generated(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> list[list[int]]:
+    """The greedy answers of transformers, with the token that ends them."""
+    net: Any = model
+    ids, mask = (torch.from_numpy(inputs[f"encoder_{name}"]) for name in ("input_ids", "attention_mask"))
+    with torch.inference_mode():
+        found = net.generate(ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False)
+    stop = net.generation_config.eos_token_id
+    rows = (row[1:].tolist() for row in found)  # without the start token
+    return [row[: row.index(stop) + 1] if stop in row else row for row in rows]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_a_user_compiles_generates_the_same(target: str, tmp_path: Path) -> None:
+    """The default pipeline, which is checked pass by pass, with logits of the last token only."""
+    row = SEQ2SEQ["bart"]
+    model, inputs = row.save(tmp_path / "hf"), pairs(row)
+    model.generation_config.forced_bos_token_id = 7
+    model.save_pretrained(tmp_path / "hf", max_shard_size="100KB")
+    weft.compile(tmp_path / "hf", tmp_path / "out", target=target, verify=True)
+    found = json.loads((tmp_path / "out" / "weft.json").read_text())
+    assert (found["kind"], found["logits"], found["max_length"], found["max_source_length"]) == (
+        *("encoder-decoder", "last"),
+        *(64, 64),
+    )
+    assert [found[f"{name}_token_id"] for name in ("decoder_start", "forced_bos", "forced_eos")] == [2, 7, 2]
+    answers = weft.load(tmp_path / "out").generate(_sources(inputs), max_tokens=STEPS)
+    assert [answer.tokens for answer in answers] == _generated(model, inputs)
+    assert {answer.tokens[0] for answer in answers} == {7}
+
+
+def _stored(folder: Path) -> dict[str, list[tuple[int, int]]]:
+    """Where in model.onnx.data the weights of each model lie: first byte and the one after the last."""
+    found = {}
+    for name in ("encoder", "model"):
+        facts = [
+            {entry.key: entry.value for entry in tensor.external_data}
+            for tensor in onnx.load(folder / f"{name}.onnx", load_external_data=False).graph.initializer
+            if tensor.external_data
+        ]
+        assert {fact["location"] for fact in facts} == {"model.onnx.data"}
+        found[name] = sorted((int(f["offset"]), int(f["offset"]) + int(f["length"])) for f in facts)
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_weight_is_stored_once(target: str, tmp_path: Path) -> None:
+    SEQ2SEQ["t5"].save(tmp_path / "hf")
+    report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target)
+    stored = _stored(tmp_path / "out")
+    assert len(set(stored["encoder"]) & set(stored["model"])) == 1  # the embedding
+    places = sorted({*stored["encoder"], *stored["model"]})
+    assert all(end <= start for (_, end), (start, _) in pairwise(places))
+    assert report.weight_bytes >= sum(end - start for start, end in places)
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size == places[-1][1]
+
+
+def test_packed_weights_compute_the_same(tmp_path: Path) -> None:
+    row = SEQ2SEQ["t5-v1.1"]
+    row.save(tmp_path / "hf")
+    logits = []
+    for prepack in (False, True):
+        weft.compile(tmp_path / "hf", tmp_path / "out", passes="default,-last-token-logits", prepack=prepack)
+        logits.append(Halves(tmp_path / "out").logits(pairs(row), LENGTH))
+        for name in ("encoder", "model"):
+            proto = onnx.load(tmp_path / "out" / f"{name}.onnx", load_external_data=False)
+            keys = {entry.key for tensor in proto.graph.initializer for entry in tensor.external_data}
+            assert prepack == any(key.startswith("prepacked_") for key in keys)
+    assert np.array_equal(*logits)
+
+
+@pytest.mark.parametrize("against", ["source", "transformers"])
+@pytest.mark.parametrize("options", [{}, {"target": "onnx"}, {"dtype": "f16"}], ids=str)
+def test_verify_looks_into_both_halves(options: dict[str, Any], against: str, tmp_path: Path) -> None:
+    SEQ2SEQ["switch"].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out", **options)
+    found = verify_folder(tmp_path / "out", against=tmp_path / "hf" if against == "transformers" else None, tokens=6)
+    assert found.passed and found.divergence is None
+    assert found.positions == 7
+    halves = {half: [name for name in found.layers if name.startswith(half)] for half in ("encoder", "decoder")}
+    assert halves["encoder"][:3] == [f"encoder.layers.{i}" for i in range(3)]
+    assert halves["decoder"][:3] == [f"decoder.layers.{i}" for i in range(3)]
+
+
+@pytest.mark.parametrize("half", ["encoder", "model"])
+def test_a_wrong_weight_is_found_in_either_half(half: str, tmp_path: Path) -> None:
+    SEQ2SEQ["bart"].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out")
+    layer = f"{'encoder' if half == 'encoder' else 'decoder'}.layers.0"
+    graph = onnx.load(tmp_path / "out" / f"{half}.onnx", load_external_data=False).graph
+    weight = next(tensor for tensor in graph.initializer if tensor.name == f"{layer}.ffn.up.weight")
+    facts = {entry.key: entry.value for entry in weight.external_data}
+    with (tmp_path / "out" / "model.onnx.data").open("r+b") as file:
+        file.seek(int(facts["offset"]))
+        file.write(bytes(int(facts["length"])))
+    found = verify_folder(tmp_path / "out", tokens=4)
+    assert not found.passed and found.divergence is not None
+    assert (found.divergence.layer, found.divergence.value) == (layer, f"{layer}.ffn.up")
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
+    row = SEQ2SEQ[name]
+    model = row.save(tmp_path / "hf")
+    source = load_source(tmp_path / "hf")
+    write_folder(source, tmp_path / "back")
+    kind: Any = type(model)
+    again, info = kind.from_pretrained(tmp_path / "back", attn_implementation="eager", output_loading_info=True)
+    missing = {key for key in info.pop("missing_keys") if not (row.sinusoids and "embed_positions" in key)}
+    assert not missing and not any(info.values())
+    want = answered(model, pairs(row), LENGTH)
+    assert error(answered(again.eval(), pairs(row), LENGTH), want) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["t5-v1.1", "bart", "switch", "umt5"])
+def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
+    SEQ2SEQ[name].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out", target="onnx")
+    for half in ("encoder", "model"):
+        onnx.checker.check_model(tmp_path / "out" / f"{half}.onnx", full_check=True)
+        proto = onnx.load(tmp_path / "out" / f"{half}.onnx", load_external_data=False)
+        assert {n.domain for n in proto.graph.node} == {""}
+
+
+def test_what_tables_cannot_express_is_refused(tmp_path: Path) -> None:
+    SEQ2SEQ["marian"].save(tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"share_encoder_decoder_embeddings": False}))
+    with pytest.raises(WeftError, match="share_encoder_decoder_embeddings=False is not supported for marian models"):
+        load_source(tmp_path / "hf")
