@@ -24,6 +24,7 @@ from weft.frontends.dsl import (
     GatedMLP,
     LayerNorm,
     LearnedPositions,
+    MoE,
     RMSNorm,
     RoPE,
 )
@@ -51,7 +52,7 @@ def test_every_op_has_kernels(op: Op, dtype: str) -> None:
         assert cuda_problems(lowered(graph).model) == []
 
 
-def decoder(attention: Attention, ffn: MLP | GatedMLP | None = None, **settings: Any) -> Decoder:
+def decoder(attention: Attention, ffn: MLP | GatedMLP | MoE | None = None, **settings: Any) -> Decoder:
     block = Block(attention, ffn or GatedMLP(96), RMSNorm(1e-5))
     return Decoder(100, 64, 2, block, **{"context": 64, "tie_embeddings": True, **settings})
 
@@ -66,6 +67,9 @@ MODELS: dict[str, Decoder | Encoder] = {
     "head-of-12": decoder(Attention(4, 2, head_dim=12, rope=ROPE)),
     "chunked": decoder(Attention(4, 2, rope=ROPE, pattern="chunked", stride=8)),
     "learned-positions": decoder(Attention(4), MLP(128, "gelu_tanh", bias=True), positions=LearnedPositions(64)),
+    "experts": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2)),
+    "experts-shared": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2, scoring="sigmoid", shared=GatedMLP(32))),
+    "experts-geglu": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2, "gelu", noisy=True)),
     "encoder": Encoder(100, 64, 2, POST, LearnedPositions(64), token_types=2, embed_norm=LayerNorm(), pooler=True),
 }
 

@@ -28,7 +28,18 @@ from weft.backends.runtime.folder import read_facts
 from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.session import CPU, CUDA, onnxruntime, open_session
 from weft.backends.targets import TARGETS
-from weft.frontends.dsl import MLP, Attention, Block, Decoder, Encoder, GatedMLP, LayerNorm, LearnedPositions, RMSNorm
+from weft.frontends.dsl import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    Encoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    MoE,
+    RMSNorm,
+)
 from weft.frontends.dsl import RoPE as Rope
 from weft.ir import OPS, Graph, Op, TensorType, Value, dtypes, interpret
 from weft.ir import ops as ir_ops
@@ -58,6 +69,13 @@ DECODERS = {
     "half-rotated": decoder(Attention(4, 2, rope=Rope(1e4, fraction=0.5))),
     "head-of-128": decoder(Attention(4, 1, head_dim=128, rope=ROPE)),
     "head-of-12": decoder(Attention(4, 2, head_dim=12, rope=ROPE)),  # the standard operator, not GroupQueryAttention
+    # Every token asks all experts: which two are best, 16 bits may see otherwise.
+    "experts": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8)),
+    "experts by sigmoid": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8, scoring="sigmoid", shared=GatedMLP(64))),
+    "experts with limits": decoder(
+        Attention(4, 2, rope=ROPE), MoE(8, 128, 8, "swish(1.702)", bias=True, limit=7.0, shift=1.0)
+    ),
+    "experts in one product": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8, "gelu")),
     "learned": decoder(Attention(4), MLP(512, "gelu_tanh", bias=True), LayerNorm(), positions=LearnedPositions(LENGTH)),
 }
 ENCODER = Encoder(
