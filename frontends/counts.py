@@ -60,7 +60,13 @@ def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     return found
 
 
-def state_count(nodes: Iterable[Node]) -> int:
-    """How many numbers the recurrences keep for one text, however long it is."""
-    shapes = [shape for node in nodes for _, shape in states(node).values()]
-    return sum(sizes.evaluate(sizes.product(shape), {"batch": 1}) for shape in shapes)
+def state_bytes(nodes: Iterable[Node], item: int) -> int:
+    """The bytes that recurrences keep for one text, however long it is, where the model's numbers take `item` bytes.
+
+    Sums over all tokens are f32.
+    """
+    kept = (found for node in nodes for found in states(node).items())
+    return sum(
+        sizes.evaluate(sizes.product(shape), {"batch": 1}) * (item if part == "conv" else 4)
+        for part, (_, shape) in kept
+    )

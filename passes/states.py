@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError
+from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes
 from weft.ir.sizes import Size
 
 from .edit import hand_over
@@ -34,6 +34,12 @@ def states(node: Node) -> dict[str, State]:
     return {"ssm" if name == "ssd" else "state": ("past", matrix)}
 
 
+def sums(node: Node) -> set[int]:
+    """The places of the operands that add up all tokens so far, and so stay in f32."""
+    operands = (operand for part, (operand, _) in states(node).items() if part != "conv")
+    return {node.op.operand_index(operand) for operand in operands}
+
+
 def has_state(node: Node) -> bool:
     """Whether `node` is a recurrence that takes its past from an operand."""
     return any(node.operand(operand) is not None for operand, _ in states(node).values())
@@ -50,7 +56,8 @@ def give_states(graph: Graph, node: Node, number: int) -> None:
     operands: list[Value | None] = [*node.inputs, *[None] * (len(node.op.operands) - len(node.inputs))]
     parts = states(node)
     for part, (operand, shape) in parts.items():
-        past = graph.add_input(f"past_states.{number}.{part}", TensorType(node.output.type.dtype, shape))
+        dtype = node.output.type.dtype if part == "conv" else dtypes.f32
+        past = graph.add_input(f"past_states.{number}.{part}", TensorType(dtype, shape))
         operands[node.op.operand_index(operand)] = past
     with graph.inserting(before=node):
         outs = node.op.emit(*operands, **node.attrs)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as onnx
 
 from weft.ir import dtypes, ops
+from weft.ir.dtypes import DType
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute, Reshape, Slice
 from weft.ir.sizes import Size
@@ -36,12 +37,14 @@ def _wide(e: Emitter, value: Value | None) -> Any:
 
 
 def _narrow(e: Emitter, node: Node, made: list[Out]) -> list[Out]:
-    """What was computed in f32, in the dtype of `node`."""
-    dtype = node.output.type.dtype
-    made = made[: len(node.outputs)]
-    if dtype == dtypes.f32 or e.target.device != "cpu":
-        return made
-    return [e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name])) for v in made]
+    """What was computed in f32, in the dtypes of the outputs of `node`."""
+
+    def narrow(v: Out, dtype: DType) -> Out:
+        return (
+            v if dtype == dtypes.f32 or e.target.device != "cpu" else e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name]))
+        )
+
+    return [narrow(v, value.type.dtype) for v, value in zip(made, node.outputs, strict=False)]
 
 
 def _zeros(e: Emitter, batch: Size, *tail: int) -> Any:
@@ -58,16 +61,14 @@ def _start(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
 
 @lowering(ops.gated_linear_attention, targets=ORT)
 def LinearAttention(e: Emitter, node: Node) -> list[Out]:
-    operands = [_wide(e, node.operand(n)) for n in ("q", "k", "v", "past", "decay")]
+    q, k, v, past, decay = (_wide(e, node.operand(n)) for n in ("q", "k", "v", "past", "decay"))
+    groups, heads = node.attrs["groups"], node.attrs["heads"]
+    if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
+        assert node.inputs[0] is not None
+        past = _zeros(e, node.output.shape[0], heads, node.inputs[0].width // groups, node.output.width // heads)
+    rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
     made: list[Out] = e.op(
-        "LinearAttention",
-        *operands,
-        domain=MS,
-        outputs=2,
-        q_num_heads=node.attrs["groups"],
-        kv_num_heads=node.attrs["heads"],
-        update_rule="linear" if operands[-1] is None else "gated",
-        scale=1.0,
+        "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
     )
     return _narrow(e, node, made)
 

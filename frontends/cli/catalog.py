@@ -173,13 +173,13 @@ def presets_command(name: str | None) -> None:
 
 def _preset_row(name: str) -> tuple[str, ...]:
     from .. import PRESETS
-    from ..counts import active_count, cached, state_count
+    from ..counts import active_count, cached, state_bytes
 
     preset = PRESETS[name]
     graph = preset.model().graph()
     active, context = active_count(graph), graph.meta["context"]
     per_token = 2 * sum(width for width, _ in cached(graph.nodes))
-    state = 2 * state_count(graph.nodes)
+    state = state_bytes(graph.nodes, 2)
     return (
         name,
         count(preset.parameters),

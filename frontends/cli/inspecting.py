@@ -59,8 +59,8 @@ def _show(found: Inspection) -> None:
     if found.cache_at_context:
         whole = ", ".join(f"{size(found.cache_at_context * b)} in {d}" for d, b in CACHE_DTYPES.items())
         facts.append(("cache of the context", whole))
-    if found.state:
-        kept = ", ".join(f"{size(found.state * b)} in {d}" for d, b in CACHE_DTYPES.items())
+    if found.state_bytes and any(found.state_bytes.values()):
+        kept = ", ".join(f"{size(b)} in {d}" for d, b in found.state_bytes.items())
         facts.append(("constant state", kept))
     width = max(len(name) for name, _ in facts)
     for name, value in facts:

@@ -2,7 +2,8 @@
 
 Every op takes the past as optional operands and then also returns the present, so that a sequence may be cut anywhere:
 running the pieces one after the other equals one run. Linear attention, Mamba and Mamba-2 are made of one recurrence,
-`gated_linear_attention`; its body is the parallel form, quadratic in the length.
+`gated_linear_attention`; its body is the parallel form, quadratic in the length. States that add up all tokens may be
+f32 beside narrower operands: sums of thousands of terms have no place in 8 or 11 bits.
 """
 
 from __future__ import annotations
@@ -59,6 +60,17 @@ def gated_linear_attention(
     return y.reshape(v.shape) if past is None else (y.reshape(v.shape), state)
 
 
+def carried(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
+    """The type of a present state: that of `past`, which must be `wanted`, maybe in f32; nothing without a past."""
+    fits = past is None or past in (wanted, wanted.with_dtype(dtypes.f32))
+    want(fits, f"the past {past} must be {wanted}")
+    return () if past is None else (past,)
+
+
+def _in(dtype: dtypes.DType, x: Value) -> Value:
+    return x if x.type.dtype == dtype else cast(x, to=dtype)
+
+
 @gated_linear_attention.infer
 def _(n: Bound) -> tuple[TensorType, ...]:
     q, v, heads, groups = n.q, n.v, n.heads, n.groups
@@ -69,9 +81,7 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     want(fits, f"q {q} and v {v} do not fit heads={heads} and groups={groups}")
     gates = [v.with_shape(*v.shape[:2], heads * keys) for keys in (1, wide // groups)]
     want(n.decay is None or n.decay in gates, f"decay {n.decay} must be {gates[0]} or {gates[1]}")
-    state = v.with_shape(v.shape[0], heads, wide // groups, width // heads)
-    want(n.past is None or n.past == state, f"past {n.past} must be {state}")
-    return (v,) if n.past is None else (v, state)
+    return v, *carried(n.past, v.with_shape(v.shape[0], heads, wide // groups, width // heads))
 
 
 @gated_linear_attention.cost
@@ -82,16 +92,17 @@ def _(n: Bound) -> Size:
 
 @gated_linear_attention.body
 def _(n: Bound) -> Value | tuple[Value, Value]:
-    decay, heads, groups, past = n.decay, n.heads, n.groups, n.past
+    heads, groups = n.heads, n.groups
     (batch, seq, _), d = n.q.shape, n.q.width // groups
+    decay, past = (None if t is None else _in(dtypes.f32, t) for t in (n.decay, n.past))
 
     def by_head(t: Value) -> Value:
         """q or k as [batch, heads, seq, d]."""
-        grouped = transpose(reshape(t, shape=(batch, seq, groups, 1, d)), axes=(0, 2, 3, 1, 4))
+        grouped = transpose(reshape(_in(dtypes.f32, t), shape=(batch, seq, groups, 1, d)), axes=(0, 2, 3, 1, 4))
         spread = expand(grouped, shape=(batch, groups, heads // groups, seq, d))
         return reshape(spread, shape=(batch, heads, seq, d))
 
-    q, k, v = by_head(n.q), by_head(n.k), per_head(n.v, heads)
+    q, k, v = by_head(n.q), by_head(n.k), per_head(_in(dtypes.f32, n.v), heads)
     at = iota(n.v, axis=1)
     seen = less_equal(unsqueeze(at, axes=(0,)), unsqueeze(at, axes=(1,)))
     pairs = mul(unsqueeze(q, axes=(3,)), unsqueeze(k, axes=(2,)))  # [batch, heads, t, s, d]
@@ -101,13 +112,15 @@ def _(n: Bound) -> Value | tuple[Value, Value]:
         pairs = mul(pairs, exp(clip(gap, high=0.0)))
     y = matmul(masked(seen, add_up(pairs, axes=(4,))), v)
     if past is None:
-        return flat(y)
+        return _in(n.v.type.dtype, flat(y))
     if decay is None:
-        return flat(add(y, matmul(q, past))), add(past, matmul(swap(k), v))
-    whole = per_head(add_up(decay, axes=(1,), keepdims=True), heads)
-    y = add(y, matmul(mul(q, exp(so_far)), past))
-    written = matmul(swap(mul(k, exp(sub(whole, so_far)))), v)
-    return flat(y), add(mul(swap(exp(whole)), past), written)
+        y, present = add(y, matmul(q, past)), add(past, matmul(swap(k), v))
+    else:
+        whole = per_head(add_up(decay, axes=(1,), keepdims=True), heads)
+        y = add(y, matmul(mul(q, exp(so_far)), past))
+        written = matmul(swap(mul(k, exp(sub(whole, so_far)))), v)
+        present = add(mul(swap(exp(whole)), past), written)
+    return _in(n.v.type.dtype, flat(y)), _in(n.past.type.dtype, present)
 
 
 _QKV = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 9))
@@ -190,9 +203,7 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     want(n.causal, "a past needs causal=true")
     norm = q.with_shape(q.shape[0], heads, width // heads)
     state = norm.with_shape(*norm.shape, dv // heads)
-    want(n.past_state == state, f"past_state {n.past_state} does not fit {q}, {v}")
-    want(n.past_norm == norm, f"past_norm {n.past_norm} does not fit q {q}")
-    return v, state, norm
+    return v, *carried(n.past_state, state), *carried(n.past_norm, norm)
 
 
 @linear_attention.cost
@@ -203,7 +214,7 @@ def _(n: Bound) -> Size:
 
 
 @linear_attention.body
-def _(n: Bound) -> Value | tuple[Value, Value, Value]:
+def _(n: Bound) -> tuple[Value, ...]:
     heads, (batch, seq, _) = n.heads, n.q.shape
     fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (n.q, n.k))
     if n.key_mask is not None:
@@ -211,20 +222,22 @@ def _(n: Bound) -> Value | tuple[Value, Value, Value]:
     rq, rk = fq, fk
     if n.positions is not None:
         rq, rk = (rope(t, n.positions, n.frequencies, heads=heads, interleaved=n.interleaved) for t in (fq, fk))
-    norm = add_up(fk, axes=(1,), keepdims=True)  # [batch, 1, heads·d]
-    state = present = None
+    terms = _in(dtypes.f32, fk)
+    norm = add_up(terms, axes=(1,), keepdims=True)  # [batch, 1, heads·d]
+    present: tuple[Value, ...] = ()
     if n.causal:
-        outs = gated_linear_attention.emit(rq, rk, n.v, None, n.past_state, heads=heads, groups=heads)
-        y, state = outs if len(outs) == 2 else (outs[0], None)
-        seen = cumsum(fk, axis=1)
+        y, *state = gated_linear_attention.emit(rq, rk, n.v, None, n.past_state, heads=heads, groups=heads)
+        seen = cumsum(terms, axis=1)
         if n.past_norm is not None:
-            before = reshape(n.past_norm, shape=norm.shape)
-            seen, present = add(seen, before), reshape(add(norm, before), shape=n.past_norm.shape)
+            before = reshape(_in(dtypes.f32, n.past_norm), shape=norm.shape)
+            seen, norm = add(seen, before), reshape(add(norm, before), shape=n.past_norm.shape)
+            present = *state, _in(n.past_norm.type.dtype, norm)
     else:
         y, seen = flat(matmul(per_head(rq, heads), matmul(swap(per_head(rk, heads)), per_head(n.v, heads)))), norm
-    share = add_up(reshape(mul(fq, seen), shape=(batch, seq, heads, fq.width // heads)), axes=(3,), keepdims=True)
-    y = reshape(div(reshape(y, shape=(batch, seq, heads, y.width // heads)), share), shape=y.shape)
-    return y if state is None or present is None else (y, state, present)
+    shared = reshape(mul(_in(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
+    apart = reshape(_in(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
+    y = reshape(div(apart, add_up(shared, axes=(3,), keepdims=True)), shape=y.shape)
+    return _in(n.v.type.dtype, y), *present
 
 
 @op(

@@ -13,7 +13,7 @@ import numpy as np
 from .. import sizes
 from ..op import Array, Bound, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
 from .elementwise import add, mul
-from .recurrences import gated_linear_attention
+from .recurrences import carried, gated_linear_attention
 from .tensor import reshape, squeeze, swap, unsqueeze
 
 _A = -np.arange(1.0, 13.0).reshape(4, 3) / 5  # decay rates are negative
@@ -55,9 +55,7 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     want(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
     want(b == c == x.with_shape(*x.shape[:2], a.shape[1]), f"b {b} and c {c} must be [batch, seq, states] for a {a}")
     want(n.d is None or n.d == x.with_shape(x.shape[2]), f"d {n.d} does not fit x {x}")
-    state = x.with_shape(x.shape[0], a.shape[1], a.shape[0])
-    want(n.past is None or n.past == state, f"past {n.past} does not fit x {x} and a {a}")
-    return (x,) if n.past is None else (x, state)
+    return x, *carried(n.past, x.with_shape(x.shape[0], a.shape[1], a.shape[0]))
 
 
 @selective_scan.cost
@@ -129,9 +127,7 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     fits = b == n.c == x.with_shape(*x.shape[:2], wide) and wide % groups == 0
     want(fits, f"b {b}, c {n.c} do not fit groups={groups}")
     want(n.d is None or n.d == a, f"d {n.d} differs from a {a}")
-    state = x.with_shape(x.shape[0], heads, wide // groups, width // heads)
-    want(n.past is None or n.past == state, f"past {n.past} must be {state}")
-    return (x,) if n.past is None else (x, state)
+    return x, *carried(n.past, x.with_shape(x.shape[0], heads, wide // groups, width // heads))
 
 
 @ssd.cost

@@ -8,6 +8,7 @@ from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
 from ..base import Pass
+from ..states import sums
 from ..trace import Trace
 from ..trial import EXACT, Trial
 
@@ -17,8 +18,8 @@ class Cast(Pass):
     """Turn floating-point parameters, inputs and values into `dtype` (f16, bf16, f32).
 
     Positions stay in f32: the frequencies of rope, and what is computed elementwise from integers made float, until
-    it meets other values. Weights are rounded once, when written. The check shows that nothing but the rounding
-    changes.
+    it meets other values. So do states that add up all tokens. Weights are rounded once, when written. The check shows
+    that nothing but the rounding changes.
     """
 
     name = "cast"
@@ -40,7 +41,7 @@ class Cast(Pass):
         for node in graph.nodes:
             outputs_kept = node.output in kept
             for i, operand in enumerate(node.inputs):
-                if operand is None or _frequencies(node, i):
+                if operand is None or _wide(node, i):
                     continue
                 if operand in kept and not outputs_kept:
                     node.set_input(i, self._lower(graph, node, operand, lowered))
@@ -70,17 +71,19 @@ class Cast(Pass):
         trial.same(trial.run(before, inputs), trial.run(after, inputs), EXACT)
 
 
-def _frequencies(node: Node, operand: int) -> bool:
-    return node.op.name == "rope" and node.op.operands[operand].name == "frequencies"
+def _wide(node: Node, operand: int) -> bool:
+    """Whether the operand is f32 beside narrower ones: frequencies of rope, sums over all tokens."""
+    frequencies = node.op.name == "rope" and node.op.operands[operand].name == "frequencies"
+    return frequencies or operand in sums(node)
 
 
 def _positional(graph: Graph) -> set[Value]:
-    """Values that stay f32: frequencies of rope, floats made from integers and what is made elementwise from only
-    those and parameters, with those parameters.
+    """Values that stay f32: frequencies of rope, sums over all tokens, floats made from integers and what is made
+    elementwise from only those and parameters, with those parameters.
     """
     kept: set[Value] = set()
     for node in graph.nodes:
-        kept.update(v for i, v in enumerate(node.inputs) if v is not None and _frequencies(node, i))
+        kept.update(v for i, v in enumerate(node.inputs) if v is not None and _wide(node, i))
         floats = [v for v in node.inputs if v is not None and v.type.dtype.is_float]
         if not node.output.type.dtype.is_float:
             continue
@@ -96,4 +99,4 @@ def _positional(graph: Graph) -> set[Value]:
 
 
 def _keeps(node: Node, operand: int, kept: set[Value]) -> bool:
-    return _frequencies(node, operand) or node.output in kept
+    return _wide(node, operand) or node.output in kept

@@ -484,7 +484,7 @@ def test_presets_are_listed_and_shown() -> None:
     rows = {line.split()[0]: line.split()[1:] for line in done("presets").stdout.splitlines() if line}
     assert " ".join(rows["deepseek-v3"]).startswith("671 G 37.6 G 68.6 KiB 163,840 DeepSeek-V3")
     assert " ".join(rows["mistral-7b"]).startswith("7.24 G 128.0 KiB 32,768 Mistral")
-    assert " ".join(rows["mamba-2.8b"]).startswith("2.77 G 11.9 MiB Mamba")
+    assert " ".join(rows["mamba-2.8b"]).startswith("2.77 G 21.9 MiB Mamba")
     shown = done("presets", "gpt2").stdout
     assert "Decoder(" in shown and "124,439,808 parameters" in shown
     assert "gpt2" in refused("presets", "gpt-2")

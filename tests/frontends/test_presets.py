@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from weft.frontends import PRESETS, load_source
-from weft.frontends.counts import active_count, cached, parameter_count, state_count
+from weft.frontends.counts import active_count, cached, parameter_count, state_bytes
 from weft.ir import verify
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
@@ -87,8 +87,8 @@ def test_cached_numbers_of_a_token(name: str, numbers: int) -> None:
 
 
 def test_states_have_a_constant_size() -> None:
-    assert state_count(load_source("mamba-130m").graph.nodes) == 24 * 1536 * (16 + 3)
-    assert state_count(load_source("gpt2").graph.nodes) == 0
+    assert state_bytes(load_source("mamba-130m").graph.nodes, 2) == 24 * 1536 * (16 * 4 + 3 * 2)
+    assert state_bytes(load_source("gpt2").graph.nodes, 2) == 0
 
 
 def test_gpt3_alternates_dense_and_banded_layers() -> None:

@@ -137,6 +137,20 @@ def test_without_attention_nothing_reads_the_mask_until_the_last_token_is_taken(
     assert "kv-cache" not in str(default_pipeline(after))
 
 
+@pytest.mark.parametrize("text", ["kv-cache, cast{dtype=bf16}", "cast{dtype=bf16}, kv-cache"])
+def test_sums_over_all_tokens_stay_in_f32(text: str) -> None:
+    after = applied(text, model(mamba, linear, mamba2))
+    kinds = {name: str(v.type.dtype) for name, v in after.inputs.items() if name.startswith("past_")}
+    assert {name.rsplit(".", 1)[-1]: kind for name, kind in kinds.items()} == {
+        "conv": "bf16",
+        "ssm": "f32",
+        "state": "f32",
+        "norm": "f32",
+    }
+    assert kinds == {n.replace("present", "past"): str(v.type.dtype) for n, v in after.outputs.items() if "." in n}
+    run_passes(model(mamba, linear, mamba2), text, verify=True)
+
+
 def test_a_wrong_state_is_caught() -> None:
     before = model(mamba)
     after = applied("kv-cache", before)
