@@ -10,7 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
 from .build import module, named
-from .checks import need, need_one_of, need_whole
+from .checks import need, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
 ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
@@ -44,6 +44,7 @@ class Block:
     def __post_init__(self) -> None:
         need_one_of(self, "arrangement", ARRANGEMENTS)
         need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "it has no attn, cross or ffn")
+        need_modules(self, "attn", "cross", "ffn", "norm")
 
     def __call__(self, x: Value) -> Value:
         known = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)
@@ -82,6 +83,7 @@ class Repeat:
     times: int
 
     def __post_init__(self) -> None:
+        need_modules(self, "block")
         need_whole(self, "times")
 
     def __call__(self, x: Value) -> Value:

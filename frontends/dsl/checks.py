@@ -36,6 +36,14 @@ def need_divides(module: object, part: str, whole: str) -> None:
     need(module, size % pieces == 0, f"{part}={pieces} does not divide {whole}={size}")
 
 
+def need_modules(module: object, *names: str) -> None:
+    """The fields `names` of `module` must be modules, made and not only named, or None."""
+    for name in names:
+        value = getattr(module, name)
+        fits = value is None or (callable(value) and not isinstance(value, type))
+        need(module, fits, f"{name}={value!r} is no module" + (": call it" if isinstance(value, type) else ""))
+
+
 def need_one_of(module: object, name: str, known: Iterable[str]) -> None:
     """The field `name` of `module` must be one of `known`."""
     value, choices = getattr(module, name), tuple(known)

@@ -11,7 +11,7 @@ from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import hierarchical, noisy_logits
 
 from .build import contribute, current, fill, module, param
-from .checks import need, need_activation, need_divides, need_one_of, need_positive, need_whole
+from .checks import need, need_activation, need_divides, need_modules, need_one_of, need_positive, need_whole
 from .layers import linear
 
 CHOICES = ("token", "expert", "hierarchical")
@@ -84,6 +84,7 @@ class MoE:
             need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
         need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
+        need_modules(self, "shared")
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 

@@ -28,6 +28,9 @@ def _check(model: Decoder | Encoder) -> None:
     else:
         need(model, model.block is None, "give either a list of layers, or their number and a block")
         need(model, len(model.layers) > 0, "layers is empty")
+    for i, layer in enumerate(_stack(model)):
+        fits = callable(layer) and not isinstance(layer, type)
+        need(model, fits, f"layer {i} is no module but {layer!r}")
     bias = model.position_bias
     need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, must say its heads")
 
