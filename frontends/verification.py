@@ -34,6 +34,7 @@ Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]  # stage, done, in all
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
+COMPARING = {"expert_choice", "limit_capacity"}  # routers that compare the tokens of a call
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def verify_folder(
 ) -> Verification:
     """Compare the compiled model in `folder` with its source, or with the Hugging Face folder `against`.
 
-    `prompt` is a text (a stock sentence, or random tokens where there is no tokenizer); `tokens` greedy ones follow.
+    `prompt` is a text (a stock sentence, or random tokens where there is no tokenizer); `tokens` greedy ones follow,
+    but for models whose experts choose among the tokens of a call: those read the prompt in one.
 
     Raises:
         WeftError: if the folder or its source cannot be read, or the source has changed since it was compiled.
@@ -141,7 +143,10 @@ def verify_folder(
         if runnable.decoder.start is not None:
             ids, source = list(runnable.decoder.start), ids
         watched = min(len(ids) if not source else tokens + 1, WATCHED)  # of what sees only the past
-        got, at = _teach(runnable, ids, source, tokens, progress)
+        calls = 2
+        if model is not None and not source and any(n.op.name in COMPARING for n in model.graph.nodes):
+            watched, tokens, calls = len(ids), 0, 1  # what a token sees depends on the call it comes in
+        got, at = _teach(runnable, ids, source, tokens, calls, progress)
         texts = _Texts(ids, source, watched)
     if model is not None:
         reference, name = _interpreted(model, texts, progress), f"the float64 meaning of {model.description}"
@@ -241,10 +246,10 @@ def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> li
 
 
 def _teach(
-    runnable: Generator, ids: list[int], source: list[int], tokens: int, progress: Progress
+    runnable: Generator, ids: list[int], source: list[int], tokens: int, calls: int, progress: Progress
 ) -> tuple[Array, list[int]]:
-    """Run the prompt in two chunks, or read the source, then greedy steps whose tokens are added to `ids`: logits and
-    their positions."""
+    """Run the prompt in one or two `calls`, or read the source, then greedy steps whose tokens are added to `ids`:
+    logits and their positions."""
     decoder = runnable.decoder
     steps = min(tokens, decoder.max_length - len(ids))
     logits: list[Array] = []
@@ -255,7 +260,7 @@ def _teach(
             at.append(len(ids) - 1)
         else:
             context.reset()
-        half = len(ids) // 2
+        half = len(ids) // 2 if calls == 2 else 0
         for first, last in ((0, half), (half, len(ids))) if not source else ():
             if first < last:
                 rows = context.extend(ids[first:last])

@@ -60,6 +60,15 @@ def test_what_is_right_passes(tmp_path: Path, options: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["hybrid", "tiny_translator"])
+def test_examples_that_do_not_only_look_back_pass(name: str, root: Path, tmp_path: Path) -> None:
+    """Experts that choose among the tokens of a call, which therefore is one; an encoder's answer."""
+    weft.compile(root / "examples" / f"{name}.py", tmp_path / "out", max_length=64)
+    found = verify_folder(tmp_path / "out", tokens=3)
+    assert found.passed and found.divergence is None
+    assert (found.positions, len(found.layers)) == ((1, 7) if name == "hybrid" else (4, 5))
+
+
 def weight_of(folder: Path, node: str) -> tuple[int, int]:
     """Where in model.onnx.data the weight lies that the node making the value `node` reads: offset and bytes."""
     graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
