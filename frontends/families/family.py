@@ -74,21 +74,22 @@ class Family:
         self,
         *model_types: str,
         names: Mapping[str, str | Template | None] | None = None,
-        refuse: Mapping[str, tuple[Any, ...]] | None = None,
+        refuse: Mapping[str, tuple[Any, ...] | None] | None = None,
         prefix: str | None = None,
         found: Mapping[str, Callable[[frozenset[str]], Any]] | None = None,
         unused: tuple[str, ...] | None = None,
         **settings: Any,
     ) -> Family:
-        """This table for other `model_types`, with other settings; names (None takes one out), refusals and what is
+        """This table for other `model_types`, with other settings; names and refusals (None takes one out) and what is
         found are added, `prefix` and `unused` replaced."""
         merged = {**self.names, **(names or {})}
+        refused = {**self.refuse, **(refuse or {})}
         return replace(
             self,
             model_types=model_types,
             settings={**self.settings, **settings},
             names={k: v for k, v in merged.items() if v is not None},
-            refuse={**self.refuse, **(refuse or {})},
+            refuse={k: v for k, v in refused.items() if v is not None},
             prefix=self.prefix if prefix is None else prefix,
             found={**self.found, **(found or {})},
             unused=self.unused if unused is None else unused,

@@ -19,6 +19,7 @@ from ..dsl import ALiBi, RoPE
 from ..families import Family, Settings
 from ..families.family import Fetch, Template, key
 from ..families.templates import flattened, half, packed_parts
+from . import sparse
 
 FREQUENCIES = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -134,9 +135,11 @@ QWEN3 = PLAIN.but("qwen3")
 
 # -- q and k with interleaved pairs
 
-LLAMA = PLAIN.but(
+LLAMA = PLAIN.but(  # with experts, Mixtral
     "llama",
-    names={f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"},
+    names={**sparse.EXPERTS, **{f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"}},
+    refuse=sparse.KNOWN,
+    moe=sparse.experts(renormalize=True),
 )
 GRANITE = LLAMA.but(
     "granite",
@@ -145,6 +148,7 @@ GRANITE = LLAMA.but(
     residual_scale=key("residual_scale", default=1.0),
     logit_scale=lambda c: 1 / key("logit_scale")(c),
 )
+GRANITE_MOE = GRANITE.but("granitemoe")
 OLMO = LLAMA.but("olmo", norm="layer", norm_weight=False, clip=key("attention.clamp_kqv", default=None))
 SMOLLM3 = LLAMA.but(
     "smollm3",
@@ -245,6 +249,60 @@ FALCON = UNGATED.but(
     names={**PACKED, "layers.{i}.attn_norm": "blk.{i}.attn_norm_2", "layers.{i}.ffn_norm": "blk.{i}.attn_norm"},
     found={"arrangement": lambda keys: "parallel_norms" if "blk.0.attn_norm_2.weight" in keys else "parallel"},
     activation="gelu",
+)
+
+# -- experts, latent attention, state spaces
+
+QWEN2_MOE = PLAIN.but(
+    "qwen2moe", names=sparse.EXPERTS, refuse=sparse.KNOWN, moe=sparse.experts(renormalize=False, shared_gate=True)
+)
+QWEN3_MOE = PLAIN.but("qwen3moe", names=sparse.EXPERTS, refuse=sparse.KNOWN, moe=sparse.experts(renormalize=True))
+OLMOE = PLAIN.but(
+    "olmoe",
+    names=sparse.EXPERTS,
+    refuse=sparse.KNOWN,
+    found={"qk_norm": lambda keys: "full"},
+    moe=sparse.experts(renormalize=False),
+)
+GPT_OSS = PLAIN.but(
+    "gpt-oss",
+    names={
+        **sparse.EXPERTS,
+        "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
+        "layers.{i}.ffn_norm": "blk.{i}.post_attention_norm",
+    },
+    refuse=sparse.KNOWN,
+    rope=lambda c: replace(_rope(c), truncate=False),
+    window=_windows(2),
+    sinks=True,
+    moe=sparse.experts(True, activation="swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0),
+)
+DEEPSEEK2 = PLAIN.but(
+    "deepseek2",
+    names={**sparse.EXPERTS, **sparse.LATENT},
+    refuse=sparse.KNOWN,
+    mixer=sparse.latent_attention(_rope),
+    moe=sparse.deepseek_experts,
+)
+MAMBA = PLAIN.but(
+    "mamba",
+    names=sparse.STATES,
+    heads=None,
+    kv_heads=None,
+    ffn=None,
+    rope=None,
+    context=None,  # the file's number is arbitrary
+    mixer=sparse.mamba(),
+)
+MAMBA2 = MAMBA.but("mamba2", names=sparse.HEADED_STATES, mixer=sparse.mamba2)
+JAMBA = PLAIN.but(
+    "jamba",
+    names={**sparse.EXPERTS, **sparse.STATES},
+    refuse=sparse.KNOWN,
+    kv_heads=lambda c: max(key("attention.head_count_kv")(c)),  # 0 where a layer has no attention
+    rope=None,
+    mixer=sparse.mamba(normed=True),
+    moe=sparse.experts(renormalize=False),
 )
 
 # -- encoders

@@ -13,6 +13,7 @@ from weft.ir.recipes import Map, Scale, Source
 from ..families import Loaded, load
 from .archive import GGUFArchive
 from .family import FAMILIES, FREQUENCIES, LONG, SHORT
+from .sparse import RECURRENT, SPARSE
 from .tokenizer import TokenIds, has_tokenizer, token_ids
 
 
@@ -47,7 +48,7 @@ def load_gguf(path: Path) -> tuple[GGUFArchive, Loaded]:
 
 def _config(archive: GGUFArchive, prefix: str) -> dict[str, Any]:
     """The architecture's keys without their prefix, float32 numbers as the decimals they stand for; and what only the
-    tensors say: the vocabulary, the number of token types, LongRoPE's factors."""
+    tensors say: the vocabulary, the number of token types, which layers are of a kind, LongRoPE's factors."""
     found = {k.removeprefix(prefix): _decimal(v) for k, v in archive.metadata.items() if k.startswith(prefix)}
     keys = set(archive.keys())
     if "tokenizer.ggml.tokens" in archive.metadata:
@@ -55,6 +56,8 @@ def _config(archive: GGUFArchive, prefix: str) -> dict[str, Any]:
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
             found.setdefault(name, archive.shape(tensor)[0])
+    for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in")):
+        found[kind] = [i for i in range(found.get("block_count", 0)) if f"blk.{i}.{tensor}.weight" in keys]
     for tensor in keys & {SHORT, LONG}:
         found[tensor] = tuple(_decimal(float(f)) for f in archive.read(tensor, 0, archive.shape(tensor)[0]))
     return found

@@ -13,6 +13,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
+from .gguf_sparse import SPARSE, rearranged
+
 HEADS, GROUPS = 4, 2
 
 
@@ -38,7 +40,7 @@ def per_head(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def converted(arch: str, name: str, x: np.ndarray, groups: int) -> np.ndarray:
     """Tensor `name` of a Hugging Face checkpoint as llama.cpp's converter stores it."""
-    if arch in ("llama", "granite", "olmo", "smollm3") and ("q_proj" in name or "k_proj" in name):
+    if arch in ("llama", "granite", "granitemoe", "olmo", "smollm3") and ("q_proj" in name or "k_proj" in name):
         return interleaved(x, HEADS if "q_proj" in name else groups)
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return x + np.float32(1)
@@ -68,7 +70,7 @@ def write_gguf(
     }
     for key, value in facts.items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool}
-        add[type(value)](f"{arch}.{key}", value)
+        add.get(type(value), writer.add_array)(f"{arch}.{key}", value)
     if tokenizer:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
@@ -78,7 +80,7 @@ def write_gguf(
         writer.add_eos_token_id(5)
     known = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch)
     names = gguf.get_tensor_name_map(known, 3)
-    for name, tensor in per_head(load_file(folder / "model.safetensors")).items():
+    for name, tensor in rearranged(arch, per_head(load_file(folder / "model.safetensors"))).items():
         if name.startswith("cls."):  # of no use for features
             continue
         short = name.removeprefix({"bloom": "transformer.", "bert": "bert."}.get(arch, ""))
@@ -261,3 +263,4 @@ MODELS: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
     ],
     "bert": [("bert", {}, MHA | LAYER_NORM | {"attention.layer_norm_epsilon": 1e-12})],
 }
+MODELS |= {arch: MODELS.get(arch, []) + models for arch, models in SPARSE.items()}
