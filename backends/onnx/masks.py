@@ -58,13 +58,12 @@ def _build(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out |
 
 def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
     """`key_mask` [batch, keys] as [batch, 1, 1 or seq, keys]."""
-    shown: Out = e[key_mask]  # type: ignore[assignment]
     past = node.operand("past_k")
+    shown: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
     if past is not None:  # slots behind its end are hidden
         missing = e.op("Sub", e.size(past.shape[2]), e.op("Shape", shown, start=1, end=2))
-        bits = e.op("Cast", shown, to=int(ONNX_DTYPES["bool"]))
-        shown = e.op("Pad", bits, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([1]))
-    shown = e.op("Unsqueeze", e.op("Cast", shown, to=int(ONNX_DTYPES["bool"])), e.constant([1, 2]))
+        shown = e.op("Pad", shown, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([1]))
+    shown = e.op("Unsqueeze", shown, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
         queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
         ones = e.constant([1])
@@ -96,8 +95,9 @@ def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
         made: Out = e.op("Expand", e[bias], shape)
         return made
 
-    if bias.shape[2:] == (queries, keys):
-        return e.values[bias]
+    full = e[bias]
+    if full is not None and bias.shape[2:] == (queries, keys):
+        return full
     return e.memo(("full bias", bias, queries, keys), make)
 
 

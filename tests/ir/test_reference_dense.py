@@ -108,6 +108,10 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
     "iota": [((X,), {"axis": 1}, lambda x: torch.arange(4))],
     "one_hot": [((J,), {"depth": 7}, lambda j: F.one_hot(j, 7).double())],
     "pad": [((X,), {"axis": 1, "before": 1, "after": 2, "value": 0.5}, lambda x: F.pad(x, (0, 0, 1, 2), value=0.5))],
+    "head_linear": [
+        ((X, Y.reshape(12, 2)[:9]), {"heads": 3}, lambda x, w: x @ torch.block_diag(*w.chunk(3)).T),
+        ((X, Y.reshape(12, 2)[:6]), {"heads": 3, "inverse": True}, lambda x, w: x @ torch.block_diag(*w.chunk(3))),
+    ],
 }  # fmt: skip
 # Their oracles are in the test_reference_* files beside this one.
 ELSEWHERE = {
