@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 import weft
@@ -150,6 +151,22 @@ def test_decoders(name: str, target: str, tmp_path: Path, rng: np.random.Generat
     right = interpret(graph, {n: known[n] for n in graph.inputs})["logits"][0]
     for chunk in (LENGTH,) if name in IN_ONE_CALL else (LENGTH, 7, 1):
         np.testing.assert_allclose(runnable.logits(ids, chunk), right, rtol=0, atol=1e-5 * np.abs(right).max())
+
+
+@targets
+def test_noise_from_outside_and_a_loss(target: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """A graph as for training: seeded noise goes in, the load-balance loss comes out."""
+    graph = drawn(feeds(MoE(4, 16, 2, noisy=True, aux_loss=0.01)).graph())
+    weft.compile(graph, tmp_path / "out", target=target, passes="dce, cse", max_length=LENGTH)
+    session = ort.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    ids, at = rng.integers(0, VOCAB, (2, LENGTH)), np.broadcast_to(np.arange(LENGTH), (2, LENGTH))
+    noise = {f"router_noise.{i}": rng.standard_normal((2, LENGTH, 4)) for i in range(2)}
+    right = interpret(graph, {"input_ids": ids, "position_ids": at, **noise})
+    inputs = {"input_ids": ids, "position_ids": at, **{n: v.astype(np.float32) for n, v in noise.items()}}
+    found = dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True))
+    assert list(found) == ["logits", "aux_loss"]
+    for name, value in right.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5 * np.abs(value).max())
 
 
 @targets
