@@ -92,7 +92,7 @@ def test_every_family_is_verified(family: str, errors: Errors) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["mistral-gqa", "gpt2-tied", "qwen3-gqa"])
+@pytest.mark.parametrize("name", ["mistral-gqa", "gpt2-tied", "gemma2", "bloom"])
 def test_greedy_batches_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target=target)
@@ -111,7 +111,7 @@ def test_greedy_batches_equal_transformers(name: str, target: str, tmp_path: Pat
         assert [r.tokens for r in ours.generate(rows, max_tokens=12, chunk=chunk)] == want
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "mistral-gqa", "qwen3-gqa", "gpt2-untied"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "mistral-gqa", "qwen3-gqa", "gpt2-untied", "gemma3", "bloom"])
 def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
     """Checked in full, default domain only, equal in ONNX Runtime and in onnx's reference evaluator."""
     ROWS[name].save(tmp_path / "hf")
