@@ -117,6 +117,7 @@ def compile(
         for_genai = False
     parts = {export.MODEL: graph.clone()}
     if kind == "encoder-decoder":
+        _leave_out_losses(graph, notes)
         parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
     for part in parts.values():
         legalize(part, lambda node: refusals(node, place), trace)
@@ -170,6 +171,13 @@ def _widen_outputs(graph: Graph) -> None:
     for name, value in list(graph.outputs.items()):
         if value.type.dtype == dtypes.bf16:
             graph.outputs[name] = ops.cast(value, to=dtypes.f32, name=name)
+
+
+def _leave_out_losses(graph: Graph, notes: list[str]) -> None:
+    """Drop the outputs that are neither logits nor caches: both halves of an encoder-decoder would add to them."""
+    for name in [n for n in graph.outputs if n != "logits" and not n.startswith("present")]:
+        del graph.outputs[name]
+        notes.append(f"the output {name} is left out: it sums over encoder and decoder, which run apart")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ def split_encoder(graph: Graph, source: Collection[str] = SOURCE) -> tuple[Graph
     Raises:
         WeftError: if no value crosses from one to the other.
     """
+    graph = graph.clone()
+    Dce().run(graph, Trace())
     early = _early(graph, source)
     crossing = _crossing(graph, early)
     if not crossing:

@@ -255,7 +255,7 @@ class Emitter:
         for name, value in self.graph.outputs.items():
             made = self[value]
             assert made is not None
-            if made.producer() is None or made.name in self.graph.outputs:
+            if made.producer() is None or (made.name != name and made.name in self.graph.outputs):
                 made = self.op("Identity", made)
             made.name = name
             typed = self._typed(name, value.type)

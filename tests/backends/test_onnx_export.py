@@ -129,9 +129,10 @@ def test_inputs_and_parameters_may_be_outputs() -> None:
     graph.add_output("same", x)
     graph.add_output("again", x)
     graph.add_output("fixed", graph.add_param("p", TensorType(dtypes.f32, (2,)), Full(1.5, (2,))))
+    graph.add_output("doubled", ops.add(x, x, name="doubled"))
     model = export.in_memory(export.build(graph, TARGETS["onnx"], 8))
     got = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": np.ones(3, np.float32)})
-    assert [a.tolist() for a in got] == [[1, 1, 1], [1, 1, 1], [1.5, 1.5]]
+    assert [a.tolist() for a in got] == [[1, 1, 1], [1, 1, 1], [1.5, 1.5], [2, 2, 2]]
 
 
 def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None:

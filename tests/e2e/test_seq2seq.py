@@ -18,7 +18,9 @@ import pytest
 import torch
 
 import weft
+from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, RMSNorm
 from weft.frontends import load_source
+from weft.frontends.dsl import MoE
 from weft.frontends.families.verified import Errors
 from weft.frontends.hf.checkpoint import write_folder
 from weft.frontends.verification import verify_folder
@@ -214,6 +216,23 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
         onnx.checker.check_model(tmp_path / "out" / f"{half}.onnx", full_check=True)
         proto = onnx.load(tmp_path / "out" / f"{half}.onnx", load_external_data=False)
         assert {n.domain for n in proto.graph.node} == {""}
+
+
+def test_losses_are_left_out(tmp_path: Path) -> None:
+    """They sum over encoder and decoder, which run apart; nothing of them is computed."""
+    sparse = MoE(4, 32, 1, "relu", gated=False, renormalize=False, capacity=8, aux_loss=0.01)
+    attn, norm = Attention(4), RMSNorm()
+    model = EncoderDecoder(
+        Encoder(96, 32, 2, Block(attn, sparse, norm), final_norm=norm),
+        Decoder(96, 32, 2, Block(attn, sparse, norm, cross=CrossAttention(4)), tie_embeddings=True),
+    )
+    assert list(model.graph().outputs) == ["logits", "aux_loss"]
+    report = weft.compile(model, tmp_path / "out")
+    assert any("the output aux_loss is left out" in note for note in report.notes)
+    proto = onnx.load(tmp_path / "out" / "encoder.onnx", load_external_data=False)
+    assert [o.name for o in proto.graph.output] == [f"cross.{i}.{part}" for i in (0, 1) for part in ("key", "value")]
+    assert not any("loss" in n.name for n in proto.graph.node)
+    assert len(weft.load(tmp_path / "out").generate([5, 6, 7], max_tokens=4)[0].tokens) == 4
 
 
 def test_what_tables_cannot_express_is_refused(tmp_path: Path) -> None:

@@ -95,6 +95,16 @@ def test_other_values_cross_under_their_own_names() -> None:
     assert list(decoder.outputs) == ["logits"]
 
 
+def test_what_nobody_reads_does_not_cross() -> None:
+    g = seq2seq(pooled=True)
+    (summed,) = next(n.output for n in g.nodes if n.output.name == "mean").users
+    token = summed.inputs[0]
+    assert token is not None
+    summed.output.replace_uses(token)
+    encoder, _ = split_encoder(g)
+    assert "mean" not in encoder.outputs
+
+
 def test_a_model_without_an_encoder_is_refused() -> None:
     g = seq2seq(layers=0)
     with pytest.raises(WeftError, match="graph seq2seq has no value that depends on encoder_input_ids and"):
