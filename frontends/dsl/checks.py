@@ -50,9 +50,9 @@ def need_one_of(module: object, name: str, known: Iterable[str]) -> None:
     need(module, value in choices, f"unknown {name}={value!r}; known are {', '.join(choices)}")
 
 
-def need_activation(module: object) -> None:
-    """The field `activation` of `module` must name one that `activate` knows."""
+def need_activation(module: object, activation: str) -> None:
+    """`activation` of `module` must be one that `activate` knows."""
     try:
-        known_activation(module.activation)  # type: ignore[attr-defined]
+        known_activation(activation)
     except WeftError as e:
         raise WeftError(f"{type(module).__name__}: {e}") from None

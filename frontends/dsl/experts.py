@@ -67,7 +67,7 @@ class MoE:
 
     def __post_init__(self) -> None:
         need_whole(self, "experts", "hidden", "k", "groups", "top_groups")
-        need_activation(self)
+        need_activation(self, self.activation)
         need_positive(self, "scale", "capacity", "limit")
         need_one_of(self, "choice", CHOICES)
         need_one_of(self, "scoring", ("softmax", "sigmoid"))

@@ -21,7 +21,7 @@ class MLP:
 
     def __post_init__(self) -> None:
         need_whole(self, "hidden")
-        need_activation(self)
+        need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
         return linear(activate(linear(x, self.hidden, "up", self.bias), self.activation), x.width, "down", self.bias)
@@ -41,7 +41,7 @@ class GatedMLP:
 
     def __post_init__(self) -> None:
         need_whole(self, "hidden")
-        need_activation(self)
+        need_activation(self, self.activation)
         need_positive(self, "limit")
 
     @classmethod
