@@ -40,9 +40,8 @@ def _narrow(e: Emitter, node: Node, made: list[Out]) -> list[Out]:
     """What was computed in f32, in the dtypes of the outputs of `node`."""
 
     def narrow(v: Out, dtype: DType) -> Out:
-        return (
-            v if dtype == dtypes.f32 or e.target.device != "cpu" else e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name]))
-        )
+        fits = dtype == dtypes.f32 or e.target.device != "cpu"
+        return v if fits else e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name]))
 
     return [narrow(v, value.type.dtype) for v, value in zip(made, node.outputs, strict=False)]
 
@@ -59,13 +58,23 @@ def _start(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
 # -- gated linear attention
 
 
+def _gated(e: Emitter, node: Node) -> tuple[Any, ...]:
+    """q, k, v, decay and past."""
+    return tuple(_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
+
+
+def _sizes(node: Node) -> tuple[int, int, int, int]:
+    """Groups of q and k, heads, and what a head has of keys and of values."""
+    groups, heads, q = node.attrs["groups"], node.attrs["heads"], node.inputs[0]
+    assert q is not None
+    return groups, heads, q.width // groups, node.output.width // heads
+
+
 @lowering(ops.gated_linear_attention, targets=ORT)
 def LinearAttention(e: Emitter, node: Node) -> list[Out]:
-    q, k, v, past, decay = (_wide(e, node.operand(n)) for n in ("q", "k", "v", "past", "decay"))
-    groups, heads = node.attrs["groups"], node.attrs["heads"]
+    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
-        assert node.inputs[0] is not None
-        past = _zeros(e, node.output.shape[0], heads, node.inputs[0].width // groups, node.output.width // heads)
+        past = _zeros(e, node.output.shape[0], heads, d, dv)
     rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
     made: list[Out] = e.op(
         "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
@@ -80,34 +89,29 @@ def _per_key(node: Node, target: Target) -> str | None:
 
 @lowering(ops.gated_linear_attention, targets=("onnx",), when=_per_key)
 def ChunkScan(e: Emitter, node: Node) -> list[Out]:
-    q, k, v, decay, past = (_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
-    groups, heads = node.attrs["groups"], node.attrs["heads"]
-    width = node.output.width
-    assert node.inputs[0] is not None
-    grid, d, dv = [groups, heads // groups], node.inputs[0].width // groups, width // heads
-    chunks = _Chunks(e, node.output.shape[1])
+    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
     parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
     if decay is not None:
         parts.append(chunks.cut(decay, *grid, 1))
     state, y = e.scan(chunks.step, [_start(e, node, past, *grid, d, dv)], parts)
-    return _narrow(e, node, [chunks.join(y, width), e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+    y = chunks.join(y, heads * dv)
+    return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
 @lowering(ops.gated_linear_attention, targets=("onnx",))
 def KeyScan(e: Emitter, node: Node) -> list[Out]:
-    q, k, v, decay, past = (_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
-    groups, heads = node.attrs["groups"], node.attrs["heads"]
-    assert node.inputs[0] is not None
-    grid, d, dv = [groups, heads // groups], node.inputs[0].width // groups, node.output.width // heads
+    (*operands, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    grid = [groups, heads // groups]
 
     def step(state: Any, q: Any, k: Any, v: Any, decay: Any) -> tuple[Any, Any]:
         state = e.op("Add", e.op("Mul", e.op("Exp", decay), state), e.op("Mul", k, v))
         return state, e.op("MatMul", q, state)
 
     shapes = [groups, 1, 1, d], [groups, 1, d, 1], [*grid, 1, dv], [*grid, d, 1]
-    parts = [e.op("Reshape", x, e.constant([0, 0, *s])) for x, s in zip((q, k, v, decay), shapes, strict=True)]
+    parts = [e.op("Reshape", x, e.constant([0, 0, *s])) for x, s in zip(operands, shapes, strict=True)]
     state, y = e.scan(step, [_start(e, node, past, *grid, d, dv)], parts)
-    y = e.op("Reshape", y, e.constant([0, 0, node.output.width]))
+    y = e.op("Reshape", y, e.constant([0, 0, heads * dv]))
     return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
@@ -116,16 +120,17 @@ class _Chunks:
 
     def __init__(self, e: Emitter, seq: Size) -> None:
         self.e, self.seq = e, e.size(seq)
-        self.tokens, self.padding, self.upto, self.before = e.memo(("chunks", seq), self._measure)
+        self.tokens, self.padding, self.upto, self.before, self.after = e.memo(("chunks", seq), self._measure)
 
     def _measure(self) -> tuple[Any, ...]:
-        """Tokens of a chunk, what pads the last one, and as 0 and 1 [t, s] whether s ≤ t and s < t."""
+        """Tokens of a chunk, what pads the last one, and as 0 or 1 [t, s] whether s ≤ t, s < t and s > t."""
         e = self.e
         tokens = e.op("Min", self.seq, e.constant([CHUNK]))
         missing = e.op("Mod", e.op("Neg", self.seq), tokens)
         at = e.op("Range", e.constant(0), e.op("Squeeze", tokens, e.constant([0])), e.constant(1))
         t, s = e.op("Unsqueeze", at, e.constant([1])), e.op("Unsqueeze", at, e.constant([0]))
-        masks = (e.op("Cast", e.op(op, s, t), to=int(onnx.DataType.FLOAT)) for op in ("LessOrEqual", "Less"))
+        kinds = "LessOrEqual", "Less", "Greater"
+        masks = (e.op("Cast", e.op(kind, s, t), to=int(onnx.DataType.FLOAT)) for kind in kinds)
         return (tokens, e.op("Concat", e.constant([0]), missing, axis=0), *masks)
 
     def cut(self, x: Any, *tail: int) -> Any:
@@ -157,8 +162,7 @@ class _Chunks:
             between = e.op("MatMul", self.upto, e.op("Mul", decay, self.before))
             seen = e.op("Mul", e.op("Exp", between), self.upto)
             old = e.op("Mul", old, e.op("Exp", e.op("MatMul", self.upto, decay)))
-            later = e.op("MatMul", e.op("Transpose", self.before, perm=[1, 0]), decay)
-            written = e.op("Mul", v, e.op("Exp", later))
+            written = e.op("Mul", v, e.op("Exp", e.op("MatMul", self.after, decay)))
             kept = e.op("Mul", state, e.op("Exp", e.op("ReduceSum", decay, e.constant([3]))))
         y = e.op("Add", old, e.op("MatMul", e.op("Mul", scores, seen), v))
         state = e.op("Add", kept, e.op("MatMul", k, written))
@@ -230,7 +234,7 @@ def _taps_refusal(node: Node, target: Target) -> str | None:
 
 @lowering(ops.causal_conv, targets=("onnx", "ort-cpu"), when=_taps_refusal)
 def Taps(e: Emitter, node: Node) -> list[Out]:
-    """A product per tap: several times as fast on CPUs as Conv by groups of one channel, and as CausalConvWithState."""
+    """A product per tap: on CPUs as fast as the best of Conv (many tokens) and CausalConvWithState (one)."""
     x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
     assert x is not None and isinstance(weight, Param)
     channels, width = weight.type.concrete({})
