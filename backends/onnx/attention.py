@@ -9,6 +9,7 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.ir.sizes import Size
 
 from ..targets import Target
 from . import gqa  # noqa: F401 - its lowering is tried before the one here
@@ -21,8 +22,6 @@ _END = 2**63 - 1  # of a Slice: whatever the size
 
 
 def _refusal(node: Node, target: Target) -> str | None:
-    if node.operand("sinks") is not None:
-        return "the standard operator has no sinks"
     if node.attrs["rolling"]:
         mask = node.operand("key_mask")
         if node.operand("bias") is not None or (mask is not None and not is_length(mask)):
@@ -34,10 +33,11 @@ def _refusal(node: Node, target: Target) -> str | None:
 def Attention(e: Emitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, v, past_k, past_v, positions = (node.operand(n) for n in ("q", "k", "v", "past_k", "past_v", "positions"))
-    mask = _biased(e, node, mask_of(e, node))
+    sinks = node.operand("sinks")
+    mask = _mask(e, node)
     is_causal = int(is_plain(node) and a["causal"])
     common: dict[str, Any] = {"is_causal": is_causal, "scale": a["scale"], "softcap": a["softcap"]}
-    if past_k is None and v is not None:
+    if past_k is None and v is not None and sinks is None:
         heads = {"q_num_heads": a["heads"], "kv_num_heads": a["kv_heads"]}
         return [e.op("Attention", e[q], e[k], e[v], mask, **common, **heads)]
     kv = [_heads_first(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
@@ -52,6 +52,8 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
             kv = present = [
                 e.op("TensorScatter", e[old], new, start, axis=2) for old, new in zip(past, kv, strict=True)
             ]
+    if sinks is not None:  # the key of zeros that they belong to
+        kv = [e.op("Pad", x, e.constant([0, 1]), None, e.constant([2])) for x in kv]
     y = e.op("Attention", _heads_first(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
     if v is None:  # whole keys served as values: cheaper than cutting the values out of a cache
         y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
@@ -73,25 +75,45 @@ def _flat(e: Emitter, column: Out) -> Out:
     return made
 
 
-def _biased(e: Emitter, node: Node, mask: Out | None) -> Out | None:
-    """The boolean `mask` and the bias of `node` as one mask of numbers."""
-    bias, k, past = node.operand("bias"), node.operand("k"), node.operand("past_k")
-    if bias is None:
+def _mask(e: Emitter, node: Node) -> Out | None:
+    """What the operator adds to scores, or which of them it takes: mask, bias and sinks of `node` in one."""
+    mask, bias, sinks = mask_of(e, node), node.operand("bias"), node.operand("sinks")
+    if bias is None and sinks is None:
         return mask
-    assert k is not None
-    keys = k.shape[1] if past is None else past.shape[2]
+    keys = _keys(node)
+    added = e.memo(("added", mask, bias, keys), lambda: _added(e, node, mask, bias, keys))
+    if sinks is None:
+        return added
+    column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
+    column = e.op("Pad", column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), None, e.constant([3]))
+    made: Out = e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
+    return made
 
-    def make() -> Out:
-        if mask is None:
-            return full_bias(e, bias, node.output.shape[1], keys)
+
+def _keys(node: Node) -> Size:
+    """How many keys `node` attends to, hidden ones included."""
+    k, past = node.operand("k"), node.operand("past_k")
+    assert k is not None
+    new: Size = k.shape[1]
+    if past is None:
+        return new
+    held: Size = past.shape[2]
+    return held + new if node.attrs["rolling"] else held
+
+
+def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
+    """Boolean `mask` and `bias` as numbers."""
+    if bias is None:
+        number: Out | None = e.scalar(0.0, node.output.type.dtype)
+    elif mask is None:
+        return full_bias(e, bias, node.output.shape[1], keys)
+    else:
         number = e[bias]
-        if past is not None and bias.shape[3] != 1:  # a slot per position: those behind the last are masked
+        if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots behind its end are hidden
             missing = e.op("Sub", e.size(keys), e.op("Shape", number, start=3, end=4))
             number = e.op("Pad", number, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([3]))
-        made: Out = e.op("Where", mask, number, e.scalar(float("-inf"), bias.type.dtype))
-        return made
-
-    return e.memo(("biased", bias, mask, keys), make)
+    made: Out = e.op("Where", mask, number, e.scalar(float("-inf"), node.output.type.dtype))
+    return made
 
 
 def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:

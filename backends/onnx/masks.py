@@ -24,7 +24,8 @@ def is_length(mask: Value) -> bool:
 
 def is_plain(node: Node) -> bool:
     """Whether the operator's own is_causal says all that the attributes of an attention say."""
-    return node.operand("past_k") is None and node.attrs["window"] is None and node.attrs["pattern"] == "dense"
+    extra = node.operand("past_k") is not None or node.operand("sinks") is not None
+    return not extra and node.attrs["window"] is None and node.attrs["pattern"] == "dense"
 
 
 def mask_of(e: Emitter, node: Node) -> Out | None:

@@ -59,6 +59,7 @@ def test_variants(target: str, cuts: tuple[int, ...], variant: str) -> None:
     options = VARIANTS[variant]
     graph = decoder(window=8, **{**options, "bias": by_key if "bias" in options else None})
     decoding = Decoding(graph, target, 1, 0, ROLL)
+    assert ("Softmax" in decoding.ops) == (variant == "biased")  # the body
     inputs = draw(np.random.default_rng(0), graph, 1, 30)
     stride = options.get("stride", 1)
     same = {k: v for k, v in options.items() if k not in ("v", "pattern", "stride")}
