@@ -74,6 +74,7 @@ BART = Family(
     },
     unused=("*coder.embed_tokens.weight", "*coder.embed_positions.weight", "*coder.version"),
     refuse={"is_encoder_decoder": (True, None)},
+    aliases={"shared.": "decoder.embed_tokens."},
 )
 MBART = BART.but("mbart", arrangement="pre")
 MARIAN = BART.but(

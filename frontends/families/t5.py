@@ -85,6 +85,7 @@ T5 = Family(
     found={"tie": lambda keys: "lm_head.weight" not in keys},
     unused=("*coder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     refuse={"is_encoder_decoder": (True, None)},
+    aliases={"shared.": "decoder.embed_tokens."},
 )
 MT5 = T5.but("mt5", logit_scale=1.0)
 UMT5 = T5.but(

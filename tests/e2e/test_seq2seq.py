@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import weft
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, RMSNorm
@@ -24,7 +25,7 @@ from weft.frontends.dsl import MoE
 from weft.frontends.families.verified import Errors
 from weft.frontends.hf.checkpoint import write_folder
 from weft.frontends.verification import verify_folder
-from weft.ir import WeftError
+from weft.ir import WeftError, interpret
 
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
@@ -233,6 +234,25 @@ def test_losses_are_left_out(tmp_path: Path) -> None:
     assert [o.name for o in proto.graph.output] == [f"cross.{i}.{part}" for i in (0, 1) for part in ("key", "value")]
     assert not any("loss" in n.name for n in proto.graph.node)
     assert len(weft.load(tmp_path / "out").generate([5, 6, 7], max_tokens=4)[0].tokens) == 4
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("t5", ""), ("bart", "model.")])
+def test_the_embedding_may_be_stored_by_any_of_its_names(name: str, prefix: str, tmp_path: Path) -> None:
+    """Tools that drop tied tensors keep one or another."""
+    row = SEQ2SEQ[name]
+    row.save(tmp_path / "hf")
+    want = load_source(tmp_path / "hf")
+    tensors = {key: value for file in (tmp_path / "hf").glob("*.safetensors") for key, value in load_file(file).items()}
+    for file in (tmp_path / "hf").glob("model*"):
+        file.unlink()
+    table = tensors.pop(f"{prefix}shared.weight")
+    names = [f"{prefix}{half}.embed_tokens.weight" for half in ("encoder", "decoder")]
+    save_file({**tensors, **dict.fromkeys(names, table)}, tmp_path / "hf" / "model.safetensors")
+    found = load_source(tmp_path / "hf")
+    assert (found.unread, found.ignored) == ([], names[:1])
+    inputs = pairs(row) | {"position_ids": np.broadcast_to(np.arange(LENGTH), (3, LENGTH))}
+    logits = [interpret(m.graph, {k: inputs[k] for k in m.graph.inputs})["logits"] for m in (found, want)]
+    assert np.array_equal(*logits)
 
 
 def test_what_tables_cannot_express_is_refused(tmp_path: Path) -> None:
