@@ -67,8 +67,9 @@ class Conversation(Generator):
         if self._context is None or self._context.capacity < most:
             lease = ExitStack()
             context = lease.enter_context(self.decoder.context(1, most))
-            context.reset()
-            if self._context is not None:
+            if self._context is None:
+                context.reset()
+            else:
                 context.take(self._context)
             self._lease.close()
             self._lease, self._context = lease, context

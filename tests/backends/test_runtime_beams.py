@@ -102,6 +102,14 @@ def test_forced_tokens_open_and_close_a_text() -> None:
     assert not one.open and [(t.tokens[0], t.tokens[-1], len(t.tokens)) for t in one.best] == [(4, 9, 3)] * 2
 
 
+@pytest.mark.parametrize(("early_stopping", "penalty", "goes_on"), [(False, 1, 0), ("never", 1, 1), ("never", -1, 0)])
+def test_a_search_goes_on_while_it_may_improve(early_stopping: Any, penalty: float, goes_on: int) -> None:
+    """ln 0.35 is below ln 0.45 of what has ended, but a tenth of it is not."""
+    one = BeamSearch(Beams(1, penalty, early_stopping), 10, frozenset([0]), Forced())
+    one.advance(np.log(np.float32([[0.45, 0.35, 0.2]])))
+    assert one.open == bool(goes_on) and [text.tokens for text in one.best] == [(0,)]
+
+
 def test_a_vocabulary_smaller_than_the_beams() -> None:
     one = BeamSearch(Beams(beams=5, returned=5), 2, frozenset(), Forced())
     logits = np.log(np.float32([[0.7, 0.3]] * 5))
