@@ -106,7 +106,7 @@ def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
     [
         ("{", "config.json cannot be read as JSON"),
         ("[1]", "config.json holds no JSON object"),
-        ('{"model_type": "yolo"}', "model_type 'yolo' is not known; weft imports bert, gpt2, llama"),
+        ('{"model_type": "yolo"}', "model_type 'yolo' is not known; weft imports albert, "),
         ("{}", "model_type None is not known"),
         ('{"model_type": "llama"}', "config.json: no key 'vocab_size' .needed for vocab of a llama model"),
     ],
