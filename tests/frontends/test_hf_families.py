@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from weft.frontends import load_source
-from weft.frontends.families import FAMILIES
 from weft.ir import interpret, parse, print_graph, verify
 
 EPS = float(np.finfo(np.float64).eps)
@@ -208,7 +207,3 @@ def test_minilm(minilm_folder: Any) -> None:
     verify(found.graph, recipes=True)
     assert (found.unread, found.ignored) == ([], ["embeddings.position_ids"])
     assert "pooler_output" in found.graph.outputs
-
-
-def test_every_table_is_tested() -> None:
-    assert set(FAMILIES) == {model_type for model_type, _ in DECODERS.values()} | {"bert"}
