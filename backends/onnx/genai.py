@@ -43,9 +43,9 @@ def refusal(graph: Graph) -> str | None:
         return "its states of recurrences are those of a few model types only"
     if any(layer["latent"] for layer in layers):
         return "it has no latent caches"
-    sizes = {layer["capacity"] for layer in layers}
-    if len(sizes) > 1 and len(sizes - {None}) > 1:
-        return f"its rolling caches are of one size, not of {' and '.join(map(str, sorted(sizes - {None})))}"
+    sizes = {layer["capacity"] for layer in layers if layer["rolling"]}
+    if len(sizes) > 1:
+        return f"its rolling caches are of one size, not of {' and '.join(map(str, sorted(sizes)))}"
     return None
 
 
