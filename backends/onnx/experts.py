@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as onnx
 
-from weft.ir import ops
+from weft.ir import ops, sizes
 from weft.ir.dtypes import DType
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Concat, Full, Permute, Recipe, Reshape
@@ -77,15 +77,18 @@ def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis
 def TopKTokens(e: Emitter, node: Node) -> Out:
     logits, a, dtype = node.operand("logits"), node.attrs, node.output.type.dtype
     assert logits is not None
-    tokens = e.size(logits.shape[-2])
+    x, tokens = e[logits], e.size(logits.shape[-2])
+    if a["batched"]:
+        x, tokens = e.op("Reshape", x, e.constant([-1, logits.width])), e.size(sizes.product(logits.shape[:-1]))
     if a["capacity"] is None:
         share = e.op("Mul", e.op("Cast", tokens, to=F32), e.constant(a["factor"] / logits.width, np.float32))
         taken = e.op("Cast", e.op("Ceil", e.op("Sub", share, e.constant(ROUNDING, np.float32))), to=I64)
     else:
         taken = e.constant([a["capacity"]])
-    scores = e.op("Softmax", e[logits], axis=-1)
+    scores = e.op("Softmax", x, axis=-1)
     best, which = e.op("TopK", scores, e.op("Min", taken, tokens), axis=-2, outputs=2)
-    return _placed(e, best, which, scores, dtype, axis=-2)
+    combine = _placed(e, best, which, scores, dtype, axis=-2)
+    return _shaped(e, combine, logits) if a["batched"] else combine
 
 
 # -- experts in ONNX Runtime's own operator

@@ -34,9 +34,11 @@ class MoE:
       softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy router, the graph input
       ``router_noise.{i}`` [batch, seq, experts] of standard normal numbers. An expert takes the first tokens of a row
       up to `capacity`: a whole number of them, or a float for ⌈that · seq / experts⌉ (Fedus 2021).
-    - expert: each its best `capacity` tokens of the row, by default k for every token on average (Zhou 2022).
+    - expert: each its best `capacity` tokens of a row, by default k for every token on average (Zhou 2022).
     - hierarchical: each token `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its best `k`
       experts of each by ``router.weight`` (Shazeer 2017, appendix B).
+
+    If `batched`, the tokens of all rows compete for the experts together, not those of each row.
 
     `shared` is a module that all tokens pass, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
     `aux_loss` λ adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
@@ -64,6 +66,7 @@ class MoE:
     aux_loss: float = 0.0
     limit: float | None = None
     shift: float = 0.0
+    batched: bool = False
 
     def __post_init__(self) -> None:
         need_whole(self, "experts", "hidden", "k", "groups", "top_groups")
@@ -84,6 +87,8 @@ class MoE:
             need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
         need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
+        compares = self.choice == "expert" or self.capacity is not None
+        need(self, compares or not self.batched, "batched is for choice='expert' or a capacity")
         need_modules(self, "shared")
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
@@ -109,12 +114,13 @@ class MoE:
             loss = ops.load_balance_loss(logits, combine)
             contribute("aux_loss", ops.affine(loss, by=self.aux_loss, name="weighted_loss"))
         if self.choice != "expert" and self.capacity is not None:
-            combine = ops.limit_capacity(combine, **_limit(self.capacity))
+            combine = ops.limit_capacity(combine, batched=self.batched, **_limit(self.capacity))
         return combine
 
     def _chosen(self, x: Value, logits: Value) -> Value:
         if self.choice == "expert":
-            return ops.expert_choice(logits, **_limit(float(self.k) if self.capacity is None else self.capacity))
+            capacity = float(self.k) if self.capacity is None else self.capacity
+            return ops.expert_choice(logits, batched=self.batched, **_limit(capacity))
         if self.choice == "hierarchical":
             by_group = linear(x, self.groups, "group_router")
             return hierarchical(by_group, logits, top_groups=self.top_groups, k=self.k)

@@ -2,7 +2,7 @@
 
 A router makes `combine` [..., tokens, experts]: the weight of every expert in the token's output, zero where the expert
 was not chosen. `moe` applies it. Tokens stand on axis −2; routers that compare tokens (capacity, expert choice) compare
-those of that axis, so reshape to [batch·seq, experts] first if the whole batch competes.
+those of that axis, or of the whole batch if `batched`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, sizes
 from ..op import Array, Bound, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
 from .elementwise import (
     _sigmoid,
@@ -158,12 +158,26 @@ def _sent(combine: Value) -> Value:
 _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
 
 
-@op(cases=[case(_SPARSE, capacity=2), case(_SPARSE, factor=1.25), case(_SPARSE[0], factor=0.5)])
-def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0) -> Array:
+def _competing(x: Value, n: Bound) -> Value:
+    """x with the tokens that compete on axis −2."""
+    return reshape(x, shape=(sizes.product(x.shape[:-1]), x.width)) if n.batched else x
+
+
+@op(
+    cases=[
+        case(_SPARSE, capacity=2),
+        case(_SPARSE, factor=1.25),
+        case(_SPARSE[0], factor=0.5),
+        case(_SPARSE, factor=0.75, batched=True),
+    ]
+)
+def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """`combine` [..., tokens, experts] with an expert's tokens after the first C dropped: C = `capacity`, or
-    ⌈factor · tokens/experts⌉ if it is none (Fedus 2021; the residual carries what was dropped)."""
-    limit = _limit(combine, capacity, factor)
-    return np.where(np.cumsum(combine != 0, -2) <= limit, combine, 0)
+    ⌈factor · tokens/experts⌉ if it is none (Fedus 2021; the residual carries what was dropped). If `batched`, the
+    tokens are those of all rows, one row after the other."""
+    rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
+    limit = _limit(rows, capacity, factor)
+    return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
 
 
 @limit_capacity.infer
@@ -173,18 +187,29 @@ def _(n: Bound) -> None:
 
 @limit_capacity.body
 def _(n: Bound) -> Value:
-    taken = cast(_sent(n.combine), to=dtypes.i64)
-    before = cumsum(taken, axis=len(n.combine.shape) - 2, exclusive=True)
-    return masked(_below_limit(before, n.combine, n), n.combine)
+    combine = _competing(n.combine, n)
+    taken = cast(_sent(combine), to=dtypes.i64)
+    before = cumsum(taken, axis=len(combine.shape) - 2, exclusive=True)
+    limited = masked(_below_limit(before, combine, n), combine)
+    return reshape(limited, shape=n.combine.shape) if n.batched else limited
 
 
-@op(cases=[case(_LOGITS, capacity=2), case(_LOGITS, factor=2.0), case(normal(9, 4), factor=0.6)])
-def expert_choice(logits: Array, *, capacity: int | None = None, factor: float = 1.0) -> Array:
+@op(
+    cases=[
+        case(_LOGITS, capacity=2),
+        case(_LOGITS, factor=2.0),
+        case(normal(9, 4), factor=0.6),
+        case(_LOGITS, factor=1.5, batched=True),
+    ]
+)
+def expert_choice(logits: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
-    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is none. The first token wins a tie."""
-    scores = softmax.reference(logits)
-    limit = _limit(logits, capacity, factor)
-    return np.where(_chosen(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
+    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is none. The first token wins a tie. If
+    `batched`, the tokens are those of all rows."""
+    scores = softmax.reference(logits.reshape(-1, logits.shape[-1]) if batched else logits)
+    limit = _limit(scores, capacity, factor)
+    kept = np.where(_chosen(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
+    return kept.reshape(logits.shape)
 
 
 @expert_choice.infer
@@ -197,14 +222,16 @@ expert_choice.cost(_scoring)
 
 @expert_choice.body
 def _(n: Bound) -> Value:
-    scores, rank = softmax(n.logits), len(n.logits.shape)
+    logits = _competing(n.logits, n)
+    scores, rank = softmax(logits), len(logits.shape)
     swapped = swap(scores)  # [..., experts, tokens]
     mine, other = unsqueeze(swapped, axes=(rank,)), unsqueeze(swapped, axes=(rank - 1,))
-    place = iota(n.logits, axis=rank - 2)
+    place = iota(logits, axis=rank - 2)
     earlier = less(unsqueeze(place, axes=(0,)), unsqueeze(place, axes=(1,)))  # [token, other token]
     ahead = logical_or(less(mine, other), logical_and(equal(mine, other), earlier))
     better = swap(add_up(cast(ahead, to=dtypes.i64), axes=(rank,)))
-    return masked(_below_limit(better, n.logits, n), scores)
+    chosen = masked(_below_limit(better, logits, n), scores)
+    return reshape(chosen, shape=n.logits.shape) if n.batched else chosen
 
 
 @op(cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])

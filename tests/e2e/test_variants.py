@@ -116,6 +116,8 @@ IN_ONE_CALL = {  # they compare the tokens of a call
     "capacity, a share": feeds(MoE(4, 16, 1, renormalize=False, capacity=1.25)),
     "capacity, a number": feeds(MoE(4, 16, 1, renormalize=False, capacity=2)),
     "expert choice": feeds(MoE(4, 16, 2, choice="expert")),
+    "capacity, of the batch": feeds(MoE(4, 16, 1, renormalize=False, capacity=1.25, batched=True)),
+    "expert choice, of the batch": feeds(MoE(4, 16, 2, choice="expert", batched=True)),
 }
 ENCODERS = {
     "ALiBi": Block(Attention(4, bias=ALiBi()), MLP(24)),

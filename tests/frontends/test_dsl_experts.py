@@ -136,6 +136,24 @@ def test_expert_choice(capacity: float | None, taken: int, rng: np.random.Genera
     close(y, mixed(p, combine, x))
 
 
+def test_rows_of_a_batch_may_compete(rng: np.random.Generator) -> None:
+    x, y, p = run(MoE(4, 8, 2, choice="expert", batched=True), rng)
+    weights = softmax(x.reshape(12, 16) @ p["router.weight"].T)
+    combine = np.zeros_like(weights)
+    for e in range(4):
+        tokens = best(weights[:, e], math.ceil(2 * 12 / 4))
+        combine[tokens, e] = weights[tokens, e]
+    close(y, mixed(p, combine.reshape(2, 6, 4), x))
+    x, y, p = run(MoE(2, 8, 1, renormalize=False, capacity=0.75, batched=True), rng)
+    weights, taken = softmax(x.reshape(12, 16) @ p["router.weight"].T), [0, 0]
+    combine = np.zeros_like(weights)
+    for t, row in enumerate(weights):
+        e = int(row.argmax())
+        taken[e] += 1
+        combine[t, e] = row[e] * (taken[e] <= math.ceil(0.75 * 12 / 2))
+    close(y, mixed(p, combine.reshape(2, 6, 2), x))
+
+
 def test_hierarchical(rng: np.random.Generator) -> None:
     x, y, p = run(MoE(6, 8, 2, choice="hierarchical", groups=2, top_groups=1), rng)
     by_group, logits = x @ p["group_router.weight"].T, x @ p["router.weight"].T

@@ -83,6 +83,7 @@ ROPE = RoPE()
         (lambda: MoE(4, 8, 2, scoring="relu"), "MoE: unknown scoring='relu'; known are softmax, sigmoid"),
         (lambda: MoE(4, 8, 2, choice="expert", scoring="sigmoid"), "MoE: scoring is not for choice='expert'"),
         (lambda: MoE(4, 8, 2, choice="expert", groups=2), "MoE: groups are not for choice='expert'"),
+        (lambda: MoE(4, 8, 2, batched=True), "MoE: batched is for choice='expert' or a capacity"),
         (lambda: MoE(4, 8, 2, capacity=0), "MoE: capacity=0 must be a positive number"),
         (lambda: MoE(4, 8, 2, gated=False, limit=7.0), "MoE: limit and shift need gated=True"),
         (lambda: MoE(4, 8, 2, shared_gate=True), "MoE: shared_gate needs a shared module"),
