@@ -232,8 +232,9 @@ def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
 
 
 def _max_source(graph: Graph, length: int) -> int:
-    """The longest source of an encoder-decoder compiled for `length` tokens; its encoder may have its own limit."""
-    return int(graph.meta.get("max_source") or length)
+    """The longest source of an encoder-decoder compiled for answers of `length` tokens."""
+    limit = max(length, graph.meta.get("source_context") or 0)
+    return min(limit, graph.meta.get("max_source_positions") or limit)
 
 
 def _absolute(spec: str) -> str:

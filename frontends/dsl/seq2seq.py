@@ -78,5 +78,7 @@ class EncoderDecoder:
             logits = named(self, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
             graph.add_output("logits", logits)
         describe(self.decoder, graph, "encoder-decoder")
-        graph.meta["max_source"] = longest(self.encoder)
+        graph.meta["source_context"] = longest(self.encoder)
+        if self.encoder.positions is not None:
+            graph.meta["max_source_positions"] = self.encoder.positions.length
         return graph

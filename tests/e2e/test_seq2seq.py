@@ -219,6 +219,20 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
         assert {n.domain for n in proto.graph.node} == {""}
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted", "limits"),
+    [("bart", None, (64, 64)), ("bart", 40, (40, 64)), ("t5", 5000, (5000, 5000)), ("t5", None, (4096, 4096))],
+)
+def test_sources_are_as_long_as_the_encoder_can_read(
+    name: str, wanted: int | None, limits: tuple[int, int], tmp_path: Path
+) -> None:
+    """A table of positions ends; relative ones do not."""
+    SEQ2SEQ[name].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out", max_length=wanted)
+    found = json.loads((tmp_path / "out" / "weft.json").read_text())
+    assert (found["max_length"], found["max_source_length"]) == limits
+
+
 def test_losses_are_left_out(tmp_path: Path) -> None:
     """They sum over encoder and decoder, which run apart; nothing of them is computed."""
     sparse = MoE(4, 32, 1, "relu", gated=False, renormalize=False, capacity=8, aux_loss=0.01)

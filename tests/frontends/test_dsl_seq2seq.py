@@ -120,7 +120,7 @@ def test_embeddings_are_shared_or_not() -> None:
     assert [name for name in shared.params if "embed" in name] == ["embed.weight"]
     apart = EncoderDecoder(vaswani().encoder, vaswani().decoder, share_embeddings=False).graph()
     assert [name for name in apart.params if "embed" in name] == ["encoder.embed.weight", "decoder.embed.weight"]
-    assert apart.meta["max_source"] == apart.meta["context"] == 64
+    assert apart.meta["max_source_positions"] == apart.meta["source_context"] == apart.meta["context"] == 64
 
 
 def test_one_table_of_relative_positions_for_each_half() -> None:
