@@ -29,6 +29,7 @@ from .elementwise import (
     logical_and,
     masked,
     maximum,
+    minimum,
     mul,
     neg,
     sin,
@@ -38,7 +39,21 @@ from .elementwise import where as choose
 from .products import embedding, matmul
 from .reduce import max as greatest
 from .reduce import softmax
-from .tensor import concat, flat, iota, per_head, reshape, scatter_rows, swap, transpose, unsqueeze
+from .reduce import sum as add_up
+from .tensor import (
+    concat,
+    expand,
+    flat,
+    gather_rows,
+    iota,
+    per_head,
+    reshape,
+    scatter_rows,
+    slice_,
+    swap,
+    transpose,
+    unsqueeze,
+)
 
 _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions of the cases
 
@@ -209,8 +224,9 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     d = sizes.floordiv(width, n.heads)
     for t in (n.key_table, n.value_table):
         if t is not None:
-            fits = t.rank == 2 and isinstance(t.shape[0], int) and t.shape[0] % 2 == 1
-            want(fits and t == q.with_shape(t.shape[0], d), f"table {t} must be [2R + 1, d] for q {q}, heads={n.heads}")
+            fits = t.rank == 2 and isinstance(t.shape[0], int) and t.shape[0] % 2 == 1 and t.shape[0] > 1
+            fits = fits and t == q.with_shape(t.shape[0], d)
+            want(fits, f"table {t} must be [2R + 1, d], R ≥ 1, for q {q}, heads={n.heads}")
     absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
     want(all(absent) or not any(absent), "past_k, past_v and positions go together")
     fits = n.key_mask is None or n.key_mask.shape == k.shape[:2]
@@ -241,26 +257,38 @@ def _(n: Bound) -> Value | tuple[Value, Value, Value]:
     if n.past_k is not None:
         query_at = n.positions
         kh, vh = (scatter_rows(past, new, query_at, axis=2) for past, new in ((n.past_k, kh), (n.past_v, vh)))
-    key_at = cast(iota(kh, axis=2), to=query_at.type.dtype)
-    relative = sub(unsqueeze(key_at, axes=(0, 1)), unsqueeze(query_at, axes=(2,)))  # [batch or 1, seq, keys]
-    index = affine(clip(relative, low=-reach, high=reach), plus=reach)
-
-    def by_query(x: Value, table: Value) -> Value:
-        """x [batch, heads, seq, n] times, for every query, table [batch or 1, seq, n, m]."""
-        return transpose(matmul(transpose(x, axes=(0, 2, 1, 3)), table), axes=(0, 2, 1, 3))
-
-    scores = add(matmul(qh, swap(kh)), by_query(qh, swap(embedding(index, n.key_table))))
+    query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
+    relative = sub(unsqueeze(key_at, axes=(0, 1)), query_at)  # [batch or 1, seq, keys]
+    row = affine(clip(relative, low=-reach, high=reach), plus=reach)
+    scores = add(matmul(qh, swap(kh)), _picked(matmul(qh, swap(n.key_table)), row))
     scores = affine(scores, by=1 / math.sqrt(qh.width))
-    seen = [unsqueeze(less_equal(relative, filled(relative, 0)), axes=(1,))] if n.causal else []
+    relative = unsqueeze(relative, axes=(1,))
+    seen = [less_equal(relative, filled(relative, 0))] if n.causal else []
     if n.key_mask is not None:
         seen.append(unsqueeze(cast(n.key_mask, to=dtypes.bool_), axes=(1, 2)))
     if seen:
         scores = masked(functools.reduce(logical_and, seen), scores, -math.inf)
     weights = softmax(scores)
     y = matmul(weights, vh)
-    if n.value_table is not None:
-        y = add(y, by_query(weights, embedding(index, n.value_table)))
+    if n.value_table is not None:  # times what all keys at a distance weigh together
+        below = masked(less_equal(relative, filled(relative, -reach)), weights)
+        above = masked(less_equal(filled(relative, reach), relative), weights)
+        ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
+        steps = affine(iota(slice_(n.value_table, axis=0, start=1, stop=2 * reach), axis=0), plus=1 - reach)
+        at = add(query_at, cast(steps, to=query_at.type.dtype))  # of the one key at each distance between
+        last = greatest(key_at, axes=(0,), keepdims=True)
+        there = unsqueeze(logical_and(less_equal(filled(at, 0), at), less_equal(at, last)), axes=(1,))
+        between = masked(there, _picked(weights, minimum(clip(at, low=0), last)))
+        y = add(y, matmul(concat(ends[0], between, ends[1], axis=3), n.value_table))
     return flat(y) if n.past_k is None else (flat(y), kh, vh)
+
+
+def _picked(x: Value, index: Value) -> Value:
+    """x [batch, heads, seq, n] at the places `index` [batch or 1, seq, m] of every query, [batch, heads, seq, m]."""
+    (batch, heads, seq, width), count = x.shape, index.shape[2]
+    places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))
+    rows = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(batch * seq, width, heads))
+    return transpose(reshape(gather_rows(rows, places), shape=(batch, seq, count, heads)), axes=(0, 3, 1, 2))
 
 
 # -- compositions
