@@ -40,7 +40,7 @@ class Beams:
         check_count("returned", self.returned)
         if self.returned > self.beams:
             raise WeftError(f"returned is {self.returned}, but there are only {self.beams} beams to return")
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise WeftError(f'early_stopping is {self.early_stopping!r}, but it must be True, False or "never"')
         number = isinstance(self.length_penalty, int | float | np.number)
         if not number or isinstance(self.length_penalty, bool) or not math.isfinite(self.length_penalty):

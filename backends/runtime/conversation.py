@@ -49,7 +49,8 @@ class Conversation(Generator):
     def say(self, text: str, **options: Any) -> Stream:
         """The answer to the message `text`, piece by piece; an earlier one that is still streaming ends.
 
-        `options` are those of `stream`. Raises WeftError as it does, and then nothing was said.
+        `options` are those of `stream`. Raises WeftError as it does, or where the folder has no chat template, and then
+        nothing was said.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         stream = self.stream(self.chat_prompt(messages, **self._variables), **options)

@@ -186,8 +186,11 @@ class OrtContext:
         self._whole = True
 
     def held(self, prompt: Sequence[int]) -> int:
-        """How many first tokens of `prompt` the one row holds and may keep; never all, as the last gives the logits."""
-        past = int(self.lengths[0]) if self._whole else 0
+        """How many first tokens of `prompt` the one row holds and may keep; never all, as the last gives the logits.
+
+        None of a source: what is held then is its answer.
+        """
+        past = int(self.lengths[0]) if self._whole and self.model.sources is None else 0
         known = np.array(prompt[:-1][:past], np.int64)
         differ = np.flatnonzero(self._ids[0, : known.size] != known)
         common = int(differ[0]) if differ.size else known.size

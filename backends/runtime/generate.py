@@ -77,10 +77,7 @@ class Generator:
         return self.tokenizer.encode(self.chat_template.render(messages, **variables), special=False)
 
     def conversation(self, messages: Sequence[Message] = (), **variables: Any) -> Conversation:
-        """A conversation that begins with `messages`; `variables` are handed to the chat template.
-
-        Raises WeftError when the folder has no chat template.
-        """
+        """A conversation that begins with `messages`; `variables` are handed to the chat template."""
         from .conversation import Conversation
 
         return Conversation(self, messages, **variables)

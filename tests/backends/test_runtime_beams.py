@@ -128,6 +128,7 @@ def test_a_vocabulary_smaller_than_the_beams() -> None:
         ({"returned": 2}, "returned is 2, but there are only 1 beams"),
         ({"beams": 2, "length_penalty": float("nan")}, "length_penalty is nan"),
         ({"beams": 2, "early_stopping": "soon"}, "early_stopping is 'soon'"),
+        ({"beams": 2, "early_stopping": 1}, "early_stopping is 1"),
         ({"beams": 2, "temperature": 0.5}, "takes neither stop strings nor sampling"),
         ({"beams": 2, "stop": "x"}, "takes neither stop strings nor sampling"),
         ({"beams": 2, "max_tokens": 0}, "max_tokens is 0"),

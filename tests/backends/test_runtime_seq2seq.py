@@ -76,6 +76,14 @@ def test_the_encoder_runs_once_a_batch(pair: tuple[Any, Any], monkeypatch: pytes
     assert runs == [3, 3]
 
 
+def test_every_turn_of_a_conversation_reads_its_source(pair: tuple[Any, Any]) -> None:
+    _, ours = pair
+    talk = ours.conversation()
+    (answer,) = talk.generate(SOURCES[0], max_tokens=5)
+    for source in (SOURCES[2], [0, *answer.tokens, 5]):
+        assert talk.generate(source, max_tokens=5) == ours.generate(source, max_tokens=5)
+
+
 def test_seeds(pair: tuple[Any, Any]) -> None:
     _, ours = pair
     options: Any = {"max_tokens": 12, "temperature": 1.5, "repetition_penalty": 1.3, "seed": 4}
