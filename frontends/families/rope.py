@@ -22,7 +22,7 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
         WeftError: if the type is unknown or lacks a number.
     """
     given = _given(config)
-    kind = given.get("rope_type") or given.get("type") or "default"
+    kind = _kind(given)
     plain: dict[str, Any] = {
         "theta": float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0),
         "fraction": float(given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
@@ -59,7 +59,7 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
             truncate=bool(given.get("truncate", True)),
             amplitude=float(yarn_amplitude(factor, *scales) if amplitude is None else amplitude),
         )
-    if kind in ("longrope", "su"):
+    if kind == "longrope":
         for name in ("short_factor", "long_factor"):
             if not given.get(name):
                 raise WeftError(f"RoPE of type {kind} needs {name!r}")
@@ -87,9 +87,15 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     """The longest text meant: the original context where longer ones need other frequencies (see `at_length`)."""
     context = config.get("max_position_embeddings")
     given = _given(config)
-    if (given.get("rope_type") or given.get("type")) in ("longrope", "su"):
+    if _kind(given) == "longrope":
         return _original(config, given)
     return None if context is None else int(context)
+
+
+def _kind(given: Mapping[str, Any]) -> str:
+    kind = str(given.get("rope_type") or given.get("type") or "default")
+    older = kind == "su" or (kind == "yarn" and "short_factor" in given)  # the first names of longrope
+    return "longrope" if older else kind
 
 
 def _given(config: Mapping[str, Any]) -> Mapping[str, Any]:
