@@ -54,9 +54,10 @@ def _run(model: Decoder | Encoder, x: Value) -> Value:
 
 def _table(model: Decoder | Encoder) -> Value:
     """The embedding [vocab, dim]: that of an enclosing model which shares one, or the model's own."""
-    shared = provided("embedding")
-    width = getattr(model, "embed_dim", None) or model.dim
-    return param("embed.weight", (model.vocab, width)) if shared is None else shared
+    shared, narrow = provided("embedding"), getattr(model, "embed_dim", None)
+    if shared is not None and narrow not in (None, shared.width):
+        raise WeftError(f"embed_dim={narrow} differs from the width {shared.width} of the embedding that it shares")
+    return param("embed.weight", (model.vocab, narrow or model.dim)) if shared is None else shared
 
 
 def longest(model: Decoder | Encoder) -> int | None:

@@ -12,8 +12,10 @@ from weft.frontends.dsl import (
     ALiBi,
     Attention,
     Block,
+    CrossAttention,
     Decoder,
     Encoder,
+    EncoderDecoder,
     GatedMLP,
     LayerNorm,
     LearnedPositions,
@@ -172,6 +174,13 @@ def test_refused_by_ops_and_parameters(model: Any, message: str) -> None:
 def test_widths_are_fixed() -> None:
     with pytest.raises(WeftError, match="has no fixed size"):
         trace(MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
+
+
+def test_a_shared_embedding_has_one_width() -> None:
+    reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2))
+    model = EncoderDecoder(Encoder(10, 8, 1, reads, embed_dim=4), Decoder(10, 8, 1, writes))
+    with pytest.raises(WeftError, match=r"encoder \(Encoder\): embed_dim=4 differs from the width 8 of the embedding"):
+        model.graph()
 
 
 def test_sinusoids_come_in_pairs() -> None:
