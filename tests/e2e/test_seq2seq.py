@@ -90,6 +90,15 @@ def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_
     assert [answer.tokens for answer in answers] == _generated(model, inputs)
 
 
+def test_experts_overflow(tmp_path: Path) -> None:
+    """The row that is about their capacity does exceed it: tokens one at a time never do."""
+    for name, differs in (("switch", False), ("switch-overflow", True)):
+        row = SEQ2SEQ[name]
+        model = row.save(tmp_path / name)
+        together, apart = (answered(model, pairs(row), chunk) for chunk in (LENGTH, 1))
+        assert (error(together, apart) > 1e-2) == differs
+
+
 def _sources(inputs: dict[str, np.ndarray]) -> list[list[int]]:
     """The sources without their padding."""
     rows = zip(inputs["encoder_input_ids"], inputs["encoder_attention_mask"], strict=True)
