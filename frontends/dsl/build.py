@@ -170,16 +170,22 @@ def _place(builder: _Builder) -> str:
 
 
 def spell(module: Any) -> str:
-    """A module as the call that makes it, settings at their defaults left out, equal neighbours in a list folded."""
+    """A module as the call that makes it, settings at their defaults left out, repetitions in a list folded."""
     said = [(f.name, getattr(module, f.name)) for f in fields(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in said)})"
 
 
 def _spell(value: Any) -> str:
-    if not isinstance(value, tuple):
+    if not isinstance(value, tuple) or not any(map(is_module, value)):
         return repr(value)
-    runs = [(repr(item), len(list(run))) for item, run in itertools.groupby(value)]
-    return " + ".join(f"[{text}] * {count}" if count > 1 else f"[{text}]" for text, count in runs)
+    texts = [repr(item) for item in value]
+    period = next(p for p in range(1, len(texts) + 1) if texts == texts[:p] * (len(texts) // p))
+    runs = [(text, len(list(run))) for text, run in itertools.groupby(texts[:period])]
+    once = " + ".join(f"[{text}] * {count}" if count > 1 else f"[{text}]" for text, count in runs)
+    times = len(texts) // period
+    if times == 1:
+        return once
+    return f"({once}) * {times}" if period > 1 else f"{once} * {times}"
 
 
 def _children(module: Any) -> Iterator[tuple[int, str]]:

@@ -88,6 +88,19 @@ def test_paper_like_example() -> None:
     )
 
 
+def test_models_print_as_they_are_written() -> None:
+    one, two = MLP(8), MLP(9)
+    for layers, text in (
+        ([one] * 3, "[MLP(hidden=8)] * 3"),
+        ([one, two], "[MLP(hidden=8)] + [MLP(hidden=9)]"),
+        (([one] * 2 + [two]) * 4, "([MLP(hidden=8)] * 2 + [MLP(hidden=9)]) * 4"),
+        ([one, one, two, one], "[MLP(hidden=8)] * 2 + [MLP(hidden=9)] + [MLP(hidden=8)]"),
+    ):
+        assert repr(Decoder(10, 8, layers)) == f"Decoder(vocab=10, dim=8, layers={text})"
+    rope = RoPE(scaling="longrope", factors=(1.0, 1.0))
+    assert repr(rope) == "RoPE(scaling='longrope', factors=(1.0, 1.0))"
+
+
 def test_a_large_model_is_described_quickly() -> None:
     start = time.perf_counter()
     layer = Block(Attention(128, 8, rope=RoPE(5e5)), GatedMLP(53_248), RMSNorm(1e-5))
