@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, RMSNorm
+from weft.backends.onnx.cuda import cuda_problems
 from weft.frontends import load_source
 from weft.frontends.dsl import MoE
 from weft.frontends.families.verified import Errors
@@ -226,6 +227,16 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
         onnx.checker.check_model(tmp_path / "out" / f"{half}.onnx", full_check=True)
         proto = onnx.load(tmp_path / "out" / f"{half}.onnx", load_external_data=False)
         assert {n.domain for n in proto.graph.node} == {""}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["t5", "bart", "switch-overflow"])
+def test_both_halves_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> None:
+    """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/test_cuda_structure.py."""
+    SEQ2SEQ[name].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out", target="ort-cuda", dtype=dtype)
+    for half in ("encoder", "model"):
+        assert cuda_problems(onnx.load(tmp_path / "out" / f"{half}.onnx", load_external_data=False)) == []
 
 
 @pytest.mark.parametrize(
