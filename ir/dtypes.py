@@ -117,6 +117,17 @@ q3_k = DType("q3_k", "block", 3, block=256, block_bytes=110)
 q4_k = DType("q4_k", "block", 4, block=256, block_bytes=144)
 q5_k = DType("q5_k", "block", 5, block=256, block_bytes=176)
 q6_k = DType("q6_k", "block", 6, block=256, block_bytes=210)
+iq1_s = DType("iq1_s", "block", 1, block=256, block_bytes=50)
+iq1_m = DType("iq1_m", "block", 1, block=256, block_bytes=56)
+iq2_xxs = DType("iq2_xxs", "block", 2, block=256, block_bytes=66)
+iq2_xs = DType("iq2_xs", "block", 2, block=256, block_bytes=74)
+iq2_s = DType("iq2_s", "block", 2, block=256, block_bytes=82)
+iq3_xxs = DType("iq3_xxs", "block", 3, block=256, block_bytes=98)
+iq3_s = DType("iq3_s", "block", 3, block=256, block_bytes=110)
+iq4_nl = DType("iq4_nl", "block", 4, block=32, block_bytes=18)
+iq4_xs = DType("iq4_xs", "block", 4, block=256, block_bytes=136)
+tq1_0 = DType("tq1_0", "block", 2, block=256, block_bytes=54)
+tq2_0 = DType("tq2_0", "block", 2, block=256, block_bytes=66)
 
 ALL: dict[str, DType] = {t.name: t for t in list(globals().values()) if isinstance(t, DType)}
 _BY_NUMPY: dict[np.dtype[Any], DType] = {t.numpy: t for t in ALL.values() if not t.is_block}

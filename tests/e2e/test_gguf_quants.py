@@ -1,4 +1,4 @@
-"""Every K-quant of llama.cpp from blocks to logits: a file of random blocks against transformers with their values."""
+"""K-quants and their successors from blocks to logits: a file of random blocks against transformers with their values."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ SCALES = {
     Type.Q4_K: (0, 2),
     Type.Q5_K: (0, 2),
     Type.Q6_K: (208,),
+    Type.IQ2_S: (0,),
+    Type.IQ4_XS: (0,),
 }
 HEADS, WIDTH, HIDDEN, VOCAB = 4, 256, 512, 96
 

@@ -215,8 +215,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "too many dimensions": (header([("w", (1,) * 5, 0, 0)]) + DATA, "tensor w 5 dimensions"),
     "unknown type": (header([("w", (4, 32), 4000, 0)]) + DATA, "stores tensor w as the unknown type 4000"),
     "type we cannot decode": (
-        header([("w", (4, 256), Type.IQ2_XS.value, 0)]) + DATA,
-        "stores tensor w as IQ2_XS, which weft cannot decode; it knows .*Q6_K",
+        header([("w", (4, 256), Type.Q8_K.value, 0)]) + DATA,
+        "stores tensor w as Q8_K, which weft cannot decode; it knows .*Q6_K",
     ),
     "part of a block": (
         header([("w", (4, 48), Type.Q4_0.value, 0)]) + DATA,
