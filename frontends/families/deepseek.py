@@ -121,6 +121,8 @@ DEEPSEEK_V2 = LLAMA.but(
         "scoring_func": ("softmax", None),
         "topk_method": ("greedy", "group_limited_greedy", None),
     },
+    kv_heads=None,
+    head_dim=None,
     rope=_rope,
     mixer=_mla,
     moe=_layers(_v2, first_dense=0),

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from weft.frontends import load_source
+from weft.frontends.counts import parameter_count
+from weft.frontends.families import FAMILIES, build
 from weft.ir import WeftError
 
 from .families import ROWS
+from .published import PUBLISHED
 
 DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
 SIZES = {"hidden_size", "num_experts_per_tok", "n_shared_experts"}  # needed, whatever their default
@@ -78,3 +82,14 @@ def test_limits_of_steps_that_limit_nothing(tmp_path: Path) -> None:
     ROWS["mamba2"].save(tmp_path)
     graph = load_source(tmp_path).graph
     assert load_source(edited(tmp_path, time_step_limit=[0.0, float("inf")])).graph == graph
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name: str) -> None:
+    """Their words mean what transformers takes them for, and make as many parameters as were published."""
+    model_type, parameters, published = PUBLISHED[name]
+    family, keys = FAMILIES[model_type], frozenset[str]()
+    found = family.read(published, keys, name)
+    rewritten = transformers.AutoConfig.for_model(model_type, **published).to_json_string(use_diff=False)
+    assert found == family.read(json.loads(rewritten), keys, name)
+    assert parameter_count(build(found).graph()) == parameters
