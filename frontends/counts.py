@@ -60,6 +60,18 @@ def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     return found
 
 
+def crossed(nodes: Iterable[Node]) -> int:
+    """How many numbers attention to an encoder keeps for a token of the source."""
+    found = 0
+    for node in nodes:
+        if node.op.name == "attention":
+            q, k, v = (node.operand(name) for name in "qkv")
+            assert q is not None and k is not None
+            if k.shape[1] != q.shape[1]:
+                found += k.width + (0 if v is None else v.width)
+    return found
+
+
 def state_bytes(nodes: Iterable[Node], item: int) -> int:
     """The bytes that recurrences keep for one text, however long it is, where the model's numbers take `item` bytes.
 

@@ -13,7 +13,7 @@ from weft.ir.op import Op
 from weft.ir.printer import format_attr
 from weft.ir.view import attributes, block_hash, total_cost
 
-from .counts import active_count, cached, elements, learned, parameter_count, state_bytes
+from .counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 from .sources import Model
 
 OTHER = "other"
@@ -44,7 +44,7 @@ class Inspection:
     with logits for each. A multiply-add is two FLOPs. `active_parameters` leaves out experts a token is not sent to.
     `cache_per_token` is in numbers; `cache_at_context` counts the whole context, of which layers with a window keep
     only that; `state_bytes`, by the model's dtype, is what recurrences keep however long the text. These are None for
-    models that do not generate.
+    models that do not generate. `cache_per_source_token` is what attention to an encoder keeps, if there is one.
     """
 
     source: str
@@ -60,6 +60,7 @@ class Inspection:
     flops_prefill: int
     cache_per_token: int | None
     cache_at_context: int | None
+    cache_per_source_token: int | None
     state_bytes: Mapping[str, int] | None
     layers: int
     blocks: tuple[Block, ...]
@@ -70,7 +71,7 @@ class Inspection:
     def json(self) -> dict[str, Any]:
         """Everything as plain data; caches in bytes too."""
         found = asdict(self)
-        for key in ("cache_per_token", "cache_at_context"):
+        for key in ("cache_per_token", "cache_at_context", "cache_per_source_token"):
             numbers = found[key]
             found[f"{key}_bytes"] = numbers and {d: numbers * b for d, b in CACHE_DTYPES.items()}
         return found
@@ -110,6 +111,7 @@ def inspect(model: Model, tokens: int | None = None) -> Inspection:
         flops_prefill=prefill,
         cache_per_token=sum(width for width, _ in kept) if decoder else None,
         cache_at_context=whole,
+        cache_per_source_token=crossed(graph.nodes) or None,
         state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
         layers=sum(len(b.scopes) for b in blocks if _is_layer(b.scopes[0])),
         blocks=blocks,

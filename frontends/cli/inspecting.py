@@ -59,6 +59,9 @@ def _show(found: Inspection) -> None:
     if found.cache_at_context:
         whole = ", ".join(f"{size(found.cache_at_context * b)} in {d}" for d, b in CACHE_DTYPES.items())
         facts.append(("cache of the context", whole))
+    if found.cache_per_source_token:
+        read = ", ".join(f"{size(found.cache_per_source_token * b)} in {d}" for d, b in CACHE_DTYPES.items())
+        facts.append(("cache per source token", read))
     if found.state_bytes and any(found.state_bytes.values()):
         kept = ", ".join(f"{size(b)} in {d}" for d, b in found.state_bytes.items())
         facts.append(("constant state", kept))

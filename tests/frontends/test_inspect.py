@@ -69,6 +69,8 @@ def test_experts_and_states_are_counted() -> None:
         ("mixtral-8x7b", ["active 12,879,925,248 per token (12.9 G)"]),
         ("mamba-130m", ["constant state 2.7 MiB in f32, 2.5 MiB in f16"]),
         ("switch-base-8", ["model preset switch-base-8: encoder-decoder", "layers 24"]),
+        ("t5-base", ["cache per token 72.0 KiB in f32, 36.0 KiB in f16"]),
+        ("t5-base", ["cache per source token 72.0 KiB in f32, 36.0 KiB in f16"]),  # 12 layers · 2 · 768 numbers
     ],
 )
 def test_what_is_particular_is_shown(name: str, lines: list[str]) -> None:
