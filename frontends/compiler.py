@@ -266,6 +266,7 @@ def _manifest(
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
+        **{name: meta[name] for name in ("pooling", "normalize") if name in meta},
         "cache": cache_layers(graph),
         "states": state_layers(graph),
         "pipeline": pipeline,

@@ -33,7 +33,14 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
     if facts.kind == "encoder":
         from .encoder import Encoder
 
-        return Encoder(session, vocab=facts.vocab, max_length=facts.max_length, folder=facts.folder)
+        return Encoder(
+            session,
+            vocab=facts.vocab,
+            max_length=facts.max_length,
+            folder=facts.folder,
+            pooling=facts.pooling,
+            normalize=facts.normalize,
+        )
     from .decoder import OrtDecoder
     from .generate import Generator
     from .sampling import Forced

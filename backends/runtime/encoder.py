@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from .sampling import Floats
 from .session import Session, ort_errors
 from .text import Prompt, Tokenizer, is_ids, prompts_of
 
-Pooling = Literal["mean", "cls", "none"]
+Pooling = Literal["mean", "cls", "max", "none"]
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
@@ -25,11 +25,22 @@ class Encoder:
     """A model that gives every token a vector: inputs `input_ids`, `attention_mask` and, where declared,
     `token_type_ids`; output `last_hidden_state` [batch, seq, dim].
 
-    Raises WeftError when the graph is another.
+    `pooling` and `normalize` are how it was trained to make one vector of a text. Raises WeftError when the graph is
+    another.
     """
 
-    def __init__(self, session: Session, *, vocab: int, max_length: int, folder: Path) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        vocab: int,
+        max_length: int,
+        folder: Path,
+        pooling: str = "mean",
+        normalize: bool = False,
+    ) -> None:
         self.session, self.vocab, self.max_length, self.folder = session, vocab, max_length, folder
+        self.pooling, self.normalize = pooling, normalize
         self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
         name = folder / "model.onnx"
         if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
@@ -49,22 +60,25 @@ class Encoder:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        pooling: Pooling = "mean",
-        normalize: bool = False,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
         truncate: bool = False,
         batch: int = 32,
     ) -> Floats | list[Floats]:
         """The embeddings of `texts`, or of their token ids, float32: [texts, dim], or one [tokens, dim] each with
         pooling "none".
 
-        "mean" averages the vectors of a text's tokens, "cls" takes that of the first. `normalize` scales every vector
-        to unit length. Texts of similar length are run together, `batch` at a time, padded on the right.
+        "mean" averages the vectors of a text's tokens, "max" takes the largest of each number, "cls" the vector of the
+        first token. `normalize` scales every vector to unit length. None means as the model was trained, where the
+        folder of sentence-transformers that it was compiled from says so, else "mean" as it is. Texts of similar length
+        are run together, `batch` at a time, padded on the right.
 
         Raises WeftError on a text longer than the model's maximum (cut to it instead where `truncate`) or without
         tokens, and on arguments outside their range.
         """
-        if pooling not in ("mean", "cls", "none"):
-            raise WeftError(f"pooling is {pooling!r}, but it must be mean, cls or none")
+        pooled = self.pooling if pooling is None else pooling
+        if pooled not in get_args(Pooling):
+            raise WeftError(f"pooling is {pooled!r}, but it must be one of {', '.join(get_args(Pooling))}")
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise WeftError(f"batch is {batch!r}, but it must be a whole number of at least 1")
         rows = [self._tokens(text, truncate) for text in prompts_of(texts)]
@@ -74,10 +88,10 @@ class Encoder:
             some = order[at : at + batch]
             hidden = self.hidden([rows[row] for row in some])
             for row, states in zip(some, hidden, strict=True):
-                found[row] = _pool(states[: len(rows[row])], pooling)
-        if normalize:
+                found[row] = _pool(states[: len(rows[row])], pooled)
+        if (self.normalize and pooled != "none") if normalize is None else normalize:
             found = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in found]
-        return found if pooling == "none" else np.stack(found) if found else np.empty((0, 0), np.float32)
+        return found if pooled == "none" else np.stack(found) if found else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
         """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
@@ -119,12 +133,10 @@ class Encoder:
         return ids
 
 
-def _pool(states: Floats, pooling: Pooling) -> Floats:
+def _pool(states: Floats, pooling: str) -> Floats:
     """One text's vectors [tokens, dim] as one vector, or as they are."""
-    if pooling == "none":
-        return states.copy()
-    if pooling == "cls":
-        first: Floats = states[0].copy()
-        return first
-    mean: Floats = states.mean(axis=0, dtype=np.float64).astype(np.float32)
-    return mean
+    if pooling == "mean":
+        states = states.mean(axis=0, dtype=np.float64)
+    elif pooling != "none":
+        states = states[0] if pooling == "cls" else states.max(axis=0)
+    return np.array(states, np.float32)

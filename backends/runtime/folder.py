@@ -26,6 +26,8 @@ class Facts:
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # of the caches, where the graph leaves it open
     rolling: frozenset[int] = frozenset()  # the caches that roll
+    pooling: str = "mean"  # how an encoder makes one vector of a text
+    normalize: bool = False  # and whether it has unit length
     start: int = 0  # the token with which an encoder-decoder begins its answers
     max_source: int = 0  # the longest source it takes
     forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
@@ -76,6 +78,10 @@ def _from_manifest(folder: Path) -> Facts:
     if kind not in ("decoder", "encoder", "encoder-decoder"):
         raise WeftError(f"{path}: kind is {kind!r}, but it must be 'decoder', 'encoder' or 'encoder-decoder'")
     more: dict[str, Any] = {}
+    if kind == "encoder":
+        more = {
+            name: _get(path, data, name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data
+        }
     if kind == "encoder-decoder":
         first, last = (_token_ids(path, data, f"forced_{name}_token_id") for name in ("bos", "eos"))
         more["start"] = _get(path, data, "decoder_start_token_id", int)
@@ -116,7 +122,7 @@ def _from_genai(folder: Path) -> Facts:
 def _get(path: Path, data: dict[str, Any], key: str, kind: type) -> Any:
     if key not in data:
         raise WeftError(f"{path}: the key {key!r} is missing")
-    if not isinstance(data[key], kind) or isinstance(data[key], bool):
+    if not isinstance(data[key], kind) or (kind is int and isinstance(data[key], bool)):
         raise WeftError(f"{path}: {key} is {data[key]!r}, but it must be of type {kind.__name__}")
     return data[key]
 

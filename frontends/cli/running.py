@@ -47,8 +47,12 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--beams", type=click.IntRange(1), default=1, help="Search the likeliest text with this many beams.")
 @click.option("--seed", type=int, help="Draw the same way every time.")
 @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
-@click.option("--pooling", type=click.Choice(["mean", "cls"]), help="How an encoder makes one vector; default: mean.")
-@click.option("--normalize", is_flag=True, help="Scale an encoder's vector to unit length.")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls", "max"]),
+    help="How an encoder makes one vector; default: its own way.",
+)
+@click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
@@ -63,7 +67,7 @@ def run_command(
     beams: int,
     stop: tuple[str, ...],
     pooling: str | None,
-    normalize: bool,
+    normalize: bool | None,
     device: str,
     threads: int | None,
     **sampling: Any,
@@ -99,9 +103,9 @@ def run_command(
     options = {"max_tokens": max_tokens, "stop": stop, **given}
     with _opened(source, device, threads, text=ids is None) as model:
         if not hasattr(model, "stream"):
-            _embed(model, prompt if ids is None else ids, chat, source, pooling=pooling or "mean", normalize=normalize)
+            _embed(model, prompt if ids is None else ids, chat, source, pooling=pooling, normalize=normalize)
             return
-        if pooling or normalize:
+        if (pooling, normalize) != (None, None):
             raise WeftError(f"{source} is no encoder: --pooling and --normalize go with one")
         before = [] if system is None else [{"role": "system", "content": system}]
         if talk:

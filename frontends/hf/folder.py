@@ -32,6 +32,7 @@ SPECIAL_TOKENS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
+POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of sentence-transformers: ours
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,21 @@ class Folder:
         single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
         return {"eos_token_ids": ids("eos_token_id"), **{k: v for k, v in single.items() if v is not None}}
 
+    def embedding_facts(self) -> dict[str, Any]:
+        """How sentence-transformers makes one vector of an encoder's, in the form of graph.meta: pooling (cls, mean or
+        max) and normalize; nothing where the folder does not say, or says more than that."""
+        if not (self.path / "modules.json").is_file():
+            return {}
+        modules = _json(self.path / "modules.json", list)
+        kinds = {str(m.get("type")).rpartition(".")[2]: str(m.get("path")) for m in modules if isinstance(m, Mapping)}
+        if not {"Transformer", "Pooling"} <= kinds.keys() <= {"Transformer", "Pooling", "Normalize"}:
+            return {}
+        config = _json(self.path / kinds["Pooling"] / "config.json")
+        modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]
+        if len(modes) != 1 or modes[0] not in POOLING:
+            return {}
+        return {"pooling": POOLING[modes[0]], "normalize": "Normalize" in kinds}
+
 
 def load_folder(path: Path) -> tuple[Folder, Loaded]:
     """The model of the Hugging Face folder at `path`, its parameters pointing at the weights.
@@ -105,15 +121,17 @@ def load_folder(path: Path) -> tuple[Folder, Loaded]:
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
         raise WeftError(f"{source}: the weights are quantized ({method}); weft imports unquantized folders, or GGUF")
     loaded = load(FAMILIES[model_type], folder.config, SafetensorsArchive(path), source)
-    loaded.graph.meta.update(folder.token_facts(), source={"format": "safetensors", "path": str(path)})
+    loaded.graph.meta.update(
+        folder.token_facts(), **folder.embedding_facts(), source={"format": "safetensors", "path": str(path)}
+    )
     return folder, loaded
 
 
-def _json(path: Path) -> Mapping[str, Any]:
+def _json(path: Path, kind: type = dict) -> Any:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise WeftError(f"{path} cannot be read as JSON: {e}") from e
-    if not isinstance(found, dict):
-        raise WeftError(f"{path} holds no JSON object")
+    if not isinstance(found, kind):
+        raise WeftError(f"{path} holds no JSON {'object' if kind is dict else 'array'}")
     return found

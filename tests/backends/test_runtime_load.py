@@ -106,11 +106,24 @@ def test_encoder(tmp_path: Path, tables: tuple[Values, Values], types: bool, bat
     unit = mean / np.linalg.norm(mean, axis=1, keepdims=True)
     np.testing.assert_allclose(model.encode(TEXTS, batch=batch, normalize=True), unit, **close)
     np.testing.assert_allclose(model.encode(TEXTS, batch=batch, pooling="cls"), [h[0] for h in hidden], **close)
+    np.testing.assert_allclose(model.encode(TEXTS, batch=batch, pooling="max"), [h.max(0) for h in hidden], **close)
+    np.testing.assert_array_equal(model.encode(IDS, batch=batch), model.encode(TEXTS, batch=batch))
     for found, wanted in zip(model.encode(TEXTS, batch=batch, pooling="none"), hidden, strict=True):
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, wanted, **close)
     np.testing.assert_allclose(model.encode("mat"), mean[1:2], **close)
     assert len(model.encode([])) == 0
+
+
+def test_the_way_an_encoder_was_trained(tmp_path: Path, tables: tuple[Values, Values]) -> None:
+    plain = opened(save(tmp_path, encoder(tables), kind="encoder"))
+    model = opened(save(tmp_path, encoder(tables), kind="encoder", pooling="cls", normalize=True))
+    np.testing.assert_array_equal(model.encode(IDS), plain.encode(IDS, pooling="cls", normalize=True))
+    mean, token_vectors = {"pooling": "mean", "normalize": False}, {"pooling": "none"}
+    np.testing.assert_array_equal(model.encode(IDS, **mean), plain.encode(IDS))
+    np.testing.assert_array_equal(model.encode(IDS[0], **token_vectors), plain.encode(IDS[0], **token_vectors))
+    with pytest.raises(WeftError, match="normalize is 'yes', but it must be of type bool"):
+        opened(save(tmp_path, encoder(tables), kind="encoder", normalize="yes"))
 
 
 def test_long_texts_are_refused_or_cut(tmp_path: Path, tables: tuple[Values, Values]) -> None:
@@ -128,9 +141,11 @@ def test_long_texts_are_refused_or_cut(tmp_path: Path, tables: tuple[Values, Val
 @pytest.mark.parametrize(
     ("texts", "options", "words"),
     [
-        (["a"], {"pooling": "max"}, "pooling is 'max'"),
+        (["a"], {"pooling": "sum"}, "pooling is 'sum', but it must be one of mean, cls, max, none"),
         (["a"], {"batch": 0}, "batch is 0"),
-        ([3], {}, "a text is 3"),
+        ([3.0], {}, r"a text is 3\.0"),
+        ([3, VOCAB], {}, "token 12 of a text is outside the vocabulary of 12"),
+        ([3, -1], {}, "token -1 of a text"),
     ],
 )
 def test_bad_encodings(tmp_path: Path, tables: Any, texts: Any, options: dict[str, Any], words: str) -> None:

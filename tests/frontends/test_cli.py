@@ -313,7 +313,7 @@ def test_an_encoder_embeds_and_does_not_chat(minilm_folder: Path, tmp_path: Path
     done("compile", minilm_folder, "-o", tmp_path / "out")
     mean, first, unit = (
         np.array(json.loads(done("run", tmp_path / "out", "--prompt", "hello", *options).stdout))
-        for options in ((), ("--pooling", "cls"), ("--normalize",))
+        for options in (("--no-normalize",), ("--pooling", "cls", "--no-normalize"), ())
     )
     assert mean.shape == first.shape == (384,) and np.abs(mean - first).max() > 0.01
     np.testing.assert_allclose(unit, mean / np.linalg.norm(mean), atol=1e-6)

@@ -38,6 +38,31 @@ def fails(folder: Path, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "config", "wanted"),
+    [
+        (["Pooling", "Normalize"], {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, ("mean", True)),
+        (["Pooling"], {"pooling_mode_cls_token": True}, ("cls", False)),
+        (["Pooling"], {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, (None, None)),
+        (["Pooling"], {"pooling_mode_lasttoken": True}, (None, None)),
+        (["Pooling", "Dense"], {"pooling_mode_mean_tokens": True}, (None, None)),
+        ([], {}, (None, None)),
+    ],
+)
+def test_how_sentence_transformers_pools(kinds: list[str], config: Any, wanted: Any, folder: Path) -> None:
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Transformer", *kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "Pooling").mkdir()
+    (folder / "Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **config}))
+    meta = load_source(folder).graph.meta
+    assert (meta.get("pooling"), meta.get("normalize")) == wanted
+    if wanted[0] is not None:
+        (folder / "Pooling" / "config.json").unlink()
+        fails(folder, r"Pooling/config\.json cannot be read")
+        (folder / "modules.json").write_text("{}")
+        fails(folder, r"modules\.json holds no JSON array")
+
+
 # -- reading
 
 
