@@ -71,22 +71,27 @@ def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Itera
         if name not in graph.params:
             raise WeftError(f"graph {graph.name} has no parameter {name!r}")
     for group in groups(graph):
-        tensors = {key: _blank(graph.archive.shape(key)) for key in group.keys}
-        for name in group.params:
-            recipe, shape = graph.params[name].recipe, graph.params[name].shape
-            value = np.asarray(given[name] if name in given else recipe.evaluate(graph.archive))
-            if value.shape != shape:
-                raise WeftError(f"parameter {name} is {list(shape)}, but its value is {list(value.shape)}")
-            try:
-                for key, values, known in undo(recipe, value, graph.archive):
-                    _put(*tensors[key], values, known, key)
-            except WeftError as e:
-                raise WeftError(f"{name}: {e}") from None
-        for key, (values, known) in tensors.items():
-            if not known.all():
-                missing = known.size - int(np.count_nonzero(known))
-                raise WeftError(f"{missing} of the {known.size} numbers of tensor {key!r} are read by no parameter")
-            yield key, values
+        yield from _restored(graph, group, given).items()
+
+
+def _restored(graph: Graph, group: Group, given: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors of `group`, by key."""
+    tensors = {key: _blank(graph.archive.shape(key)) for key in group.keys}
+    for name in group.params:
+        recipe, shape = graph.params[name].recipe, graph.params[name].shape
+        value = np.asarray(given[name] if name in given else recipe.evaluate(graph.archive))
+        if value.shape != shape:
+            raise WeftError(f"parameter {name} is {list(shape)}, but its value is {list(value.shape)}")
+        try:
+            for key, values, known in undo(recipe, value, graph.archive):
+                _put(*tensors[key], values, known, key)
+        except WeftError as e:
+            raise WeftError(f"{name}: {e}") from None
+    for key, (_, known) in tensors.items():
+        if not known.all():
+            missing = known.size - int(np.count_nonzero(known))
+            raise WeftError(f"{missing} of the {known.size} numbers of tensor {key!r} are read by no parameter")
+    return {key: values for key, (values, _) in tensors.items()}
 
 
 def undo(recipe: Recipe, value: Array, archive: Archive) -> Iterator[Piece]:
