@@ -70,8 +70,8 @@ class Attention:
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
         """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""
         source = x if memory is None else memory
-        if self.bias is not None and memory is not None:
-            raise WeftError("a bias is for self-attention, not for attention to a memory")
+        if memory is not None and not (self.bias is self.rope is self.window is None):
+            raise WeftError("bias, rope and window compare positions of one text: attention to another has none")
         d = self.head_dim or last_axis(x, self.heads, "heads")
         kv = self.groups
         q = self._projected(x, self.heads * d, "q")

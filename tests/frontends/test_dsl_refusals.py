@@ -176,6 +176,13 @@ def test_widths_are_fixed() -> None:
         trace(MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
 
 
+@pytest.mark.parametrize("settings", [{"rope": ROPE}, {"bias": ALiBi()}, {"window": 4}], ids=str)
+def test_positions_of_two_texts_are_not_compared(settings: dict[str, Any]) -> None:
+    reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2, **settings))
+    with pytest.raises(WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope and window compare"):
+        EncoderDecoder(Encoder(10, 8, 1, reads), Decoder(10, 8, 1, writes)).graph()
+
+
 def test_a_shared_embedding_has_one_width() -> None:
     reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2))
     model = EncoderDecoder(Encoder(10, 8, 1, reads, embed_dim=4), Decoder(10, 8, 1, writes))
