@@ -12,26 +12,26 @@ from .t5 import T5
 def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
     """The mixtures of `layers` layers of which about `sparse` have one: every layers/sparse-th."""
     moe = MoE(
-        key("num_experts")(config),
+        config.get("num_experts", 8),
         key("d_ff")(config),
         1,
         ACTIVATIONS[config.get("dense_act_fn", "relu")],
         gated=False,
         renormalize=False,
         router_bias=config.get("router_bias", False),
-        capacity=key("expert_capacity")(config),
+        capacity=config.get("expert_capacity", 64),
     )
     step = layers // sparse if sparse else layers
     return tuple(moe if step == 1 or i % step == 1 else None for i in range(layers))
 
 
 def _encoder_experts(config: Config) -> tuple[MoE | None, ...]:
-    return _sparse(config, key("num_layers")(config), key("num_sparse_encoder_layers")(config))
+    return _sparse(config, key("num_layers")(config), config.get("num_sparse_encoder_layers", 3))
 
 
 def _decoder(config: Config) -> dict[str, object]:
     layers = key("num_decoder_layers", "num_layers")(config)
-    return {"layers": layers, "moe": _sparse(config, layers, key("num_sparse_decoder_layers")(config))}
+    return {"layers": layers, "moe": _sparse(config, layers, config.get("num_sparse_decoder_layers", 3))}
 
 
 def _names(part: str, ffn: int) -> dict[str, str | Template]:

@@ -45,10 +45,13 @@ def _relative_bias(config: Config) -> T5Bias:
     return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
 
 
-def _activation(config: Config) -> Any:
-    """feed_forward_proj: an activation, perhaps after "gated-"; gated-gelu is the approximation by tanh."""
-    name = config.get("feed_forward_proj", "relu")
-    return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+def _feed_forward(default: str) -> dict[str, Any]:
+    """The settings that feed_forward_proj says: an activation, perhaps after "gated-"; gated-gelu is that by tanh."""
+    proj = key("feed_forward_proj", default=default)
+    return {
+        "activation": lambda c: "gelu_new" if proj(c) == "gated-gelu" else proj(c).removeprefix("gated-"),
+        "gated": lambda c: proj(c).startswith("gated-"),
+    }
 
 
 def _scaled(config: Config) -> Any:
@@ -71,8 +74,7 @@ T5 = Family(
         "eps": key("layer_norm_epsilon", default=1e-6),
         "scale": 1.0,
         "position_bias": _relative_bias,
-        "activation": _activation,
-        "gated": lambda c: c.get("feed_forward_proj", "relu").startswith("gated-"),
+        **_feed_forward("relu"),
         "logit_scale": _scaled,
         "decoder": lambda c: {"layers": key("num_decoder_layers", "num_layers")(c)},
     },
@@ -87,7 +89,7 @@ T5 = Family(
     refuse={"is_encoder_decoder": (True, None)},
     aliases={"shared.": "decoder.embed_tokens."},
 )
-MT5 = T5.but("mt5", logit_scale=1.0)
+MT5 = T5.but("mt5", logit_scale=1.0, **_feed_forward("gated-gelu"))
 UMT5 = T5.but(
     "umt5",
     names={
@@ -96,4 +98,5 @@ UMT5 = T5.but(
     },
     bias=_relative_bias,
     position_bias=None,
+    **_feed_forward("gated-gelu"),
 )
