@@ -19,8 +19,10 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Map, Recipe
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
+from .seq2seq import SEQ2SEQ, answered, pairs
 
 DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
+ENCODERS = [name for name, row in ROWS.items() if row.is_encoder]
 IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
 
 
@@ -50,6 +52,33 @@ def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
     write_folder(source, tmp_path / "back")
     again, want = reference(loaded(model, tmp_path / "back"), IDS), reference(model, IDS)
     assert np.array_equal(again, want) if is_exact(source.graph) else error(again, want) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.is_encoder])
+def test_transformers_loads_encoders_that_were_written(name: str, tmp_path: Path) -> None:
+    model = ROWS[name].save(tmp_path / "hf")
+    write_folder(load_source(tmp_path / "hf"), tmp_path / "back")
+    with torch.inference_mode():
+        found, want = (m(torch.from_numpy(IDS)).last_hidden_state for m in (loaded(model, tmp_path / "back"), model))
+    assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders(name: str, tmp_path: Path) -> None:
+    model = ROWS[name].save(tmp_path / "hf")
+    write_folder(load_source(tmp_path / "hf"), tmp_path / "back")
+    with torch.inference_mode():
+        again, want = (net(torch.from_numpy(IDS)) for net in (loaded(model, tmp_path / "back"), model))
+    assert all(torch.equal(again[key], want[key]) for key in want)
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_encoder_decoders(name: str, tmp_path: Path) -> None:
+    row = SEQ2SEQ[name]
+    model = row.save(tmp_path / "hf")
+    write_folder(load_source(tmp_path / "hf"), tmp_path / "back")
+    again, want = (answered(net, pairs(row), LENGTH) for net in (loaded(model, tmp_path / "back"), model))
+    assert np.array_equal(again, want)
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -1,4 +1,4 @@
-"""K-quants and their successors from blocks to logits: a file of random blocks against transformers with their values."""
+"""K- and I-quants from blocks to logits: a file of random blocks against transformers with their values."""
 
 from __future__ import annotations
 
