@@ -42,7 +42,8 @@ class Device:
         return wrapped
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self.graph_ids.append(options.get_run_config_entry("gpu_graph_id"))
+        if options is not None:
+            self.graph_ids.append(options.get_run_config_entry("gpu_graph_id"))
         self._session.run_with_iobinding(self.real[id(binding)])
 
     def release_captured_graph(self, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import pytest
 from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
 import weft
+from weft.backends.runtime.decoder import OrtDecoder
 from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.session import Session, onnxruntime
 from weft.ir.errors import WeftError
 
+from .pretended import Device
 from .theirs import randomized, searched
 
 VOCAB = 61
@@ -82,6 +86,21 @@ def test_every_turn_of_a_conversation_reads_its_source(pair: tuple[Any, Any]) ->
     (answer,) = talk.generate(SOURCES[0], max_tokens=5)
     for source in (SOURCES[2], [0, *answer.tokens, 5]):
         assert talk.generate(source, max_tokens=5) == ours.generate(source, max_tokens=5)
+
+
+def test_on_a_pretended_device(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = pair
+    wanted = [ours.generate(SOURCES, max_tokens=8, beams=beams) for beams in (1, 3)]
+    known = ours.decoder
+    decoding, encoding = (Device(onnxruntime(), half.session.ort) for half in (known, known.sources))
+    decoding.pretend(monkeypatch)
+    sources = replace(known.sources, session=Session(encoding, "cuda"))
+    session = Session(decoding, "cuda", graphs=True)
+    decoder = OrtDecoder(session, vocab=VOCAB, max_length=40, sources=sources)
+    model = Generator(decoder, stop_ids=ours.stop_ids, forced=ours.forced)
+    assert [model.generate(SOURCES, max_tokens=8, beams=beams) for beams in (1, 3)] == wanted
+    assert decoding.released  # a step is captured anew for every batch of sources
+    assert not encoding.graph_ids  # sources differ in length, so that their runs are not captured
 
 
 def test_seeds(pair: tuple[Any, Any]) -> None:
