@@ -101,7 +101,8 @@ def compile(
     pipeline = target_pipeline(model.graph, place, dtype, passes, length)
     report, trace = Report(), Trace()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
-    at_length(graph, length)
+    if at_length(graph, length):
+        notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
     if graph.meta.get("kind") == "encoder":
         _widen_outputs(graph)
     from weft.backends.onnx import cuda, export, genai

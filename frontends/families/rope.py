@@ -76,11 +76,17 @@ def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mappin
     return lambda config: replace(rope_of({**defaults, **config}), interleaved=interleaved)
 
 
-def at_length(graph: Graph, length: int) -> None:
-    """Fix the rotary frequencies that depend on the longest text (dynamic, longrope) for texts of up to `length`."""
+def at_length(graph: Graph, length: int) -> bool:
+    """Fix the rotary frequencies that depend on the longest text (dynamic, longrope) for texts of up to `length`.
+
+    Returns whether they are others than those of the original context.
+    """
+    others = False
     for param in graph.params.values():
         if isinstance(param.recipe, RopeFrequencies) and param.recipe.scaling in ("dynamic", "longrope"):
             param.recipe = replace(param.recipe, length=length)
+            others |= length > param.recipe.original
+    return others
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:

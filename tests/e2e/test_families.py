@@ -49,6 +49,7 @@ def test_decoder_equals_transformers(name: str, target: str, errors: Errors, tmp
     options = {"passes": "default,-last-token-logits", "max_length": LENGTH}
     report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target, **options)
     assert report.model.unread == []
+    assert any("RoPE" in note for note in report.notes) == ("dynamic" in name or "longrope" in name)
     ours = weft.load(tmp_path / "out")
     for way, chunk in CHUNKS.items():
         note(errors, row.family, target, way, error(ours.logits(ids[0].tolist(), chunk=chunk), want))
