@@ -144,7 +144,7 @@ def verify_folder(
             ids, source = list(runnable.decoder.start), ids
         watched = min(len(ids) if not source else tokens + 1, WATCHED)  # of what sees only the past
         calls = 2
-        if model is not None and not source and any(n.op.name in COMPARING for n in model.graph.nodes):
+        if model is not None and _compete(model, len(ids) + tokens):
             watched, tokens, calls = len(ids), 0, 1  # what a token sees depends on the call it comes in
         got, at = _teach(runnable, ids, source, tokens, calls, progress)
         texts = _Texts(ids, source, watched)
@@ -175,6 +175,12 @@ def verify_folder(
         layers=layers,
         divergence=divergence,
     )
+
+
+def _compete(model: Model, tokens: int) -> bool:
+    """Whether experts choose among `tokens` tokens of a call, or cannot take all of them."""
+    routers = (node for node in model.graph.nodes if node.op.name in COMPARING)
+    return any(n.op.name == "expert_choice" or (n.attrs["capacity"] or 0) < tokens for n in routers)
 
 
 def tolerated(dtype: str, layers: int, reduction: int) -> float:

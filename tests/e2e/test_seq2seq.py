@@ -189,6 +189,14 @@ def test_verify_looks_into_both_halves(options: dict[str, Any], against: str, tm
     assert halves["decoder"][:3] == [f"decoder.layers.{i}" for i in range(3)]
 
 
+def test_verify_asks_for_one_token_where_tokens_compete(tmp_path: Path) -> None:
+    SEQ2SEQ["switch-overflow"].save(tmp_path / "hf")
+    weft.compile(tmp_path / "hf", tmp_path / "out")
+    found = verify_folder(tmp_path / "out", tokens=8)
+    assert found.passed and found.positions == 1
+    assert len(found.layers) >= 8
+
+
 @pytest.mark.parametrize("half", ["encoder", "model"])
 def test_a_wrong_weight_is_found_in_either_half(half: str, tmp_path: Path) -> None:
     SEQ2SEQ["bart"].save(tmp_path / "hf")
