@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .op import OPS, Op, lookup
     from .parser import parse
     from .printer import print_graph
-    from .recipes import Recipe
+    from .recipe import Recipe
     from .types import TensorType
     from .verifier import verify
 
@@ -32,7 +32,7 @@ _HOME = {
     "OPS": "op",
     "Op": "op",
     "Param": "graph",
-    "Recipe": "recipes",
+    "Recipe": "recipe",
     "TensorType": "types",
     "Value": "graph",
     "WeftError": "errors",

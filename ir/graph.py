@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .archive import EMPTY, Archive
 from .errors import WeftError
-from .recipes import Recipe
+from .recipe import Recipe
 from .types import TensorType
 
 if TYPE_CHECKING:

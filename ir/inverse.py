@@ -16,7 +16,8 @@ import numpy as np
 from .archive import Archive, Array
 from .errors import WeftError
 from .graph import Graph
-from .recipes import Add, Cast, Concat, Map, Permute, Recipe, Reshape, Scale, Slice, Source, Take
+from .recipe import Recipe
+from .recipes import Add, Cast, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
 
 INVERSES: dict[str, Callable[[Array], Array]] = {
     "neg": np.negative,

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 from . import dtypes, sizes
-from . import frequencies as _tables  # noqa: F401 - importing it registers its recipes
+from . import frequencies as _tables  # noqa: F401 - importing it registers all recipes
 from .archive import EMPTY, Archive
 from .errors import WeftError
 from .graph import Graph, Value
 from .op import Attr, lookup
-from .recipes import REGISTRY, Recipe
+from .recipe import REGISTRY, Recipe
 from .sizes import Size
 from .types import TensorType
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from .dtypes import DType
 from .graph import Graph, Node, Value
-from .recipes import Recipe
+from .recipe import Recipe
 from .sizes import Poly
 
 

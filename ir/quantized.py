@@ -22,7 +22,8 @@ from . import dtypes
 from .archive import Archive, Array, BlockArchive
 from .dtypes import DType
 from .errors import WeftError
-from .recipes import Concat, Permute, Recipe, Reshape, Slice, Source, Take
+from .recipe import Recipe
+from .recipes import Concat, Permute, Reshape, Slice, Source, Take
 
 BLOCK = 32  # numbers that share a scale, in every layout below
 LAYOUTS = (dtypes.q4_0, dtypes.q4_1, dtypes.q8_0)

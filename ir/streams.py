@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .archive import Archive, Array
-from .recipes import BLOCK_ELEMENTS, Cast, Concat, Full, Map, Recipe, Reshape, Slice
+from .recipe import BLOCK_ELEMENTS, Recipe
+from .recipes import Cast, Concat, Full, Map, Reshape, Slice
 
 
 def stream(recipe: Recipe, archive: Archive) -> Iterator[Array]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from weft.ir import MemoryArchive, streams
+from weft.ir import recipe as base
 from weft.ir import recipes as r
 
 RNG = np.random.default_rng(5)
@@ -51,7 +52,7 @@ WHOLE = {
 @pytest.mark.parametrize("elements", [1, 2 * WIDTH, 1000])
 def test_a_stream_is_the_whole(name: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "BLOCK_ELEMENTS", elements)
-    monkeypatch.setattr(r, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(base, "BLOCK_ELEMENTS", elements)
     recipe = (FINE | WHOLE)[name]
     blocks = list(streams.stream(recipe, ARCHIVE))
     found = np.concatenate([b.reshape(-1) for b in blocks])
@@ -75,7 +76,7 @@ def test_rows(name: str) -> None:
 
 def test_every_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "BLOCK_ELEMENTS", 2 * WIDTH)
-    monkeypatch.setattr(r, "BLOCK_ELEMENTS", 2 * WIDTH)
+    monkeypatch.setattr(base, "BLOCK_ELEMENTS", 2 * WIDTH)
     read = 0
 
     class Counting(MemoryArchive):
