@@ -1,4 +1,4 @@
-"""Mamba, Mamba-2 and their hybrids with attention (Jamba, Bamba)."""
+"""Mamba, Mamba-2 and their hybrids with attention (Jamba, Bamba, Granite 4)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from weft.ir.recipes import Map, Recipe, Reshape
 
-from ..dsl import Mamba, Mamba2, MoE, RMSNorm
-from .experts import activation, per_expert
+from ..dsl import GatedMLP, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from .experts import GRANITE_MOE, activation, per_expert
 from .family import Config, Family, Fetch, Template, key
 from .llama import LLAMA, NAMES
-from .rope import rope_with
+from .rope import rope_of, rope_with
 from .settings import Settings
+from .templates import half
 
 _NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
 _PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": _NO_LIMIT}
@@ -137,7 +138,7 @@ def _jamba_mamba(config: Config) -> Mamba:
     )
 
 
-def _bamba_mamba(config: Config) -> Mamba2:
+def _hybrid_mamba2(config: Config, eps: float) -> Mamba2:
     groups = key("mamba_n_groups", default=1)(config)
     return Mamba2(
         int(config.get("mamba_expand", 2) * key("hidden_size")(config)),
@@ -147,7 +148,7 @@ def _bamba_mamba(config: Config) -> Mamba2:
         key("mamba_d_conv", default=4)(config),
         config.get("mamba_conv_bias", True),
         config.get("mamba_proj_bias", False),
-        RMSNorm(key("rms_norm_eps", default=1e-5)(config)),
+        RMSNorm(key("rms_norm_eps", default=eps)(config)),
         groups,
     )
 
@@ -174,7 +175,7 @@ def _jamba_experts(config: Config) -> tuple[MoE | None, ...]:
 
 
 def _bamba_mixers(config: Config) -> tuple[Mamba2 | None, ...]:
-    mamba, attention = _bamba_mamba(config), config.get("attn_layer_indices") or ()
+    mamba, attention = _hybrid_mamba2(config, eps=1e-5), config.get("attn_layer_indices") or ()
     return tuple(None if i in attention else mamba for i in range(key("num_hidden_layers")(config)))
 
 
@@ -209,4 +210,46 @@ BAMBA = LLAMA.but(
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(partial_rotary_factor=0.5),
     mixer=_bamba_mixers,
+)
+
+
+def _granite_mixers(config: Config) -> tuple[Mamba2 | None, ...]:
+    mamba, layers = _hybrid_mamba2(config, eps=1e-6), key("num_hidden_layers")(config)
+    types = config.get("layer_types") or ["mamba"] * layers
+    return tuple(mamba if t in ("mamba", "linear_attention") else None for t in types)
+
+
+def _granite_experts(config: Config) -> MoE | None:
+    """Experts beside the feed-forward that all tokens pass; in dense models there is that alone."""
+    if not config.get("num_local_experts", 8):
+        return None
+    moe: MoE = GRANITE_MOE.settings["moe"](config)
+    return replace(moe, shared=GatedMLP(key("shared_intermediate_size")(config), activation(config)))
+
+
+def _granite_rope(config: Config) -> RoPE | None:
+    return rope_of(config) if config.get("position_embedding_type") == "rope" else None
+
+
+def _passed_by_all(at: str) -> dict[str, str | Template]:
+    packed = "layers.{i}.shared_mlp.input_linear"
+    return {
+        f"{at}.gate": half(packed, 0),
+        f"{at}.up": half(packed, 1),
+        f"{at}.down": "layers.{i}.shared_mlp.output_linear",
+    }
+
+
+GRANITE_HYBRID = GRANITE_MOE.but(
+    "granitemoehybrid",
+    names={
+        **_mamba2_names("layers.{i}.mamba"),
+        **_passed_by_all("layers.{i}.ffn"),
+        **_passed_by_all("layers.{i}.ffn.shared"),
+    },
+    refuse=_PLAIN,
+    ffn=key("shared_intermediate_size"),
+    rope=_granite_rope,
+    mixer=_granite_mixers,
+    moe=_granite_experts,
 )

@@ -292,6 +292,26 @@ ROWS: dict[str, Row] = {
         | {"num_hidden_layers": 4, "num_experts": 4, "mamba_d_state": 8}
         | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 3, "expert_layer_offset": 1},
     ),
+    "granite-hybrid": Row(
+        "GraniteMoeHybridForCausalLM",
+        COMMON
+        | GQA
+        | UNTIED
+        | TOP2
+        | GRANITE
+        | HYBRID
+        | {"num_local_experts": 4, "shared_intermediate_size": 48, "layer_types": ["mamba", "attention", "mamba"]},
+    ),
+    "granite-hybrid-dense": Row(
+        "GraniteMoeHybridForCausalLM",
+        COMMON
+        | MHA
+        | TIED
+        | GRANITE
+        | HYBRID
+        | {"num_local_experts": 0, "shared_intermediate_size": 48}
+        | {"position_embedding_type": "rope", "layer_types": ["attention", "mamba", "mamba"]},
+    ),
     "bamba": Row("BambaForCausalLM", COMMON | GQA | UNTIED | HYBRID | {"mamba_n_groups": 2, "attn_layer_indices": [1]}),
     "bert": Row("BertModel", COMMON | {"type_vocab_size": 2, "hidden_act": "gelu"}),
     "roberta": Row("RobertaModel", COMMON | {"type_vocab_size": 1, "pad_token_id": 1}),

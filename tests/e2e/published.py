@@ -97,6 +97,16 @@ PUBLISHED: dict[str, tuple[str, int, dict[str, Any]]] = {
         "vocab_size": 65536, "tie_word_embeddings": False, "sliding_window": None, "rms_norm_eps": 1e-06,
         "max_position_embeddings": 262144,
     }),
+    "granite-4.0-h-tiny": ("granitemoehybrid", 6_939_037_248, {
+        "hidden_size": 1536, "intermediate_size": 512, "shared_intermediate_size": 1024, "num_hidden_layers": 40,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "num_local_experts": 64, "num_experts_per_tok": 6,
+        "layer_types": [*(["mamba"] * 5), "attention", *(["mamba"] * 4)] * 4, "position_embedding_type": "nope",
+        "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4,
+        "mamba_expand": 2, "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False,
+        "embedding_multiplier": 12, "attention_multiplier": 0.0078125, "residual_multiplier": 0.22,
+        "logits_scaling": 6, "rms_norm_eps": 1e-05, "vocab_size": 100352, "tie_word_embeddings": True,
+        "max_position_embeddings": 131072, "rope_theta": 10000,
+    }),
     "bamba-9b": ("bamba", 9_780_235_392, {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "mamba_n_heads": 128,

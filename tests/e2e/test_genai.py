@@ -16,7 +16,7 @@ from .families import LENGTH, ROWS, VOCAB, reference
 DECODERS = [name for name, row in ROWS.items() if row.is_decoder]
 PROMPT = 10  # tokens, more than the windows hold
 LATENT = {"deepseek_v2", "deepseek_v3"}
-RECURRENT = {"mamba", "falcon_mamba", "mamba2", "jamba", "bamba"}
+RECURRENT = {"mamba", "falcon_mamba", "mamba2", "jamba", "bamba", "granitemoehybrid"}
 CASES = [
     *((name, "ort-cpu") for name in DECODERS),
     *((name, "onnx") for name in ("gpt2-tied", "mistral-gqa", "gemma2", "mixtral", "gpt-oss", "deepseek-v3", "jamba")),
