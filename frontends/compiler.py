@@ -21,6 +21,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.verifier import verify as verify_graph
 from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
+from weft.passes.library.kv_cache import ROUTERS
 from weft.passes.split_encoder import split_encoder
 
 from .families.rope import at_length
@@ -270,6 +271,7 @@ def _manifest(
         **{name: meta[name] for name in ("pooling", "normalize") if name in meta},
         "cache": cache_layers(graph),
         "states": state_layers(graph),
+        "compares_tokens": any(node.op.name in ROUTERS for node in graph.nodes),
         "pipeline": pipeline,
         "source": {
             "spec": _absolute(model.spec),

@@ -58,6 +58,7 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
         head_dim=facts.head_dim,
         name=str(facts.model),
         rolling=facts.rolling,
+        compares=facts.compares,
         sources=sources,
     )
     return Generator(decoder, stop_ids=facts.eos, folder=facts.folder, forced=Forced(*facts.forced))

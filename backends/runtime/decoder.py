@@ -32,7 +32,8 @@ _STEP = {"cpu": 256, "cuda": 1024}
 class OrtDecoder:
     """A decoder graph in an open session, behind the encoder of its `sources` where it has one.
 
-    `head_dim` is that of its caches where the graph leaves it open; `rolling` are the numbers of caches that roll.
+    `head_dim` is that of its caches where the graph leaves it open; `rolling` are the numbers of caches that roll;
+    `compares` says that the tokens of a row compete, as for places at experts.
     Raises WeftError when the graph does not follow the contract above.
     """
 
@@ -45,6 +46,7 @@ class OrtDecoder:
         head_dim: int | None = None,
         name: str = "model.onnx",
         rolling: Collection[int] = (),
+        compares: bool = False,
         sources: SourceEncoder | None = None,
     ) -> None:
         self.session, self.vocab, self.max_length, self.name, self.sources = session, vocab, max_length, name, sources
@@ -68,6 +70,7 @@ class OrtDecoder:
         self.every_position = middle != 1
         if isinstance(width, int) and width != vocab:
             raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
+        self.padded = self.rewinds and not compares  # rows of a call may differ in length
         self.graph_ids = itertools.count(1)
         self._spare: OrtContext | None = None
 
@@ -200,10 +203,11 @@ class OrtContext:
         """Start every row anew with its prompt, at most `chunk` tokens a run; the logits after each, [batch, vocab].
 
         Neighbours run together, padded on the right, as far as they fit one chunk; without padding, hence of one
-        length, where it would enter states or rolling caches. A longer prompt runs alone, in its own part of the
-        caches, since the attention kernels continue only one row at a time. Prompts fewer than rows are spread: each
-        is read once and copied to as many neighbouring rows. Behind an encoder the prompts are sources, and the rows
-        begin with its start token. `keep` says how many tokens of its prompt a single row keeps, see `held`.
+        length, where it would enter states or rolling caches or compete with tokens. A longer prompt runs alone, in its
+        own part of the caches, since the attention kernels continue only one row at a time. Prompts fewer than rows are
+        spread: each is read once and copied to as many neighbouring rows. Behind an encoder the prompts are sources,
+        and the rows begin with its start token. `keep` says how many tokens of its prompt a single row keeps, see
+        `held`.
 
         The result is valid until the next call.
         """
@@ -213,7 +217,7 @@ class OrtContext:
             self._reading = model.sources.read(prompts, model.crossed)
             self._bind_steps()
             prompts = [[model.sources.start]] * len(prompts)
-        for first, end in _groups([len(prompt) for prompt in prompts], chunk, padded=model.rewinds):
+        for first, end in _groups([len(prompt) for prompt in prompts], chunk, padded=model.padded):
             group = prompts[first:end]
             runs = [group] if len(group) > 1 else [[part] for part in parts(group[0][keep:], chunk)]
             if not keep:  # every row ends on the same side

@@ -26,6 +26,7 @@ class Facts:
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # of the caches, where the graph leaves it open
     rolling: frozenset[int] = frozenset()  # the caches that roll
+    compares: bool = False  # tokens of a call compete with each other, so that padding would too
     pooling: str = "mean"  # how an encoder makes one vector of a text
     normalize: bool = False  # and whether it has unit length
     start: int = 0  # the token with which an encoder-decoder begins its answers
@@ -96,6 +97,7 @@ def _from_manifest(folder: Path) -> Facts:
         vocab=_positive(path, data, "vocab"),
         max_length=_positive(path, data, "max_length"),
         eos=_token_ids(path, data, "eos_token_ids"),
+        compares="compares_tokens" in data and _get(path, data, "compares_tokens", bool),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.get("rolling")),
         **more,
     )
