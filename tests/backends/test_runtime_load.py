@@ -231,6 +231,17 @@ def test_caches_of_a_size_fixed_in_the_graph(tmp_path: Path) -> None:
         model.generate([1, 2], max_tokens=5)
 
 
+def test_rolling_caches_of_the_genai_builder(tmp_path: Path) -> None:
+    """Without our manifest its configuration tells that caches of a fixed size roll, hence do not bound the text."""
+    cache = (1, ["batch", 1, 4, 8])
+    names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
+    onnx.save(decoder(**dict.fromkeys(names, cache)), tmp_path / "model.onnx")
+    config: dict[str, Any] = {"vocab_size": VOCAB, "context_length": LONGEST}
+    config["decoder"] = {"filename": "model.onnx", "sliding_window": {"window_size": 4, "layers": [0]}}
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": config}))
+    assert len(opened(tmp_path).generate([1, 2], max_tokens=5)[0].tokens) == 5
+
+
 def test_a_full_cache_is_refused(tmp_path: Path) -> None:
     model = opened(save(tmp_path, decoder()))
     with model.decoder.context(1, LONGEST) as context:
