@@ -75,7 +75,9 @@ def test_kept_blocks_are_the_same_model(
     hf_model: torch.nn.Module, smollm2_gguf: Path, root: Path, tmp_path: Path
 ) -> None:
     """Its Q4_1 layers and Q8_0 embedding, multiplied as they are stored."""
-    weft.compile(smollm2_gguf, tmp_path / "kept", passes="default,-last-token-logits", max_length=640, keep_blocks="all")
+    weft.compile(
+        smollm2_gguf, tmp_path / "kept", passes="default,-last-token-logits", max_length=640, keep_blocks="all"
+    )
     assert sum(f.stat().st_size for f in (tmp_path / "kept").iterdir()) < 0.45 * 538e6
     kept = weft.load(tmp_path / "kept")
     text = kept.tokenizer.encode((root / "LICENSE").read_text(encoding="utf-8"))
