@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from weft.ir.frequencies import yarn_amplitude
 from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ..dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
-from .experts import SPARSE, activation
+from .experts import SPARSE, Rule, activation
 from .family import Config, Fetch, Template, key
 from .llama import LLAMA
 from .rope import rope_of
@@ -60,7 +59,7 @@ def _mla(config: Config) -> MLA:
     )
 
 
-def _layers(routing: Callable[[Config], dict[str, Any]], first_dense: int) -> Any:
+def _layers(routing: Rule, first_dense: int) -> Rule:
     """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen."""
 
     def rule(config: Config) -> tuple[MoE | None, ...]:

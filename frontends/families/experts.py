@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from weft.ir.errors import WeftError
@@ -12,6 +13,8 @@ from .family import Config, Fetch, Template, key
 from .llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, windows
 from .rope import rope_with
 from .settings import ACTIVATIONS, Settings
+
+Rule = Callable[[Config], Any]  # of a setting
 
 
 def stacked(name: str) -> Template:
@@ -55,7 +58,7 @@ def activation(config: Config) -> str:
     return ACTIVATIONS[name]
 
 
-def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Any:
+def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
     """The rule for `moe` of a config that calls the experts' inner width by one of the keys `hidden`."""
 
     def rule(config: Config) -> MoE:
@@ -78,7 +81,7 @@ def per_expert(prefix: str, gate: str, up: str, down: str) -> dict[str, str | Te
     return {f"layers.{{i}}.ffn.experts.{part}": stacked(f"{prefix}.{{e}}.{name}") for part, name in parts.items()}
 
 
-def _qwen_layers(rule: Any) -> Any:
+def _qwen_layers(rule: Rule) -> Rule:
     """`rule` for the layers that are sparse: every decoder_sparse_step-th, and not among mlp_only_layers."""
 
     def layers(config: Config) -> tuple[MoE | None, ...]:
