@@ -65,14 +65,12 @@ def _heads_first(e: Emitter, value: Value | None, heads: int) -> Out:
     """[batch, seq, heads·d] as [batch, heads, seq, d]."""
     assert value is not None
     apart = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
-    made: Out = e.op("Transpose", apart, perm=[0, 2, 1, 3])
-    return made
+    return e.op("Transpose", apart, perm=[0, 2, 1, 3])
 
 
 def _flat(e: Emitter, column: Out) -> Out:
     """[batch, 1] as [batch]."""
-    made: Out = e.op("Squeeze", column, e.constant([1]))
-    return made
+    return e.op("Squeeze", column, e.constant([1]))
 
 
 def _mask(e: Emitter, node: Node) -> Out | None:
@@ -86,8 +84,7 @@ def _mask(e: Emitter, node: Node) -> Out | None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
     column = e.op("Pad", column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), None, e.constant([3]))
-    made: Out = e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
-    return made
+    return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
 
 
 def _keys(node: Node) -> Size:
@@ -112,8 +109,7 @@ def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: S
         if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots behind its end are hidden
             missing = e.op("Sub", e.size(keys), e.op("Shape", number, start=3, end=4))
             number = e.op("Pad", number, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([3]))
-    made: Out = e.op("Where", mask, number, e.scalar(float("-inf"), node.output.type.dtype))
-    return made
+    return e.op("Where", mask, number, e.scalar(float("-inf"), node.output.type.dtype))
 
 
 def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
@@ -129,13 +125,11 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
     source, start = e.memo(("rolled", positions, mask, capacity), lambda: _turn(e, positions, mask, capacity))
 
     def make() -> Out:
-        spread: Out = e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width]))
-        return spread
+        return e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width]))
 
     places = e.memo(("rolled places", positions, mask, capacity, kv_heads, width), make)
     rows = e.op("GatherElements", joined, places, axis=2)
-    made: Out = e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
-    return made
+    return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
 
 
 def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:

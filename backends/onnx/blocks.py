@@ -75,5 +75,4 @@ def _block_sums(e: Emitter, x: Value) -> onnx.Value:
     """The sums of `x` [..., in] over each block, [..., in / 32]."""
     split = [0] * (x.type.rank - 1) + [-1, BLOCK]
     blocks = e.op("Reshape", e[x], e.constant(split))
-    made: onnx.Value = e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)
-    return made
+    return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)

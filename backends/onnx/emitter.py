@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import onnx_ir as onnx
@@ -86,6 +86,12 @@ class Emitter:
         shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
         return onnx.Value(name=name, shape=shape, type=onnx.TensorType(ONNX_DTYPES[type.dtype.name]))
 
+    @overload
+    def __getitem__(self, value: Value) -> onnx.Value: ...
+
+    @overload
+    def __getitem__(self, value: None) -> None: ...
+
     def __getitem__(self, value: Value | None) -> onnx.Value | None:
         """The ONNX value of an IR value; parameters become initializers on first use."""
         if value is None:
@@ -130,15 +136,22 @@ class Emitter:
     # -- nodes
 
     def op(
+        self, op_type: str, *inputs: onnx.Value | None, domain: str = "", hint: str = "", **attrs: Any
+    ) -> onnx.Value:
+        """Append a node of one output, which is returned; attributes of None are left out."""
+        made: onnx.Value = self.many(op_type, *inputs, outputs=1, domain=domain, hint=hint, **attrs)[0]
+        return made
+
+    def many(
         self,
         op_type: str,
         *inputs: onnx.Value | None,
+        outputs: int | Sequence[bool],
         domain: str = "",
-        outputs: int | Sequence[bool] = 1,
         hint: str = "",
         **attrs: Any,
-    ) -> Any:
-        """Append a node; returns its output, or a list of outputs if `outputs` is not 1.
+    ) -> list[Any]:
+        """Append a node of several outputs, which are returned.
 
         Attributes of None are left out. `outputs` as a list of booleans tells which optional outputs exist; the others
         come back as None.
@@ -146,18 +159,14 @@ class Emitter:
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.fresh(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
         made = [
-            onnx.Value(name=self.fresh(f"{name}.{i}" if i else name + ".out") if w else "")
+            onnx.Value(name=self.fresh(f"{name}.{i}" if i else name + ".out")) if w else None
             for i, w in enumerate(wanted)
         ]
-        given = list(inputs)
-        while given and given[-1] is None:
-            given.pop()
+        named = [onnx.Value(name="") if v is None else v for v in _trimmed(made)]
         kept = {k: v for k, v in attrs.items() if v is not None}
         attributes = {a.name: a for a in onnx.convenience.convert_attributes(kept)}
-        self.nodes.append(onnx.Node(domain, op_type, given, attributes, outputs=made, name=name))
-        if outputs == 1:
-            return made[0]
-        return [v if w else None for v, w in zip(made, wanted, strict=True)]
+        self.nodes.append(onnx.Node(domain, op_type, _trimmed(inputs), attributes, outputs=named, name=name))
+        return made
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
         """A Scan of `step` along axis 1 of `parts`: step(*states, *parts at one index) → next states, then outputs.
@@ -176,10 +185,7 @@ class Emitter:
             "scan_input_axes": [1] * len(parts),
             "scan_output_axes": [1] * (len(made) - len(states)),
         }
-        found: list[onnx.Value] = self.op(
-            "Scan", *states, *parts, outputs=len(made), body=body, num_scan_inputs=len(parts), **axes
-        )
-        return found
+        return self.many("Scan", *states, *parts, outputs=len(made), body=body, num_scan_inputs=len(parts), **axes)
 
     def size(self, size: Size) -> onnx.Value:
         """A size as an int64 tensor of shape [1], computed from the shapes of the inputs where it is symbolic."""
@@ -203,14 +209,12 @@ class Emitter:
         for value in self.graph.inputs.values():
             for axis, s in enumerate(value.type.shape):
                 if s == sizes.sym(name):
-                    made: onnx.Value = self.op("Shape", self[value], start=axis, end=axis + 1)
-                    return made
+                    return self.op("Shape", self[value], start=axis, end=axis + 1)
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
 
     def _call_size(self, atom: sizes.Call) -> onnx.Value:
         op = {"min": "Min", "max": "Max", "floordiv": "Div"}[atom.fn]
-        made: onnx.Value = self.op(op, *(self.size(a) for a in atom.args))
-        return made
+        return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
         """`shape` as an int64 tensor: constant where Reshape's 0 (copied from `source`) and one -1 suffice."""
@@ -223,8 +227,7 @@ class Emitter:
                 return self.constant(spelled)
         if all(isinstance(s, int) for s in shape):
             return self.constant(list(shape))
-        made: onnx.Value = self.op("Concat", *(self.size(s) for s in shape), axis=0)
-        return made
+        return self.op("Concat", *(self.size(s) for s in shape), axis=0)
 
     # -- running lowerings
 
@@ -254,7 +257,6 @@ class Emitter:
         outputs = []
         for name, value in self.graph.outputs.items():
             made = self[value]
-            assert made is not None
             if made.producer() is None or (made.name != name and made.name in self.graph.outputs):
                 made = self.op("Identity", made)
             made.name = name
@@ -266,7 +268,7 @@ class Emitter:
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1
         graph = onnx.Graph(
-            [v for v in (self[v] for v in self.graph.inputs.values()) if v is not None],
+            [self[v] for v in self.graph.inputs.values()],
             outputs,
             nodes=self.nodes,
             initializers=initializers,
@@ -274,3 +276,11 @@ class Emitter:
             name=self.graph.name,
         )
         return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
+
+
+def _trimmed(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
+    """`values` up to the last that is there."""
+    given = list(values)
+    while given and given[-1] is None:
+        given.pop()
+    return given

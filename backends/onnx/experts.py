@@ -21,7 +21,7 @@ from weft.ir.recipes import Concat, Full, Permute, Recipe, Reshape
 
 from ..targets import Target
 from .emitter import ONNX_DTYPES, Emitter
-from .layers import MS, activation
+from .layers import MS, activation, slope
 from .lowering import ORT, lowering
 
 Out = onnx.Value
@@ -41,7 +41,7 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
     ranked = scores if bias is None else e.op("Add", scores, e[bias])
     if a["groups"] > 1:
         ranked = _of_best_groups(e, node, ranked)
-    kept, experts = e.op("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
+    kept, experts = e.many("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
     if bias is not None:
         kept = e.op("GatherElements", scores, experts, axis=-1)
     if a["renormalize"]:
@@ -56,21 +56,19 @@ def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
     kept, last = [0] * (len(shape) - 1), e.constant([-1])
     members = e.op("Reshape", ranked, e.constant([*kept, a["groups"], -1]))
-    best = e.op("TopK", members, e.constant([1 if a["group_score"] == "max" else 2]), axis=-1, outputs=2)[0]
+    best = e.many("TopK", members, e.constant([1 if a["group_score"] == "max" else 2]), axis=-1, outputs=2)[0]
     scores = e.op("ReduceSum", best, last, keepdims=0)
-    opened, groups = e.op("TopK", scores, e.constant([a["top_groups"]]), axis=-1, outputs=2)
+    opened, groups = e.many("TopK", scores, e.constant([a["top_groups"]]), axis=-1, outputs=2)
     nothing = e.scalar(0, dtype)
     closed = e.op("Add", e.op("Mul", scores, nothing), e.scalar(-math.inf, dtype))
     barrier = e.op("ScatterElements", closed, groups, e.op("Mul", opened, nothing), axis=-1)
     limited = e.op("Add", members, e.op("Unsqueeze", barrier, last))
-    made: Out = e.op("Reshape", limited, e.constant([*kept, -1]))
-    return made
+    return e.op("Reshape", limited, e.constant([*kept, -1]))
 
 
 def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
     """`values` at `indices` of `axis`, zero elsewhere."""
-    made: Out = e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
-    return made
+    return e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
 
 
 @lowering(ops.expert_choice)
@@ -86,7 +84,7 @@ def TopKTokens(e: Emitter, node: Node) -> Out:
     else:
         taken = e.constant([a["capacity"]])
     scores = e.op("Softmax", x, axis=-1)
-    best, which = e.op("TopK", scores, e.op("Min", taken, tokens), axis=-2, outputs=2)
+    best, which = e.many("TopK", scores, e.op("Min", taken, tokens), axis=-2, outputs=2)
     combine = _placed(e, best, which, scores, dtype, axis=-2)
     return _shaped(e, combine, logits) if a["batched"] else combine
 
@@ -96,18 +94,11 @@ def TopKTokens(e: Emitter, node: Node) -> Out:
 _KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "identity"}
 
 
-def _slope(name: str) -> float | None:
-    """β of an activation x·σ(βx), None of another."""
-    if name.startswith("swish("):
-        return float(name[6:-1])
-    return {"silu": 1.0, "gelu_quick": 1.702}.get(name)
-
-
 def _kernel_refusal(node: Node, target: Target) -> str | None:
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
-    if _slope(name) is None:
+    if slope(name) is None:
         return f"the kernel has no gate by {name}"
     packed = (up, gate, node.operand("up_bias"), node.operand("gate_bias"))
     return None if all(v is None or isinstance(v, Param) for v in packed) else "gate and up are computed at run time"
@@ -132,8 +123,7 @@ def _kernel_reads(node: Node, target: Target) -> Iterable[Value]:
 
 def _shaped(e: Emitter, y: Out, x: Value) -> Out:
     """`y` in the shape of `x`."""
-    made: Out = e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
-    return made
+    return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
 
 
 def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
@@ -151,7 +141,7 @@ def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, 
     return e.weight(f"{like.name}.{name}", recipe, given.type.dtype)
 
 
-def _routing(e: Emitter, node: Node) -> tuple[Out, int, Out | None]:
+def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
     """What the kernel is told: logits [tokens, experts] and k; and a factor of the result.
 
     The kernel always divides by the sum of the k weights: left to add them up undivided, it overwrites its input where
@@ -160,6 +150,8 @@ def _routing(e: Emitter, node: Node) -> tuple[Out, int, Out | None]:
     router, combine = _router(node), node.operand("combine")
     assert combine is not None
     dtype, experts = combine.type.dtype, combine.width
+    logits: Out | None
+    factor: Out | None = None
     if router is None:
         # Softmax undoes the logarithm and divides by the sum, which is a factor then.
         weights = e[combine]
@@ -167,9 +159,9 @@ def _routing(e: Emitter, node: Node) -> tuple[Out, int, Out | None]:
         factor = e.op("ReduceSum", weights, e.constant([-1]), keepdims=1)
         k = node.attrs["active"] or experts
     else:
-        logits, k, scale, factor = e[router.operand("logits")], router.attrs["k"], router.attrs["scale"], None
+        logits, k, scale = e[router.operand("logits")], router.attrs["k"], router.attrs["scale"]
         if not router.attrs["renormalize"]:
-            best = e.op("TopK", e.op("Softmax", logits, axis=-1), e.constant([k]), axis=-1, outputs=2)[0]
+            best = e.many("TopK", e.op("Softmax", logits, axis=-1), e.constant([k]), axis=-1, outputs=2)[0]
             factor = e.op("ReduceSum", best, e.constant([-1]), keepdims=1)
         if scale != 1:
             scaling = e.scalar(scale, dtype)
@@ -189,7 +181,7 @@ def MoE(e: Emitter, node: Node) -> Out:
         first = _interleaved(e, gate, up, gate, "interleaved")
         first_bias = _interleaved(e, gate_bias, up_bias, gate, "interleaved.bias")
         unit = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
-        unit |= {"activation_alpha": _slope(a["activation"]), "activation_beta": a["shift"]}
+        unit |= {"activation_alpha": slope(a["activation"]), "activation_beta": a["shift"]}
     else:
         first, first_bias, unit = e[up], e[up_bias], {"activation_type": _KERNEL[a["activation"]]}
     logits, k, factor = _routing(e, node)
@@ -205,15 +197,12 @@ def MoE(e: Emitter, node: Node) -> Out:
 
 
 def _activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
-    made: Out
     if name == "elu":
-        made = e.op("Elu", x)
-    elif name == "relu2":
-        open_ = e.op("Relu", x)
-        made = e.op("Mul", open_, open_)
-    else:
-        made = activation(e, x, name, dtype)
-    return made
+        return e.op("Elu", x)
+    if name == "relu2":
+        rising = e.op("Relu", x)
+        return e.op("Mul", rising, rising)
+    return activation(e, x, name, dtype)
 
 
 def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
@@ -226,8 +215,7 @@ def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
         gate, up = e.op("Min", gate, high), e.op("Clip", up, low, high)
     if a["shift"]:
         up = e.op("Add", up, e.scalar(a["shift"], dtype))
-    made: Out = e.op("Mul", _activation(e, gate, a["activation"], dtype), up)
-    return made
+    return e.op("Mul", _activation(e, gate, a["activation"], dtype), up)
 
 
 class _Experts:
@@ -243,7 +231,6 @@ class _Experts:
         """rows [used, n, in] by weight [experts, out, in], plus bias [experts, out] → [used, n, out]."""
         e = self.e
         assert weight is not None
-        y: Out
         if e.target.contrib:
             y = e.op("FusedMatMul", rows, self._taken(e[weight]), domain=MS, transB=1)
         elif isinstance(weight, Param):
@@ -258,8 +245,7 @@ class _Experts:
 
 def _most(e: Emitter, counts: Out) -> Out:
     """The largest of `counts`, at least 1, as [1]."""
-    made: Out = e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
-    return made
+    return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
 
 @lowering(ops.moe, targets=("onnx", "ort-cpu"))
@@ -277,12 +263,12 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     if active is not None and experts >= SPARSE * active:
         busy = e.op("Min", e.op("ReduceSum", used, one, keepdims=0), one)
         count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), one)
-        chosen = e.op("TopK", busy, count, axis=0, outputs=2)[1]
+        chosen = e.many("TopK", busy, count, axis=0, outputs=2)[1]
         weights, used = (e.op("Gather", v, chosen, axis=0) for v in (weights, used))
 
     # The tokens of each expert in order, [experts, n]; what is over is some other token, with the weight of zero.
     n = _most(e, e.op("ReduceSum", used, one, keepdims=0))
-    tokens = e.op("TopK", used, n, axis=1, outputs=2)[1]
+    tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
     rows = e.op("Gather", states, tokens, axis=0)
     each = _Experts(e, chosen)
@@ -294,7 +280,7 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     before = e.op("CumSum", used, e.constant(1), exclusive=1)
     place = e.op("Transpose", e.op("Min", before, e.op("Sub", n, one)), perm=[1, 0])
     k = _most(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
-    weight, which = e.op("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
+    weight, which = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
     at = e.op("Add", e.op("Mul", which, n), e.op("GatherElements", place, which, axis=1))
     mixed = e.op("MatMul", e.op("Unsqueeze", weight, one), e.op("Gather", made, at, axis=0))
     return _shaped(e, mixed, x)

@@ -105,8 +105,7 @@ def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
         size = e.op("Squeeze", e.op("Shape", e[mask], start=1, end=2), e.constant([0]))
         return last, e.op("Cast", size, to=int32, hint="total_length")
 
-    made: tuple[Out, Out] = e.memo(("lengths", mask), make)
-    return made
+    return e.memo(("lengths", mask), make)
 
 
 @lowering(ops.attention, targets=ORT, when=_refusal, reads=_reads)
@@ -122,7 +121,7 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
         assert frequencies is not None
         cos, sin = rope_tables(e, frequencies, cover.rope.attrs["amplitude"], cover.query)
     last, total = _lengths(e, mask)
-    made: list[Out] = e.op(
+    return e.many(
         "GroupQueryAttention",
         e[cover.query],
         e[cover.key],
@@ -147,4 +146,3 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
         do_rotary=int(cover.rope is not None),
         rotary_interleaved=int(cover.rope is not None and cover.rope.attrs["interleaved"]),
     )
-    return made

@@ -23,16 +23,14 @@ Out = onnx.Value
 
 def product(e: Emitter, x: Out | None, weight: Value) -> Out:
     """x Wᵀ for a parameter `weight` [out, in], or any value of that type."""
-    made: Out
     if e.target.contrib:
         # Keeps the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
-        made = e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
-    elif isinstance(weight, Param) and len(weight.uses) == 1:
-        made = e.op("MatMul", x, e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype))
+        return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
+    if isinstance(weight, Param) and len(weight.uses) == 1:
+        turned = e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype)
     else:
         turned = e.memo(("transposed", weight), lambda: e.op("Transpose", e[weight], perm=[1, 0]))
-        made = e.op("MatMul", x, turned)
-    return made
+    return e.op("MatMul", x, turned)
 
 
 @lowering(ops.linear)
@@ -56,16 +54,14 @@ def _vector(e: Emitter, node: Node, index: int, fill: float) -> Any:
 def RMSNorm(e: Emitter, node: Node) -> Out:
     # ONNX Runtime fuses per-head norms into attention on CUDA only under its own operator's name.
     name = "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
-    made: Out = e.op(name, e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
-    return made
+    return e.op(name, e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
 
 
 @lowering(ops.layer_norm)
 def LayerNormalization(e: Emitter, node: Node) -> Out:
     bias = e[node.inputs[2]] if len(node.inputs) > 2 else None
     scale = _vector(e, node, 1, 1.0)
-    made: Out = e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
-    return made
+    return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
 
 
 @lowering(ops.add_norm, targets=ORT)
@@ -74,13 +70,13 @@ def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     scale, total = _vector(e, node, 2, 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
     eps = node.attrs["eps"]
-    shape = [True, False, False, True] if wants_sum else 1
+    shape = [True, False, False, wants_sum]
     if node.attrs["kind"] == "rms":
-        made = e.op("SkipSimplifiedLayerNormalization", x, y, scale, domain=MS, epsilon=eps, outputs=shape)
+        made = e.many("SkipSimplifiedLayerNormalization", x, y, scale, domain=MS, epsilon=eps, outputs=shape)
     else:
         shift = _vector(e, node, 3, 0.0)
-        made = e.op("SkipLayerNormalization", x, y, scale, shift, domain=MS, epsilon=eps, outputs=shape)
-    return [made[0], made[3]] if wants_sum else [made, None]
+        made = e.many("SkipLayerNormalization", x, y, scale, shift, domain=MS, epsilon=eps, outputs=shape)
+    return [made[0], made[3]]
 
 
 def _gelu_refusal(node: Node, target: Target) -> str | None:
@@ -104,20 +100,23 @@ _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
 def activation(e: Emitter, x: Out | None, name: str, dtype: DType) -> Out:
     """act(x) for an activation by its name in `ACTIVATIONS` (elu and relu2 go through their bodies)."""
-    made: Out
-    if name.startswith("gelu") and name != "gelu_quick":
-        made = e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
-        return made
-    beta = {"silu": 1.0, "gelu_quick": 1.702}.get(name) or (float(name[6:-1]) if name.startswith("swish(") else None)
+    if name in ("gelu", "gelu_tanh"):
+        return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
+    beta = slope(name)
     if beta is None:
         assert x is not None
         return x if name == "identity" else e.op(_STANDARD[name], x)
     if e.target.contrib:
-        made = e.op("QuickGelu", x, domain=MS, alpha=beta)
-        return made
+        return e.op("QuickGelu", x, domain=MS, alpha=beta)
     inner = x if beta == 1 else e.op("Mul", x, e.scalar(beta, dtype))
-    made = e.op("Mul", x, e.op("Sigmoid", inner))
-    return made
+    return e.op("Mul", x, e.op("Sigmoid", inner))
+
+
+def slope(name: str) -> float | None:
+    """β of an activation x·σ(βx), None of another."""
+    if name.startswith("swish("):
+        return float(name[6:-1])
+    return {"silu": 1.0, "gelu_quick": 1.702}.get(name)
 
 
 def _glu_refusal(node: Node, target: Target) -> str | None:
@@ -131,8 +130,7 @@ def _glu_refusal(node: Node, target: Target) -> str | None:
 @lowering(ops.glu, when=_glu_refusal)
 def GatedUnit(e: Emitter, node: Node) -> Out:
     gate, up = (e[v] for v in node.inputs)
-    made: Out = e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
-    return made
+    return e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
 
 
 def rope_tables(e: Emitter, frequencies: Value, amplitude: float, like: Value) -> tuple[Out, Out]:
@@ -156,7 +154,7 @@ def RotaryEmbedding(e: Emitter, node: Node) -> Out:
     assert x is not None and frequencies is not None
     cos, sin = rope_tables(e, frequencies, node.attrs["amplitude"], x)
     heads, rotated = node.attrs["heads"], 2 * frequencies.width
-    made: Out = e.op(
+    return e.op(
         "RotaryEmbedding",
         e[x],
         cos,
@@ -166,4 +164,3 @@ def RotaryEmbedding(e: Emitter, node: Node) -> Out:
         interleaved=int(node.attrs["interleaved"]),
         rotary_embedding_dim=rotated if rotated < x.width // heads else 0,
     )
-    return made

@@ -93,8 +93,7 @@ def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
     def make() -> Out:
         ones = e.constant([1])
         shape = e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0)
-        made: Out = e.op("Expand", e[bias], shape)
-        return made
+        return e.op("Expand", e[bias], shape)
 
     full = e[bias]
     if full is not None and bias.shape[2:] == (queries, keys):
@@ -106,17 +105,15 @@ def count(e: Emitter, size: Any) -> Out:
     """0, 1, … below `size`."""
     if isinstance(size, int):
         return e.constant(range(size))
-    made: Out = e.memo(
+    return e.memo(
         ("count", size),
         lambda: e.op("Range", e.constant(0), e.op("Squeeze", e.size(size), e.constant([0])), e.constant(1)),
     )
-    return made
 
 
 def first_position(e: Emitter, positions: Value) -> Out:
     """Where each row's keys of this call begin: positions[:, 0:1], [batch, 1]."""
-    made: Out = e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
-    return made
+    return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
 
 
 def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
@@ -125,11 +122,9 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
     def make() -> Out:
         newest = e.op("Sub", first_position(e, positions), e.constant(1))
         age = e.op("Mod", e.op("Sub", newest, count(e, capacity)), e.size(capacity))
-        held: Out = e.op("Sub", newest, age)
-        return held
+        return e.op("Sub", newest, age)
 
-    made: Out = e.memo(("slot positions", positions, capacity), make)
-    return made
+    return e.memo(("slot positions", positions, capacity), make)
 
 
 def _pattern(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:

@@ -76,7 +76,7 @@ def LinearAttention(e: Emitter, node: Node) -> list[Out]:
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
         past = _zeros(e, node.output.shape[0], heads, d, dv)
     rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
-    made: list[Out] = e.op(
+    made = e.many(
         "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
     )
     return _narrow(e, node, made)
@@ -212,7 +212,7 @@ def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
     name = {"identity": "none"}.get(node.attrs["activation"], node.attrs["activation"])
-    made: list[Out] = e.op(
+    made = e.many(
         "CausalConvWithState",
         e[x],
         e.weight(f"{weight.name}.3d", Reshape(weight.recipe, (channels, 1, width)), weight.type.dtype),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as onnx
 
 from weft.ir import ops
@@ -52,8 +50,7 @@ _DIRECT = {
 
 def _direct(op: Op, onnx_name: str) -> None:
     def same_name(e: Emitter, node: Node) -> Out:
-        made: Out = e.op(onnx_name, *(e[v] for v in node.inputs))
-        return made
+        return e.op(onnx_name, *(e[v] for v in node.inputs))
 
     same_name.__name__ = onnx_name
     lowering(op)(same_name)
@@ -66,27 +63,28 @@ for _name, _onnx in _DIRECT.items():
 @lowering(ops.square)
 def Mul(e: Emitter, node: Node) -> Out:
     x = e[node.inputs[0]]
-    return _one(e.op("Mul", x, x))
+    return e.op("Mul", x, x)
 
 
 @lowering(ops.rsqrt)
 def ReciprocalSqrt(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Reciprocal", e.op("Sqrt", e[node.inputs[0]])))
+    return e.op("Reciprocal", e.op("Sqrt", e[node.inputs[0]]))
 
 
 @lowering(ops.floordiv)
 def FloorDiv(e: Emitter, node: Node) -> Out:
     x, y = (e[v] for v in node.inputs)  # ONNX divides integers towards zero
-    return _one(e.op("Div", e.op("Sub", x, e.op("Mod", x, y)), y))
+    return e.op("Div", e.op("Sub", x, e.op("Mod", x, y)), y)
 
 
 @lowering(ops.affine)
 def MulAdd(e: Emitter, node: Node) -> Out:
     x, dtype = e[node.inputs[0]], node.output.type.dtype
     by, plus = node.attrs["by"], node.attrs["plus"]
-    if by != 1:
-        x = e.op("Mul", x, e.scalar(by, dtype))
-    return _one(e.op("Add", x, e.scalar(plus, dtype)) if plus != 0 or by == 1 else x)
+    if by == 1:
+        return e.op("Add", x, e.scalar(plus, dtype))
+    scaled = e.op("Mul", x, e.scalar(by, dtype))
+    return scaled if plus == 0 else e.op("Add", scaled, e.scalar(plus, dtype))
 
 
 @lowering(ops.clip)
@@ -94,75 +92,74 @@ def Clip(e: Emitter, node: Node) -> Out:
     bounds = [
         None if b is None else e.scalar(b, node.output.type.dtype) for b in (node.attrs["low"], node.attrs["high"])
     ]
-    return _one(e.op("Clip", e[node.inputs[0]], *bounds))
+    return e.op("Clip", e[node.inputs[0]], *bounds)
 
 
 @lowering(ops.cast)
 def Cast(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Cast", e[node.inputs[0]], to=int(ONNX_DTYPES[node.attrs["to"].name])))
+    return e.op("Cast", e[node.inputs[0]], to=int(ONNX_DTYPES[node.attrs["to"].name]))
 
 
 @lowering(ops.reshape)
 def Reshape(e: Emitter, node: Node) -> Out:
     x = node.inputs[0]
     assert x is not None
-    return _one(e.op("Reshape", e[x], e.shape(node.attrs["shape"], x.type.shape)))
+    return e.op("Reshape", e[x], e.shape(node.attrs["shape"], x.type.shape))
 
 
 @lowering(ops.expand)
 def Expand(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Expand", e[node.inputs[0]], e.shape(node.attrs["shape"])))
+    return e.op("Expand", e[node.inputs[0]], e.shape(node.attrs["shape"]))
 
 
 @lowering(ops.transpose)
 def Transpose(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Transpose", e[node.inputs[0]], perm=list(node.attrs["axes"])))
+    return e.op("Transpose", e[node.inputs[0]], perm=list(node.attrs["axes"]))
 
 
 @lowering(ops.squeeze)
 def Squeeze(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Squeeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"]))))
+    return e.op("Squeeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"])))
 
 
 @lowering(ops.unsqueeze)
 def Unsqueeze(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Unsqueeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"]))))
+    return e.op("Unsqueeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"])))
 
 
 @lowering(ops.concat)
 def Concat(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Concat", *(e[v] for v in node.inputs), axis=node.attrs["axis"]))
+    return e.op("Concat", *(e[v] for v in node.inputs), axis=node.attrs["axis"])
 
 
 @lowering(ops.split)
 def Split(e: Emitter, node: Node) -> list[Out]:
     pieces = list(node.attrs["sizes"])
-    made = e.op("Split", e[node.inputs[0]], e.constant(pieces), axis=node.attrs["axis"], outputs=len(pieces))
-    return made if isinstance(made, list) else [made]
+    return e.many("Split", e[node.inputs[0]], e.constant(pieces), axis=node.attrs["axis"], outputs=len(pieces))
 
 
 @lowering(ops.slice_)
 def Slice(e: Emitter, node: Node) -> Out:
     a = node.attrs
     bounds = (e.constant([a[k]]) for k in ("start", "stop", "axis", "step"))
-    return _one(e.op("Slice", e[node.inputs[0]], *bounds))
+    return e.op("Slice", e[node.inputs[0]], *bounds)
 
 
 @lowering(ops.gather)
 def Gather(e: Emitter, node: Node) -> Out:
-    return _one(e.op("Gather", *(e[v] for v in node.inputs), axis=node.attrs["axis"]))
+    return e.op("Gather", *(e[v] for v in node.inputs), axis=node.attrs["axis"])
 
 
 @lowering(ops.embedding)
 def Embedding(e: Emitter, node: Node) -> Out:
     ids, table = node.inputs
-    return _one(e.op("Gather", e[table], e[ids], axis=0))
+    return e.op("Gather", e[table], e[ids], axis=0)
 
 
 @lowering(ops.gather_rows)
 def GatherND(e: Emitter, node: Node) -> Out:
     x, indices = (e[v] for v in node.inputs)
-    return _one(e.op("GatherND", x, e.op("Unsqueeze", indices, e.constant([-1])), batch_dims=1))
+    return e.op("GatherND", x, e.op("Unsqueeze", indices, e.constant([-1])), batch_dims=1)
 
 
 @lowering(ops.scatter_rows)
@@ -172,14 +169,14 @@ def ScatterElements(e: Emitter, node: Node) -> Out:
     axis = node.attrs["axis"]
     others = [a for a in range(1, rows.type.rank) if a != axis]
     places = e.op("Expand", e.op("Unsqueeze", e[indices], e.constant(others)), e.op("Shape", e[rows]))
-    return _one(e.op("ScatterElements", e[x], places, e[rows], axis=axis))
+    return e.op("ScatterElements", e[x], places, e[rows], axis=axis)
 
 
 @lowering(ops.iota)
 def Range(e: Emitter, node: Node) -> Out:
     x = node.inputs[0]
     assert x is not None
-    return _one(e.memo(("iota", x, node.attrs["axis"] % x.type.rank), lambda: _range(e, node)))
+    return e.memo(("iota", x, node.attrs["axis"] % x.type.rank), lambda: _range(e, node))
 
 
 def _range(e: Emitter, node: Node) -> Out:
@@ -187,13 +184,13 @@ def _range(e: Emitter, node: Node) -> Out:
     assert x is not None
     axis = node.attrs["axis"] % x.type.rank
     size = e.op("Squeeze", e.op("Shape", e[x], start=axis, end=axis + 1), e.constant([0]))
-    return _one(e.op("Range", e.constant(0), size, e.constant(1)))
+    return e.op("Range", e.constant(0), size, e.constant(1))
 
 
 @lowering(ops.one_hot)
 def OneHot(e: Emitter, node: Node) -> Out:
     depth, dtype = e.constant(node.attrs["depth"]), node.output.type.dtype
-    return _one(e.op("OneHot", e[node.inputs[0]], depth, e.constant([0, 1], dtype.numpy), axis=-1))
+    return e.op("OneHot", e[node.inputs[0]], depth, e.constant([0, 1], dtype.numpy), axis=-1)
 
 
 @lowering(ops.pad)
@@ -201,13 +198,13 @@ def Pad(e: Emitter, node: Node) -> Out:
     a = node.attrs
     value = e.scalar(a["value"], node.output.type.dtype)
     amounts = e.constant([a["before"], a["after"]])
-    return _one(e.op("Pad", e[node.inputs[0]], amounts, value, e.constant([a["axis"]])))
+    return e.op("Pad", e[node.inputs[0]], amounts, value, e.constant([a["axis"]]))
 
 
 def _reduction(op: Op, onnx_name: str) -> None:
     def reduction(e: Emitter, node: Node) -> Out:
         axes = e.constant(list(node.attrs["axes"]))
-        return _one(e.op(onnx_name, e[node.inputs[0]], axes, keepdims=int(node.attrs["keepdims"])))
+        return e.op(onnx_name, e[node.inputs[0]], axes, keepdims=int(node.attrs["keepdims"]))
 
     reduction.__name__ = onnx_name
     lowering(op)(reduction)
@@ -222,21 +219,15 @@ def Softmax(e: Emitter, node: Node) -> Out:
     x, axis = e[node.inputs[0]], node.attrs["axis"]
     dtype = node.output.type.dtype
     dead = e.op("IsInf", e.op("ReduceMax", x, e.constant([axis]), keepdims=1), detect_positive=0)
-    return _one(e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis)))
+    return e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis))
 
 
 @lowering(ops.cumsum)
 def CumSum(e: Emitter, node: Node) -> Out:
     axis = e.constant(node.attrs["axis"])
-    return _one(e.op("CumSum", e[node.inputs[0]], axis, exclusive=int(node.attrs["exclusive"])))
+    return e.op("CumSum", e[node.inputs[0]], axis, exclusive=int(node.attrs["exclusive"]))
 
 
 @lowering(ops.top_k)
 def TopK(e: Emitter, node: Node) -> list[Out]:
-    made: list[Out] = e.op("TopK", e[node.inputs[0]], e.constant([node.attrs["k"]]), axis=-1, outputs=2)
-    return made
-
-
-def _one(value: Any) -> Out:
-    assert isinstance(value, onnx.Value)
-    return value
+    return e.many("TopK", e[node.inputs[0]], e.constant([node.attrs["k"]]), axis=-1, outputs=2)
