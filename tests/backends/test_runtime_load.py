@@ -1,11 +1,11 @@
-"""Opening compiled folders: encoders, devices, and everything that can be wrong with a folder, a graph or a device."""
+"""Opening compiled folders: devices, and everything that can be wrong with a folder, a graph or a device."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,180 +13,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
-from onnx import helper, numpy_helper
-from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
 
 import weft
 from weft.backends.runtime import session as sessions
 from weft.backends.runtime.decoder import OrtDecoder
-from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.generate import Generator
 from weft.ir.errors import WeftError
 
-VOCAB, DIM, LONGEST = 12, 8, 6
-WORDS = ["[CLS]", "[SEP]", "[PAD]", "the", "cat", "sat", "on", "mat"]
-MANIFEST = {"kind": "decoder", "target": "ort-cpu", "vocab": VOCAB, "max_length": LONGEST, "eos_token_ids": [1]}
-Values = NDArray[np.float32]
-
-
-def save(folder: Path, model: onnx.ModelProto, external: bool = False, **facts: Any) -> Path:
-    options = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 0} if external else {}
-    onnx.save(model, folder / "model.onnx", **options)
-    (folder / "weft.json").write_text(json.dumps(MANIFEST | facts))
-    return folder
-
-
-def graph(nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str, Any], *constants: Any) -> onnx.ModelProto:
-    """A model; inputs are int64 and outputs float32 unless a pair gives another type."""
-
-    def described(values: dict[str, Any], usual: int) -> list[onnx.ValueInfoProto]:
-        pairs = {name: v if isinstance(v, tuple) else (usual, v) for name, v in values.items()}
-        return [helper.make_tensor_value_info(name, *pair) for name, pair in pairs.items()]
-
-    named = [numpy_helper.from_array(value, name) for name, value in constants]
-    built = helper.make_graph(list(nodes), "g", described(inputs, 7), described(outputs, 1), named)
-    return helper.make_model(built, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-@pytest.fixture
-def tables(rng: np.random.Generator) -> tuple[Values, Values]:
-    words, kinds = (rng.standard_normal((n, DIM)).astype(np.float32) for n in (VOCAB, 2))
-    return words, kinds
-
-
-def encoder(tables: tuple[Values, Values], *, types: bool = True, output: str = "last_hidden_state") -> onnx.ModelProto:
-    """Every token's vector plus the mean of its row's, so that padding would show."""
-    node, size = helper.make_node, ["batch", "seq"]
-    nodes = [
-        node("Gather", ["words", "input_ids"], ["w"]),
-        *([node("Gather", ["kinds", "token_type_ids"], ["k"]), node("Add", ["w", "k"], ["h"])] if types else []),
-        node("Cast", ["attention_mask"], ["mask"], to=1),
-        node("Unsqueeze", ["mask", "last"], ["column"]),
-        node("Mul", ["h" if types else "w", "column"], ["kept"]),
-        node("ReduceSum", ["kept", "one"], ["sum"]),
-        node("ReduceSum", ["column", "one"], ["count"]),
-        node("Div", ["sum", "count"], ["mean"]),
-        node("Add", ["h" if types else "w", "mean"], [output]),
-    ]
-    inputs = dict.fromkeys(("input_ids", "attention_mask", *(["token_type_ids"] if types else [])), size)
-    axes = [("last", np.array([2])), ("one", np.array([1]))]
-    return graph(nodes, inputs, {output: [*size, DIM]}, ("words", tables[0]), ("kinds", tables[1]), *axes)
-
-
-def write_tokenizer(folder: Path) -> None:
-    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="mat"))
-    fast.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)])
-    fast.enable_padding(length=128)
-    fast.enable_truncation(5)
-    fast.save(str(folder / "tokenizer.json"))
-
-
-def opened(folder: Path, **options: Any) -> Any:
-    return weft.load(folder, threads=1, **options)
-
-
-TEXTS = ["the cat sat", "mat", "the cat on mat", "sat"]
-IDS = [[0, 3, 4, 5, 1], [0, 7, 1], [0, 3, 4, 6, 7, 1], [0, 5, 1]]
-
-
-@pytest.mark.parametrize("types", [True, False], ids=["types", "no-types"])
-@pytest.mark.parametrize("batch", [1, 3, 32])
-def test_encoder(tmp_path: Path, tables: tuple[Values, Values], types: bool, batch: int) -> None:
-    model = opened(save(tmp_path, encoder(tables, types=types), kind="encoder"))
-    assert isinstance(model, Encoder)
-    write_tokenizer(tmp_path)
-    hidden = [tables[0][ids] + (tables[1][0] if types else 0) for ids in IDS]
-    hidden = [h + h.mean(0) for h in hidden]
-    close: Any = {"rtol": 0, "atol": 2**-20}
-    mean = np.stack([h.mean(0) for h in hidden])
-    np.testing.assert_allclose(model.encode(TEXTS, batch=batch), mean, **close)
-    unit = mean / np.linalg.norm(mean, axis=1, keepdims=True)
-    np.testing.assert_allclose(model.encode(TEXTS, batch=batch, normalize=True), unit, **close)
-    np.testing.assert_allclose(model.encode(TEXTS, batch=batch, pooling="cls"), [h[0] for h in hidden], **close)
-    np.testing.assert_allclose(model.encode(TEXTS, batch=batch, pooling="max"), [h.max(0) for h in hidden], **close)
-    np.testing.assert_array_equal(model.encode(IDS, batch=batch), model.encode(TEXTS, batch=batch))
-    for found, wanted in zip(model.encode(TEXTS, batch=batch, pooling="none"), hidden, strict=True):
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, wanted, **close)
-    np.testing.assert_allclose(model.encode("mat"), mean[1:2], **close)
-    assert len(model.encode([])) == 0
-
-
-def test_the_way_an_encoder_was_trained(tmp_path: Path, tables: tuple[Values, Values]) -> None:
-    plain = opened(save(tmp_path, encoder(tables), kind="encoder"))
-    model = opened(save(tmp_path, encoder(tables), kind="encoder", pooling="cls", normalize=True))
-    np.testing.assert_array_equal(model.encode(IDS), plain.encode(IDS, pooling="cls", normalize=True))
-    mean, token_vectors = {"pooling": "mean", "normalize": False}, {"pooling": "none"}
-    np.testing.assert_array_equal(model.encode(IDS, **mean), plain.encode(IDS))
-    np.testing.assert_array_equal(model.encode(IDS[0], **token_vectors), plain.encode(IDS[0], **token_vectors))
-    with pytest.raises(WeftError, match="normalize is 'yes', but it must be of type bool"):
-        opened(save(tmp_path, encoder(tables), kind="encoder", normalize="yes"))
-
-
-def test_long_texts_are_refused_or_cut(tmp_path: Path, tables: tuple[Values, Values]) -> None:
-    model = opened(save(tmp_path, encoder(tables), kind="encoder"))
-    write_tokenizer(tmp_path)
-    long = "the cat sat on the mat"
-    with pytest.raises(WeftError, match="a text of 8 tokens is longer than the maximum of 6"):
-        model.encode(["sat", long])
-    found = model.encode(["sat", long], truncate=True)
-    np.testing.assert_array_equal(found[1], model.encode("the cat sat on")[0])  # [SEP] stays
-    with pytest.raises(WeftError, match="8 tokens"):
-        model.encode(long)
-
-
-@pytest.mark.parametrize(
-    ("texts", "options", "words"),
-    [
-        (["a"], {"pooling": "sum"}, "pooling is 'sum', but it must be one of mean, cls, max, none"),
-        (["a"], {"batch": 0}, "batch is 0"),
-        ([3.0], {}, r"a text is 3\.0"),
-        ([3, VOCAB], {}, "token 12 of a text is outside the vocabulary of 12"),
-        ([3, -1], {}, "token -1 of a text"),
-    ],
-)
-def test_bad_encodings(tmp_path: Path, tables: Any, texts: Any, options: dict[str, Any], words: str) -> None:
-    model = opened(save(tmp_path, encoder(tables), kind="encoder"))
-    write_tokenizer(tmp_path)
-    with pytest.raises(WeftError, match=words):
-        model.encode(texts, **options)
-
-
-def test_bad_encoders(tmp_path: Path, tables: tuple[Values, Values]) -> None:
-    with pytest.raises(WeftError, match="no output last_hidden_state"):
-        opened(save(tmp_path, encoder(tables, output="embedding"), kind="encoder"))
-    with pytest.raises(WeftError, match="its inputs are logits_in, so it is no encoder"):
-        opened(save(tmp_path, graph([], {"logits_in": (1, [1])}, {"logits_in": [1]}), kind="encoder"))
-    small = (tables[0][:5], tables[1])
-    model = opened(save(tmp_path, encoder(small), kind="encoder", vocab=7))
-    write_tokenizer(tmp_path)
-    with pytest.raises(WeftError, match="token 7 of a text is outside the vocabulary of 7"):
-        model.encode("mat")
-    with pytest.raises(WeftError, match=r"ONNX Runtime failed: .*out of data bounds"):
-        model.encode("sat")
-
-
-def decoder(**changed: Any) -> onnx.ModelProto:
-    """A decoder in name: logits from a table, caches handed through. A change of None takes an input or output away."""
-    cache = (1, ["batch", 1, "capacity", 8])
-    size = ["batch", "seq"]
-    inputs = {"input_ids": size, "attention_mask": ["batch", "total"]}
-    inputs |= {f"past_key_values.0.{part}": cache for part in ("key", "value")}
-    outputs = {"logits": ["batch", "seq", VOCAB], "present.0.key": cache, "present.0.value": cache}
-    inputs |= {name: value for name, value in changed.items() if name in inputs or name.startswith("extra")}
-    outputs |= {name: value for name, value in changed.items() if name in outputs}
-    inputs, outputs = ({k: v for k, v in some.items() if v is not None} for some in (inputs, outputs))
-    source = {"logits": ["table", "input_ids"]}
-    nodes = [helper.make_node("Gather", source[name], [name]) for name in outputs if name in source]
-    for name in outputs:
-        if name.startswith("present") and (past := name.replace("present", "past_key_values")) in inputs:
-            nodes.append(helper.make_node("Identity", [past], [name]))
-    width = outputs.get("logits", [VOCAB])[-1]
-    table = np.random.default_rng(0).standard_normal((VOCAB, width)).astype(np.float32)
-    return graph(nodes, inputs, outputs, ("table", table))
+from .handmade import LONGEST, MANIFEST, VOCAB, decoder, encoder, opened, save
 
 
 @pytest.mark.parametrize(
