@@ -46,11 +46,11 @@ def save_chart(path: Path, title: str, x_label: str, y_label: str, series: Mappi
         y = 10.0**power
         parts.append(line([(LEFT, up(y)), (right, up(y))], "#e5e5e5"))
         parts.append(text(LEFT - 8, up(y) + 4, f"{y:g}", "end"))
-    for (name, points), colour in zip(series.items(), COLOURS, strict=False):
+    for i, ((name, points), colour) in enumerate(zip(series.items(), COLOURS, strict=False)):
         drawn = [(across(x), up(y)) for x, y in points]
         parts.append(line(drawn, colour, 2))
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in drawn]
-        parts.append(text(right + 10, drawn[-1][1] + 4, name, "start", f' fill="{colour}"'))
+        parts.append(text(right + 10, TOP + 12 + 18 * i, name, "start", f' fill="{colour}"'))
     frame = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
     body = "\n".join(parts)
     path.write_text(f'{frame} font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n')
