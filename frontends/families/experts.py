@@ -29,7 +29,22 @@ def stacked(name: str) -> Template:
     return template
 
 
-def _half(name: str, index: int) -> Template:
+def per_expert(prefix: str, gate: str, up: str, down: str) -> dict[str, str | Template]:
+    """The names of experts under `prefix`: `stacked`, or as transformers holds them, in two tensors for all experts."""
+    above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
+
+    def either(fused: Template, name: str) -> Template:
+        each = stacked(f"{prefix}.{{e}}.{name}")
+        return lambda fetch, part, settings: (fused if fetch.has(above) else each)(fetch, part, settings)
+
+    return {
+        "layers.{i}.ffn.experts.gate": either(half_of_each(above, 0), gate),
+        "layers.{i}.ffn.experts.up": either(half_of_each(above, 1), up),
+        "layers.{i}.ffn.experts.down": either(lambda fetch, part, settings: fetch(below), down),
+    }
+
+
+def half_of_each(name: str, index: int) -> Template:
     """Half `index` of the rows of tensor `name` [experts, 2 · hidden, dim], which holds gate above up."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -75,12 +90,6 @@ def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rul
     return rule
 
 
-def per_expert(prefix: str, gate: str, up: str, down: str) -> dict[str, str | Template]:
-    """The names of experts stored one by one under `prefix`."""
-    parts = {"gate": gate, "up": up, "down": down}
-    return {f"layers.{{i}}.ffn.experts.{part}": stacked(f"{prefix}.{{e}}.{name}") for part, name in parts.items()}
-
-
 def _qwen_layers(rule: Rule) -> Rule:
     """`rule` for the layers that are sparse: every decoder_sparse_step-th, and not among mlp_only_layers."""
 
@@ -113,6 +122,7 @@ MIXTRAL = MISTRAL.but(
         "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate",
         **per_expert("layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
     },
+    aliases={"block_sparse_moe": "mlp"},
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(rope_theta=1e6),
     window=lambda config: config.get("sliding_window"),
@@ -154,9 +164,14 @@ GRANITE_MOE = GRANITE.but(
     "granitemoe",
     names={
         "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.router.layer",
-        "layers.{i}.ffn.experts.gate": _half("layers.{i}.block_sparse_moe.input_linear.weight", 0),
-        "layers.{i}.ffn.experts.up": _half("layers.{i}.block_sparse_moe.input_linear.weight", 1),
+        "layers.{i}.ffn.experts.gate": half_of_each("layers.{i}.block_sparse_moe.input_linear.weight", 0),
+        "layers.{i}.ffn.experts.up": half_of_each("layers.{i}.block_sparse_moe.input_linear.weight", 1),
         "layers.{i}.ffn.experts.down": "layers.{i}.block_sparse_moe.output_linear.weight",
+    },
+    aliases={
+        "router.layer": "router",
+        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
     },
     moe=_plain("intermediate_size", renormalize=True),
 )

@@ -17,8 +17,6 @@ from ..dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
 
 Config = Mapping[str, Any]
-Fetch = Callable[[str], Recipe]  # checkpoint name -> Source, the layer number and prefix filled in
-Template = Callable[[Fetch, str, Settings], Recipe]  # fetch, "weight" or "bias", settings -> recipe
 REQUIRED = object()
 _TYPES: dict[str, Any] = {
     "int": int,
@@ -27,6 +25,33 @@ _TYPES: dict[str, Any] = {
     "bool": bool,
     "str": str,
 }
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """The tensors that a checkpoint has under `keys`, by names without `prefix` and with {i} for `layer`."""
+
+    keys: frozenset[str]
+    prefix: str
+    aliases: Mapping[str, str]
+    layer: str
+
+    def __call__(self, name: str) -> Recipe:
+        """The tensor `name`, whether or not the checkpoint has it."""
+        tried = self._spellings(name)
+        return Source(next((k for k in tried if k in self.keys), tried[1]))
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has the tensor `name`."""
+        return not self.keys.isdisjoint(self._spellings(name))
+
+    def _spellings(self, name: str) -> tuple[str, ...]:
+        full = name.replace("{i}", self.layer)
+        other = next((full.replace(a, b) for a, b in self.aliases.items() if a in full), full)
+        return full, self.prefix + full, other, self.prefix + other
+
+
+Template = Callable[[Fetch, str, Settings], Recipe]  # fetch, "weight" or "bias", settings -> recipe
 
 
 @dataclass(frozen=True)
@@ -58,7 +83,7 @@ class Family:
     (or `Template`) of each parameter, {i} being the layer; a name without its last part stands for weight and bias.
     Checkpoint names may stand with or without `prefix`. `found`: settings that the checkpoint's keys decide. `unused`:
     patterns of checkpoint keys that are known to be of no use (masks, buffers, training heads). `refuse`: config keys
-    and the values of each that the family can express. `aliases`: older spellings inside checkpoint names.
+    and the values of each that the family can express. `aliases`: other spellings inside checkpoint names.
     """
 
     model_types: tuple[str, ...]
@@ -78,10 +103,11 @@ class Family:
         prefix: str | None = None,
         found: Mapping[str, Callable[[frozenset[str]], Any]] | None = None,
         unused: tuple[str, ...] | None = None,
+        aliases: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> Family:
-        """This table for other `model_types`, with other settings; names and refusals (None takes one out) and what is
-        found are added, `prefix` and `unused` replaced."""
+        """This table for other `model_types`, with other settings; names and refusals (None takes one out), aliases and
+        what is found are added, `prefix` and `unused` replaced."""
         merged = {**self.names, **(names or {})}
         refused = {**self.refuse, **(refuse or {})}
         return replace(
@@ -93,6 +119,7 @@ class Family:
             prefix=self.prefix if prefix is None else prefix,
             found={**self.found, **(found or {})},
             unused=self.unused if unused is None else unused,
+            aliases={**self.aliases, **(aliases or {})},
         )
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
@@ -156,13 +183,7 @@ def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[st
     pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", param.name)
     index = re.search(r"(?<=\.)\d+(?=\.)", param.name)
     stem, _, part = pattern.rpartition(".")
-
-    def fetch(name: str) -> Recipe:
-        full = name.replace("{i}", index.group() if index else "")
-        other = next((full.replace(a, b) for a, b in family.aliases.items() if a in full), full)
-        tried = (full, family.prefix + full, other, family.prefix + other)
-        return Source(next((k for k in tried if k in keys), family.prefix + full))
-
+    fetch = Fetch(keys, family.prefix, family.aliases, index.group() if index else "")
     for found, suffix in ((family.names.get(pattern), ""), (family.names.get(stem), f".{part}")):
         if isinstance(found, str):
             return fetch(found + suffix)

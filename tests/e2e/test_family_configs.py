@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 
@@ -93,3 +94,20 @@ def test_published_configs(name: str) -> None:
     rewritten = transformers.AutoConfig.for_model(model_type, **published).to_json_string(use_diff=False)
     assert found == family.read(json.loads(rewritten), keys, name)
     assert parameter_count(build(found).graph()) == parameters
+
+
+FUSED = ["mixtral", "qwen2-moe-mixed", "qwen3-moe", "olmoe", "granitemoe", "granite-hybrid", "deepseek-v3", "jamba"]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
+    """Checkpoints in the form in which transformers holds experts in memory are the same models."""
+    model: Any = ROWS[name].save(tmp_path / "hf")
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    usual, fused = (load_source(tmp_path / folder) for folder in ("hf", "fused"))
+    assert any(key.endswith("experts.gate_up_proj") for p in fused.graph.params.values() for key in p.recipe.sources())
+    assert (fused.unread, fused.ignored) == ([], [])
+    for parameter, param in usual.graph.params.items():
+        other = fused.graph.params[parameter]
+        values = param.recipe.evaluate(usual.graph.archive), other.recipe.evaluate(fused.graph.archive)
+        np.testing.assert_array_equal(*values)
