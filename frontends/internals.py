@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.backends.runtime.session import Session, onnxruntime, ort_errors
-from weft.ir.errors import WeftError
+from weft.backends.runtime.session import Session, failures, onnxruntime
 
 if TYPE_CHECKING:
     import onnx
@@ -75,7 +74,7 @@ class Internals:
         wanted = list(names)
         if not wanted:
             return {}
-        try:
+        with failures(str(self.folder)):
             session = self._extended(wanted)
             binding = session.io_binding()
             keep = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
@@ -89,8 +88,6 @@ class Internals:
             session.run_with_iobinding(binding)
             found = binding.get_outputs()[-len(wanted) :]
             del keep
-        except ort_errors() as error:
-            raise WeftError(f"{self.folder}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
         return {name: value.numpy() for name, value in zip(wanted, found, strict=True)}
 
     def outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
@@ -100,7 +97,7 @@ class Internals:
             WeftError: with ONNX Runtime's own words when it fails.
         """
         session = self.session.ort
-        try:
+        with failures(str(self.folder)):
             binding = session.io_binding()
             for name in self.inputs:
                 binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
@@ -109,8 +106,6 @@ class Internals:
                 binding.bind_output(name, self.session.device)
             session.run_with_iobinding(binding)
             return dict(zip(names, binding.get_outputs(), strict=True))
-        except ort_errors() as error:
-            raise WeftError(f"{self.folder}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
 
     def _extended(self, names: list[str]) -> Any:
         """A session whose outputs include the named values, cast to float32."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ..runtime.session import onnxruntime, ort_errors
+from ..runtime.session import one_line, onnxruntime, ort_errors
 from .export import DATA, MODEL, PAGE
 
 HUGE_PAGE = 2 << 20
@@ -69,9 +69,8 @@ def _save_packed(model: Path, out: Path) -> Any:
     try:
         ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except ort_errors() as error:
-        why = " ".join(str(error).split())
         raise WeftError(
-            f"ONNX Runtime could not pack the weights ({why}); is there disk space for them twice?"
+            f"ONNX Runtime could not pack the weights ({one_line(error)}); is there disk space for them twice?"
         ) from error
     return onnx.load(out / MODEL, load_external_data=False)
 

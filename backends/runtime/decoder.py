@@ -20,9 +20,10 @@ from weft.ir.errors import WeftError
 from .buffers import Buffer, float32, kind_of
 from .protocols import Bools
 from .sampling import Floats, Ints
-from .session import Session, ort_errors
+from .session import Session, failures, one_line, ort_errors
 from .sources import Reading, SourceEncoder
 from .states import PAST, Memory, read_states
+from .text import padded
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
@@ -135,10 +136,8 @@ class OrtDecoder:
 
     def run(self, binding: Any, options: Any = None) -> None:
         """Run the graph. Raises WeftError, with ONNX Runtime's own words, when it fails."""
-        try:
+        with failures(self.name):
             self.session.ort.run_with_iobinding(binding, options)
-        except ort_errors() as error:
-            raise WeftError(f"{self.name}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
 
 
 class OrtContext:
@@ -157,7 +156,7 @@ class OrtContext:
             self._logits = Buffer(session, (batch, 1, model.vocab), model.logits_kind)
         except ort_errors() as error:
             raise WeftError(
-                f"no memory for the caches of {batch} rows of {capacity} tokens ({' '.join(str(error).split())}): "
+                f"no memory for the caches of {batch} rows of {capacity} tokens ({one_line(error)}): "
                 "use a smaller batch or fewer tokens"
             ) from error
         shared = session.device == "cpu" and self._logits.host.dtype == np.float32
@@ -298,14 +297,12 @@ class OrtContext:
 
     def _extend(self, first: int, parts: Sequence[Sequence[int]]) -> NDArray[Any]:
         """Append one part to each of the rows from `first` on: the graph's logits on the host, valid until the next."""
-        rows, longest = len(parts), max(map(len, parts))
+        ids, _ = padded(parts)
+        rows, longest = ids.shape
         past = self.lengths[first : first + rows]
         total = past + [len(part) for part in parts]
         if int(total.max()) > self.capacity:
             raise WeftError(f"{int(total.max())} tokens do not fit the cache of {self.capacity} tokens a row")
-        ids = np.zeros((rows, longest), np.int64)
-        for row, part in enumerate(parts):
-            ids[row, : len(part)] = part
         width = int(past.max()) + longest
         feed = {
             "input_ids": ids,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from .sampling import Floats
-from .session import Session, ort_errors
-from .text import Prompt, Tokenizer, is_ids, prompts_of
+from .sampling import Floats, check_count
+from .session import Session, failures
+from .text import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
 
 Pooling = Literal["mean", "cls", "max", "none"]
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -79,8 +79,7 @@ class Encoder:
         pooled = self.pooling if pooling is None else pooling
         if pooled not in get_args(Pooling):
             raise WeftError(f"pooling is {pooled!r}, but it must be one of {', '.join(get_args(Pooling))}")
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise WeftError(f"batch is {batch!r}, but it must be a whole number of at least 1")
+        check_count("batch", batch)
         rows = [self._tokens(text, truncate) for text in prompts_of(texts)]
         found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
@@ -95,21 +94,15 @@ class Encoder:
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
         """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
-        shape = len(rows), max(map(len, rows))
-        lengths = np.array([len(row) for row in rows])
-        ids = np.zeros(shape, np.int64)
-        for at, row in enumerate(rows):
-            ids[at, : len(row)] = row
+        ids, mask = padded(rows)
         values: dict[str, NDArray[Any]] = {
             "input_ids": ids,
-            "attention_mask": np.arange(shape[1]) < lengths[:, None],
-            "token_type_ids": np.zeros(shape, np.int64),
+            "attention_mask": mask,
+            "token_type_ids": np.zeros_like(ids),
         }
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
-        try:
+        with failures(str(self.folder)):
             (states,) = self.session.ort.run(["last_hidden_state"], feed)
-        except ort_errors() as error:
-            raise WeftError(f"{self.folder}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
         hidden: Floats = states.astype(np.float32, copy=False)
         return hidden
 
@@ -120,16 +113,7 @@ class Encoder:
             ids = self.tokenizer.encode(text, limit=self.max_length if truncate else None)
         else:
             raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
-        if not ids:
-            raise WeftError("a text has no tokens: give it at least one")
-        if len(ids) > self.max_length:
-            raise WeftError(
-                f"a text of {len(ids)} tokens is longer than the maximum of {self.max_length} tokens the model was "
-                "compiled for; shorten it, or let it be cut with truncate=True"
-            )
-        if min(ids) < 0 or max(ids) >= self.vocab:
-            wrong = next(i for i in ids if not 0 <= i < self.vocab)
-            raise WeftError(f"token {wrong} of a text is outside the vocabulary of {self.vocab} tokens")
+        check_ids("a text", ids, self.vocab, self.max_length, "let it be cut with truncate=True")
         return ids
 
 

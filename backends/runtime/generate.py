@@ -19,7 +19,7 @@ from .decoder import parts
 from .protocols import Bools, Context, Decoder
 from .results import Result, Timings
 from .sampling import Floats, Forced, Ints, Sampler, Sampling, SamplingOptions, check_count
-from .text import GrowingText, Prompt, StopStrings, Tokenizer, is_ids, prompts_of
+from .text import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -204,16 +204,8 @@ class Generator:
             ids = [int(i) for i in prompt]
         else:
             raise WeftError(f"a prompt is {prompt!r:.60}, but it must be a text or a list of token ids")
-        if not ids:
-            raise WeftError("a prompt has no tokens: give it at least one")
-        if len(ids) > self.decoder.max_prompt:
-            raise WeftError(
-                f"a prompt of {len(ids)} tokens is longer than the maximum of {self.decoder.max_prompt} tokens "
-                "the model was compiled for; shorten it, or compile with a larger --max-length"
-            )
-        if min(ids) < 0 or max(ids) >= self.decoder.vocab:
-            wrong = next(i for i in ids if not 0 <= i < self.decoder.vocab)
-            raise WeftError(f"token {wrong} of a prompt is outside the vocabulary of {self.decoder.vocab} tokens")
+        known = self.decoder.vocab, self.decoder.max_prompt
+        check_ids("a prompt", ids, *known, "compile with a larger --max-length")
         return ids
 
     @contextmanager

@@ -8,11 +8,14 @@ import importlib
 import io
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
+
+from .sampling import check_count
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
@@ -41,6 +44,20 @@ def ort_errors() -> tuple[type[Exception], ...]:
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     found = [getattr(state, name) for name in dir(state)]
     return (RuntimeError, MemoryError, *(e for e in found if isinstance(e, type) and issubclass(e, Exception)))
+
+
+@contextlib.contextmanager
+def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
+    """What ONNX Runtime raises inside becomes a WeftError: the model `name`, `what` went wrong, and its own words."""
+    try:
+        yield
+    except ort_errors() as error:
+        raise WeftError(f"{name}: {what}: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """The words of an error in one line."""
+    return " ".join(str(error).split())
 
 
 @dataclass(frozen=True)
@@ -74,10 +91,10 @@ def open_session(
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise WeftError(f"threads is {threads!r}, but it must be a whole number of at least 1")
-    if threads is not None and threads > (most := 8 * (os.cpu_count() or 1)):
-        raise WeftError(f"threads is {threads}, but more than {most} only slow this machine down; leave it out")
+    if threads is not None:
+        check_count("threads", threads)
+        if threads > (most := 8 * (os.cpu_count() or 1)):
+            raise WeftError(f"threads is {threads}, but more than {most} only slow this machine down; leave it out")
     ort = onnxruntime()
     if device == "cuda" and target == "ort-cpu":
         raise WeftError(f"{model}: compiled for ort-cpu, so it cannot run on CUDA; compile it with --target ort-cuda")
@@ -175,11 +192,5 @@ def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) ->
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
-    try:
+    with failures(str(model), "ONNX Runtime cannot open it"):
         return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
-    except ort_errors() as error:
-        raise WeftError(f"{model}: ONNX Runtime cannot open it: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

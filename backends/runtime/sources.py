@@ -13,7 +13,8 @@ from weft.ir.errors import WeftError
 
 from .buffers import Buffer, Kind, kind_of
 from .sampling import Ints
-from .session import Session, ort_errors
+from .session import Session, failures
+from .text import padded
 
 IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 
@@ -69,12 +70,9 @@ class SourceEncoder:
 
         Raises WeftError when ONNX Runtime fails.
         """
-        batch, longest = len(sources), max(map(len, sources))
-        ids = np.zeros((batch, longest), np.int64)
-        for row, source in enumerate(sources):
-            ids[row, : len(source)] = source
-        mask = np.arange(longest) < np.array([len(source) for source in sources])[:, None]
-        try:
+        ids, mask = padded(sources)
+        batch, longest = ids.shape
+        with failures(self.name):
             binding, fed = self.session.ort.io_binding(), []
             for value in self.session.ort.get_inputs():
                 fed.append(_filled(self.session, ids if value.name == IDS else mask, kind_of(self.name, value)))
@@ -89,8 +87,6 @@ class SourceEncoder:
                     found[name] = Buffer(self.session, (batch, *inner), kind).drop_host()
                     found[name].bind_output(binding, name)
             self.session.ort.run_with_iobinding(binding, self.session.run_options())
-        except ort_errors() as error:
-            raise WeftError(f"{self.name}: ONNX Runtime failed: {' '.join(str(error).split())}") from error
         return Reading(self.session, found, np.arange(batch))
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
+
+from .sampling import Ints
 
 Prompt = str | Sequence[int]
 
@@ -30,6 +33,29 @@ def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
         and len(prompt) > 0
         and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
     )
+
+
+def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: str) -> None:
+    """Raises WeftError unless `ids`, those of `what`, are 1 to `longest` tokens of `vocab`; `remedy` if too many."""
+    if not ids:
+        raise WeftError(f"{what} has no tokens: give it at least one")
+    if len(ids) > longest:
+        raise WeftError(
+            f"{what} of {len(ids)} tokens is longer than the maximum of {longest} tokens the model was compiled for; "
+            f"shorten it, or {remedy}"
+        )
+    if min(ids) < 0 or max(ids) >= vocab:
+        wrong = next(i for i in ids if not 0 <= i < vocab)
+        raise WeftError(f"token {wrong} of {what} is outside the vocabulary of {vocab} tokens")
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Token ids [rows, longest] padded with zeros on the right, and where they are tokens."""
+    lengths = np.array([len(row) for row in rows])
+    mask: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.zeros(mask.shape, np.int64)
+    ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return ids, mask
 
 
 class Tokenizer:
