@@ -21,8 +21,8 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.verifier import verify as verify_graph
 from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
+from weft.passes.encoder_decoder import split_encoder
 from weft.passes.library.kv_cache import ROUTERS
-from weft.passes.split_encoder import split_encoder
 
 from .families.rope import at_length
 from .sources import Model, load_source

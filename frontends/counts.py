@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from weft.ir import Graph, Node, Param, Value, sizes
 from weft.ir.recipes import Full, Normal, Recipe, Source
-from weft.passes.states import states
+from weft.passes.recurrences import states
 
 EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
 

@@ -8,7 +8,7 @@ from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
 from ..base import Pass
-from ..states import sums
+from ..recurrences import sums
 from ..trace import Trace
 from ..trial import EXACT, Trial
 

@@ -15,7 +15,7 @@ from weft.ir.archive import Array
 from ..base import Pass
 from ..edit import hand_over
 from ..key_axis import KeyAxis, bias_makers
-from ..states import give_states, has_state, states
+from ..recurrences import give_states, has_state, states
 from ..tokens import Tokens, carries, token_axes, tokenwise
 from ..trace import Trace
 from ..trial import EXACT, SIZES, Trial

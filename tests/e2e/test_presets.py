@@ -11,7 +11,7 @@ from weft.frontends import PRESETS, load_source
 from weft.frontends.compiler import target_pipeline
 from weft.ir import Graph, dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.split_encoder import split_encoder
+from weft.passes.encoder_decoder import split_encoder
 
 PARTICULAR = ("switch-base-8", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "mamba-130m")
 

@@ -6,7 +6,7 @@ import pytest
 
 from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops, sizes, verify
 from weft.passes import run_passes
-from weft.passes.split_encoder import split_encoder
+from weft.passes.encoder_decoder import split_encoder
 from weft.passes.trial import EXACT, Trial
 
 from .models import BATCH, SEQ, count, weight
