@@ -21,18 +21,16 @@ def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False,
     return ops.linear(x, weight, param(f"{name}.bias", weight.shape[:1], fill(0.0)) if bias else None, name=name)
 
 
-def embedding(
-    ids: Value, rows: int | Value, dim: int | str = 0, name: str = "embed", init: Init | None = None
-) -> Value:
+def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", init: Init | None = None) -> Value:
     """Rows of the table ``name.weight`` [rows, dim] picked by `ids` [...] → [..., dim].
 
     ``embedding(ids, table)`` with a value for a table makes no parameter.
     """
-    if isinstance(rows, Value):
-        return ops.embedding(ids, rows, name=dim if isinstance(dim, str) else name)
-    if not isinstance(dim, int) or dim < 1:
-        raise WeftError(f"embedding {name}: dim={dim!r} must be a positive width")
-    return ops.embedding(ids, param(f"{name}.weight", (rows, dim), init), name=name)
+    if not isinstance(rows, Value):
+        if not isinstance(dim, int) or dim < 1:
+            raise WeftError(f"embedding {name}: dim={dim!r} must be a positive width")
+        rows = param(f"{name}.weight", (rows, dim), init)
+    return ops.embedding(ids, rows, name=name)
 
 
 def positions(x: Value) -> Value:

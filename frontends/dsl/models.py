@@ -40,6 +40,19 @@ def _stack(model: Decoder | Encoder) -> list[Any]:
     return [model.block] * model.layers if isinstance(model.layers, int) else list(model.layers)
 
 
+def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
+    """What is read of `ids` and `types` [batch, seq]: rows of `table`, and what the model adds to them."""
+    x = embedding(ids, table)
+    if model.embed_scale != 1:
+        x = ops.affine(x, by=model.embed_scale, name="embed_scaled")
+    if types is not None and isinstance(model, Encoder):
+        rows = embedding(types, model.token_types, x.width, "token_types")
+        x = ops.add(x, rows, name="token_types_added")
+    if model.positions is not None:
+        x = model.positions(x)
+    return x if model.embed_norm is None else model.embed_norm(x)
+
+
 def _run(model: Decoder | Encoder, x: Value) -> Value:
     """The layers, to which the model provides its `position_bias`."""
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
@@ -104,14 +117,7 @@ class Decoder:
     def __call__(self, input_ids: Value) -> Value:
         """input_ids [batch, seq] → logits [batch, seq, vocab]."""
         table = _table(self)
-        x = embedding(input_ids, table, "embed")
-        if self.embed_scale != 1:
-            x = ops.affine(x, by=self.embed_scale, name="embed_scaled")
-        if self.positions is not None:
-            x = self.positions(x)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
-        x = _run(self, x)
+        x = _run(self, _embedded(self, input_ids, table))
         norm = self._last_norm() if self.final_norm is True else self.final_norm
         if norm:
             x = named(norm, "final_norm")(x)
@@ -183,16 +189,7 @@ class Encoder:
         consecutive = ops.expand(row, shape=input_ids.shape, name="position_ids")
         facts = {"positions": consecutive, "position_row": row, "key_mask": attention_mask}
         with providing(**facts, bidirectional=attention_mask):
-            x = embedding(input_ids, _table(self), "embed")
-            if self.embed_scale != 1:
-                x = ops.affine(x, by=self.embed_scale, name="embed_scaled")
-            if token_type_ids is not None:
-                types = embedding(token_type_ids, self.token_types, x.width, "token_types")
-                x = ops.add(x, types, name="token_types_added")
-            if self.positions is not None:
-                x = self.positions(x)
-            if self.embed_norm is not None:
-                x = self.embed_norm(x)
+            x = _embedded(self, input_ids, _table(self), token_type_ids)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
             x = _run(self, x)
