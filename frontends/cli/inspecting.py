@@ -53,18 +53,15 @@ def _show(found: Inspection) -> None:
         ("FLOPs per token", f"{count(found.flops_per_token)} (seeing {found.tokens} tokens)"),
         ("FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"),
     ]
-    if found.cache_per_token:
-        each = ", ".join(f"{size(found.cache_per_token * b)} in {d}" for d, b in CACHE_DTYPES.items())
-        facts.append(("cache per token", each))
-    if found.cache_at_context:
-        whole = ", ".join(f"{size(found.cache_at_context * b)} in {d}" for d, b in CACHE_DTYPES.items())
-        facts.append(("cache of the context", whole))
-    if found.cache_per_source_token:
-        read = ", ".join(f"{size(found.cache_per_source_token * b)} in {d}" for d, b in CACHE_DTYPES.items())
-        facts.append(("cache per source token", read))
-    if found.state_bytes and any(found.state_bytes.values()):
-        kept = ", ".join(f"{size(b)} in {d}" for d, b in found.state_bytes.items())
-        facts.append(("constant state", kept))
+    caches = {
+        "cache per token": found.cache_per_token,
+        "cache of the context": found.cache_at_context,
+        "cache per source token": found.cache_per_source_token,
+    }
+    kept = {what: {d: (numbers or 0) * b for d, b in CACHE_DTYPES.items()} for what, numbers in caches.items()}
+    for what, taken in {**kept, "constant state": found.state_bytes or {}}.items():
+        if any(taken.values()):
+            facts.append((what, ", ".join(f"{size(b)} in {d}" for d, b in taken.items())))
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         click.echo(f"{name:<{width}}  {value}")
