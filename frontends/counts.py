@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.ir import Graph, Node, Param, Value, sizes
-from weft.ir.recipes import Full, Normal, Recipe, Source
+from weft.ir.recipes import Full, Normal, Source
 from weft.passes.recurrences import states
 
 EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
@@ -18,14 +18,11 @@ def learned(graph: Graph) -> list[Param]:
     published counts leave out.
     """
 
-    def drawn(recipe: Recipe) -> bool:
-        return isinstance(recipe, Source | Normal | Full) or any(drawn(part) for part in recipe.parts)
-
     def corrects(param: Param) -> bool:
         readers = [node.op.name == "route" and node.operand("bias") is param for node in param.users]
         return bool(readers) and all(readers)
 
-    return [p for p in graph.params.values() if drawn(p.recipe) and not corrects(p)]
+    return [p for p in graph.params.values() if p.recipe.has(Source, Normal, Full) and not corrects(p)]
 
 
 def elements(value: Value) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes import Normal, Recipe
+from weft.ir.recipes import Normal
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,4 @@ def _initialized(module: Any, name: str, spec: str, description: str, seed: int,
 
 
 def _is_random(graph: Graph) -> bool:
-    def random(recipe: Recipe) -> bool:
-        return isinstance(recipe, Normal) or any(random(part) for part in recipe.parts)
-
-    return any(random(p.recipe) for p in graph.params.values())
+    return any(p.recipe.has(Normal) for p in graph.params.values())

@@ -62,6 +62,10 @@ class Recipe:
             found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Recipe)]
         return tuple(found)
 
+    def has(self, *kinds: type[Recipe]) -> bool:
+        """Whether this recipe, or one that it is made of, is of one of `kinds`."""
+        return isinstance(self, kinds) or any(part.has(*kinds) for part in self.parts)
+
     def sources(self) -> Iterator[str]:
         """Checkpoint keys that are read, in order, with repetitions."""
         for part in self.parts:

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe
 from weft.ir.interpreter import run_node, widen
-from weft.ir.recipes import Add, Concat, Literal, Map, Normal, Permute, Reshape, Scale, Slice, Take
+from weft.ir.recipes import Add, Concat, Literal, Map, Normal, Permute, Reshape, Scale, Slice, Source, Take
 
 from ..base import Pass
 from ..edit import drop, hand_over
@@ -57,7 +57,7 @@ class FoldConstants(Pass):
     def _evaluated(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
         """The outputs written out, if they are small and no weight enters."""
         sizes = [*shapes, *(_fixed(p) for p in operands)]
-        if any(math.prod(s) > self.limit for s in sizes) or any(_has_weights(p.recipe) for p in operands):
+        if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, Normal) for p in operands):
             return []
         arrays = [widen(np.asarray(p.recipe.evaluate(graph.archive))) for p in operands]
         return [Literal.of(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
@@ -65,11 +65,6 @@ class FoldConstants(Pass):
 
 def _fixed(param: Param) -> Shape:
     return param.type.concrete({})
-
-
-def _has_weights(recipe: Recipe) -> bool:
-    """Whether checkpoint tensors or random initializations enter."""
-    return isinstance(recipe, Normal) or any(True for _ in recipe.sources()) or any(map(_has_weights, recipe.parts))
 
 
 def _recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
