@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class WeftError(Exception):
     """Bad input, told in one sentence that names the culprit and what would help.
 
     The command line prints the message and exits with status 2; any other exception is a bug in weft.
     """
+
+
+def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
+    """What to raise about a `name` that is none of the `known`: it tells the nearest of them, or `otherwise`."""
+    import difflib
+
+    near = " or ".join(difflib.get_close_matches(name, list(known), 3))
+    return WeftError(f"unknown {kind} {name!r}; {f'did you mean {near}?' if near else otherwise}")

@@ -37,7 +37,7 @@ from . import sizes
 from .archive import Array
 from .attrs import Attr, type_name
 from .dtypes import DType
-from .errors import WeftError
+from .errors import WeftError, unknown
 from .graph import Graph, Node, Value
 from .samples import Case, Sample, bools, case, ints, normal, positive
 from .sizes import Poly, Size
@@ -293,12 +293,7 @@ def lookup(name: str) -> Op:
     from . import ops as _all  # noqa: F401 - importing the package fills the registry
 
     if name not in OPS:
-        import difflib
-
-        near = difflib.get_close_matches(name, OPS, 3)
-        raise WeftError(
-            f"unknown op {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else "; see `weft ops`")
-        )
+        raise unknown("op", name, OPS, "see `weft ops`")
     return OPS[name]
 
 

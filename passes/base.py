@@ -18,7 +18,6 @@ into the registry::
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import json
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError, dtypes
+from weft.ir.errors import unknown
 from weft.ir.op import Attr, type_name
 from weft.ir.printer import format_attr
 
@@ -38,17 +38,8 @@ Effect = Literal["exact", "conditional", "lossy", "changing"]
 PASSES: dict[str, type[Pass]] = {}
 
 
-@dataclass(frozen=True)
-class Argument:
-    """A field of a pass: `type` as annotated, `default` (``inspect.Parameter.empty`` if required)."""
-
-    name: str
-    type: Any
-    default: Any
-
-    @property
-    def required(self) -> bool:
-        return self.default is inspect.Parameter.empty
+class Argument(Attr):
+    """A field of a pass."""
 
     @property
     def type_text(self) -> str:
@@ -57,7 +48,7 @@ class Argument:
             return " | ".join(typing.get_args(self.type))
         return type_name(self.type)
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: Any, op: str = "") -> Any:
         """`value` in canonical form; names of dtypes become dtypes.
 
         Raises:
@@ -70,7 +61,7 @@ class Argument:
         if DType in (self.type, *typing.get_args(self.type)) and isinstance(value, str):
             return dtypes.parse(value)
         try:
-            return Attr(self.name, self.type, self.default).check(value, "")
+            return super().check(value, op)
         except WeftError:
             raise WeftError(f"{self.name}={_show(value)} is not of type {self.type_text}") from None
 
@@ -173,7 +164,5 @@ def lookup(name: str) -> type[Pass]:
     """
     known = all_passes()
     if name not in known:
-        near = difflib.get_close_matches(name, known, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
-        raise WeftError(f"unknown pass {name!r}; {hint}")
+        raise unknown("pass", name, known, f"known are {', '.join(known)}")
     return known[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -220,9 +219,7 @@ def families_command(name: str | None) -> None:
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:
-    from weft.ir.errors import WeftError
+    from weft.ir.errors import unknown
 
     if name is not None and name not in known:
-        near = difflib.get_close_matches(name, known, 3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; see `weft {command}`"
-        raise WeftError(f"unknown {kind} {name!r}{hint}")
+        raise unknown(kind, name, known, f"see `weft {command}`")
