@@ -15,7 +15,7 @@ from ..targets import Target
 from . import gqa  # noqa: F401 - its lowering is tried before the one here
 from .emitter import Emitter
 from .lowering import lowering
-from .masks import first_position, full_bias, is_length, is_plain, mask_of
+from .masks import extended, first_position, full_bias, is_length, is_plain, mask_of
 
 Out = onnx.Value
 _END = 2**63 - 1  # of a Slice: whatever the size
@@ -107,8 +107,7 @@ def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: S
     else:
         number = e[bias]
         if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots behind its end are hidden
-            missing = e.op("Sub", e.size(keys), e.op("Shape", number, start=3, end=4))
-            number = e.op("Pad", number, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([3]))
+            number = extended(e, number, 3, keys)
     return e.op("Where", mask, number, e.scalar(float("-inf"), node.output.type.dtype))
 
 

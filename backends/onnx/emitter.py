@@ -187,6 +187,10 @@ class Emitter:
         }
         return self.many("Scan", *states, *parts, outputs=len(made), body=body, num_scan_inputs=len(parts), **axes)
 
+    def range(self, size: onnx.Value) -> onnx.Value:
+        """0, 1, … below `size` [1]."""
+        return self.op("Range", self.constant(0), self.op("Squeeze", size, self.constant([0])), self.constant(1))
+
     def size(self, size: Size) -> onnx.Value:
         """A size as an int64 tensor of shape [1], computed from the shapes of the inputs where it is symbolic."""
         if isinstance(size, int):

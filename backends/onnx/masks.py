@@ -62,14 +62,19 @@ def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
     past = node.operand("past_k")
     shown: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
     if past is not None:  # slots behind its end are hidden
-        missing = e.op("Sub", e.size(past.shape[2]), e.op("Shape", shown, start=1, end=2))
-        shown = e.op("Pad", shown, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([1]))
+        shown = extended(e, shown, 1, past.shape[2])
     shown = e.op("Unsqueeze", shown, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
         queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
         ones = e.constant([1])
         shown = e.op("Expand", shown, e.op("Concat", ones, ones, queries, ones, axis=0))
     return shown
+
+
+def extended(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
+    """x with zeros at the end of `axis`, which then has `size`."""
+    missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
+    return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
 
 
 def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
@@ -105,10 +110,7 @@ def count(e: Emitter, size: Any) -> Out:
     """0, 1, … below `size`."""
     if isinstance(size, int):
         return e.constant(range(size))
-    return e.memo(
-        ("count", size),
-        lambda: e.op("Range", e.constant(0), e.op("Squeeze", e.size(size), e.constant([0])), e.constant(1)),
-    )
+    return e.memo(("count", size), lambda: e.range(e.size(size)))
 
 
 def first_position(e: Emitter, positions: Value) -> Out:

@@ -127,7 +127,7 @@ class _Chunks:
         e = self.e
         tokens = e.op("Min", self.seq, e.constant([CHUNK]))
         missing = e.op("Mod", e.op("Neg", self.seq), tokens)
-        at = e.op("Range", e.constant(0), e.op("Squeeze", tokens, e.constant([0])), e.constant(1))
+        at = e.range(tokens)
         t, s = e.op("Unsqueeze", at, e.constant([1])), e.op("Unsqueeze", at, e.constant([0]))
         kinds = "LessOrEqual", "Less", "Greater"
         masks = (e.op("Cast", e.op(kind, s, t), to=int(onnx.DataType.FLOAT)) for kind in kinds)

@@ -176,15 +176,8 @@ def ScatterElements(e: Emitter, node: Node) -> Out:
 def Range(e: Emitter, node: Node) -> Out:
     x = node.inputs[0]
     assert x is not None
-    return e.memo(("iota", x, node.attrs["axis"] % x.type.rank), lambda: _range(e, node))
-
-
-def _range(e: Emitter, node: Node) -> Out:
-    x = node.inputs[0]
-    assert x is not None
     axis = node.attrs["axis"] % x.type.rank
-    size = e.op("Squeeze", e.op("Shape", e[x], start=axis, end=axis + 1), e.constant([0]))
-    return e.op("Range", e.constant(0), size, e.constant(1))
+    return e.memo(("iota", x, axis), lambda: e.range(e.op("Shape", e[x], start=axis, end=axis + 1)))
 
 
 @lowering(ops.one_hot)
