@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.backends.folder import whole_folder
 from weft.backends.targets import Target, find_target
@@ -22,10 +21,14 @@ from weft.ir.graph import Graph
 from weft.ir.verifier import verify as verify_graph
 from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
 from weft.passes.encoder_decoder import split_encoder
-from weft.passes.library.kv_cache import ROUTERS
+from weft.passes.memory import remembers
 
 from .families.rope import at_length
+from .manifest import max_source, record
 from .sources import Model, load_source
+
+if TYPE_CHECKING:
+    from weft.backends.onnx.export import Built
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
 
@@ -86,10 +89,9 @@ def compile(
     """
     clock = {"start": time.perf_counter()}
     place = find_target(target)
-    if prepack and place.name != "ort-cpu":
-        raise WeftError(f"--prepack is for the kernels of target ort-cpu, not for {place.name}; leave it out")
-    if keep_blocks and place.name != "ort-cpu":
-        raise WeftError(f"--keep-blocks is for the kernels of target ort-cpu, not for {place.name}; leave it out")
+    for option, given in (("--prepack", prepack), ("--keep-blocks", keep_blocks)):
+        if given and place.name != "ort-cpu":
+            raise WeftError(f"{option} is for the kernels of target ort-cpu, not for {place.name}; leave it out")
     if keep_blocks not in ("", "head", "all"):
         raise WeftError(f"--keep-blocks {keep_blocks!r} is not known; it takes head or all")
     place = replace(place, keep_blocks=keep_blocks)
@@ -107,24 +109,9 @@ def compile(
     if graph.meta.get("kind") == "encoder":
         _widen_outputs(graph)
     from weft.backends.onnx import cuda, export, genai
-    from weft.backends.onnx.lowering import refusals
 
-    kind = graph.meta.get("kind")
-    remembers = bool(genai.cache_layers(graph) or genai.state_layers(graph))
-    if kind in ("decoder", "encoder-decoder") and not remembers:
-        notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
-    for_genai = kind == "decoder" and remembers
-    if for_genai and (reason := genai.refusal(graph)) is not None:
-        notes.append(f"onnxruntime-genai cannot run this model: {reason}")
-        for_genai = False
-    parts = {export.MODEL: graph.clone()}
-    if kind == "encoder-decoder":
-        _leave_out_losses(graph, notes)
-        parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
-    for part in parts.values():
-        legalize(part, lambda node: refusals(node, place), trace)
-    lengths = {export.ENCODER: _max_source(graph, length)}
-    models = {name: export.build(part, place, lengths.get(name, length)) for name, part in parts.items()}
+    for_genai = _suits_genai(graph, notes)
+    models = _lowered(graph, place, length, notes, trace)
     stray = [s for b in models.values() for s in cuda.cuda_problems(b.model)] if place.device == "cuda" else []
     clock["passes"] = time.perf_counter()
     done, total = 0, export.weight_bytes(models.values())
@@ -138,18 +125,16 @@ def compile(
     with whole_folder(Path(out)) as folder, _hashing(model) as hashes:
         export.write(models, folder, step)
         if prepack:
-            from weft.backends.onnx.prepack import prepack as prepack_weights
+            from weft.backends.onnx import packing
 
             for name in models:
-                prepack_weights(folder, name)
+                packing.prepack(folder, name)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         if for_genai:
             genai.write_config(graph, place, length, folder, capture=not stray)
-        manifest = _manifest(graph, place, dtype, length, str(pipeline), model, hashes()) | {
-            "prepacked": prepack,
-            "kept_blocks": keep_blocks,
-        }
+        manifest = record(graph, place, dtype, length, str(pipeline), model, hashes())
+        manifest |= {"prepacked": prepack, "kept_blocks": keep_blocks}
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
@@ -166,6 +151,34 @@ def compile(
         [*trace.lines, *(line for b in models.values() for line in b.trace), *stray],
         notes,
     )
+
+
+def _suits_genai(graph: Graph, notes: list[str]) -> bool:
+    """Whether onnxruntime-genai runs `graph`; where it might be expected to, `notes` say why it does not."""
+    from weft.backends.onnx.genai import refusal
+
+    kind, reason = graph.meta.get("kind"), None
+    if kind in ("decoder", "encoder-decoder") and not remembers(graph):
+        notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
+        return False
+    if kind == "decoder" and (reason := refusal(graph)) is not None:
+        notes.append(f"onnxruntime-genai cannot run this model: {reason}")
+    return kind == "decoder" and reason is None
+
+
+def _lowered(graph: Graph, target: Target, length: int, notes: list[str], trace: Trace) -> dict[str, Built]:
+    """The ONNX models of `graph` by file name: one, or the halves of an encoder-decoder."""
+    from weft.backends.onnx import export
+    from weft.backends.onnx.lowering import refusals
+
+    parts = {export.MODEL: graph.clone()}
+    if graph.meta.get("kind") == "encoder-decoder":
+        _leave_out_losses(graph, notes)
+        parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
+    for part in parts.values():
+        legalize(part, lambda node: refusals(node, target), trace)
+    lengths = {export.ENCODER: max_source(graph, length)}
+    return {name: export.build(part, target, lengths.get(name, length)) for name, part in parts.items()}
 
 
 def _widen_outputs(graph: Graph) -> None:
@@ -231,65 +244,3 @@ def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
     if table is not None and wanted > table:
         raise WeftError(f"--max-length {wanted} exceeds the {table} positions that the model has learned")
     return wanted
-
-
-def _max_source(graph: Graph, length: int) -> int:
-    """The longest source of an encoder-decoder compiled for answers of `length` tokens."""
-    limit = max(length, graph.meta.get("source_context") or 0)
-    return min(limit, graph.meta.get("max_source_positions") or limit)
-
-
-def _absolute(spec: str) -> str:
-    """A source by a name that holds in every working folder; links are not followed, they may lead to other names."""
-    file, colon, name = spec.rpartition(":")  # model.py:NAME
-    path = Path(file if file.endswith(".py") else spec).expanduser()
-    if not path.exists():
-        return spec
-    return f"{path.absolute()}{colon}{name}" if file.endswith(".py") else str(path.absolute())
-
-
-def _manifest(
-    graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
-) -> dict[str, Any]:
-    from weft import __version__
-    from weft.backends.onnx.genai import cache_layers, state_layers
-
-    meta = graph.meta
-    logits = graph.outputs.get("logits")
-    return {
-        "weft": __version__,
-        "kind": meta.get("kind", "decoder"),
-        "target": target.name,
-        "dtype": dtype,
-        "vocab": meta.get("vocab"),
-        "max_length": length,
-        "logits": None if logits is None else "last" if logits.shape[1] == 1 else "all",
-        "eos_token_ids": meta.get("eos_token_ids", []),
-        "bos_token_id": meta.get("bos_token_id"),
-        "pad_token_id": meta.get("pad_token_id"),
-        **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
-        **{name: meta[name] for name in ("pooling", "normalize") if name in meta},
-        "cache": cache_layers(graph),
-        "states": state_layers(graph),
-        "compares_tokens": any(node.op.name in ROUTERS for node in graph.nodes),
-        "pipeline": pipeline,
-        "source": {
-            "spec": _absolute(model.spec),
-            "description": model.description,
-            "seed": model.seed,
-            "hashes": hashes,
-            **meta.get("source", {}),
-        },
-        "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
-    }
-
-
-def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """What the manifest of an encoder-decoder says besides: the length of sources, the tokens that answers begin and
-    end with (where nothing says, they begin with bos, pad, or token 0)."""
-    starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
-    return {
-        "max_source_length": _max_source(graph, length),
-        "decoder_start_token_id": next((token for token in starts if token is not None), 0),
-        **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
-    }

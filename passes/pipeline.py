@@ -11,6 +11,7 @@ from weft.ir import Graph, WeftError, print_graph
 from weft.ir import verify as verify_graph
 
 from .base import Pass
+from .memory import remembers
 from .trace import Trace
 from .trial import Trial
 
@@ -116,7 +117,6 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
         return Pipeline((simplify, fuse))
-    cached = any(name.startswith(("past_key_values.", "past_states.")) for name in graph.inputs)
     logits = graph.outputs.get("logits")
     last = logits is not None and logits.shape[1:2] == (1,)
     context = graph.meta.get("context")
@@ -124,7 +124,8 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     local = (n.attrs for n in graph.nodes if n.op.name == "attention" and n.attrs["window"] is not None)
     rolls = any(a["causal"] and not a["rolling"] and (limit is None or a["window"] < limit) for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)
-    cache = tuple(p for p, wanted in ((KvCache(), not cached), (roll, rolls), (LastTokenLogits(), not last)) if wanted)
+    wanted: dict[Pass, bool] = {KvCache(): not remembers(graph), roll: rolls, LastTokenLogits(): not last}
+    cache = tuple(p for p, needed in wanted.items() if needed)
     return Pipeline((simplify, fuse, Phase("cache", cache)) if cache else (simplify, fuse))
 
 

@@ -7,39 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.graph import Graph
+from weft.passes.memory import cache_records, state_records
 
 from ..targets import Target
 
 
-def cache_layers(graph: Graph) -> list[dict[str, Any]]:
-    """A record per cache of a graph whose attentions are not lowered yet.
-
-    `layer` is its number, `window` that of the attention or None; a `rolling` cache holds `capacity` keys (None: as
-    many as the text has tokens), a `latent` one has no values beside them.
-    """
-    found = []
-    for i in range(len(graph.inputs)):
-        value = graph.inputs.get(f"past_key_values.{i}.key")
-        if value is None:
-            break
-        (node, _), *_ = value.uses
-        rolling, window = node.attrs.get("rolling", False), node.attrs.get("window")
-        record = {"layer": i, "kv_heads": value.shape[1], "head_dim": value.shape[3], "window": window}
-        capacity = value.shape[2] if rolling else None
-        found.append({**record, "rolling": rolling, "capacity": capacity, "latent": node.operand("v") is None})
-    return found
-
-
-def state_layers(graph: Graph) -> list[dict[str, Any]]:
-    """A record per state of constant size: its input's `name` and the `shape` of a row."""
-    states = ((name, v.shape[1:]) for name, v in graph.inputs.items() if name.startswith("past_states."))
-    return [{"name": name, "shape": list(shape)} for name, shape in states]
-
-
 def refusal(graph: Graph) -> str | None:
     """Why onnxruntime-genai cannot run a graph with caches; None if it can."""
-    layers = cache_layers(graph)
-    if state_layers(graph):
+    layers = cache_records(graph)
+    if state_records(graph):
         return "its states of recurrences are those of a few model types only"
     if any(layer["latent"] for layer in layers):
         return "it has no latent caches"
@@ -69,7 +45,7 @@ def config(graph: Graph, target: Target, max_length: int, capture: bool = True) 
 
     `capture`: decoding may be captured as a CUDA graph, on targets that have them.
     """
-    meta, layers = graph.meta, cache_layers(graph)
+    meta, layers = graph.meta, cache_records(graph)
     attention = next(n for n in graph.nodes if n.op.name in ("attention", "relative_attention"))
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
