@@ -6,14 +6,14 @@ from typing import Any
 
 from weft.ir.recipes import Recipe, Reshape
 
-from .family import Config, Family, Fetch, Template, key
+from .family import Config, Family, Fetch, Names, key
 from .settings import Settings
 
 
-def _names(part: str) -> dict[str, str | Template]:
+def _names(part: str) -> Names:
     """Names of the encoder or decoder."""
     layer = f"{part}.layers.{{i}}"
-    found: dict[str, str | Template] = {
+    found: Names = {
         f"{part}.positions": f"{part}.embed_positions",
         f"{part}.embed_norm": f"{part}.layernorm_embedding",
         f"{layer}.ffn.up": f"{layer}.fc1",

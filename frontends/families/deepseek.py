@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,8 @@ from weft.ir.frequencies import yarn_amplitude
 from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ..dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
-from .experts import SPARSE, Rule, activation
-from .family import Config, Fetch, Template, key
+from .experts import SPARSE, activation
+from .family import Config, Fetch, Rule, Template, in_layers, key
 from .llama import LLAMA
 from .rope import rope_of
 from .settings import Settings
@@ -62,10 +63,14 @@ def _mla(config: Config) -> MLA:
 def _layers(routing: Rule, first_dense: int) -> Rule:
     """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen."""
 
-    def rule(config: Config) -> tuple[MoE | None, ...]:
+    def sparse(config: Config) -> Iterator[bool]:
+        dense = config.get("first_k_dense_replace", first_dense)
+        return (i >= dense for i in range(key("num_hidden_layers")(config)))
+
+    def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
         shared = GatedMLP(hidden * key("n_shared_experts")(config), act, config.get("mlp_bias", False))
-        moe = MoE(
+        return MoE(
             key("n_routed_experts")(config),
             hidden,
             key("num_experts_per_tok")(config),
@@ -73,10 +78,8 @@ def _layers(routing: Rule, first_dense: int) -> Rule:
             shared=shared,
             **routing(config),
         )
-        dense = config.get("first_k_dense_replace", first_dense)
-        return tuple(None if i < dense else moe for i in range(key("num_hidden_layers")(config)))
 
-    return rule
+    return in_layers(make, sparse)
 
 
 def _v2(config: Config) -> dict[str, Any]:

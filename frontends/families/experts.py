@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Concat, Recipe, Reshape, Slice
 
 from ..dsl import GatedMLP, MoE
-from .family import Config, Fetch, Template, key
+from .family import Config, Fetch, Names, Rule, Template, in_layers, key
 from .llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, windows
 from .rope import rope_with
 from .settings import ACTIVATIONS, Settings
-
-Rule = Callable[[Config], Any]  # of a setting
 
 
 def stacked(name: str) -> Template:
@@ -29,7 +27,7 @@ def stacked(name: str) -> Template:
     return template
 
 
-def per_expert(prefix: str, gate: str, up: str, down: str) -> dict[str, str | Template]:
+def per_expert(prefix: str, gate: str, up: str, down: str) -> Names:
     """The names of experts under `prefix`: `stacked`, or as transformers holds them, in two tensors for all experts."""
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
@@ -56,8 +54,7 @@ def half_of_each(name: str, index: int) -> Template:
 
 def experts_of(settings: Settings) -> MoE:
     """The mixture of the layers that have one; all are alike."""
-    moe: Any = settings.moe
-    found: MoE = next(m for m in (moe if isinstance(moe, tuple) else (moe,)) if m is not None)
+    found: MoE = settings.first("moe")
     return found
 
 
@@ -90,16 +87,10 @@ def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rul
     return rule
 
 
-def _qwen_layers(rule: Rule) -> Rule:
-    """`rule` for the layers that are sparse: every decoder_sparse_step-th, and not among mlp_only_layers."""
-
-    def layers(config: Config) -> tuple[MoE | None, ...]:
-        step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-        moe = rule(config)
-        sparse = (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
-        return tuple(moe if s else None for s in sparse)
-
-    return layers
+def _sparse(config: Config) -> Iterator[bool]:
+    """Which layers of Qwen models are: every decoder_sparse_step-th, and not among mlp_only_layers."""
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
 
 
 def _with_shared(config: Config) -> MoE:
@@ -143,14 +134,14 @@ QWEN2_MOE = QWEN2.but(
     },
     qkv_bias=key("qkv_bias", default=True),
     window=_qwen2_moe_windows,
-    moe=_qwen_layers(_with_shared),
+    moe=in_layers(_with_shared, _sparse),
 )
 QWEN3_MOE = QWEN3.but(
     "qwen3_moe",
     names=SPARSE,
     head_dim=key("head_dim", default=None),
     window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,
-    moe=_qwen_layers(_plain("moe_intermediate_size")),
+    moe=in_layers(_plain("moe_intermediate_size"), _sparse),
 )
 OLMOE = LLAMA.but(
     "olmoe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
 
 Config = Mapping[str, Any]
+Rule = Callable[[Config], Any]  # of a setting
 REQUIRED = object()
 _TYPES: dict[str, Any] = {
     "int": int,
@@ -52,6 +53,7 @@ class Fetch:
 
 
 Template = Callable[[Fetch, str, Settings], Recipe]  # fetch, "weight" or "bias", settings -> recipe
+Names = dict[str, str | Template]
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,17 @@ class Lookup:
 def key(*keys: str, default: Any = REQUIRED) -> Lookup:
     """The setting under the first of `keys` that is present; required unless there is a `default`."""
     return Lookup(keys, default)
+
+
+def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
+    """The rule for a setting that is what `make` says in the layers that are `chosen`, and None in the others."""
+
+    def rule(config: Config) -> tuple[Any, ...]:
+        has = list(chosen(config))
+        made = make(config) if any(has) else None
+        return tuple(made if h else None for h in has)
+
+    return rule
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from weft.ir.recipes import Map, Recipe, Reshape
 
 from ..dsl import GatedMLP, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from .experts import GRANITE_MOE, activation, per_expert
-from .family import Config, Family, Fetch, Template, key
+from .family import Config, Family, Fetch, Names, Template, in_layers, key
 from .llama import LLAMA, NAMES
 from .rope import rope_of, rope_with
 from .settings import Settings
@@ -30,18 +30,17 @@ def _taps(name: str) -> Template:
     """The convolution's weight [channels, width], stored [channels, 1, width]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return Reshape(fetch(name), (_channels(settings.mixer), -1))
+        return Reshape(fetch(name), (_channels(settings.first("mixer")), -1))
 
     return template
 
 
 def _channels(mixer: Any) -> int:
-    """Of the convolution, in the layers that have one; all are alike."""
-    found = next(m for m in (mixer if isinstance(mixer, tuple) else (mixer,)) if m is not None)
-    return int(found.inner + (2 * found.groups * found.state if isinstance(found, Mamba2) else 0))
+    """Of the convolution."""
+    return int(mixer.inner + (2 * mixer.groups * mixer.state if isinstance(mixer, Mamba2) else 0))
 
 
-def _names(at: str) -> dict[str, str | Template]:
+def _names(at: str) -> Names:
     """The names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
     return {
         "layers.{i}.attn.in": f"{at}.in_proj",
@@ -55,7 +54,7 @@ def _names(at: str) -> dict[str, str | Template]:
     }
 
 
-def _mamba2_names(at: str) -> dict[str, str | Template]:
+def _mamba2_names(at: str) -> Names:
     return {**_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
 
 
@@ -163,20 +162,14 @@ def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool
     return layers
 
 
-def _jamba_mixers(config: Config) -> tuple[Mamba | None, ...]:
-    mamba = _jamba_mamba(config)
-    return tuple(None if attention else mamba for attention in _every("attn", 8, 4)(config))
-
-
-def _jamba_experts(config: Config) -> tuple[MoE | None, ...]:
+def _jamba_experts(config: Config) -> MoE | None:
     experts, hidden, k = (key(n)(config) for n in ("num_experts", "intermediate_size", "num_experts_per_tok"))
-    moe = MoE(experts, hidden, k, activation(config), renormalize=False) if experts > 1 else None
-    return tuple(moe if sparse else None for sparse in _every("expert", 2, 1)(config))
+    return MoE(experts, hidden, k, activation(config), renormalize=False) if experts > 1 else None
 
 
-def _bamba_mixers(config: Config) -> tuple[Mamba2 | None, ...]:
-    mamba, attention = _hybrid_mamba2(config, eps=1e-5), config.get("attn_layer_indices") or ()
-    return tuple(None if i in attention else mamba for i in range(key("num_hidden_layers")(config)))
+def _bamba_recurrent(config: Config) -> Iterator[bool]:
+    attention = config.get("attn_layer_indices") or ()
+    return (i not in attention for i in range(key("num_hidden_layers")(config)))
 
 
 _HYBRID = {
@@ -200,8 +193,8 @@ JAMBA = LLAMA.but(
     qkv_bias=False,
     out_bias=False,
     rope=None,
-    mixer=_jamba_mixers,
-    moe=_jamba_experts,
+    mixer=in_layers(_jamba_mamba, lambda c: (not attention for attention in _every("attn", 8, 4)(c))),
+    moe=in_layers(_jamba_experts, _every("expert", 2, 1)),
 )
 BAMBA = LLAMA.but(
     "bamba",
@@ -209,14 +202,13 @@ BAMBA = LLAMA.but(
     refuse=_PLAIN,
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(partial_rotary_factor=0.5),
-    mixer=_bamba_mixers,
+    mixer=in_layers(lambda c: _hybrid_mamba2(c, eps=1e-5), _bamba_recurrent),
 )
 
 
-def _granite_mixers(config: Config) -> tuple[Mamba2 | None, ...]:
-    mamba, layers = _hybrid_mamba2(config, eps=1e-6), key("num_hidden_layers")(config)
-    types = config.get("layer_types") or ["mamba"] * layers
-    return tuple(mamba if t in ("mamba", "linear_attention") else None for t in types)
+def _granite_recurrent(config: Config) -> Iterator[bool]:
+    types = config.get("layer_types") or ["mamba"] * key("num_hidden_layers")(config)
+    return (kind in ("mamba", "linear_attention") for kind in types)
 
 
 def _granite_experts(config: Config) -> MoE | None:
@@ -231,7 +223,7 @@ def _granite_rope(config: Config) -> RoPE | None:
     return rope_of(config) if config.get("position_embedding_type") == "rope" else None
 
 
-def _passed_by_all(at: str) -> dict[str, str | Template]:
+def _passed_by_all(at: str) -> Names:
     packed = "layers.{i}.shared_mlp.input_linear"
     return {
         f"{at}.gate": half(packed, 0),
@@ -250,6 +242,6 @@ GRANITE_HYBRID = GRANITE_MOE.but(
     refuse=_PLAIN,
     ffn=key("shared_intermediate_size"),
     rope=_granite_rope,
-    mixer=_granite_mixers,
+    mixer=in_layers(lambda c: _hybrid_mamba2(c, eps=1e-6), _granite_recurrent),
     moe=_granite_experts,
 )

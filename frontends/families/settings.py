@@ -111,6 +111,10 @@ class Settings:
         """The width of one attention head."""
         return self.head_dim or self.dim // (self.heads or 1)
 
+    def first(self, name: str) -> Any:
+        """The setting `name` of the first layer that has it; where only one kind is known, that of all such layers."""
+        return next(value for value in _each(getattr(self, name), None) if value is not None)
+
     @property
     def groups(self) -> int:
         """How many key/value heads there are."""

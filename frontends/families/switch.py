@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..dsl import MoE
 from .experts import stacked
-from .family import Config, Template, key
+from .family import Config, Names, key
 from .settings import ACTIVATIONS
 from .t5 import T5
 
@@ -34,7 +34,7 @@ def _decoder(config: Config) -> dict[str, object]:
     return {"layers": layers, "moe": _sparse(config, layers, config.get("num_sparse_decoder_layers", 3))}
 
 
-def _names(part: str, ffn: int) -> dict[str, str | Template]:
+def _names(part: str, ffn: int) -> Names:
     """What is called otherwise than in T5, in the encoder or decoder; its feed-forward is sublayer `ffn`."""
     ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
     return {

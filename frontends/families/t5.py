@@ -7,14 +7,14 @@ from typing import Any
 from weft.ir.recipes import Recipe
 
 from ..dsl import T5Bias
-from .family import Config, Family, Fetch, Template, key
+from .family import Config, Family, Fetch, Names, Template, key
 from .settings import Settings
 
 
-def _names(part: str, ffn: int) -> dict[str, str | Template]:
+def _names(part: str, ffn: int) -> Names:
     """Names of the encoder or decoder, whose feed-forward is sublayer `ffn` of a block."""
     block = f"{part}.block.{{i}}.layer"
-    found: dict[str, str | Template] = {
+    found: Names = {
         f"{part}.position_bias": f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{part}.layers.{{i}}.attn_norm": f"{block}.0.layer_norm",
         f"{part}.layers.{{i}}.cross_norm": f"{block}.1.layer_norm",

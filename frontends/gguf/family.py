@@ -7,7 +7,7 @@ decide serves them all; an architecture adds what neither its metadata nor its t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,12 @@ from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ..dsl import ALiBi, RoPE
 from ..families import Family, Settings
-from ..families.family import Fetch, Template, key
+from ..families.family import Config, Fetch, Template, key
 from ..families.templates import flattened, half, packed_parts
 from . import sparse
 
 FREQUENCIES = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-Config = Mapping[str, Any]
 Keys = frozenset[str]
 
 

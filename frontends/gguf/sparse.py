@@ -7,7 +7,7 @@ RECURRENT.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,8 @@ from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ..dsl import MLA, GatedMLP, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from ..families import Settings, key
-from ..families.family import Fetch, Template
+from ..families.family import Config, Fetch, Names, Rule, Template, in_layers
 
-Config = Mapping[str, Any]
-Rule = Callable[[Config], Any]
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
 SIGMOID = 2  # expert_gating_func
 
@@ -26,11 +24,7 @@ SIGMOID = 2  # expert_gating_func
 def per_layer(make: Rule, where: str) -> Rule:
     """What `make` makes, in the layers that the config names under `where`; nothing in the others."""
 
-    def rule(config: Config) -> tuple[Any, ...]:
-        made = make(config) if config[where] else None
-        return tuple(made if i in config[where] else None for i in range(key("block_count")(config)))
-
-    return rule
+    return in_layers(make, lambda c: (i in c[where] for i in range(key("block_count")(c))))
 
 
 def _shaped(name: str, *dims: int) -> Template:
@@ -41,7 +35,7 @@ def _shaped(name: str, *dims: int) -> Template:
 # -- experts
 
 KNOWN: dict[str, None] = {"expert_count": None}  # takes the refusal of experts out of a table
-EXPERTS: dict[str, str | Template] = {
+EXPERTS: Names = {
     "layers.{i}.ffn.router": "blk.{i}.ffn_gate_inp",
     "layers.{i}.ffn.router.correction": "blk.{i}.exp_probs_b.bias",
     **{f"layers.{{i}}.ffn.experts.{n}": f"blk.{{i}}.ffn_{n}_exps.weight" for n in ("gate", "up", "down")},
@@ -126,7 +120,7 @@ def _heads_of(name: str, turned: bool = False) -> Template:
     return template
 
 
-LATENT: dict[str, str | Template] = {
+LATENT: Names = {
     "layers.{i}.attn.q_down": "blk.{i}.attn_q_a",
     "layers.{i}.attn.q_norm": "blk.{i}.attn_q_a_norm",
     "layers.{i}.attn.q_up": "blk.{i}.attn_q_b",
@@ -138,12 +132,12 @@ LATENT: dict[str, str | Template] = {
 
 # -- state spaces
 
-STATES: dict[str, str | Template] = {
+STATES: Names = {
     **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.ssm_{n}" for n in ("in", "x", "dt", "out", "a", "d")},
     **{f"layers.{{i}}.attn.{n}_norm": f"blk.{{i}}.ssm_{n}_norm" for n in ("dt", "b", "c")},
     "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
 }
-HEADED_STATES: dict[str, str | Template] = {
+HEADED_STATES: Names = {
     **STATES,
     "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
     "layers.{i}.attn.a": _shaped("blk.{i}.ssm_a", -1),
