@@ -112,7 +112,7 @@ class Settings:
         return self.head_dim or self.dim // (self.heads or 1)
 
     def first(self, name: str) -> Any:
-        """The setting `name` of the first layer that has it; where only one kind is known, that of all such layers."""
+        """The setting `name` of the first layer that has it."""
         return next(value for value in _each(getattr(self, name), None) if value is not None)
 
     @property
