@@ -208,9 +208,9 @@ def _archive_of(graph: Graph, path: Path, key: str) -> Archive:
         from .gguf import GGUFArchive
 
         return GGUFArchive(at)
-    from .hf import SafetensorsArchive
+    from .hf import Folder
 
-    return SafetensorsArchive(at)
+    return Folder.open(at).weights()
 
 
 def _from_name(spec: str, seed: int) -> Model:

@@ -318,8 +318,13 @@ def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[In
         kind = transformers.AutoModelForSeq2SeqLM
         arguments = {"input_ids": torch.tensor([texts.source]), "decoder_input_ids": torch.tensor([texts.ids])}
     try:
-        net = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        if quantized := getattr(config, "quantization_config", None):
+            quantized["dequantize"] = True  # as the import does
+        net = kind.from_pretrained(
+            folder, config=config, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        )
+    except (ImportError, OSError, ValueError, KeyError) as error:
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
     with torch.no_grad():
         found = net.eval()(**arguments, output_hidden_states=True)

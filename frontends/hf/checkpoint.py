@@ -56,6 +56,7 @@ def write_folder(
         raise WeftError(f"a checkpoint cannot be written in {wanted}; choose {', '.join(map(str, STORED))}")
     source = Folder.open(Path(origin["path"]))
     config = dict(source.config)
+    config.pop("quantization_config", None)  # what is written are the numbers
     if wanted is not None:
         config.pop("torch_dtype", None)  # its older name
         config["dtype"] = _CONFIG_NAMES[wanted]

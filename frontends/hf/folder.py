@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 
 from ..families import FAMILIES, Loaded, load
+from .quantized import dequantized
 from .safetensors import SafetensorsArchive
 
 TOKENIZER_FILES = (
@@ -69,6 +71,14 @@ class Folder:
         weights = sorted(self.path.glob("*.safetensors"))
         return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weights)
 
+    def weights(self) -> Archive:
+        """The tensors; quantized ones as the numbers they stand for.
+
+        Raises:
+            WeftError: if there are none, a file is unsound, or they are quantized in a way that cannot be read.
+        """
+        return dequantized(SafetensorsArchive(self.path), self.config, str(self.path / "config.json"))
+
     def write_tokenizer(self, out: Path) -> None:
         """Copy the tokenizer's files into folder `out`."""
         for file in self.tokenizer_files:
@@ -116,11 +126,7 @@ def load_folder(path: Path) -> tuple[Folder, Loaded]:
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise WeftError(f"{source}: model_type {model_type!r} is not known; weft imports {known}")
-    quantized = folder.config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-        raise WeftError(f"{source}: the weights are quantized ({method}); weft imports unquantized folders, or GGUF")
-    loaded = load(FAMILIES[model_type], folder.config, SafetensorsArchive(path), source)
+    loaded = load(FAMILIES[model_type], folder.config, folder.weights(), source)
     loaded.graph.meta.update(
         folder.token_facts(), **folder.embedding_facts(), source={"format": "safetensors", "path": str(path)}
     )

@@ -42,6 +42,10 @@ DTYPES: Mapping[str, DType] = {
 }
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
+_OF_BYTES = {  # looking numbers of a byte up is several times faster than casting them
+    dtype: np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
+    for dtype in (dtypes.f8e4m3, dtypes.f8e5m2)
+}
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,8 @@ def _widened(raw: Array, dtype: DType) -> Array:
         bits = raw.view(np.uint16).astype(np.uint32)
         bits <<= 16
         return bits.view(np.float32)
+    if dtype in _OF_BYTES:
+        return _OF_BYTES[dtype].take(raw.view(np.uint8))
     return raw.astype(np.float32, copy=False) if dtype.is_float else raw
 
 
