@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, Bound, Trait, Value, case, normal, op, want
+from ..op import Array, Bound, Op, Trait, Value, case, normal, op, want
 from .elementwise import _erf, _sigmoid, add, affine, clip, erf, exp, maximum, minimum, mul, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]
@@ -83,7 +83,7 @@ def _(n: Bound) -> Value:
 
 
 # The gate functions by the names that configs use: op and attributes; None is the bilinear unit.
-ACTIVATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+ACTIVATIONS: dict[str, tuple[Op, dict[str, Any]]] = {
     "relu": (relu, {}),
     "relu2": (relu2, {}),
     "gelu": (gelu, {}),
@@ -103,12 +103,14 @@ def activate(x: Value, name: str) -> Value:
     """Emit the activation called `name`, a key of ACTIVATIONS, ``identity``, or ``swish(beta)``."""
     if name == "identity":
         return x
-    if name.startswith("swish("):
-        return swish(x, beta=float(name[6:-1]))
+    fn, attrs = _named(name)
+    return fn(x, **attrs)
+
+
+def _named(name: str) -> tuple[Op, dict[str, Any]]:
+    """The op, and its attributes, that is the activation called `name`."""
     known_activation(name)
-    fn, attrs = ACTIVATIONS[name]
-    result: Value = fn(x, **attrs)
-    return result
+    return (swish, {"beta": float(name[6:-1])}) if name.startswith("swish(") else ACTIVATIONS[name]
 
 
 def known_activation(name: str) -> None:
@@ -125,9 +127,7 @@ def apply_activation(x: Array, name: str) -> Array:
     """The reference twin of `activate`."""
     if name == "identity":
         return x
-    if name.startswith("swish("):
-        return x * _sigmoid(float(name[6:-1]) * x)
-    fn, attrs = ACTIVATIONS[name]
+    fn, attrs = _named(name)
     result: Array = fn.reference(x, **attrs)
     return result
 
