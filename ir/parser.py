@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from . import dtypes, sizes
 from . import frequencies as _tables  # noqa: F401 - importing it registers all recipes
@@ -21,6 +21,7 @@ from .recipe import REGISTRY, Recipe
 from .sizes import Size
 from .types import TensorType
 
+T = TypeVar("T")
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
       | (?P<string>"(?:[^"\\\n]|\\.)*")
@@ -97,7 +98,7 @@ class _Parser:
             self.fail(f"expected {what} but found {self.token.text!r}", self.token.at)
         return self.next().text
 
-    def checked(self, at: int, call: Callable[[], Any]) -> Any:
+    def checked(self, at: int, call: Callable[[], T]) -> T:
         """The result of `call`, with its errors placed at `at`."""
         try:
             return call()
@@ -153,8 +154,7 @@ class _Parser:
             depth += {"(": 1, ")": -1}.get(self.token.text, 0)
             self.next()
         text = self.text[start : self.token.at]
-        result: Size = self.checked(start, lambda: sizes.parse(text))
-        return result
+        return self.checked(start, lambda: sizes.parse(text))
 
     def recipe(self) -> Recipe:
         at = self.token.at
@@ -184,8 +184,7 @@ class _Parser:
         missing = [f.name for f in known if f.name not in given and f.default is MISSING]
         if missing:
             self.fail(f"recipe {name} needs {', '.join(missing)}", at)
-        result: Recipe = self.checked(at, lambda: cls(**given))
-        return result
+        return self.checked(at, lambda: cls(**given))
 
     def json_value(self) -> Any:
         start = self.token.at
