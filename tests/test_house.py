@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import weft
+from weft.frontends import dsl
 
 FOLDERS = ("ir", "passes", "backends", "frontends")
 HEAVY = {"torch", "onnx", "onnxruntime", "transformers", "gguf", "tokenizers"}
@@ -54,6 +55,11 @@ def test_heavy_libraries_are_imported_on_use(module: str, tmp_path: Path) -> Non
 def test_public_names_resolve(name: str) -> None:
     assert getattr(weft, name) is not None
     assert name in dir(weft)
+
+
+def test_the_declarative_language_is_public() -> None:
+    public = weft._PUBLIC["weft.frontends.dsl"]
+    assert [*public] == sorted(dsl.__all__)
 
 
 def test_unknown_names_are_attribute_errors() -> None:
