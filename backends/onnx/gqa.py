@@ -41,8 +41,8 @@ def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
         return None
     alike = all(q.attrs[a] == k.attrs[a] for a in ("interleaved", "amplitude"))
     alike &= (q.attrs["heads"], k.attrs["heads"]) == (node.attrs["heads"], node.attrs["kv_heads"])
-    frequencies = q.inputs[2]
-    fits = alike and isinstance(frequencies, Param) and frequencies.width % 8 == 0
+    frequencies, head = q.inputs[2], q.output.width // q.attrs["heads"]
+    fits = alike and isinstance(frequencies, Param) and frequencies.width % 8 == 0 and head % 16 == 0
     return (q, k) if fits else None
 
 

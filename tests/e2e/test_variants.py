@@ -90,6 +90,7 @@ DECODERS = {
     "ALiBi": attends(bias=ALiBi()),
     "ALiBi, window": attends(bias=ALiBi(), window=5),
     "partial, interleaved": attends(2, rope=RoPE(fraction=0.5, interleaved=True)),
+    "partial, heads of 24": attends(2, head_dim=24, rope=RoPE(dim=16)),
     "linear scaling": scaled("linear"),
     "ntk": scaled("ntk"),
     "dynamic": scaled("dynamic"),
