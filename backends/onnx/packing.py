@@ -40,13 +40,19 @@ def prepack(folder: Path, name: str = MODEL) -> int:
     before = path.stat().st_size
     with tempfile.TemporaryDirectory(prefix="packed-", dir=folder) as scratch:
         packed = _save_packed(folder / name, Path(scratch))
+        entries = [
+            (weights[tensor.name], entry)
+            for tensor in packed.graph.initializer
+            for entry in tensor.external_data
+            if entry.key.startswith("prepacked_") and tensor.name in weights
+        ]
+        if not entries:  # of small weights there is no file at all
+            return 0
         with (Path(scratch) / DATA).open("rb") as source, path.open("r+b") as target:
             end = before
-            for tensor in packed.graph.initializer:
-                for entry in tensor.external_data:
-                    if entry.key.startswith("prepacked_") and tensor.name in weights:
-                        value, end = _append(entry.value, source, target, end)
-                        weights[tensor.name].external_data.add(key=entry.key, value=value)
+            for weight, entry in entries:
+                value, end = _append(entry.value, source, target, end)
+                weight.external_data.add(key=entry.key, value=value)
     onnx.save(model, folder / name)
     return end - before
 
