@@ -70,8 +70,11 @@ class Attention:
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
         """x [batch, seq, dim] → the same; keys and values come from `memory` [batch, keys, width] if given."""
         source = x if memory is None else memory
-        if memory is not None and any(s is not None for s in (self.bias, self.rope, self.window)):
-            raise WeftError("bias, rope and window compare positions of one text: attention to another has none")
+        compared = [s is not None for s in (self.bias, self.rope, self.window)] + [self.pattern != "dense"]
+        if memory is not None and any(compared):
+            raise WeftError(
+                "bias, rope, window and pattern compare positions of one text: attention to another has none"
+            )
         d = self.head_dim or last_axis(x, self.heads, "heads")
         kv = self.groups
         q = self._projected(x, self.heads * d, "q")

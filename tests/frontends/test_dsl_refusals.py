@@ -176,10 +176,13 @@ def test_widths_are_fixed() -> None:
         trace(MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
 
 
-@pytest.mark.parametrize("settings", [{"rope": ROPE}, {"bias": ALiBi()}, {"window": 4}], ids=str)
+COMPARING = [{"rope": ROPE}, {"bias": ALiBi()}, {"window": 4}, {"pattern": "strided", "stride": 2}]
+
+
+@pytest.mark.parametrize("settings", COMPARING, ids=str)
 def test_positions_of_two_texts_are_not_compared(settings: dict[str, Any]) -> None:
     reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2, **settings))
-    with pytest.raises(WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope and window compare"):
+    with pytest.raises(WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window and pattern"):
         EncoderDecoder(Encoder(10, 8, 1, reads), Decoder(10, 8, 1, writes)).graph()
 
 
