@@ -68,11 +68,12 @@ class KvCache(Pass):
 
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
         """Every way to cut a text into calls gives the full pass (two ways for models above a million parameters)."""
-        inputs = trial.inputs(before, seq=6)
+        tokens = within_positions(before, 6)
+        inputs = trial.inputs(before, seq=tokens)
         if "attention_mask" in inputs:
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
         whole = trial.run(before, inputs)
-        for cuts in _cuts(before):
+        for cuts in _cuts(before, tokens):
             stepped = run_in_chunks(trial, after, inputs, cuts)
             try:
                 trial.same(whole, {name: stepped[name] for name in whole}, EXACT)
@@ -100,7 +101,7 @@ def _give_cache(graph: Graph, node: Node, number: int, given: dict[str, Value | 
 
 
 def run_in_chunks(trial: Trial, graph: Graph, inputs: dict[str, Array], cuts: tuple[int, ...]) -> dict[str, Array]:
-    """Outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1.
+    """Outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1 (scalars: in a row).
 
     The caches start as noise: what is not yet valid must not matter. The states start as zeros.
     """
@@ -124,16 +125,28 @@ def run_in_chunks(trial: Trial, graph: Graph, inputs: dict[str, Array], cuts: tu
             else:
                 found.setdefault(name, []).append(array)
         start += n
-    return {name: np.concatenate(parts, 1) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+    return {name: _joined(parts) for name, parts in found.items()}
 
 
-def _cuts(graph: Graph) -> Iterable[tuple[int, ...]]:
-    """The calls of six tokens in all that the check of `graph` makes."""
+def _joined(parts: list[Array]) -> Array:
+    """What calls made, side by side; of scalars, as losses are, one for each call."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts, 1) if parts[0].ndim else np.stack(parts)
+
+
+def within_positions(graph: Graph, tokens: int) -> int:
+    """`tokens`, or as many as the graph has positions for."""
+    return min(tokens, graph.meta.get("max_positions") or tokens)
+
+
+def _cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
+    """The calls of `total` tokens in all, six at most, that the check of `graph` makes."""
     tokens = token_axes(graph)
     if tokens is not None and _comparing(graph, tokens):
-        return [(6,)]
+        return [(total,)]
     small = sum(math.prod(p.type.concrete({})) for p in graph.params.values()) < 1_000_000
-    return _compositions(6) if small else [(6,), (2, 3, 1)]
+    return _compositions(total) if small or total < 6 else [(6,), (2, 3, 1)]
 
 
 def _compositions(n: int) -> Iterator[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from ..base import Pass
 from ..edit import hand_over
 from ..trace import Trace
 from ..trial import EXACT, Trial
-from .kv_cache import run_in_chunks
+from .kv_cache import run_in_chunks, within_positions
 
 _LONGEST_TRIAL = 40  # tokens; for wider windows only texts within the window are tried
 
@@ -63,7 +63,7 @@ class RollingBuffer(Pass):
             if n.op.name == "attention" and n.attrs["rolling"] and (past := n.operand("past_k"))
         }
         total = max(sizes, default=0) + 4
-        total = total if total <= _LONGEST_TRIAL else 6
+        total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
         inputs = trial.inputs(before, seq=total)
         for cuts in _cuts(total):
             trial.same(run_in_chunks(trial, before, inputs, cuts), run_in_chunks(trial, after, inputs, cuts), EXACT)
@@ -78,4 +78,5 @@ def _capacity(node: Node, slack: int) -> int | None:
 
 def _cuts(total: int) -> Iterable[tuple[int, ...]]:
     half = total // 2
-    return (total,), (1,) * total, (half, total - half), (total - 2, 1, 1), (2, 1, total - 3)
+    cuts = (total,), (1,) * total, (half, total - half), (total - 2, 1, 1), (2, 1, total - 3)
+    return (c for c in cuts if min(c) > 0)

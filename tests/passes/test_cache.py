@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from weft import Attention, Block, Decoder, LearnedPositions, MoE
 from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops, sizes
 from weft.ir.frequencies import AlibiSlopes
 from weft.passes import Trace, run_passes
@@ -266,6 +267,11 @@ def test_traces_count_layers() -> None:
     trace = Trace()
     applied("kv-cache", Tiny(layers=3).graph(), trace)
     assert trace.rewrites == {"kv-cache": 3}
+
+
+def test_checks_stay_within_the_positions_and_take_losses() -> None:
+    block = Block(Attention(2, window=10), MoE(2, 8, 1, aux_loss=0.1))
+    run_passes(Decoder(11, 8, 1, block, positions=LearnedPositions(12)).graph(), verify=True)
 
 
 def test_chunks_are_calls_of_the_given_lengths() -> None:
