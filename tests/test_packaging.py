@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
-DATA = {".py", ".typed", ".j2", ".html", ".json"}
 
 
 def build(what: str, source: Path, out: Path) -> Path:
@@ -34,9 +33,9 @@ def checkout(root: Path, target: Path) -> Path:
 @pytest.fixture(scope="module")
 def clone(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     clone = checkout(root, tmp_path_factory.mktemp("clone") / "weft")
-    template = clone / "backends" / "planted" / "page.j2"  # data in a folder that is no package must travel too
-    template.parent.mkdir()
-    template.touch()
+    planted = clone / "backends" / "planted" / "table.json"  # data in a folder that is no package must travel too
+    planted.parent.mkdir()
+    planted.touch()
     return clone
 
 
@@ -50,17 +49,18 @@ def files(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if name.startswith("weft/")}
 
 
-def test_wheel_holds_every_source_and_template(clone: Path, wheel: Path) -> None:
+def test_wheel_holds_every_file(clone: Path, wheel: Path) -> None:
     package = clone / "src/weft"
     roots = [package, *(path for path in package.iterdir() if path.is_symlink())]
     expected = {
         str(PurePosixPath("weft", path.relative_to(package)))
         for folder in roots
         for path in folder.rglob("*")
-        if path.suffix in DATA
+        if path.is_file()
     }
     assert files(wheel) == expected
-    assert {"weft/py.typed", "weft/ir/__init__.py", "weft/backends/planted/page.j2"} <= expected
+    data = {"py.typed", "frontends/families/verified.json", "backends/planted/table.json"}
+    assert {f"weft/{name}" for name in data | {"ir/__init__.py"}} <= expected
 
 
 def test_wheel_runs_from_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
@@ -80,4 +80,4 @@ def test_sdist_builds_the_same_wheel(clone: Path, wheel: Path, tmp_path: Path) -
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("weft-*")
     assert files(build("wheel", unpacked, tmp_path / "wheel")) == files(wheel)
-    assert (unpacked / "LICENSE").exists()
+    assert (unpacked / "LICENSE").exists() and not (unpacked / "tests").exists()
