@@ -40,7 +40,8 @@ def write_folder(
 
     The tensors are computed from the parameters, whose values the recipes or `params` (by name) say; those that the
     model does not read (masks, heads of other tasks) are left out. `dtype` is f32, f16, bf16, or as the source stores
-    each tensor. Memory is needed for the tensors that hang together, not for the model. The folder appears whole.
+    each tensor (f32 for quantized ones). Memory is needed for the tensors that hang together, not for the model. The
+    folder appears whole.
 
     Raises:
         WeftError: if the model comes from elsewhere, is not understood in full, or does not determine its tensors; or
