@@ -1,7 +1,7 @@
 """Folders whose weights are quantized as published, read as the numbers that the codes stand for.
 
 ``mxfp4`` (gpt-oss) is the microscaling format of the OCP MX specification 1.0: 32 codes of 4 bits (E2M1) share one
-power of two (E8M0). `fp8` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are floats of 8 bits of which every
+power of two (E8M0). ``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are floats of 8 bits of which every
 tile, mostly 128 · 128, has a scale. Only weights: what such models round activations to while they run is left out.
 """
 
@@ -21,7 +21,7 @@ from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 
 _BYTES = np.arange(256, dtype=np.uint8)
-_NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the number before stands in the low half
+_NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the first of two numbers is the low half
 _E2M1 = _NIBBLES.view(ml_dtypes.float4_e2m1fn).astype(np.float32).view(np.uint64)[:, 0]  # byte -> two float32
 _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
