@@ -93,13 +93,16 @@ class RopeFrequencies(Recipe):
         return np.asarray(base / self.factor * ramp + base * (1 - ramp))
 
 
+def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
+    """√(1/t) of YaRN (Peng 2023) for a context `factor` times the original, its logarithm times `mscale`."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
 def yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
     """The amplitude of `rope` under YaRN for a context `factor` times the original, with DeepSeek's two mscales."""
-
-    def temperature(m: float) -> float:
-        return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
-
-    return temperature(mscale) / temperature(mscale_all_dim) if mscale and mscale_all_dim else temperature(1.0)
+    if not (mscale and mscale_all_dim):
+        return yarn_temperature(factor)
+    return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
 
 
 def longrope_amplitude(factor: float, original: int) -> float:

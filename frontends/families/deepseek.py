@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.frequencies import yarn_amplitude
+from weft.ir.frequencies import yarn_temperature
 from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ..dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
@@ -43,7 +43,7 @@ def _scale(config: Config) -> float | None:
     if kind == "default" or not mscale:
         return None
     width: int = key("qk_nope_head_dim")(config) + key("qk_rope_head_dim")(config)
-    return float(width**-0.5 * yarn_amplitude(float(key("factor")(rope)), float(mscale)) ** 2)
+    return float(width**-0.5 * yarn_temperature(float(key("factor")(rope)), float(mscale)) ** 2)
 
 
 def _mla(config: Config) -> MLA:

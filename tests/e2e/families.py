@@ -94,7 +94,7 @@ DEEPSEEK = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
     "first_k_dense_replace": 1,
-    "rope_parameters": ROPES["yarn"] | {"mscale": 0.7, "mscale_all_dim": 1.0},
+    "rope_parameters": ROPES["yarn"] | {"mscale": 0.9, "mscale_all_dim": 0.6},
 }
 STATES = {
     **{k: COMMON[k] for k in ("vocab_size", "hidden_size", "num_hidden_layers")},
