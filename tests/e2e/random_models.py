@@ -121,7 +121,7 @@ class Drawn:
         """What decoders and encoders both take."""
         positions = self.one((LearnedPositions(LENGTH + 1, 2), LearnedPositions(LENGTH), Sinusoidal(LENGTH + 4)))
         return self.some(
-            0.3, positions=positions, embed_scale=3.0, embed_norm=self.one(NORMS), context=self.one((8, 64))
+            0.3, positions=positions, embed_scale=3.0, embed_norm=self.one(NORMS), context=self.one((8, LENGTH))
         )
 
     def decoder(self, dim: int | None = None, crossing: bool = False) -> Decoder:
