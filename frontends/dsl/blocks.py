@@ -10,7 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
 from .build import module, named
-from .checks import need, need_modules, need_one_of, need_whole
+from .checks import need, need_finite, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
 ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
@@ -45,6 +45,7 @@ class Block:
         need_one_of(self, "arrangement", ARRANGEMENTS)
         need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "it has no attn, cross or ffn")
         need_modules(self, "attn", "cross", "ffn", "norm")
+        need_finite(self, "residual_scale")
 
     def __call__(self, x: Value) -> Value:
         known = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)

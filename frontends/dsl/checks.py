@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from weft.ir.errors import WeftError
@@ -26,8 +27,18 @@ def need_positive(module: object, *names: str) -> None:
     """The fields `names` of `module` must be positive numbers, or None."""
     for name in names:
         value = getattr(module, name)
-        fits = value is None or (isinstance(value, int | float) and value > 0)
-        need(module, fits, f"{name}={value!r} must be a positive number")
+        need(module, value is None or (_finite(value) and value > 0), f"{name}={value!r} must be a positive number")
+
+
+def need_finite(module: object, *names: str) -> None:
+    """The fields `names` of `module` must be numbers, or None."""
+    for name in names:
+        value = getattr(module, name)
+        need(module, value is None or _finite(value), f"{name}={value!r} must be a finite number")
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def need_divides(module: object, part: str, whole: str) -> None:
@@ -42,6 +53,14 @@ def need_modules(module: object, *names: str) -> None:
         value = getattr(module, name)
         fits = value is None or (callable(value) and not isinstance(value, type))
         need(module, fits, f"{name}={value!r} is no module" + (": call it" if isinstance(value, type) else ""))
+
+
+def need_kind(module: object, name: str, *kinds: type, otherwise: str = "") -> None:
+    """The field `name` of `module` must be an instance of one of `kinds`, or None; `otherwise` is the remedy."""
+    value = getattr(module, name)
+    takes = " or ".join(kind.__name__ for kind in kinds)
+    fits = value is None or isinstance(value, kinds)
+    need(module, fits, f"{name}={value!r} must be {takes}" + (f": {otherwise}" if otherwise else ""))
 
 
 def need_one_of(module: object, name: str, known: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType
 
 from .build import building, current, module, named, param, provided, providing
-from .checks import need, need_whole
+from .checks import need, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .position_bias import T5Bias
 
@@ -26,11 +26,20 @@ def _check(model: Decoder | Encoder) -> None:
         need_whole(model, "layers")
         need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
     else:
+        fits = isinstance(model.layers, Sequence) and not isinstance(model.layers, str)
+        need(model, fits, f"layers={model.layers!r} must be a whole number or a list of modules")
         need(model, model.block is None, "give either a list of layers, or their number and a block")
         need(model, len(model.layers) > 0, "layers is empty")
     for i, layer in enumerate(_stack(model)):
         fits = callable(layer) and not isinstance(layer, type)
         need(model, fits, f"layer {i} is no module but {layer!r}")
+    need_finite(model, "embed_scale")
+    need_modules(model, "embed_norm")
+    need_kind(model, "positions", LearnedPositions, Sinusoidal)
+    if model.positions is not None and model.context is not None:
+        fits = model.context <= model.positions.length
+        need(model, fits, f"context={model.context} exceeds the {model.positions.length} positions of its table")
+    need_kind(model, "position_bias", T5Bias, otherwise="any other bias belongs into Attention(bias=...)")
     bias = model.position_bias
     need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, must say its heads")
 
@@ -113,6 +122,10 @@ class Decoder:
 
     def __post_init__(self) -> None:
         _check(self)
+        need_finite(self, "logit_scale")
+        need_positive(self, "logit_softcap")
+        if not isinstance(self.final_norm, bool):
+            need_modules(self, "final_norm")
 
     def __call__(self, input_ids: Value) -> Value:
         """input_ids [batch, seq] → logits [batch, seq, vocab]."""
@@ -178,6 +191,7 @@ class Encoder:
         _check(self)
         need_whole(self, "token_types", least=0)
         need_whole(self, "embed_dim")
+        need_modules(self, "final_norm")
 
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None

@@ -49,12 +49,15 @@ class RoPE:
     def __post_init__(self) -> None:
         need_one_of(self, "scaling", SCALINGS)
         need_whole(self, "dim", least=2)
-        need_positive(self, "theta", "factor", "amplitude")
+        need_whole(self, "original", "rotated", "length", least=0)
+        need_positive(self, "theta", "factor", "amplitude", "beta_fast", "beta_slow", "low_freq", "high_freq")
         need(self, 0 < self.fraction <= 1, f"fraction={self.fraction} must be above 0 and at most 1")
         need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: pairs are rotated")
-        if self.scaling in ("yarn", "llama3"):
+        if self.scaling in ("dynamic", "yarn", "llama3", "longrope"):
             need(self, self.original > 0, f"scaling={self.scaling!r} needs original, the context before it")
         need(self, self.scaling != "longrope" or bool(self.factors), "scaling='longrope' needs factors")
+        if self.dim is not None:
+            self.recipe(self.dim)
 
     __repr__ = spell
 
@@ -63,6 +66,10 @@ class RoPE:
         dim = int(head_dim * self.fraction) if self.dim is None else self.dim
         fits = dim % 2 == 0 and 0 < dim <= head_dim
         need(self, fits, f"dim={dim} must be even and at most head_dim={head_dim}")
+        for name in ("factors", "long_factors"):
+            count = len(getattr(self, name)) or dim // 2
+            need(self, count == dim // 2, f"{count} {name} do not fit dim={dim}, which has {dim // 2} pairs")
+        need(self, dim > 2 or self.scaling not in ("ntk", "dynamic"), f"scaling={self.scaling!r} needs dim above 2")
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_OF_THE_TABLE}
         return RopeFrequencies(dim, **own)
 

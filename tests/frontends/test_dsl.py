@@ -97,8 +97,8 @@ def test_models_print_as_they_are_written() -> None:
         ([one, one, two, one], "[MLP(hidden=8)] * 2 + [MLP(hidden=9)] + [MLP(hidden=8)]"),
     ):
         assert repr(Decoder(10, 8, layers)) == f"Decoder(vocab=10, dim=8, layers={text})"
-    rope = RoPE(scaling="longrope", factors=(1.0, 1.0))
-    assert repr(rope) == "RoPE(scaling='longrope', factors=(1.0, 1.0))"
+    rope = RoPE(scaling="longrope", original=9, factors=(1.0, 1.0))
+    assert repr(rope) == "RoPE(scaling='longrope', original=9, factors=(1.0, 1.0))"
 
 
 def test_a_large_model_is_described_quickly() -> None:
