@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from weft.backends.runtime.generate import Generator
 from weft.ir import dtypes, interpret
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
+from weft.passes import run_passes
+from weft.passes.library.quiet_routers import noises
 
 from .families.rope import at_length
 from .internals import Internals, layer_of
@@ -221,7 +223,7 @@ def _graphs(folder: Path, runnable: Generator | Encoder) -> list[Internals]:
 
 
 def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
-    """The source that the manifest names, unchanged since."""
+    """The source that the manifest names, unchanged since; without the noise of routers, which compiling leaves out."""
     source = manifest.get("source") or {}
     spec = source.get("spec")
     if not spec:
@@ -234,7 +236,7 @@ def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
     if changed := sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name)):
         raise WeftError(f"{folder}: its source {spec} has changed since ({', '.join(changed)}): compile it again")
     at_length(model.graph, int(manifest.get("max_length") or 0))
-    return model
+    return replace(model, graph=run_passes(model.graph, "quiet-routers")) if noises(model.graph) else model
 
 
 def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> list[int]:

@@ -109,11 +109,10 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     from .library.kv_cache import KvCache
     from .library.last_token_logits import LastTokenLogits
     from .library.pack import PackGateUp, PackQkv
-    from .library.quiet_routers import INPUT, QuietRouters
+    from .library.quiet_routers import QuietRouters, noises
     from .library.rolling_buffer import RollingBuffer
 
-    noisy = any(name.startswith(INPUT) for name in graph.inputs)
-    simplify = Phase("simplify", (*([QuietRouters()] if noisy else []), Dce(), Cse(), FoldConstants()))
+    simplify = Phase("simplify", (*([QuietRouters()] if noises(graph) else []), Dce(), Cse(), FoldConstants()))
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
         return Pipeline((simplify, fuse))

@@ -16,6 +16,11 @@ from ..trial import EXACT, Trial
 INPUT = "router_noise."
 
 
+def noises(graph: Graph) -> list[str]:
+    """The inputs of `graph` that are noise for routers."""
+    return [name for name in graph.inputs if name.startswith(INPUT)]
+
+
 @dataclass(frozen=True)
 class QuietRouters(Pass):
     """Route by the logits themselves where noise was added to them, which is for training (Shazeer 2017).
@@ -27,10 +32,10 @@ class QuietRouters(Pass):
     effect = "conditional"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        noises = [name for name in graph.inputs if name.startswith(INPUT)]
-        if not noises:
+        found = noises(graph)
+        if not found:
             raise WeftError(f"quiet-routers: graph {graph.name} has no input {INPUT}0")
-        for name in noises:
+        for name in found:
             for scaled in graph.inputs[name].users:
                 for noisy in scaled.output.users:
                     if (scaled.op.name, noisy.op.name) != ("mul", "add"):

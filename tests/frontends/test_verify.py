@@ -60,6 +60,14 @@ def test_what_is_right_passes(tmp_path: Path, options: dict[str, Any]) -> None:
     )
 
 
+def test_noise_of_routers_is_left_out_of_the_reference_too(tmp_path: Path) -> None:
+    source = tmp_path / "noisy.py"
+    source.write_text(TINY.replace("GatedMLP", "MoE").replace("MoE(48)", "MoE(4, 48, 2, noisy=True)"))
+    weft.compile(source, tmp_path / "out")
+    found = verify_folder(tmp_path / "out", tokens=4)
+    assert found.passed and found.divergence is None
+
+
 @pytest.mark.parametrize("name", ["hybrid", "tiny_translator"])
 def test_examples_that_do_not_only_look_back_pass(name: str, root: Path, tmp_path: Path) -> None:
     """Experts that choose among the tokens of a call, which therefore is one; an encoder's answer."""
