@@ -42,6 +42,8 @@ class KvCache(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = token_axes(graph)
+        if tokens is not None:
+            _check_causal(graph, tokens)
         attentions = [n for n in graph.nodes if n.op.name in ATTENTIONS and n.attrs["causal"]]
         recurrences = [n for n in graph.nodes if states(n)]
         if tokens is None or not attentions + recurrences:
@@ -196,6 +198,17 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
                 "positions should come from the input position_ids"
+            )
+
+
+def _check_causal(graph: Graph, tokens: Tokens) -> None:
+    """No attention may let a token see later ones."""
+    for node in graph.nodes:
+        if node.attrs.get("causal") is False and len([v for v in node.inputs if carries(v, tokens)]) > 1:
+            raise WeftError(
+                f"kv-cache: {node.op.name} (%{node.output.name}) is not causal: later tokens "
+                "change what earlier ones see, so nothing can be cached; make it causal, or leave the cache out "
+                "(--passes default,-kv-cache)"
             )
 
 

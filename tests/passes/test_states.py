@@ -199,7 +199,7 @@ def test_what_cannot_have_a_state_is_refused() -> None:
         mask = g.add_input("valid", TensorType(dtypes.i64, (BATCH, SEQ)))
         return ops.linear_attention(x, x, x, mask, heads=3, causal=True)
 
-    with pytest.raises(WeftError, match=r"kv-cache: linear_attention \(%\S+\) mixes tokens or counts them"):
+    with pytest.raises(WeftError, match=r"kv-cache: linear_attention \(%\S+\) is not causal"):
         applied("kv-cache", model(mamba, both_ways))
     with pytest.raises(WeftError, match="has a key mask, which a state of constant size cannot have"):
         applied("kv-cache", model(masked))
