@@ -103,7 +103,9 @@ def run_command(
     options = {"max_tokens": max_tokens, "stop": stop, **given}
     with _opened(source, device, threads, text=ids is None) as model:
         if not hasattr(model, "stream"):
-            _embed(model, prompt if ids is None else ids, chat, source, pooling=pooling, normalize=normalize)
+            _embed(
+                model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
+            )
             return
         if (pooling, normalize) != (None, None):
             raise WeftError(f"{source} is no encoder: --pooling and --normalize go with one")
@@ -160,11 +162,11 @@ def _target(device: str) -> str:
     return "ort-cpu" if trouble else "ort-cuda"
 
 
-def _embed(model: Encoder, prompt: str | list[int] | None, chat: bool, source: str, **options: Any) -> None:
+def _embed(model: Encoder, prompt: str | list[int] | None, answer: bool, source: str, **options: Any) -> None:
     import json
 
-    if chat or prompt is None:
-        raise WeftError(f"{source} is an encoder: it embeds a --prompt and cannot --chat")
+    if answer or prompt is None:
+        raise WeftError(f"{source} is an encoder: it embeds a --prompt, and has no answer for --chat or --beams")
     click.echo(json.dumps([float(x) for x in model.encode([prompt], **options)[0]]))
 
 

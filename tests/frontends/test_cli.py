@@ -317,7 +317,8 @@ def test_an_encoder_embeds_and_does_not_chat(minilm_folder: Path, tmp_path: Path
     )
     assert mean.shape == first.shape == (384,) and np.abs(mean - first).max() > 0.01
     np.testing.assert_allclose(unit, mean / np.linalg.norm(mean), atol=1e-6)
-    assert "encoder" in refused("run", tmp_path / "out", "--prompt", "hello", "--chat")
+    for option in (["--chat"], ["--beams", "2"]):
+        assert "encoder" in refused("run", tmp_path / "out", "--prompt", "hello", *option)
 
 
 def test_run_without_a_compiled_model(tmp_path: Path) -> None:
