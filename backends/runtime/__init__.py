@@ -40,6 +40,7 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
             folder=facts.folder,
             pooling=facts.pooling,
             normalize=facts.normalize,
+            compares=facts.compares,
         )
     from .decoder import OrtDecoder
     from .generate import Generator
@@ -50,7 +51,7 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
         from .sources import SourceEncoder
 
         encoder = open_session(facts.encoder, device=device, threads=threads, target=facts.target)
-        sources = SourceEncoder(encoder, facts.start, facts.max_source, str(facts.encoder))
+        sources = SourceEncoder(encoder, facts.start, facts.max_source, str(facts.encoder), facts.compares)
     decoder = OrtDecoder(
         session,
         vocab=facts.vocab,

@@ -25,8 +25,8 @@ class Encoder:
     """A model that gives every token a vector: inputs `input_ids`, `attention_mask` and, where declared,
     `token_type_ids`; output `last_hidden_state` [batch, seq, dim].
 
-    `pooling` and `normalize` are how it was trained to make one vector of a text. Raises WeftError when the graph is
-    another.
+    `pooling` and `normalize` are how it was trained to make one vector of a text; `compares` says that the tokens of a
+    call compete, as for places at experts. Raises WeftError when the graph is another.
     """
 
     def __init__(
@@ -38,9 +38,10 @@ class Encoder:
         folder: Path,
         pooling: str = "mean",
         normalize: bool = False,
+        compares: bool = False,
     ) -> None:
         self.session, self.vocab, self.max_length, self.folder = session, vocab, max_length, folder
-        self.pooling, self.normalize = pooling, normalize
+        self.pooling, self.normalize, self.compares = pooling, normalize, compares
         self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
         name = folder / "model.onnx"
         if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
@@ -71,7 +72,7 @@ class Encoder:
         "mean" averages the vectors of a text's tokens, "max" takes the largest of each number, "cls" the vector of the
         first token. `normalize` scales every vector to unit length. None means as the model was trained, where the
         folder of sentence-transformers that it was compiled from says so, else "mean" as it is. Texts of similar length
-        are run together, `batch` at a time, padded on the right.
+        are run together, `batch` at a time, padded on the right; each by itself where tokens compete.
 
         Raises WeftError on a text longer than the model's maximum (cut to it instead where `truncate`) or without
         tokens, and on arguments outside their range.
@@ -82,6 +83,7 @@ class Encoder:
         check_count("batch", batch)
         rows = [self._tokens(text, truncate) for text in prompts_of(texts)]
         found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
+        batch = 1 if self.compares else batch
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for at in range(0, len(order), batch):
             some = order[at : at + batch]

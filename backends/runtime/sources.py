@@ -30,6 +30,18 @@ class Reading:
         for name, buffer in self._buffers.items():
             buffer.bind_input(binding, name, first, rows)
 
+    @classmethod
+    def joined(cls, readings: Sequence[Reading]) -> Reading:
+        """`readings` of a row each as one, padded with zeros to the longest source."""
+        session, buffers = readings[0]._session, {}
+        for name, buffer in readings[0]._buffers.items():
+            parts = [reading._buffers[name].pull() for reading in readings]
+            longest = max(part.shape[1] for part in parts)
+            ends = [[(0, 0), (0, longest - part.shape[1]), *[(0, 0)] * (part.ndim - 2)] for part in parts]
+            values = np.concatenate([np.pad(part, end) for part, end in zip(parts, ends, strict=True)])
+            buffers[name] = _filled(session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
+        return cls(session, buffers, np.arange(len(readings)))
+
     def gather(self, rows: Ints) -> Reading:
         """The reading whose row r is row `rows[r]` of this one; this one itself where they read the same."""
         of = self.of[rows]
@@ -47,13 +59,15 @@ class SourceEncoder:
     """An encoder graph in an open session: inputs `encoder_input_ids` and `encoder_attention_mask` [batch, source];
     outputs what the decoder asks for by the same name, as `cross.{i}.key|value` [batch, source, width].
 
-    Every row of the decoder begins with the token `start`. Raises WeftError when the graph is another.
+    Every row of the decoder begins with the token `start`. `compares` says that the tokens of a call compete, as for
+    places at experts. Raises WeftError when the graph is another.
     """
 
     session: Session
     start: int
     max_length: int  # of a source, in tokens
     name: str = "encoder.onnx"
+    compares: bool = False
 
     def __post_init__(self) -> None:
         inputs = [i.name for i in self.session.ort.get_inputs()]
@@ -68,8 +82,10 @@ class SourceEncoder:
     def read(self, sources: Sequence[Sequence[int]], wanted: Mapping[str, Any]) -> Reading:
         """Run the encoder once over all `sources`, padded on the right: the inputs `wanted` by the decoder.
 
-        Raises WeftError when ONNX Runtime fails.
+        Where tokens compete, it runs over each source by itself. Raises WeftError when ONNX Runtime fails.
         """
+        if self.compares and len(sources) > 1:
+            return Reading.joined([self.read([source], wanted) for source in sources])
         ids, mask = padded(sources)
         batch, longest = ids.shape
         with failures(self.name):

@@ -18,7 +18,7 @@ from weft.backends.runtime.folder import read_facts
 from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.session import Session, onnxruntime, open_session
 from weft.frontends import load_source
-from weft.frontends.dsl import MLA, LinearAttention, Mamba, Mamba2, MoE
+from weft.frontends.dsl import MLA, LinearAttention, Mamba, Mamba2
 from weft.ir import interpret
 from weft.ir.errors import WeftError
 
@@ -206,19 +206,6 @@ def test_on_a_pretended_device(
     assert second.timings.prompt_tokens == 3
     monkeypatch.undo()
     assert tokens(opened(folder).generate(longer, max_tokens=270)) == [second.tokens]
-
-
-@pytest.mark.parametrize("choice", ["token", "expert"])
-def test_padding_takes_no_place_at_an_expert(choice: str, tmp_path: Path) -> None:
-    experts = MoE(experts=4, hidden=24, k=1, capacity=1.0, choice=choice)
-    model = Decoder(VOCAB, 32, 2, Block(Attention(**ROPED), experts, NORM), context=64)
-    weft.compile(model, tmp_path / "out", seed=5)
-    decoder = opened(tmp_path / "out").decoder
-    with decoder.context(len(PROMPTS), 30) as context:
-        together = context.prefill(PROMPTS).copy()
-    for prompt, row in zip(PROMPTS, together, strict=True):
-        with decoder.context(1, 30) as context:
-            np.testing.assert_allclose(context.prefill([prompt])[0], row, rtol=0, atol=1e-5)
 
 
 # -- conversations: what a model that cannot go back keeps

@@ -1,0 +1,61 @@
+"""Tokens that compete for places at experts: what is run together must not take the places of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, GatedMLP, MoE, RMSNorm, RoPE
+
+NORM, SHAPE = RMSNorm(1e-6), (61, 32, 2)
+ATTENTION = Attention(heads=4, kv_heads=2, rope=RoPE(100.0))
+TEXTS = [[5, 9, 33, 2, 60, 7, 11], [1], [40, 41, 42], [3, 2, 1], list(range(20, 41))]
+CLOSE: Any = {"rtol": 0, "atol": 1e-5}
+
+
+def compiled(model: Any, folder: Path) -> Any:
+    weft.compile(model, folder, seed=5)
+    return weft.load(folder, device="cpu", threads=1)
+
+
+def experts(**settings: Any) -> Block:
+    return Block(ATTENTION, MoE(experts=4, hidden=24, k=1, **settings), NORM)
+
+
+@pytest.mark.parametrize("choice", ["token", "expert"])
+def test_prompts(choice: str, tmp_path: Path) -> None:
+    decoder = compiled(Decoder(*SHAPE, experts(capacity=1.0, choice=choice), context=64), tmp_path / "out").decoder
+    with decoder.context(len(TEXTS), 30) as context:
+        together = context.prefill(TEXTS).copy()
+    for text, row in zip(TEXTS, together, strict=True):
+        with decoder.context(1, 30) as context:
+            np.testing.assert_allclose(context.prefill([text])[0], row, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"choice": "expert"}, {"capacity": 1.0}, {"capacity": 3, "batched": True}], ids=str
+)
+def test_texts_of_encoders(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = compiled(Encoder(*SHAPE, experts(**settings), context=64), tmp_path / "out")
+    alone = np.concatenate([model.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(model.encode(TEXTS), alone, **CLOSE)
+
+
+@pytest.mark.parametrize("choice", ["token", "expert"])
+def test_sources(choice: str, tmp_path: Path) -> None:
+    reads = Encoder(*SHAPE, experts(capacity=1.0, choice=choice), context=64)
+    writes = Decoder(*SHAPE, Block(ATTENTION, GatedMLP(24), NORM, cross=CrossAttention(4)), context=64)
+    decoder = compiled(EncoderDecoder(reads, writes), tmp_path / "out").decoder
+    turned = np.arange(len(TEXTS))[::-1].copy()
+    with decoder.context(len(TEXTS), 30) as context:
+        first = context.prefill(TEXTS).copy()
+        context.gather(turned)
+        second = context.step([3] * len(TEXTS))[turned].copy()
+    for i, text in enumerate(TEXTS):
+        with decoder.context(1, 30) as context:
+            np.testing.assert_allclose(first[i : i + 1], context.prefill([text]), **CLOSE)
+            np.testing.assert_allclose(second[i : i + 1], context.step([3]), **CLOSE)
