@@ -226,7 +226,7 @@ def target_pipeline(
 
 
 def _dtype(target: Target, dtype: str | None) -> str:
-    name = target.dtypes[0] if dtype is None else dtypes.parse(dtype).name
+    name = target.dtypes[0] if dtype is None else dtypes.parse(dtype, target.dtypes).name
     if name not in target.dtypes:
         raise WeftError(f"target {target.name} cannot compute in {name}; it takes {', '.join(target.dtypes)}")
     return name

@@ -7,6 +7,7 @@ block takes, and are decoded to float32 by whoever reads the checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -134,15 +135,15 @@ _BY_NUMPY: dict[np.dtype[Any], DType] = {t.numpy: t for t in ALL.values() if not
 _ALIASES = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "bfloat16": "bf16", "float64": "f64"}
 
 
-def parse(name: str) -> DType:
+def parse(name: str, known: Iterable[str] = ALL) -> DType:
     """The dtype called `name` (``f16``; ``fp16`` and ``float16`` are understood too).
 
     Raises:
-        WeftError: if there is none.
+        WeftError: if there is none; it lists those in `known`.
     """
     found = ALL.get(_ALIASES.get(name, name))
     if found is None:
-        raise WeftError(f"unknown dtype {name!r}; known are {', '.join(ALL)}")
+        raise WeftError(f"unknown dtype {name!r}; known are {', '.join(known)}")
     return found
 
 

@@ -52,7 +52,7 @@ def write_folder(
         raise WeftError(f"{model.description} comes from no Hugging Face folder, so it cannot be written as one")
     if model.unread:
         raise WeftError(f"{model.spec}: nothing reads tensor {model.unread[0]!r}, so its values cannot be restored")
-    wanted = None if dtype is None else dtypes.parse(dtype)
+    wanted = None if dtype is None else dtypes.parse(dtype, map(str, STORED))
     if wanted is not None and wanted not in STORED:
         raise WeftError(f"a checkpoint cannot be written in {wanted}; choose {', '.join(map(str, STORED))}")
     source = Folder.open(Path(origin["path"]))

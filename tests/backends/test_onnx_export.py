@@ -50,7 +50,7 @@ def test_unknown_targets_and_dtypes_are_refused(tmp_path: Path) -> None:
         find_target("ort_cpu")
     with pytest.raises(WeftError, match="cannot compute in bf16"):
         weft.compile(decoder(), tmp_path / "out", target="ort-cpu", dtype="bf16")
-    with pytest.raises(WeftError, match="unknown dtype"):
+    with pytest.raises(WeftError, match=r"unknown dtype 'f12'; known are f32, f16$"):
         weft.compile(decoder(), tmp_path / "out", dtype="f12")
     with pytest.raises(WeftError, match="max-length"):
         weft.compile(decoder(), tmp_path / "out", max_length=0)

@@ -138,7 +138,7 @@ def test_compile_dumps_and_verifies(tiny: Path, tmp_path: Path) -> None:
         (("-p", "cast{dtyp=f16}"), ("no argument 'dtyp'", "dtype")),
         (("-p", "cast{dtype=f17}"), ("f17",)),
         (("--dtype", "bf16"), ("ort-cpu cannot compute in bf16", "f32")),
-        (("--dtype", "float"), ("float",)),
+        (("--dtype", "f8"), ("unknown dtype 'f8'; known are f32",)),
         (("--target", "ort-gpu"), ("unknown target 'ort-gpu'", "ort-cpu")),
         (("--max-length", "0"), ("--max-length 0",)),
         (("--max-length", "many"), ("many", "weft compile --help")),
