@@ -58,6 +58,7 @@ def _positions(config: Config) -> int:
 
 ROBERTA = BERT.but(
     "roberta",
+    "xlm-roberta",
     prefix="roberta.",
     found={"pooler": lambda keys: bool(keys & {"pooler.dense.weight", "roberta.pooler.dense.weight"})},
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),

@@ -78,6 +78,6 @@ GEMMA3 = GEMMA2.but(
     qk_norm="head",
     rope=_two_ropes,
     window=_windows(6),
-    softcap=key("attn_logit_softcapping", default=None),
+    softcap=None,  # of attention: the config has it, transformers does not apply it
     logit_softcap=key("final_logit_softcapping", default=None),
 )

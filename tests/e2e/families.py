@@ -179,6 +179,10 @@ ROWS: dict[str, Row] = {
     "gemma2": Row("Gemma2ForCausalLM", COMMON | GQA | TIED | GEMMA2),
     "gemma2-uncapped": Row("Gemma2ForCausalLM", COMMON | MHA | UNTIED | GEMMA2 | UNCAPPED),
     "gemma3": Row("Gemma3ForCausalLM", COMMON | GQA | TIED | GEMMA2 | {"sliding_window_pattern": 2}),
+    "gemma3-caps": Row(
+        "Gemma3ForCausalLM",
+        COMMON | GQA | TIED | GEMMA2 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 10.0},
+    ),
     "gemma3-linear": Row(
         "Gemma3ForCausalLM",
         COMMON | MHA | UNTIED | GEMMA2 | {"rope_parameters": GEMMA3_ROPES, "layer_types": LOCAL_GLOBAL},
@@ -315,6 +319,7 @@ ROWS: dict[str, Row] = {
     "bamba": Row("BambaForCausalLM", COMMON | GQA | UNTIED | HYBRID | {"mamba_n_groups": 2, "attn_layer_indices": [1]}),
     "bert": Row("BertModel", COMMON | {"type_vocab_size": 2, "hidden_act": "gelu"}),
     "roberta": Row("RobertaModel", COMMON | {"type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta": Row("XLMRobertaModel", COMMON | {"type_vocab_size": 1, "pad_token_id": 1}),
     "albert": Row("AlbertModel", COMMON | {"type_vocab_size": 2, "embedding_size": 24}),
     "albert-groups": Row(
         "AlbertModel",
