@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from functools import partial
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
@@ -19,13 +22,9 @@ from .settings import Settings, build
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # of a setting
 REQUIRED = object()
-_TYPES: dict[str, Any] = {
-    "int": int,
-    "int | None": (int, type(None)),
-    "float": (int, float),
-    "bool": bool,
-    "str": str,
-}
+_ABSENT = object()
+_UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
+_HINTS = get_type_hints(Settings)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,8 @@ class Family:
     (or `Template`) of each parameter, {i} being the layer; a name without its last part stands for weight and bias.
     Checkpoint names may stand with or without `prefix`. `found`: settings that the checkpoint's keys decide. `unused`:
     patterns of checkpoint keys that are known to be of no use (masks, buffers, training heads). `refuse`: config keys
-    and the values of each that the family can express. `aliases`: other spellings inside checkpoint names.
+    (`outer.inner` for one inside a mapping) and the values of each that the family can express. `aliases`: other
+    spellings inside checkpoint names.
     """
 
     model_types: tuple[str, ...]
@@ -136,23 +136,77 @@ class Family:
         )
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """The settings of a `config` (called `source` in errors) and the checkpoint names `keys`."""
+        """The settings of a `config` (called `source` in errors) and the checkpoint names `keys`.
+
+        Raises:
+            WeftError: naming the key that is missing, refused or has a value of no use.
+        """
         for name, allowed in self.refuse.items():
-            if name in config and config[name] not in allowed:
-                raise WeftError(f"{source}: {name}={config[name]!r} is not supported for {self.model_types[0]} models")
+            given = _lookup(config, name, source)
+            if given is not _ABSENT and given not in allowed:
+                raise WeftError(f"{source}: {name}={given!r} is not supported for {self.model_types[0]} models")
         values: dict[str, Any] = {}
         for f in fields(Settings):
-            rule = self.settings.get(f.name, REQUIRED)
             if f.name in self.found:
                 values[f.name] = self.found[f.name](keys)
-            elif rule is not REQUIRED:
+            elif f.name in self.settings:
+                rule = partial(_setting, f.name, self.settings[f.name])
                 try:
-                    values[f.name] = rule(config) if callable(rule) else rule
-                except WeftError as e:
-                    raise WeftError(f"{source}: {e} (needed for {f.name} of a {self.model_types[0]} model)") from None
-            if not isinstance(values.get(f.name), _TYPES.get(str(f.type), object)) and f.name in values:
-                raise WeftError(f"{source}: {f.name}={values[f.name]!r} should be of type {f.type}")
+                    values[f.name] = rule(config)
+                except (WeftError, *_UNFIT) as e:
+                    told = _blaming(e, rule, config)
+                    raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
         return Settings(**values)
+
+
+def _lookup(config: Config, path: str, source: str) -> Any:
+    """The value at a dotted `path`, or _ABSENT."""
+    *outer, last = path.split(".")
+    for name in outer:
+        inner = config.get(name) or {}
+        if not isinstance(inner, Mapping):
+            raise WeftError(f"{source}: {name}={inner!r} is no mapping")
+        config = inner
+    return config.get(last, _ABSENT)
+
+
+def _setting(name: str, rule: Any, config: Config) -> Any:
+    """What `rule`, a constant or function of the config, says for the setting `name`."""
+    value = rule(config) if callable(rule) else rule
+    if not _is(value, _HINTS[name]):
+        raise WeftError(f"{name}={value!r} should be of type {Settings.__annotations__[name]}")
+    return value
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether `value` is of the type `hint`; ints are floats, as in annotations."""
+    if hint is Any:
+        return True
+    if isinstance(hint, UnionType):
+        return any(_is(value, h) for h in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is(v, get_args(hint)[0]) for v in value)
+    return isinstance(value, (int, float) if hint is float else get_origin(hint) or hint)
+
+
+def _blaming(e: Exception, make: Rule, config: Config) -> WeftError:
+    """`e`, which `make(config)` raised, after the keys to blame: without them there is no such failure.
+
+    Positive whole numbers are not blamed: they are of the right type, and taking them away may only hide the fault.
+    """
+    suspects = (k for k, v in config.items() if not (isinstance(v, int) and v > 0))
+    blamed = [k for k in suspects if _failure(make, {n: v for n, v in config.items() if n != k}) != str(e)]
+    values = (f"{k}={reprlib.repr(config[k])}" for k in blamed)
+    return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))
+
+
+def _failure(make: Rule, config: Config) -> str | None:
+    """What `make(config)` fails with."""
+    try:
+        make(config)
+    except (WeftError, *_UNFIT) as e:
+        return str(e)
+    return None
 
 
 @dataclass(frozen=True)
@@ -174,11 +228,15 @@ def load(family: Family, config: Config, archive: Archive, source: str) -> Loade
     """
     keys = frozenset(archive.keys())
     settings = family.read(config, keys, source)
+
+    def model(config: Config) -> tuple[Decoder | Encoder | EncoderDecoder, Graph]:
+        module = build(family.read(config, keys, source))
+        return module, module.graph(name=family.model_types[0])
+
     try:
-        module = build(settings)
-        graph = module.graph(name=family.model_types[0])
-    except WeftError as e:
-        raise WeftError(f"{source}: {e}") from e
+        module, graph = model(config)
+    except (WeftError, *_UNFIT) as e:
+        raise WeftError(f"{source}: {_blaming(e, model, config)}") from e
     graph.archive = archive
     read: set[str] = set()
     for param in graph.params.values():

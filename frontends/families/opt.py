@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from .family import Family, key
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+from .family import Config, Family, key
+
+
+def _dim(config: Config) -> Any:
+    dim, embedded = key("hidden_size")(config), config.get("word_embed_proj_dim")
+    if embedded not in (dim, None):
+        raise WeftError(f"word_embed_proj_dim={embedded!r} other than hidden_size is not supported")
+    return dim
+
 
 OPT = Family(
     model_types=("opt",),
     settings={
         "vocab": key("vocab_size"),
-        "dim": key("hidden_size"),
+        "dim": _dim,
         "layers": key("num_hidden_layers"),
         "heads": key("num_attention_heads"),
         "ffn": key("ffn_dim"),

@@ -123,7 +123,7 @@ def load_folder(path: Path) -> tuple[Folder, Loaded]:
     folder = Folder.open(path)
     source = str(path / "config.json")
     model_type = folder.config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise WeftError(f"{source}: model_type {model_type!r} is not known; weft imports {known}")
     loaded = load(FAMILIES[model_type], folder.config, folder.weights(), source)

@@ -151,8 +151,14 @@ def test_older_spellings_mean_what_newer_ones_do(model_type: str, config: dict[s
 @pytest.mark.parametrize(
     ("model_type", "config", "message"),
     [
-        ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln=True is not supported"),
-        ("mpt", {"attn_config": 3}, "attn_config=3 is no mapping"),
+        (
+            "mpt",
+            {"attn_config": {"qk_ln": True}},
+            "^config.json: attn_config.qk_ln=True is not supported for mpt models$",
+        ),
+        ("mpt", {"attn_config": {"alibi": False}}, "^config.json: attn_config.alibi=False is not supported for mpt"),
+        ("mpt", {"attn_config": 3}, "^config.json: attn_config=3 is no mapping$"),
+        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32 other than hidden_size is not supported"),
         ("mpt", {"logit_scale": 0.5}, "logit_scale=0.5 is not supported for mpt models"),
         ("albert", {"num_hidden_groups": 2}, "shared_layers=2 does not divide layers=3"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),

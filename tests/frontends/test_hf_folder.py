@@ -145,9 +145,13 @@ def test_unsound_configs(text: str, message: str, folder: Path) -> None:
     ("model_type", "changes", "message"),
     [
         ("llama", {"num_key_value_heads": 3}, "config.json: Attention: kv_heads=3 does not divide heads=4"),
-        ("llama", {"hidden_act": "mystery"}, "config.json: unknown activation 'mystery'; known are gelu"),
-        ("llama", {"hidden_size": "big"}, "config.json: dim='big' should be of type int"),
-        ("llama", {"num_hidden_layers": 0}, "config.json: layers=0 must be positive"),
+        (
+            "llama",
+            {"hidden_act": "mystery"},
+            "config.json: hidden_act='mystery': unknown activation 'mystery'; known are gelu",
+        ),
+        ("llama", {"hidden_size": "big"}, "config.json: hidden_size='big': dim='big' should be of type int"),
+        ("llama", {"num_hidden_layers": 0}, "config.json: num_hidden_layers=0: layers=0 must be positive"),
         ("llama", {"rope_parameters": {"rope_type": "odd"}}, "unknown RoPE type 'odd'; known are default, linear"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "RoPE of type linear needs 'factor'"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "llama3 needs 'low_freq_factor'"),
