@@ -6,9 +6,9 @@ has used and given back, and the first to load is slower than the rest by severa
 from process to process, so several sets of processes are pooled; ratios are formed inside a set. ONNX graphs go through
 the same loop: I/O binding, shared cache buffers, argmax on the host. Read bandwidth is measured in the same turns.
 
-weft runs three times: its graph as it is; with --prepack, where ONNX Runtime maps the packed weights from the file, by
-huge pages where the system can; and with --keep-blocks, where the head alone, or every product, reads the GGUF's own 4-
-and 8-bit blocks. The weights are the same numbers everywhere, and all arithmetic is in f32.
+weft runs four times: its graph as it is; with --prepack, where ONNX Runtime maps the packed weights from the file, by
+huge pages where the system can; the same with --keep-blocks head, where the head reads the GGUF's own 8-bit blocks; and
+with --keep-blocks all, where every product reads its 4- or 8-bit blocks. The weights are the same numbers everywhere, and all arithmetic is in f32.
 
     python benchmarks/bench_speed.py [--sets 8] [--rounds 2] [--threads 2]
 """
@@ -260,7 +260,7 @@ def prepare(work: Path) -> dict[str, str]:
     source = hugging_face_folder(GGUF, work / "hf")
     weft.compile(GGUF, work / "weft", max_length=2048)
     weft.compile(GGUF, work / "weft_prepack", max_length=2048, prepack=True)
-    weft.compile(GGUF, work / "weft_keep_head", max_length=2048, keep_blocks="head")
+    weft.compile(GGUF, work / "weft_keep_head", max_length=2048, keep_blocks="head", prepack=True)
     weft.compile(GGUF, work / "weft_keep_all", max_length=2048, keep_blocks="all")
     quiet: dict[str, Any] = {"check": True, "capture_output": True, "env": os.environ | {"HF_HUB_OFFLINE": "1"}}
     subprocess.run(builder_command(source, work / "builder"), **quiet)
