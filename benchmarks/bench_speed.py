@@ -8,7 +8,8 @@ the same loop: I/O binding, shared cache buffers, argmax on the host. Read bandw
 
 weft runs four times: its graph as it is; with --prepack, where ONNX Runtime maps the packed weights from the file, by
 huge pages where the system can; the same with --keep-blocks head, where the head reads the GGUF's own 8-bit blocks; and
-with --keep-blocks all, where every product reads its 4- or 8-bit blocks. The weights are the same numbers everywhere, and all arithmetic is in f32.
+with --keep-blocks all, where every product reads its 4- or 8-bit blocks. The weights are the same numbers everywhere,
+and all arithmetic is in f32.
 
     python benchmarks/bench_speed.py [--sets 8] [--rounds 2] [--threads 2]
 """
