@@ -36,7 +36,7 @@ def positions(graph: Graph) -> Value:
 
 
 def weight(graph: Graph, name: str, array: Array) -> Param:
-    graph.archive.arrays[name] = array  # type: ignore[attr-defined]
+    graph.archive.arrays[name] = array
     return graph.add_param(name, TensorType(dtypes.f32, array.shape), Source(name))
 
 

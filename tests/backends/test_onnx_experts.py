@@ -131,7 +131,7 @@ def routed(**attrs: Any) -> Router:
 
 
 def corrected(graph: Graph, logits: Value) -> Value:
-    graph.archive.arrays["correction"] = np.linspace(-1, 1, EXPERTS)  # type: ignore[attr-defined]
+    graph.archive.arrays["correction"] = np.linspace(-1, 1, EXPERTS)
     bias = graph.add_param("correction", TensorType(logits.type.dtype, (EXPERTS,)), Source("correction"))
     return ops.route(logits, bias, k=3, scoring="sigmoid", groups=4, top_groups=2, scale=2.5)
 
@@ -217,7 +217,7 @@ def test_experts_that_nobody_asks_are_not_computed(activation: str, target: str,
     layer = Layer()
     layer.moe(ops.route(layer.input("logits", sym("batch"), sym("seq"), EXPERTS), k=2), activation=activation, active=2)
     asked = [1, 6]
-    arrays = layer.graph.archive.arrays  # type: ignore[attr-defined]
+    arrays = layer.graph.archive.arrays
     for array in arrays.values():
         array[[e for e in range(EXPERTS) if e not in asked]] = np.nan
     logits = rng.standard_normal((1, 4, EXPERTS))

@@ -38,7 +38,7 @@ SLOPES = np.linspace(0.1, 0.4, HEADS)
 
 def by_key(graph: Graph, q: Value) -> Value:
     """A slope per head times the position of the key, [1, heads, 1, keys]."""
-    graph.archive.arrays["slopes"] = SLOPES.reshape(1, HEADS, 1, 1)  # type: ignore[attr-defined]
+    graph.archive.arrays["slopes"] = SLOPES.reshape(1, HEADS, 1, 1)
     slopes = graph.add_param("slopes", TensorType(dtypes.f32, (1, HEADS, 1, 1)), Source("slopes"))
     return ops.mul(slopes, ops.cast(ops.iota(q, axis=1), to=dtypes.f32))
 

@@ -64,7 +64,7 @@ def test_latent_attention(options: dict[str, Any], rng: np.random.Generator) -> 
 def test_latent_attention_keeps_one_head_of_the_latent() -> None:
     graph = Decoder(10, 16, 1, Block(MLA(4, 8, 6, 4, 5, RoPE()), MLP(8))).graph()
     (node,) = [n for n in graph.nodes if n.op.name == "attention"]
-    assert (node.attrs["kv_heads"], node.inputs[1].width) == (1, 8 + 4)  # type: ignore[union-attr]
+    assert (node.attrs["kv_heads"], node.inputs[1].width) == (1, 8 + 4)
 
 
 # -- relative and linear attention
