@@ -112,15 +112,16 @@ class Trial:
         """Random inputs by name, of the sizes `given` (batch, seq … otherwise small odd numbers).
 
         Token ids stay below the rows of the tables they index, masks are ones followed by zeros, positions run on from
-        where the mask says that the cache ends.
+        where the mask says that the cache ends, and no text is longer than a table of positions.
         """
         rng = np.random.default_rng(self.seed)
-        binding = {**SIZES, **given}
+        longest: int = graph.meta.get("max_positions") or 1_000_000  # a table of positions ends there
+        binding = {**SIZES, "seq": min(SIZES["seq"], longest), **given}
         batch, seq = binding["batch"], binding["seq"]
         past = np.zeros(batch, int)
         mask = graph.inputs.get("attention_mask")
         if mask is not None and mask.shape[-1] == sizes.sym("total"):
-            past = rng.integers(0, 4, batch)
+            past = rng.integers(0, max(1, min(4, longest - seq + 1)), batch)
             binding.setdefault("total", int(past.max()) + seq)
             binding.setdefault("capacity", binding["total"] + 2)
         for name in free_sizes(graph):

@@ -199,3 +199,10 @@ def test_registering_a_name_twice_is_a_bug() -> None:
         class Other(Pass):
             name = "sabotage"
             effect = "exact"
+
+
+@pytest.mark.parametrize("positions", [1, 3, 8])
+def test_trials_stay_within_a_table_of_positions(positions: int) -> None:
+    block = weft.Block(weft.Attention(2), weft.GatedMLP(16))
+    graph = weft.Decoder(50, 16, 1, block, positions=weft.LearnedPositions(positions)).graph()
+    run_passes(graph, verify=True)
