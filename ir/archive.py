@@ -6,6 +6,10 @@ for the model. It reads with plain file reads (pages of mapped files count as re
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -83,6 +87,65 @@ class MemoryArchive:
         array = self._get(key)
         rows = array[start:stop] if array.ndim else array
         return rows.astype(np.float32) if self.dtype(key).is_float and rows.dtype != np.float64 else rows
+
+
+class Overlay:
+    """The archive `base` with computed tensors on top: what passes that must look at weights make.
+
+    The computed tensors are spilled to an unnamed temporary file, so that memory is needed for one of them only.
+    """
+
+    def __init__(self, base: Archive) -> None:
+        self.base = base
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+        weakref.finalize(self, self._file.close)
+        self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """Names of the computed tensors."""
+        return tuple(self._places)
+
+    def put(self, key: str, array: Array) -> None:
+        """Add the tensor `key`, float32 or float64; one of that name is hidden from now on.
+
+        Raises:
+            WeftError: if the temporary folder has no room.
+        """
+        offset = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(np.ascontiguousarray(array).data)
+            self._file.flush()
+        except OSError as e:
+            raise WeftError(f"no room for tensor {key!r} in {tempfile.gettempdir()}: {e.strerror}") from e
+        self._places[key] = (offset, array.shape, array.dtype)
+
+    def keys(self) -> Iterable[str]:
+        return dict.fromkeys((*self.base.keys(), *self._places))
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self._places[key][1] if key in self._places else self.base.shape(key)
+
+    def dtype(self, key: str) -> DType:
+        return dtypes.of(np.empty(0, self._places[key][2])) if key in self._places else self.base.dtype(key)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        if key not in self._places:
+            return self.base.read(key, start, stop)
+        offset, shape, dtype = self._places[key]
+        row = math.prod(shape[1:]) * dtype.itemsize
+        rows = stop - start if shape else 1
+        data = os.pread(self._file.fileno(), rows * row, offset + (start * row if shape else 0))
+        return np.frombuffer(data, dtype).reshape((rows, *shape[1:]) if shape else ())
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """As `BlockArchive` says; computed tensors have none."""
+        assert isinstance(self.base, BlockArchive)
+        return self.base.read_blocks(key, start, stop)
 
 
 EMPTY: Archive = MemoryArchive({}, "<no checkpoint>")

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from . import dtypes, sizes
-from . import frequencies as _tables  # noqa: F401 - importing it registers all recipes
+from . import frequencies as _tables  # noqa: F401 - importing these registers all recipes
+from . import matrices as _matrices  # noqa: F401
 from .archive import EMPTY, Archive
 from .errors import WeftError
 from .graph import Graph, Value

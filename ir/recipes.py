@@ -310,7 +310,7 @@ class MeanPool(Recipe):
         dim, members = shape[0] // self.heads, self.heads // self.groups
         first, last = start // dim, -(-stop // dim)
         rows = self.item.read(archive, first * members * dim, last * members * dim)
-        pooled = rows.reshape(last - first, members, dim, *shape[1:]).mean(1, dtype=np.float32)
+        pooled = rows.reshape(last - first, members, dim, *shape[1:]).mean(1, dtype=rows.dtype)
         return np.asarray(pooled.reshape(-1, *shape[1:])[start - first * dim : stop - first * dim])
 
 

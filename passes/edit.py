@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
+from weakref import WeakKeyDictionary
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
+
+_derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = WeakKeyDictionary()
 
 
 def hand_over(old: Value, new: Value, *, rename: bool = True) -> None:
@@ -35,6 +39,64 @@ def drop_params(graph: Graph, values: Iterable[Value | None]) -> None:
     for v in dict.fromkeys(values):
         if isinstance(v, Param) and graph.params.get(v.name) is v and not v.uses and not v.is_output:
             graph.erase_param(v)
+
+
+def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None) -> Param:
+    """A parameter beside `old`, of its dtype, made by `recipe`; of its shape unless `shape` says otherwise.
+
+    The same recipe derived twice is one parameter, so that shared layers stay shared. `supersede` gives it the name of
+    `old` once nobody reads that any more.
+    """
+    graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
+    made = _derived.setdefault(old, {})
+    found = made.get((recipe, type))
+    if found is None or graph.params.get(found.name) is not found:
+        found = made[recipe, type] = graph.add_param(old.name, type, recipe)
+    return found
+
+
+def supersede(old: Value | None, new: Value | None) -> None:
+    """If nobody reads the parameter `old` any more, erase it; `new`, derived from it, takes over name and place."""
+    if not isinstance(old, Param) or old is new or old.uses or old.is_output:
+        return
+    graph = old.graph
+    if graph.params.get(old.name) is not old:
+        return
+    if isinstance(new, Param):
+        old.name, new.name = new.name, old.name
+        graph.params[old.name], graph.params[new.name] = old, new
+    graph.erase_param(old)
+
+
+def reweigh(
+    linear: Node, weight: Recipe, bias: Recipe | Literal["same"] | None = "same", rows: int | None = None
+) -> Node:
+    """The node `linear` with another weight, erased for it: `rows` (as many as before if None) of the same width.
+
+    `bias` is left as it is, dropped (None), replaced or added. With other `rows` whoever reads the result must be
+    rebuilt too; see `replay`. Names stay.
+    """
+    graph, (x, old, old_bias) = linear.graph, (*linear.inputs, None)[:3]
+    assert isinstance(old, Param) and x is not None
+    count = old.shape[0] if rows is None else rows
+    new = derive(old, weight, (count, old.shape[1]))
+    vector = old_bias
+    if isinstance(bias, Recipe):
+        if isinstance(old_bias, Param):
+            vector = derive(old_bias, bias, (count,))
+        else:
+            name = old.name.removesuffix("weight") + "bias" if old.name.endswith("weight") else f"{old.name}.bias"
+            vector = graph.add_param(name, TensorType(old.type.dtype, (count,)), bias)
+    elif bias is None:
+        vector = None
+    with graph.inserting(before=linear):
+        y = ops.linear(x, new, vector)
+    hand_over(linear.output, y)
+    graph.erase(linear)
+    supersede(old, new)
+    supersede(old_bias, vector)
+    assert y.producer is not None
+    return y.producer
 
 
 def made_of(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:

@@ -18,17 +18,35 @@ class Miss:
         return f"at {self.at}: {self.reason}"
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A site that `rule` looked at and left alone."""
+
+    rule: str
+    at: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: left %{self.at} alone: {self.reason}"
+
+
 @dataclass
 class Trace:
-    """`lines` in order of writing; `rewrites` by rule."""
+    """`lines` in order of writing; `rewrites` by rule; `refusals`, which are among the lines too."""
 
     lines: list[str] = field(default_factory=list)
     rewrites: Counter[str] = field(default_factory=Counter)
+    refusals: list[Refused] = field(default_factory=list)
 
     def fired(self, rule: str, at: str) -> None:
         """One rewrite by `rule` at the value called `at`."""
         self.rewrites[rule] += 1
         self.lines.append(f"{rule}: rewrote %{at}")
+
+    def refuse(self, rule: str, at: str, reason: str) -> None:
+        """`rule` leaves the value called `at` alone, because of `reason`."""
+        self.refusals.append(Refused(rule, at, reason))
+        self.lines.append(str(self.refusals[-1]))
 
     def note(self, text: str) -> None:
         """A line for the reader, such as what was left alone and why."""

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, parse
 from weft.ir import frequencies as fq
+from weft.ir import matrices as mx
 from weft.ir import recipes as r
+from weft.ir.archive import Overlay
 from weft.ir.printer import format_recipe
 from weft.ir.recipe import REGISTRY
 
@@ -71,6 +73,15 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     "rope table of any": (fq.RopeTable(r.Full(0.5, (2,)), 5, "sin"), np.sin(np.outer(np.arange(5), [0.5, 0.5]))),
     "sinusoid": (fq.Sinusoid(9, 6), fq.Sinusoid(9, 6).evaluate(ARCHIVE)),
     "alibi": (fq.AlibiSlopes(6), fq.AlibiSlopes(6).evaluate(ARCHIVE)),
+    "matmul": (mx.MatMul(a, r.Permute(b, (1, 0))), A @ B.T),
+    "matmul vector": (mx.MatMul(a, r.Source("a5")), A.astype(float) @ np.arange(5)),
+    "matmul stack": (mx.MatMul(t, r.Slice(a, 0, 0, 3)), T @ A[:3]),
+    "head matmul": (
+        mx.HeadMatMul(r.Slice(b, 1, 0, 3), a, heads=4),
+        np.concatenate([B[2 * h : 2 * h + 2, :3] @ A[3 * h : 3 * h + 3] for h in range(4)]),
+    ),
+    "centre rows": (mx.Centre(a, 0), A - A.mean(0)),
+    "centre columns": (mx.Centre(a, 1), A - A.mean(1, keepdims=True)),
     "nested": (
         r.Scale(r.Permute(r.Concat((r.Slice(a, 0, 4, 12), b)), (1, 0)), r.Source("a5")),
         np.concatenate([A[4:12], B]).T * np.arange(5, dtype=np.float32)[:, None],
@@ -198,3 +209,17 @@ def test_params_take_recipes_of_strings() -> None:
     graph.add_param("w", TensorType(dtypes.f32, (12, 5)), r.Source('odd "key"\\ ünïcode'))
     assert json.dumps('odd "key"\\ ünïcode') in str(graph)
     assert parse(str(graph)) == graph
+
+
+def test_overlay_adds_computed_tensors() -> None:
+    overlay = Overlay(ARCHIVE)
+    overlay.put("new", A.astype(np.float64))
+    overlay.put("number", np.array(2.5, np.float32))
+    overlay.put("b", B + 1)
+    np.testing.assert_array_equal(r.Slice(r.Source("new"), 0, 2, 9).evaluate(overlay), A[2:9].astype(np.float64))
+    np.testing.assert_array_equal(b.evaluate(overlay), B + 1)
+    np.testing.assert_array_equal(a.evaluate(overlay), A)
+    assert r.Source("number").evaluate(overlay) == 2.5
+    assert (overlay.dtype("new"), overlay.dtype("half")) == (dtypes.f64, dtypes.f16)
+    assert overlay.computed == ("new", "number", "b")
+    assert set(overlay.keys()) == {*ARCHIVE.keys(), "new", "number"}

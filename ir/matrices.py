@@ -1,0 +1,90 @@
+"""Recipes of linear algebra: products of matrices, products per head, centring.
+
+Products are summed in float64 and rounded once to the precision of what they read (float32 from checkpoints), so that
+a block of rows is the same whether it is computed alone or with others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .archive import Archive, Array
+from .errors import WeftError
+from .recipe import Recipe
+
+
+def _product(left: Array, right: Array) -> Array:
+    product = left.astype(np.float64) @ right.astype(np.float64)
+    return np.asarray(product.astype(np.result_type(left, right)))
+
+
+@dataclass(frozen=True)
+class MatMul(Recipe):
+    """`left` [..., m, k] times `right` [k, n] or [k]: [..., m, n] or [..., m]."""
+
+    left: Recipe
+    right: Recipe
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        left, right = self.left.shape(archive), self.right.shape(archive)
+        if len(left) < 2 or len(right) not in (1, 2) or left[-1] != right[0]:
+            raise WeftError(f"cannot multiply a tensor of shape {left} by one of shape {right}")
+        return (*left[:-1], *right[1:])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return _product(self.left.read(archive, start, stop), self.right.evaluate(archive))
+
+
+@dataclass(frozen=True)
+class HeadMatMul(Recipe):
+    """Per head a product: `left` [heads·m, k], `right` [heads·k, n] → [heads·m, n], head h being left_h right_h."""
+
+    left: Recipe
+    right: Recipe
+    heads: int
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        left, right = self.left.shape(archive), self.right.shape(archive)
+        fits = len(left) == len(right) == 2 and left[0] % self.heads == 0 and right[0] == self.heads * left[1]
+        if not fits:
+            raise WeftError(f"cannot multiply {self.heads} heads of a tensor of shape {left} by those of shape {right}")
+        return left[0], right[1]
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        rows, inner = self.left.shape(archive)
+        per = rows // self.heads
+        found = []
+        for head in range(start // per, -(-stop // per)):
+            first, last = max(start, head * per), min(stop, (head + 1) * per)
+            right = self.right.read(archive, head * inner, (head + 1) * inner)
+            found.append(_product(self.left.read(archive, first, last), right))
+        return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class Centre(Recipe):
+    """`item` minus its mean along `axis`: (I − 11ᵀ/n) applied to that axis."""
+
+    item: Recipe
+    axis: int
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape):
+            raise WeftError(f"cannot centre axis {self.axis} of a tensor of shape {shape}")
+        return shape
+
+    @property
+    def sweeps(self) -> bool:
+        return self.axis == 0 or self.item.sweeps
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        rows = self.item.read(archive, start, stop)
+        if self.axis:
+            return np.asarray(rows - rows.mean(self.axis, keepdims=True))
+        total, count = np.float64(0), self.item.shape(archive)[0]
+        for block in self.item.blocks(archive):
+            total = total + block.sum(0, dtype=np.float64)
+        return np.asarray(rows - (total / count).astype(rows.dtype))
