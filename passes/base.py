@@ -31,6 +31,7 @@ from weft.ir.errors import unknown
 from weft.ir.op import Attr, type_name
 from weft.ir.printer import format_attr
 
+from .docstrings import Documentation, read_docstring
 from .trace import Trace
 from .trial import EXACT, Trial
 
@@ -76,6 +77,7 @@ class Pass:
 
     name: ClassVar[str] = ""
     effect: ClassVar[Effect]
+    tradeoff: ClassVar[str] = ""  # what may cost more afterwards, and why that can be worth it
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -128,6 +130,11 @@ class Pass:
     @classmethod
     def doc(cls) -> str:
         return inspect.cleandoc(cls.__doc__ or "")
+
+    @classmethod
+    def documentation(cls) -> Documentation:
+        """The parts of the docstring."""
+        return read_docstring(cls.doc())
 
     @classmethod
     def make(cls, given: Mapping[str, Any]) -> Pass:
