@@ -6,7 +6,7 @@ Compiled values carry the names of the IR values they come from, so they can be 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.backends.runtime.session import Session, failures, onnxruntime
+from weft.ir.errors import WeftError
 
 if TYPE_CHECKING:
     import onnx
@@ -141,6 +142,27 @@ class Internals:
             present = value.name.replace(_CACHE, "present")
             binding.bind_output(present, self.session.device, 0, number, shape, memory.data_ptr())
         return memory
+
+
+def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] = ()) -> dict[str, Array]:
+    """Model inputs by name, [1, tokens], for one row of the tokens `ids`, which answers `source` in encoder-decoders.
+
+    Raises:
+        WeftError: if there is a name that no text determines.
+    """
+    row, read = (np.asarray(x, np.int64)[None] for x in (ids, source))
+    known = {
+        "input_ids": row,
+        "attention_mask": np.ones_like(row),
+        "position_ids": np.arange(row.size)[None],
+        "token_type_ids": np.zeros_like(row),
+        "encoder_input_ids": read,
+        "encoder_attention_mask": np.ones_like(read),
+    }
+    names = list(names)
+    if unknown := [n for n in names if n not in known]:
+        raise WeftError(f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with")
+    return {name: known[name] for name in names}
 
 
 def layer_of(name: str) -> str:

@@ -29,7 +29,7 @@ from weft.passes import run_passes
 from weft.passes.library.quiet_routers import noises
 
 from .families.rope import at_length
-from .internals import Internals, layer_of
+from .internals import Internals, layer_of, stock_inputs
 from .sources import Model, load_source
 
 Array = NDArray[Any]
@@ -88,20 +88,7 @@ class _Texts:
 
     def inputs(self, names: Collection[str], tokens: int | None = None) -> dict[str, Array]:
         """Model inputs by name, for one row of the first `tokens` tokens, all by default."""
-        row, read = (np.asarray(x, np.int64)[None] for x in (self.ids[:tokens], self.source))
-        known = {
-            "input_ids": row,
-            "attention_mask": np.ones_like(row),
-            "position_ids": np.arange(row.size)[None],
-            "token_type_ids": np.zeros_like(row),
-            "encoder_input_ids": read,
-            "encoder_attention_mask": np.ones_like(read),
-        }
-        if unknown := [n for n in names if n not in known]:
-            raise WeftError(
-                f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with"
-            )
-        return {name: known[name] for name in names}
+        return stock_inputs(names, self.ids[:tokens], self.source)
 
 
 @dataclass(frozen=True)
@@ -202,11 +189,12 @@ def relative_error(got: Array, want: Array) -> float:
 
 def divergences(want: Array, got: Array) -> Array:
     """KL divergence of softmax(got) from softmax(want), per row, in nats."""
-    p, q = _log_softmax(want), _log_softmax(got)
+    p, q = log_softmax(want), log_softmax(got)
     return np.asarray((np.exp(p) * (p - q)).sum(-1))
 
 
-def _log_softmax(x: Array) -> Array:
+def log_softmax(x: Array) -> Array:
+    """In float64, along the last axis."""
     x = x.astype(np.float64)
     x = x - x.max(-1, keepdims=True)
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))

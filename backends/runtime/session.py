@@ -143,6 +143,19 @@ def missing_cuda(ort: Any) -> str | None:
     return _driver_trouble()
 
 
+def target_for(device: str) -> str:
+    """The target to compile a source for that shall run on `device`: ort-cuda where that can be used, else ort-cpu.
+
+    Raises WeftError if `device` is cuda and there is none, before anything is compiled.
+    """
+    if device == "cpu":
+        return "ort-cpu"
+    trouble = missing_cuda(onnxruntime())
+    if device == "cuda" and trouble:
+        raise WeftError(f"device cuda cannot be used: {trouble}")
+    return "ort-cpu" if trouble else "ort-cuda"
+
+
 def _driver_trouble() -> str | None:
     driver = ctypes.CDLL(_DRIVER)
     status, count = driver.cuInit(0), ctypes.c_int(0)

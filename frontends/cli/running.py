@@ -128,6 +128,7 @@ def _opened(source: str, device: str, threads: int | None, text: bool) -> Iterat
     """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer."""
     from weft.backends.runtime import load
     from weft.backends.runtime.folder import GENAI, MANIFEST
+    from weft.backends.runtime.session import target_for
 
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
         yield load(source, device, threads)
@@ -135,7 +136,7 @@ def _opened(source: str, device: str, threads: int | None, text: bool) -> Iterat
     from .. import load_source
     from ..compiler import compile
 
-    target, found = _target(device), load_source(source)
+    target, found = target_for(device), load_source(source)
     if found.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
@@ -144,22 +145,6 @@ def _opened(source: str, device: str, threads: int | None, text: bool) -> Iterat
         with progress(f"reading {source}") as step:
             tell_random(compile(found, folder, target=target, progress=step))
         yield load(folder, device, threads)
-
-
-def _target(device: str) -> str:
-    """The target for a device.
-
-    Raises:
-        WeftError: if it is cuda and there is none, before anything is compiled.
-    """
-    from weft.backends.runtime.session import missing_cuda, onnxruntime
-
-    if device == "cpu":
-        return "ort-cpu"
-    trouble = missing_cuda(onnxruntime())
-    if device == "cuda" and trouble:
-        raise WeftError(f"device cuda cannot be used: {trouble}")
-    return "ort-cpu" if trouble else "ort-cuda"
 
 
 def _embed(model: Encoder, prompt: str | list[int] | None, answer: bool, source: str, **options: Any) -> None:
