@@ -120,8 +120,9 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     last = logits is not None and logits.shape[1:2] == (1,)
     context = graph.meta.get("context")
     limit = max_length or context
-    local = (n.attrs for n in graph.nodes if n.op.name == "attention" and n.attrs["window"] is not None)
-    rolls = any(a["causal"] and not a["rolling"] and (limit is None or a["window"] < limit) for a in local)
+    local = [n.attrs for n in graph.nodes if n.op.name == "attention" and n.attrs["window"] is not None]
+    local = [a for a in local if a["causal"] and not a["rolling"] and not a["keep_first"]]
+    rolls = any(limit is None or a["window"] < limit for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)
     wanted: dict[Pass, bool] = {KvCache(): not remembers(graph), roll: rolls, LastTokenLogits(): not last}
     cache = tuple(p for p, needed in wanted.items() if needed)

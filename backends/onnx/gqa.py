@@ -72,6 +72,8 @@ def _refusal(node: Node, target: Target) -> str | None:
         return "no mask tells the total length"
     if a["pattern"] != "dense":
         return f"pattern {a['pattern']}"
+    if a["keep_first"]:
+        return f"the first {a['keep_first']} keys stay visible"
     if v.width != k.width or head % 8:
         return f"head sizes {head} and {v.width // a['kv_heads']}: must be equal and a multiple of 8"
     if target.device == "cuda" and q.type.dtype.name not in ("f16", "bf16"):

@@ -15,6 +15,7 @@ from weft.ir.graph import Node, Value
 from .emitter import ONNX_DTYPES, Emitter
 
 Out = onnx.Value
+_FACTS = ("causal", "window", "keep_first", "pattern", "stride", "summary", "rolling")
 
 
 def is_length(mask: Value) -> bool:
@@ -40,7 +41,7 @@ def mask_of(e: Emitter, node: Node) -> Out | None:
     k = past or node.inputs[1]
     assert k is not None and node.inputs[0] is not None
     sizes = (node.inputs[0].shape[1], k.shape[2 if past else 1])
-    facts = () if plain else tuple(a[n] for n in ("causal", "window", "pattern", "stride", "summary", "rolling"))
+    facts = () if plain else tuple(a[name] for name in _FACTS)
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
     return e.memo(key, lambda: _build(e, node, key_mask, plain))
 
@@ -145,7 +146,7 @@ def _pattern(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
     def same_block() -> Any:
         return e.op("Equal", *(e.op("Sub", at, e.op("Mod", at, stride)) for at in (query_at, key_at)))
 
-    parts = [e.op("GreaterOrEqual", distance, e.constant(0))] if a["causal"] else []
+    parts: list[Out] = []
     if a["window"] is not None:
         parts.append(below(a["window"]))
     if a["pattern"] == "dilated":
@@ -157,6 +158,11 @@ def _pattern(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
         parts.append(e.op("Or", same_block(), tail))
     elif a["pattern"] == "chunked":
         parts.append(same_block())
+    if a["keep_first"]:
+        kept = e.op("Less", key_at, e.constant(a["keep_first"]))
+        parts = [e.op("Or", part, kept) for part in parts]
+    if a["causal"]:
+        parts.insert(0, e.op("GreaterOrEqual", distance, e.constant(0)))
     if not parts:
         parts.append(e.op("GreaterOrEqual", size, e.constant(0)))
     return parts

@@ -20,9 +20,9 @@ class Attention:
     """Multi-head, multi-query or grouped-query attention (Vaswani 2017; Shazeer 2019; Ainslie 2023).
 
     `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None means what the model is (a decoder is,
-    an encoder is not). `window` keys are seen at most; `pattern` and `stride` as in the op `attention`. `qk_norm` runs
-    on each head (`qk_norm_each`: with weights of its own for each), or on the full width with `qk_norm_full`, before
-    `rope`. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults to 1/√head_dim, `softcap`
+    an encoder is not). `window` keys are seen at most; `keep_first`, `pattern` and `stride` as in the op `attention`.
+    `qk_norm` runs on each head (`qk_norm_each`: with weights of its own for each), or on the full width with
+    `qk_norm_full`, before `rope`. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults to 1/√head_dim, `softcap`
     squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before the output projection.
     `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it is None, what the
     model's `position_bias` makes for all layers.
@@ -33,6 +33,7 @@ class Attention:
     head_dim: int | None = None
     rope: RoPE | None = None
     window: int | None = None
+    keep_first: int = 0
     causal: bool | None = None
     qkv_bias: bool = False
     out_bias: bool = False
@@ -51,6 +52,7 @@ class Attention:
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary")
+        need_whole(self, "keep_first", least=0)
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")
@@ -97,6 +99,7 @@ class Attention:
             kv_heads=kv,
             causal=causal,
             window=self.window,
+            keep_first=self.keep_first,
             scale=self.scale,
             softcap=self.softcap,
             pattern=self.pattern,

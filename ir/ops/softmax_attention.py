@@ -51,11 +51,11 @@ PATTERNS = ("dense", "dilated", "strided", "fixed", "chunked")
 
 
 def allowed(
-    query: Array, key: Array, causal: bool, window: int | None, pattern: str, stride: int, summary: int
+    query: Array, key: Array, causal: bool, window: int | None, keep_first: int, pattern: str, stride: int, summary: int
 ) -> Array:
     """Which query position may see which key position (broadcast), by the attributes of `attention`."""
     distance = query - key
-    seen = distance >= 0 if causal else np.ones(distance.shape, bool)
+    seen = np.ones(distance.shape, bool)
     if window is not None:
         seen &= np.abs(distance) < window
     if pattern == "dilated":
@@ -66,7 +66,8 @@ def allowed(
         seen &= (query // stride == key // stride) | (key % stride >= stride - summary)
     elif pattern == "chunked":
         seen &= query // stride == key // stride
-    return seen
+    seen |= key < keep_first
+    return seen & (distance >= 0) if causal else seen
 
 
 _QKV = (normal(2, 12, 32), normal(2, 12, 16), normal(2, 12, 16))
@@ -93,8 +94,10 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
         case(*_QKV, None, None, normal(4), **_GQA, causal=True),
         *(case(*_QKV, **_GQA, causal=True, pattern=p, stride=4, summary=1) for p in PATTERNS[1:]),
         case(*_QKV, **_GQA, causal=True, window=8, pattern="dilated", stride=2),
+        *(case(*_QKV, **_GQA, causal=c, window=4, keep_first=2) for c in (True, False)),
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True),
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, window=6, scale=0.3),
+        case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, window=4, keep_first=2),
         case(*_STEP, None, None, normal(4), *_CACHE, **_GQA, causal=True, window=16, rolling=True),
         case(*_STEP, normal(1, 4, 3, 12), _LATE, None, *_CACHE, **_GQA, causal=True, softcap=5.0),
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, pattern="chunked", stride=4),
@@ -120,6 +123,7 @@ def attention(
     kv_heads: int,
     causal: bool = False,
     window: int | None = None,
+    keep_first: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
     pattern: str = "dense",
@@ -135,8 +139,9 @@ def attention(
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
     [batch, keys] is not 0 and the attributes allow: `causal` i ≥ j; `window` |i − j| < window; `pattern`: dilated
     (i − j divisible by `stride`), strided (i − j < stride or divisible by it; Child 2019), fixed (the same block of
-    `stride`, or the last `summary` of any block; Child 2019), chunked (the same block). `sinks` [heads] adds a key of
-    that score with value 0. A row that sees nothing is 0.
+    `stride`, or the last `summary` of any block; Child 2019), chunked (the same block). Neither window nor pattern
+    hides the first `keep_first` keys of a text (Xiao 2023). `sinks` [heads] adds a key of that score with value 0. A
+    row that sees nothing is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
     [batch, seq], consecutive in each row — slot j holds the key of position j, those below positions[b, 0] are valid,
@@ -177,7 +182,8 @@ def attention(
             full = np.broadcast_to(bias, (batch, *bias.shape[1:]))
             bias = np.stack([np.take(full[b], reach[b].clip(max=bias.shape[3] - 1), 2) for b in range(batch)])
         scores = scores + bias
-    seen = allowed(query_at[:, :, None], key_at[:, None], causal, window, pattern, stride, summary) & valid[:, None]
+    seen = allowed(query_at[:, :, None], key_at[:, None], causal, window, keep_first, pattern, stride, summary)
+    seen &= valid[:, None]
     if key_mask is not None:
         rows = np.broadcast_to(key_mask != 0, (batch, key_mask.shape[1]))
         inside = reach < key_mask.shape[1]
@@ -228,6 +234,8 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     want(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
     want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
     want(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
+    want(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
+    want(not n.rolling or not n.keep_first, f"a rolling cache does not keep the first {n.keep_first} keys")
     for operand in (k, v, n.bias, n.sinks, n.past_k, n.past_v):
         want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
     keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
@@ -267,10 +275,10 @@ def _value_dim(n: Bound) -> int:
 
 
 @attention.cost
-def _(n: Bound) -> Cost:
+def attention_cost(n: Bound) -> Cost:
     q, k, v = n.q, n.k, n.v
     keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
-    reached = keys if n.window is None else sizes.minimum(n.window, keys)
+    reached = keys if n.window is None else sizes.minimum(n.window + n.keep_first, keys)
     d, dv = sizes.floordiv(q.shape[2], n.heads), _value_dim(n)
     flops = q.shape[0] * q.shape[1] * reached * n.heads * ((d + dv) * 2 + 5)
     read = total(t.bytes for t in (q, k, v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v) if t is not None)
@@ -363,7 +371,7 @@ def _conditions(query: Value, key: Value, n: Bound) -> list[Value]:
     """The conditions of `allowed`, in ops."""
     distance = sub(query, key)
     step = filled(distance, n.stride)
-    found = [less_equal(key, query)] if n.causal else []
+    found: list[Value] = []
     if n.window is not None:
         found.append(less(absolute(distance), filled(distance, n.window)))
     if n.pattern == "dilated":
@@ -375,4 +383,7 @@ def _conditions(query: Value, key: Value, n: Bound) -> list[Value]:
         block = equal(quotient(query, filled(query, n.stride)), quotient(key, filled(key, n.stride)))
         ending = less_equal(filled(key, n.stride - n.summary), mod(key, filled(key, n.stride)))
         found.append(block if n.pattern == "chunked" else logical_or(block, ending))
-    return found
+    if n.keep_first:
+        kept = less(key, filled(key, n.keep_first))
+        found = [logical_or(condition, kept) for condition in found]
+    return [*found, less_equal(key, query)] if n.causal else found

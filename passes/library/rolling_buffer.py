@@ -40,6 +40,10 @@ class RollingBuffer(Pass):
             raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
         limit = self.length or graph.meta.get("context")
         for node in cached:
+            if node.attrs["window"] is not None and (kept := node.attrs["keep_first"]):
+                reason = f"its first {kept} keys stay visible, and a rolling cache would forget them"
+                trace.refuse(self.name, node.output.name, reason)
+                continue
             size = _capacity(node, self.slack)
             if size is None or (limit is not None and size >= limit):
                 continue

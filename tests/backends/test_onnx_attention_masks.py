@@ -15,6 +15,7 @@ LENGTH = 26
 # Attributes, and what they mean for a query i and a key j: Child 2019 (strided, fixed), Beltagy 2020 (window, dilated).
 PATTERNS: dict[str, tuple[dict[str, Any], Callable[[Array, Array], Array]]] = {
     "banded": ({"window": 5}, lambda i, j: abs(i - j) <= 4),
+    "banded, and the first keys": ({"window": 5, "keep_first": 3}, lambda i, j: (abs(i - j) <= 4) | (j <= 2)),
     "dilated": ({"pattern": "dilated", "stride": 3}, lambda i, j: (i - j) % 3 == 0),
     "dilated in a band": (
         {"pattern": "dilated", "stride": 2, "window": 9},
@@ -24,6 +25,10 @@ PATTERNS: dict[str, tuple[dict[str, Any], Callable[[Array, Array], Array]]] = {
     "fixed": (
         {"pattern": "fixed", "stride": 7, "summary": 2},
         lambda i, j: (i // 7 == j // 7) | np.isin(j % 7, (5, 6)),
+    ),
+    "chunked, and the first key": (
+        {"pattern": "chunked", "stride": 8, "keep_first": 1},
+        lambda i, j: (i // 8 == j // 8) | (j == 0),
     ),
     "chunked": ({"pattern": "chunked", "stride": 8}, lambda i, j: i // 8 == j // 8),
 }

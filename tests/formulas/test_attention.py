@@ -72,6 +72,7 @@ def test_shaw_relative_attention(clip: int, causal: bool, runner: str) -> None:
 PATTERNS: dict[str, tuple[dict[str, Any], Callable[[int, int], bool]]] = {
     "dense": ({}, lambda i, j: True),
     "banded": ({"window": 4}, lambda i, j: -4 < j - i < 4),
+    "banded, and the first keys": ({"window": 4, "keep_first": 2}, lambda i, j: -4 < j - i < 4 or j < 2),
     "dilated": ({"pattern": "dilated", "stride": 3}, lambda i, j: (i - j) % 3 == 0),
     "dilated window": (
         {"pattern": "dilated", "stride": 2, "window": 7},

@@ -68,6 +68,10 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
 # i, j and the block size s or window w, as the papers define them
 MASKS: dict[str, tuple[dict[str, Any], Callable[[int, int], bool]]] = {
     "window": ({"window": 8, "causal": True}, lambda i, j: 0 <= i - j < 8),
+    "window and the first keys": (
+        {"window": 6, "keep_first": 3, "causal": True},
+        lambda i, j: j <= i and (j in (0, 1, 2) or i - j <= 5),
+    ),
     "window both ways": ({"window": 5}, lambda i, j: abs(i - j) < 5),
     "dilated": ({"window": 12, "pattern": "dilated", "stride": 3, "causal": True}, lambda i, j: i - j in (0, 3, 6, 9)),
     "strided": (
@@ -139,6 +143,7 @@ def test_sinks_are_gpt_oss() -> None:
         ({}, False),
         ({"window": 8}, False),
         ({"window": 8}, True),
+        ({"window": 4, "keep_first": 3}, False),
         ({"pattern": "chunked", "stride": 7}, False),
         ({"pattern": "strided", "stride": 5, "softcap": 3.0}, False),
         ({"window": 9, "pattern": "dilated", "stride": 2}, True),
