@@ -22,10 +22,10 @@ class Attention:
     `head_dim` defaults to width / heads, `kv_heads` to `heads`. `causal` None means what the model is (a decoder is,
     an encoder is not). `window` keys are seen at most; `keep_first`, `pattern` and `stride` as in the op `attention`.
     `qk_norm` runs on each head (`qk_norm_each`: with weights of its own for each), or on the full width with
-    `qk_norm_full`, before `rope`. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults to 1/√head_dim, `softcap`
-    squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before the output projection.
-    `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it is None, what the
-    model's `position_bias` makes for all layers.
+    `qk_norm_full`, before `rope`. `clip` limits projected queries, keys and values to ±clip (OLMo). `scale` defaults to
+    1/√head_dim, `softcap` squashes scores, `sinks` learns one extra key per head, `gate` multiplies by σ(x W) before
+    the output projection. `bias` (ALiBi, T5Bias, or a module of x, heads and causal) is added to the scores; where it
+    is None, what the model's `position_bias` makes for all layers.
     """
 
     heads: int
