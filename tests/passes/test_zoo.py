@@ -1,0 +1,30 @@
+"""The zoo itself: it has every family and preset, and each of its graphs is sound, tiny and says all with its text."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.frontends.families import FAMILIES
+from weft.frontends.presets import PRESETS
+from weft.ir import parse, verify
+from weft.passes.trial import Trial
+
+from ..e2e.families import ROWS
+from ..e2e.seq2seq import SEQ2SEQ
+from .zoo import ZOO
+
+
+def test_every_family_and_preset_is_there() -> None:
+    assert {row.family for row in (ROWS | SEQ2SEQ).values()} == set(FAMILIES)
+    assert {name.partition("/")[2] for name in ZOO if name.startswith("preset/")} == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_graphs_are_sound_and_tiny(name: str) -> None:
+    graph = ZOO[name]()
+    assert graph is not ZOO[name]()
+    verify(graph, recipes=True)
+    assert parse(str(graph)) == graph
+    assert len(graph) < 200
+    trial = Trial()
+    assert trial.run(graph, trial.inputs(graph))

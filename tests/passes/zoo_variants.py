@@ -1,0 +1,189 @@
+"""What the language can say, in tiny models of odd sizes: each kind of attention, feed-forward, positions and block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from weft import (
+    MLA,
+    MLP,
+    ALiBi,
+    Attention,
+    Block,
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    LinearAttention,
+    Mamba,
+    Mamba2,
+    MoE,
+    RelativeAttention,
+    Repeat,
+    RMSNorm,
+    RoPE,
+    Sinusoidal,
+    T5Bias,
+    linear,
+    module,
+    named,
+)
+from weft.ir import Value, ops
+
+VOCAB, DIM, HIDDEN, LENGTH = 37, 30, 23, 19
+ROPE, FEED = RoPE(), GatedMLP(HIDDEN)
+Model = Decoder | Encoder | EncoderDecoder
+
+
+@module
+class HandWritten:
+    """A gated feed-forward of elementwise ops, as someone writes it who knows of no `glu`."""
+
+    hidden: int
+
+    def __call__(self, x: Value) -> Value:
+        gated = ops.mul(ops.swish(linear(x, self.hidden, "w1")), linear(x, self.hidden, "w3"))
+        return linear(gated, x.width, "w2")
+
+
+@module
+class SquaredReLU:
+    """max(0, x W)² W' (So 2021)."""
+
+    hidden: int
+
+    def __call__(self, x: Value) -> Value:
+        return linear(ops.square(ops.relu(linear(x, self.hidden, "up"))), x.width, "down")
+
+
+@module
+class TwiceNormed:
+    """A feed-forward behind two RMSNorms in a row, of which neither can go: eps is not zero."""
+
+    hidden: int
+
+    def __call__(self, x: Value) -> Value:
+        return FEED(named(RMSNorm(1e-2), "again")(x))
+
+
+def decoder(mixer: Any, ffn: Any = FEED, layers: int = 2, **block: Any) -> Decoder:
+    return Decoder(VOCAB, DIM, layers, Block(mixer, ffn, **block), context=LENGTH)
+
+
+def attends(heads: int = 6, kv_heads: int | None = 2, **settings: Any) -> Decoder:
+    """With heads of 4 numbers, and rope unless `settings` say otherwise."""
+    return decoder(Attention(heads, kv_heads, 4, **{"rope": ROPE, **settings}))
+
+
+def feeds(ffn: Any, **settings: Any) -> Decoder:
+    return decoder(Attention(6, 2, 4, ROPE), ffn, **settings)
+
+
+def encoder(mixer: Any, **settings: Any) -> Encoder:
+    block = {"norm": LayerNorm(), "arrangement": "post"} | settings
+    return Encoder(VOCAB, DIM, 2, Block(mixer, MLP(HIDDEN), **block), context=LENGTH)
+
+
+BIASED = {"qkv_bias": True, "out_bias": True}
+OLD = Block(Attention(3, **BIASED), MLP(HIDDEN, "gelu_tanh", True), LayerNorm())
+LOCAL, WIDE = (Block(Attention(6, 2, 4, ROPE, window=w), FEED) for w in (3, None))
+CROSSED = Block(Attention(3, **BIASED), FEED, RMSNorm(), cross=CrossAttention(3, **BIASED))
+
+VARIANTS: dict[str, Model] = {
+    # heads
+    "multi-head": attends(3, None),
+    "multi-query": attends(6, 1),
+    "grouped": attends(),
+    "biases": replace(decoder(Attention(6, 2, 4, ROPE, **BIASED), GatedMLP(HIDDEN, bias=True)), head_bias=True),
+    "clipped": attends(clip=0.7),
+    "gate": attends(gate=True, **BIASED),
+    "norms of q and k": attends(qk_norm=RMSNorm()),
+    "norms of q and k, full": attends(qk_norm=RMSNorm(), qk_norm_full=True),
+    "norms of q and k, each": attends(qk_norm=LayerNorm(), qk_norm_each=True),
+    "norms of q and k, no weights": attends(qk_norm=RMSNorm(weight=False), scale=0.3),
+    "norms of q and k, no positions": attends(qk_norm=RMSNorm(), rope=None, **BIASED),
+    "soft cap": attends(softcap=2.0, **BIASED),
+    "sinks": attends(sinks=True, window=4, **BIASED),
+    "sinks, no positions": attends(sinks=True, rope=None, **BIASED),
+    "scale": attends(scale=0.7, **BIASED),
+    "latent": decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))),
+    "latent queries": decoder(MLA(3, 9, 5, 4, 7, ROPE, q_rank=11)),
+    # positions
+    "no positions": attends(rope=None),
+    "no positions, biases": attends(rope=None, **BIASED),
+    "learned": replace(attends(3, None, rope=None, **BIASED), positions=LearnedPositions(LENGTH)),
+    "sinusoidal": replace(attends(rope=None), positions=Sinusoidal(LENGTH)),
+    "ALiBi": attends(rope=None, bias=ALiBi()),
+    "ALiBi, biases": attends(rope=None, bias=ALiBi(), window=4, **BIASED),
+    "T5 bias, shared": replace(attends(rope=None), position_bias=T5Bias(8, 20, heads=6)),
+    "T5 bias, per layer": attends(rope=None, bias=T5Bias(8, 20)),
+    "rope, interleaved": attends(rope=RoPE(interleaved=True), **BIASED),
+    "rope, partial": decoder(Attention(3, 1, 7, RoPE(dim=4), **BIASED)),
+    "rope, partial and interleaved": decoder(Attention(3, 1, 6, RoPE(dim=4, interleaved=True))),
+    "rope, yarn": attends(rope=RoPE(scaling="yarn", factor=4, original=8, amplitude=1.1)),
+    "rope, llama3": attends(rope=RoPE(scaling="llama3", factor=4, original=8)),
+    "rope in every other layer": Decoder(VOCAB, DIM, [LOCAL, Block(Attention(6, 2, 4), FEED)] * 2, context=LENGTH),
+    "window": attends(window=3),
+    "local and global": Decoder(VOCAB, DIM, [LOCAL, LOCAL, WIDE], context=LENGTH),
+    "dilated": attends(window=4, pattern="dilated", stride=2),
+    "strided": attends(pattern="strided", stride=3),
+    "chunked": attends(pattern="chunked", stride=3),
+    "relative": decoder(RelativeAttention(3, 2, bias=True)),
+    # blocks
+    **{
+        name.replace("_", " "): feeds(FEED, arrangement=name)
+        for name in ("post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
+    },
+    "parallel, layer norm": feeds(MLP(HIDDEN, bias=True), arrangement="parallel", norm=LayerNorm()),
+    "layer norm": decoder(Attention(6, 2, 4, ROPE, **BIASED), GatedMLP(HIDDEN, bias=True), norm=LayerNorm()),
+    "layer norm without bias": feeds(FEED, norm=LayerNorm(bias=False)),
+    "norms without weights": feeds(FEED, norm=RMSNorm(weight=False)),
+    "two norms in a row": feeds(TwiceNormed(HIDDEN)),
+    "residual scale": feeds(FEED, residual_scale=0.4),
+    "attention alone": feeds(None),
+    "repeated": Decoder(VOCAB, DIM, 2, Repeat(LOCAL, 2), context=LENGTH),
+    # both ends
+    "tied": replace(attends(), tie_embeddings=True),
+    "tied, scaled": replace(attends(), tie_embeddings=True, embed_scale=5.0, logit_scale=0.3, logit_softcap=9.0),
+    "scaled": replace(attends(), embed_scale=5.0, logit_scale=0.3),
+    "no final norm": replace(attends(), final_norm=False),
+    "embedding norm": replace(attends(rope=None, bias=ALiBi()), embed_norm=LayerNorm()),
+    "gpt2": Decoder(VOCAB, DIM, 2, OLD, tie_embeddings=True, positions=LearnedPositions(LENGTH)),
+    # feed-forwards
+    "hand-written gate": feeds(HandWritten(HIDDEN)),
+    "squared ReLU": feeds(SquaredReLU(HIDDEN)),
+    "ReLU, biases": feeds(MLP(HIDDEN, "relu", bias=True)),
+    "bilinear": feeds(GatedMLP(HIDDEN, "identity")),
+    "clamped gate": feeds(GatedMLP(HIDDEN, limit=1.5)),
+    "experts": feeds(MoE(4, 7, 2)),
+    "experts, biases": feeds(MoE(4, 7, 2, "swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0)),
+    "experts, shared": feeds(MoE(4, 7, 2, shared=GatedMLP(5), renormalize=False, scale=1.5)),
+    "experts, shared and gated": feeds(MoE(4, 7, 2, shared=GatedMLP(5), shared_gate=True)),
+    "experts in groups": feeds(MoE(8, 7, 3, scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5)),
+    "experts in a hierarchy": feeds(MoE(8, 7, 2, choice="hierarchical", groups=4, top_groups=2)),
+    "experts that choose": feeds(MoE(4, 7, 2, choice="expert")),
+    "experts of limited capacity": feeds(MoE(4, 7, 1, "relu", gated=False, renormalize=False, capacity=2)),
+    "experts with noise and a loss": feeds(MoE(4, 7, 2, noisy=True, aux_loss=0.01)),
+    # recurrences
+    "linear attention": decoder(LinearAttention(3, bias=True)),
+    "linear attention, rope": decoder(LinearAttention(3, ROPE)),
+    "Mamba": decoder(Mamba(21, 5), None),
+    "Mamba, norms": decoder(Mamba(21, 5, bias=True, norms=RMSNorm())),
+    "Mamba-2": decoder(Mamba2(21, 3, 5), None),
+    "Mamba-2 in groups": decoder(Mamba2(24, 4, 5, groups=2, norm_groups=2)),
+    "hybrid": Decoder(VOCAB, DIM, [Block(Mamba(21, 5), FEED), WIDE, Block(Mamba2(21, 3, 5))], context=LENGTH),
+    # encoders
+    "encoder": encoder(Attention(3, **BIASED)),
+    "encoder, pre-norm": replace(encoder(Attention(3, rope=ROPE), arrangement="pre"), final_norm=LayerNorm()),
+    "encoder, ALiBi": encoder(Attention(3, bias=ALiBi()), norm=RMSNorm(), arrangement="pre"),
+    "encoder, T5 bias": encoder(Attention(3, bias=T5Bias(8, 20))),
+    "encoder, narrow embedding": replace(encoder(Attention(3)), embed_dim=11, token_types=2, pooler=True),
+    "encoder-decoder": EncoderDecoder(
+        Encoder(VOCAB, DIM, 1, Block(Attention(3), FEED, RMSNorm()), Sinusoidal(LENGTH), final_norm=RMSNorm()),
+        Decoder(VOCAB, DIM, 2, CROSSED, tie_embeddings=True, positions=LearnedPositions(LENGTH)),
+    ),
+}
