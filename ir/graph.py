@@ -90,7 +90,7 @@ class Value:
 class Param(Value):
     """A value whose bytes come from `recipe`. Never mutated in place by passes: derive a new one."""
 
-    __slots__ = ("recipe",)
+    __slots__ = ("__weakref__", "recipe")
 
     def __init__(self, graph: Graph, name: str, type: TensorType, recipe: Recipe) -> None:
         super().__init__(graph, name, type)
@@ -324,10 +324,10 @@ class Graph:
         self._count -= 1
 
     def erase_param(self, param: Param) -> None:
-        """Remove a parameter that nobody reads."""
+        """Remove a parameter that nobody reads; its name is free again."""
         if param._uses or param.is_output:
             raise ValueError(f"cannot erase parameter {param!r}: still in use")
-        del self.params[param.name]
+        del self.params[param.name], self._names[param.name]
 
     def replace(self, node: Node, *new: Value) -> None:
         """Make users read `new` instead of the outputs of `node`, hand over their names, and erase the node."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
@@ -97,6 +97,26 @@ def reweigh(
     supersede(old_bias, vector)
     assert y.producer is not None
     return y.producer
+
+
+def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
+    """`node` with other `operands` (by their names in the op) and attributes; it is erased, and names stay.
+
+    Outputs of another type are handed over as well: whoever reads them must fit or be changed in turn.
+    """
+    given = list(node.inputs)
+    for name, value in (operands or {}).items():
+        index = node.op.operand_index(name)
+        given += [None] * (index + 1 - len(given))
+        given[index] = value
+    with node.graph.inserting(before=node):
+        outs = node.op.emit(*given, **{**node.attrs, **attrs})
+    for old, new in zip(node.outputs, outs, strict=True):
+        hand_over(old, new)
+    node.graph.erase(node)
+    made = outs[0].producer
+    assert made is not None
+    return made
 
 
 def made_of(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:

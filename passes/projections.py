@@ -1,0 +1,251 @@
+"""The linear maps around an attention: where q, k and v come from, and where the output goes.
+
+`projections` reads them, through packed linears too; `separated` takes packed ones apart, so that each has a weight of
+its own; `replay` makes the way from a linear to the attention again, for another number of heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.ir import Archive, Node, Param, Recipe, Value, WeftError, ops
+from weft.ir.op import Trait
+from weft.ir.recipes import Concat, Full, Slice, Take
+
+from .edit import derive, drop, hand_over
+
+_THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The way from a linear to an operand of an attention.
+
+    `start` is what the linear makes: its output, or a piece of it if the linear is `packed`; `between` are the nodes
+    from there on, first to last: norms of the heads, rotations, reshapes.
+    """
+
+    linear: Node
+    start: Value
+    between: tuple[Node, ...]
+
+    @property
+    def packed(self) -> bool:
+        return self.start.producer is not self.linear
+
+    @property
+    def weight(self) -> Param:
+        """[heads·d, width]; of a packed linear, all of it."""
+        weight = self.linear.operand("weight")
+        assert isinstance(weight, Param)
+        return weight
+
+    @property
+    def bias(self) -> Param | None:
+        bias = self.linear.operand("bias")
+        return bias if isinstance(bias, Param) else None
+
+    @property
+    def rope(self) -> Node | None:
+        """The rotation, if there is one."""
+        return next((n for n in self.between if n.op.name == "rope"), None)
+
+    @property
+    def norm(self) -> Node | None:
+        """The norm of the heads, if there is one."""
+        return next((n for n in self.between if n.op.name in ("rms_norm", "layer_norm")), None)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but rotations and reshapes stands between: what is linear in the weight's rows per head."""
+        return all(n.op.name in ("rope", "reshape") for n in self.between)
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The attention `node` with its linears. `v` is None for latent attention, `o` the linear that alone reads y."""
+
+    node: Node
+    q: Branch
+    k: Branch
+    v: Branch | None
+    o: Node
+
+    @property
+    def heads(self) -> int:
+        return int(self.node.attrs["heads"])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.node.attrs["kv_heads"])
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.start.width // self.heads
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.node.output.width // self.heads
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        return (self.q, self.k) if self.v is None else (self.q, self.k, self.v)
+
+
+def projections(node: Node) -> Projections | str:
+    """The linears around the attention `node`, or why they cannot be told."""
+    found: dict[str, Branch | None] = {"v": None}
+    for role in "qkv":
+        value = node.operand(role)
+        if value is None:
+            continue
+        branch = _branch(value, node)
+        if isinstance(branch, str):
+            return f"{role} {branch}"
+        found[role] = branch
+    readers = [n for n, i in node.output.uses if not (n.op.name == "linear" and i == 0)]
+    linears = [n for n, _ in node.output.uses if n not in readers]
+    if readers or node.output.is_output or len(linears) != 1:
+        who = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
+        return f"the result is read by {who}, not by one linear"
+    q, k = found["q"], found["k"]
+    assert q is not None and k is not None
+    return Projections(node, q, k, found["v"], linears[0])
+
+
+def _branch(value: Value, reader: Node) -> Branch | str:
+    between: list[Node] = []
+    at: Node = reader
+    while (node := value.producer) is not None:
+        outside = [n for n in value.users if n is not at]
+        if outside or value.is_output:
+            return f"(%{value.name}) is read by {outside[0].op.name if outside else 'the caller'} too"
+        if node.op.name == "linear":
+            break
+        x = node.inputs[0]
+        if node.op.name == "split" and x is not None and x.producer is not None and x.producer.op.name == "linear":
+            cut = node.attrs["axis"] % len(x.shape) == len(x.shape) - 1 and len(x.users) == 1 and not x.is_output
+            if not cut:
+                return f"is a piece of %{x.name}, which cannot be taken apart"
+            node = x.producer
+            break
+        if not _THROUGH & node.op.traits or x is None:
+            return f"is made by {node.op.name} (%{value.name}), not by a linear"
+        between.insert(0, node)
+        at, value = node, x
+    if node is None:
+        return f"is %{value.name}, which no linear makes"
+    operands = (node.operand("weight"), node.operand("bias"))
+    if not isinstance(operands[0], Param) or not (operands[1] is None or isinstance(operands[1], Param)):
+        return f"has a linear (%{node.output.name}) whose weight is computed"
+    return Branch(node, value, tuple(between))
+
+
+def separated(found: Projections) -> Projections:
+    """`found` after every packed linear among them was taken apart."""
+    for branch in found.branches:
+        if branch.packed and not branch.linear.erased:
+            assert branch.start.producer is not None
+            take_apart(branch.start.producer)
+    again = projections(found.node)
+    assert isinstance(again, Projections)
+    return again
+
+
+def take_apart(split: Node) -> list[Value]:
+    """Instead of `split` of a linear, a linear per piece, whose weight is a slice; returns what they make."""
+    (whole,), graph = split.inputs, split.graph
+    assert whole is not None and whole.producer is not None
+    linear = whole.producer
+    x, weight, bias = (*linear.inputs, None)[:3]
+    assert isinstance(weight, Param) and x is not None
+    made, start = [], 0
+    for piece in split.outputs:
+        stop = start + piece.width
+        count = stop - start
+        with graph.inserting(before=linear):
+            w = derive(weight, rows(weight.recipe, start, stop, graph.archive), (count, *weight.shape[1:]))
+            b = (
+                derive(bias, rows(bias.recipe, start, stop, graph.archive), (count,))
+                if isinstance(bias, Param)
+                else None
+            )
+            y = ops.linear(x, w, b)
+        for param, kind in ((w, "weight"), (b, "bias")):
+            _rename(param, f"{piece.name}.{kind}")
+        hand_over(piece, y)
+        made.append(y)
+        start = stop
+    drop(graph, [split, linear])
+    return made
+
+
+def _rename(param: Param | None, name: str) -> None:
+    """Call `param`, just made for its first reader, `name`, or that with a number."""
+    if param is None or len(param.uses) > 1:
+        return
+    graph = param.graph
+    del graph.params[param.name]
+    param.name = graph.fresh(name)
+    graph.params[param.name] = param
+
+
+def rows(recipe: Recipe, start: int, stop: int, archive: Archive) -> Recipe:
+    """Rows start:stop of `recipe`, without detours: of a concatenation only the items that have them are left."""
+    match recipe:
+        case Concat(items, 0):
+            kept, offset = [], 0
+            for item in items:
+                count = _count(item, archive)
+                if count is None:
+                    return Slice(recipe, 0, start, stop)
+                first, last = max(start - offset, 0), min(stop - offset, count)
+                if first < last:
+                    kept.append(item if last - first == count else rows(item, first, last, archive))
+                offset += count
+            return kept[0] if len(kept) == 1 else Concat(tuple(kept))
+        case Slice(item, 0, begin, _, 1):
+            return rows(item, begin + start, begin + stop, archive)
+        case Take(item, indices, 0):
+            return Take(item, indices[start:stop])
+        case Full(value, dims):
+            return Full(value, (stop - start, *dims[1:]))
+    return recipe if _count(recipe, archive) == stop - start else Slice(recipe, 0, start, stop)
+
+
+def _count(recipe: Recipe, archive: Archive) -> int | None:
+    """Rows of `recipe`; None if no checkpoint is there to tell."""
+    try:
+        return recipe.shape(archive)[0]
+    except WeftError:
+        return None
+
+
+def replay(branch: Branch, value: Value, reader: Node) -> Value:
+    """What `branch` makes of `value` [batch, seq, heads·d] instead of its start, for as many heads as fit.
+
+    The nodes are new, before `reader`, and have the names of the old ones, which are left for `drop`.
+
+    Raises:
+        WeftError: if an operand between, such as the weight of a norm over all heads, does not fit that many heads.
+    """
+    before, after = branch.start.width, value.width
+
+    def fitted(size: Any) -> Any:
+        return size * after // before
+
+    with value.graph.inserting(before=reader):
+        for node in branch.between:
+            attrs = dict(node.attrs)
+            if node.op.name == "rope":
+                attrs["heads"] = fitted(attrs["heads"])
+            elif node.op.name == "reshape":
+                batch, seq, heads, *rest = attrs["shape"]
+                attrs["shape"] = (batch, seq, fitted(heads), *rest)
+            value = node.op(value, *node.inputs[1:], **attrs)
+            node.output.name, value.name = value.name, node.output.name
+            assert value.producer is not None
+            value.producer.scope = node.scope
+    return value
