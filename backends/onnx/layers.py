@@ -11,6 +11,7 @@ from weft.ir import ops
 from weft.ir.dtypes import DType
 from weft.ir.frequencies import RopeTable
 from weft.ir.graph import Node, Param, Value
+from weft.ir.matrices import Centre
 from weft.ir.recipes import Permute
 
 from ..targets import Target
@@ -50,11 +51,14 @@ def _vector(e: Emitter, node: Node, index: int, fill: float) -> Any:
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy)
 
 
+def _rms(e: Emitter) -> str:
+    # ONNX Runtime fuses per-head norms into attention on CUDA only under its own operator's name.
+    return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
+
+
 @lowering(ops.rms_norm)
 def RMSNorm(e: Emitter, node: Node) -> Out:
-    # ONNX Runtime fuses per-head norms into attention on CUDA only under its own operator's name.
-    name = "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
-    return e.op(name, e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
+    return e.op(_rms(e), e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
 
 
 @lowering(ops.layer_norm)
@@ -62,6 +66,25 @@ def LayerNormalization(e: Emitter, node: Node) -> Out:
     bias = e[node.inputs[2]] if len(node.inputs) > 2 else None
     scale = _vector(e, node, 1, 1.0)
     return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
+
+
+def _uncentred(node: Node, target: Target) -> str | None:
+    """A LayerNorm subtracts the mean, which leaves the product as it is where the rows of the weight have none."""
+    weight = node.operand("weight")
+    centred = isinstance(weight, Param) and isinstance(weight.recipe, Centre) and weight.recipe.axis == 1
+    return None if node.attrs["kind"] == "rms" or centred else "nothing tells that the rows of its weight sum to zero"
+
+
+@lowering(ops.norm_linear, when=_uncentred)
+def NormMatMul(e: Emitter, node: Node) -> Out:
+    x, weight, *bias = node.inputs
+    assert x is not None and weight is not None
+    kind, eps = node.attrs["kind"], node.attrs["eps"]
+    name = "LayerNormalization" if kind == "layer" else _rms(e)
+    ones = e.constant(np.ones(x.width), x.type.dtype.numpy)
+    normed = e.memo(("normed", x, kind, eps), lambda: e.op(name, e[x], ones, axis=-1, epsilon=eps))
+    y = product(e, normed, weight)
+    return e.op("Add", y, e[bias[0]]) if bias else y
 
 
 @lowering(ops.add_norm, targets=ORT)
