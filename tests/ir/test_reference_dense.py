@@ -70,6 +70,19 @@ ORACLES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any
         ((X, G), {"eps": 1e-3}, lambda x, w: F.rms_norm(x, (6,), w, 1e-3)),
         ((X,), {"eps": 1e-6}, lambda x: F.rms_norm(x, (6,), None, 1e-6)),
     ],
+    "norm_linear": [
+        ((X, W, BIAS), {"eps": 1e-3}, lambda x, w, b: F.linear(F.rms_norm(x, (6,), None, 1e-3), w, b)),
+        (
+            (X, W - W.mean(1, keepdims=True), BIAS),
+            {"kind": "layer", "eps": 1e-3},
+            lambda x, w, b: F.linear(F.layer_norm(x, (6,), eps=1e-3), w, b),
+        ),
+        (
+            (X, W),
+            {"kind": "layer", "eps": 1e-3},
+            lambda x, w: (x @ w.T) / (x.var(-1, correction=0, keepdim=True) + 1e-3).sqrt(),
+        ),
+    ],
     "layer_norm": [
         ((X, G, H), {"eps": 1e-3}, lambda x, w, b: F.layer_norm(x, (6,), w, b, 1e-3)),
         ((X,), {"eps": 1e-5}, lambda x: F.layer_norm(x, (6,))),
