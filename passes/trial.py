@@ -6,11 +6,12 @@ so that a graph before and after a rewrite sees the same weights and no rounding
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,27 @@ class Trial:
         """Outputs by name, with random weights."""
         return interpret(self.stage(graph), inputs)
 
+    def run_as(
+        self, graph: Graph, inputs: Mapping[str, Array], meanings: Mapping[str, Callable[..., Any]]
+    ) -> dict[str, Array]:
+        """`run`, where the nodes whose first outputs have the names in `meanings` compute those functions of their
+        operands and attributes instead."""
+        staged = self.stage(graph)
+        for node in staged.nodes:
+            if node.output.name in meanings:
+                node.op = copy.copy(node.op)
+                node.op.reference = meanings[node.output.name]
+        return interpret(staged, inputs)
+
     def stage(self, graph: Graph) -> Graph:
         """A copy of `graph` whose weights are random."""
-        copy = graph.clone()
-        for p in copy.params.values():
+        staged = graph.clone()
+        for p in staged.params.values():
             if isinstance(p.recipe, Source):
                 self.known.setdefault(p.recipe.key, _fixed(p))
             p.recipe = self._randomized(p.recipe)
-        copy.archive = RandomArchive(graph.archive, self.known, self.seed)
-        return copy
+        staged.archive = RandomArchive(graph.archive, self.known, self.seed)
+        return staged
 
     def _randomized(self, recipe: Recipe) -> Recipe:
         if isinstance(recipe, Normal):

@@ -1,0 +1,122 @@
+"""Which layers a pass is for: its argument `layers`.
+
+Layer i is the i-th attention of a text to itself, as caches are numbered; those of an encoder come before those of its
+decoder. The argument is
+
+- ``all``, ``even`` (0, 2, 4 …) or ``odd``,
+- a number (-1 is the last layer), a list of them, or text such as ``"0-5, 8"``,
+- a pattern that repeats: ``"local*5 + global"``, also written ``"5:1"``, are the first five of every six.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from weft.ir import Graph, Node, WeftError
+
+Layers = str | int | tuple[int, ...]
+ROLES = ("local", "global")
+
+
+def self_attentions(graph: Graph, name: str) -> list[Node]:
+    """The layers of `graph`: the softmax attentions whose keys are as many as their queries.
+
+    Raises:
+        WeftError: in the name of the pass `name`, if there are none, or if they have caches.
+    """
+    found = [n for n in graph.nodes if n.op.name in ("attention", "relative_attention") and _to_itself(n)]
+    if not found:
+        raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
+    uncached(graph, name)
+    return found
+
+
+def uncached(graph: Graph, name: str) -> None:
+    """Raise WeftError in the name of the pass `name` if attentions of `graph` have caches."""
+    for node in graph.nodes:
+        if "past_k" in {o.name for o in node.op.operands} and node.operand("past_k") is not None:
+            raise WeftError(f"{name}: %{node.output.name} has a cache already; run {name} before kv-cache")
+
+
+def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:
+    """The self-attentions of `graph` that `layers` says, in order.
+
+    Raises:
+        WeftError: in the name of the pass `name`, if `layers` cannot be read or a layer does not exist.
+    """
+    found = self_attentions(graph, name)
+    try:
+        return [found[i] for i in numbers(layers, len(found))]
+    except WeftError as e:
+        raise WeftError(f"{name}: {e}") from None
+
+
+def numbers(layers: Layers, count: int) -> list[int]:
+    """The layers, of `count`, that `layers` says, in order.
+
+    Raises:
+        WeftError: if it cannot be read, or names a layer that does not exist.
+    """
+    if isinstance(layers, str):
+        text = layers.strip()
+        if text in ("all", "even", "odd"):
+            return list(range(text == "odd", count, 1 if text == "all" else 2))
+        if any(role in text for role in ROLES) or ":" in text:
+            return [i for i, role in enumerate(roles(text, count)) if role == "local"]
+        wanted = [i for part in text.split(",") for i in _range(part.strip(), layers)]
+    else:
+        wanted = [layers] if isinstance(layers, int) else list(layers)
+    for i in wanted:
+        if not -count <= i < count:
+            raise WeftError(f"there is no layer {i}; the graph has layers 0 to {count - 1}")
+    return sorted({i % count for i in wanted})
+
+
+def roles(pattern: str | Sequence[str], count: int) -> list[str]:
+    """``local`` or ``global`` for each of `count` layers: `pattern`, as text or as a list of the two words, repeats.
+
+    Raises:
+        WeftError: if it cannot be read.
+    """
+    if isinstance(pattern, str):
+        period = _ratio(pattern) or [role for part in pattern.split("+") for role in _repeated(part, pattern)]
+    else:
+        period = list(pattern)
+    if not period or not set(period) <= set(ROLES):
+        raise WeftError(f'pattern {pattern!r} is neither "5:1", "local*5 + global" nor a list of local and global')
+    return list(itertools.islice(itertools.cycle(period), count))
+
+
+def _ratio(text: str) -> list[str] | None:
+    """What ``5:1`` stands for."""
+    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
+    return None if match is None else ["local"] * int(match[1]) + ["global"] * int(match[2])
+
+
+def _repeated(part: str, pattern: str) -> list[str]:
+    """What ``local*5`` stands for."""
+    match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d+)\s*)?", part)
+    if match is None:
+        raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
+    return [match[1]] * int(match[2] or 1)
+
+
+def _range(part: str, layers: str) -> range:
+    """What ``3`` and ``0-5`` stand for."""
+    match = re.fullmatch(r"(-?\d+)(?:\s*-\s*(\d+))?", part)
+    if match is None:
+        raise WeftError(
+            f'cannot read {part!r} of layers={layers!r}: it takes all, even, odd, "0-5, 8" or "local*5 + global"'
+        )
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    if last < first:
+        raise WeftError(f"layers={layers!r} ends at {last} before it begins at {first}")
+    return range(first, last + 1)
+
+
+def _to_itself(node: Node) -> bool:
+    q, k = node.operand("q"), node.operand("k")
+    return q is not None and k is not None and q.shape[1] == k.shape[1]
