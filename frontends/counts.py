@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.ir import Graph, Node, Param, Value, sizes
+from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Full, Normal, Source
 from weft.passes.recurrences import states
 
@@ -50,7 +51,7 @@ def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     """(numbers a token, window) of every attention that a cache serves."""
     found = []
     for node in nodes:
-        if node.op.name == "attention" and node.attrs["causal"]:
+        if node.op in SOFTMAX and node.attrs["causal"]:
             k, v = node.operand("k"), node.operand("v")
             assert k is not None
             found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))

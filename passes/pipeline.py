@@ -9,6 +9,7 @@ from pathlib import Path
 
 from weft.ir import Graph, WeftError, print_graph
 from weft.ir import verify as verify_graph
+from weft.ir.ops.fused_attention import SOFTMAX
 
 from .base import Pass
 from .memory import remembers
@@ -120,7 +121,7 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     last = logits is not None and logits.shape[1:2] == (1,)
     context = graph.meta.get("context")
     limit = max_length or context
-    local = [n.attrs for n in graph.nodes if n.op.name == "attention" and n.attrs["window"] is not None]
+    local = [n.attrs for n in graph.nodes if n.op in SOFTMAX and n.attrs["window"] is not None]
     local = [a for a in local if a["causal"] and not a["rolling"] and not a["keep_first"]]
     rolls = any(limit is None or a["window"] < limit for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.op import Trait
+from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.sizes import Size
 
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
@@ -20,7 +21,7 @@ def token_axes(graph: Graph) -> Tokens | None:
         batch, seq = graph.inputs["input_ids"].shape
         return batch, seq
     for node in graph.nodes:
-        if node.op.name == "attention" and node.attrs["causal"]:
+        if node.op in SOFTMAX and node.attrs["causal"]:
             return node.output.shape[0], node.output.shape[1]
     return None
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from weft.ir import ops
 from weft.ir.graph import Graph
+from weft.ir.ops.fused_attention import SOFTMAX
 from weft.passes.memory import cache_records, state_records
 
 from ..targets import Target
@@ -46,7 +48,7 @@ def config(graph: Graph, target: Target, max_length: int, capture: bool = True) 
     `capture`: decoding may be captured as a CUDA graph, on targets that have them.
     """
     meta, layers = graph.meta, cache_records(graph)
-    attention = next(n for n in graph.nodes if n.op.name in ("attention", "relative_attention"))
+    attention = next(n for n in graph.nodes if n.op in (*SOFTMAX, ops.relative_attention))
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if "position_ids" in graph.inputs:

@@ -8,6 +8,7 @@ from functools import partial
 
 from weft.ir import DType, Graph, Node, Param, TensorType, Value, ops
 from weft.ir.op import Trait
+from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Concat, Full
 
 from ..base import Pass
@@ -71,7 +72,7 @@ class PackQkv(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         made: Made = {}
         for attention in graph.nodes:
-            if attention.op.name != "attention":
+            if attention.op not in SOFTMAX:
                 continue
             linears: dict[Node, str] = {}
             for role in "qkv":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, WeftError, ops
+from weft.ir import Graph, Node, WeftError
+from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..base import Pass
 from ..edit import hand_over
@@ -35,7 +36,7 @@ class RollingBuffer(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.slack < 0:
             raise WeftError(f"rolling-buffer: slack={self.slack} must not be negative")
-        cached = [n for n in graph.nodes if n.op.name == "attention" and n.operand("past_k") is not None]
+        cached = [n for n in graph.nodes if n.op in SOFTMAX and n.operand("past_k") is not None]
         if not cached:
             raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
         limit = self.length or graph.meta.get("context")
@@ -51,7 +52,7 @@ class RollingBuffer(Pass):
                 if (past := node.operand(name)) is not None:
                     past.type = past.type.with_axis(2, size)
             with graph.inserting(before=node):
-                outs = ops.attention.emit(*node.inputs, **{**node.attrs, "rolling": True})
+                outs = node.op.emit(*node.inputs, **{**node.attrs, "rolling": True})
             for old, new in zip(node.outputs, outs, strict=True):
                 hand_over(old, new)
             graph.erase(node)
@@ -64,7 +65,7 @@ class RollingBuffer(Pass):
         sizes = {
             past.shape[2]
             for n in after.nodes
-            if n.op.name == "attention" and n.attrs["rolling"] and (past := n.operand("past_k"))
+            if n.op in SOFTMAX and n.attrs["rolling"] and (past := n.operand("past_k"))
         }
         total = max(sizes, default=0) + 4
         total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
