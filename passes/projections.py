@@ -98,30 +98,49 @@ def projections(node: Node) -> Projections | str:
     """The linears around the attention `node`, or why they cannot be told."""
     found: dict[str, Branch | None] = {"v": None}
     for role in "qkv":
-        value = node.operand(role)
-        if value is None:
+        if node.operand(role) is None:
             continue
-        branch = _branch(value, node)
+        branch = branch_of(node, role)
         if isinstance(branch, str):
-            return f"{role} {branch}"
+            return branch
         found[role] = branch
+    o = output_of(node)
+    if isinstance(o, str):
+        return o
+    q, k = found["q"], found["k"]
+    assert q is not None and k is not None
+    return Projections(node, q, k, found["v"], o)
+
+
+def output_of(node: Node) -> Node | str:
+    """The linear that alone reads what the attention `node` makes, or why there is none."""
     readers = [n for n, i in node.output.uses if not (n.op.name == "linear" and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
     if readers or node.output.is_output or len(linears) != 1:
         who = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
         return f"the result is read by {who}, not by one linear"
-    q, k = found["q"], found["k"]
-    assert q is not None and k is not None
-    return Projections(node, q, k, found["v"], linears[0])
+    (o,) = linears
+    if not all(v is None or isinstance(v, Param) for v in o.inputs[1:]):
+        return f"the weight of the linear behind it (%{o.output.name}) is computed"
+    return o
+
+
+def branch_of(node: Node, role: str) -> Branch | str:
+    """The way to the operand `role` (q, k or v) of the attention `node`, or why it cannot be told."""
+    value = node.operand(role)
+    assert value is not None
+    found = _branch(value, node)
+    return f"{role} {found}" if isinstance(found, str) else found
 
 
 def _branch(value: Value, reader: Node) -> Branch | str:
     between: list[Node] = []
     at: Node = reader
     while (node := value.producer) is not None:
-        outside = [n for n in value.users if n is not at]
-        if outside or value.is_output:
-            return f"(%{value.name}) is read by {outside[0].op.name if outside else 'the caller'} too"
+        if others := [n.op.name for n in value.users if n is not at] + ["the caller"] * value.is_output:
+            return f"(%{value.name}) is read by {others[0]} too"
+        if len(value.uses) > 1:
+            return f"(%{value.name}) is read twice by {at.op.name}"
         if node.op.name == "linear":
             break
         x = node.inputs[0]
