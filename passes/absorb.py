@@ -1,0 +1,190 @@
+"""What linears and experts take into their weights: a linear map of the vectors that they read, or of those they write.
+
+A map is an `Along`: the recipe of a tensor whose every vector along one axis is mapped. Vectors are rows, v → v M: what
+writes v then writes v M, and what reads v M instead of v and must not notice takes M⁻ᵀ along the axis that it reads
+(for a scale diag(g) that is now missing from v, diag(g) itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from weft.ir import Node, Param, Recipe, Value
+from weft.ir.matrices import Centre, MatMul
+from weft.ir.recipes import Add, Permute, Scale
+
+from .edit import changed, derive, supersede
+
+Along = Callable[[Recipe, int, int], Recipe]  # a recipe, the axis to map, the rank
+Use = tuple[Node, int]
+NORMS = ("rms_norm", "layer_norm", "add_norm")
+# Op: its weights as operands with their biases; all read the last axis of theirs.
+_READERS = {
+    "linear": {"weight": "bias"},
+    "norm_linear": {"weight": "bias"},
+    "moe": {"up": "up_bias", "gate": "gate_bias"},
+}
+# Op: the weight whose last axis but one it writes, with its bias.
+_WRITERS = {"linear": ("weight", "bias"), "norm_linear": ("weight", "bias"), "moe": ("down", "down_bias")}
+
+
+def scaled(factor: float | Recipe) -> Along:
+    """Multiplication by a number, or by a vector element by element."""
+    return lambda recipe, axis, rank: Scale(recipe, factor, axis)
+
+
+def centred(recipe: Recipe, axis: int, rank: int) -> Recipe:
+    """Subtraction of the mean."""
+    return Centre(recipe, axis)
+
+
+def multiplied(matrix: Recipe) -> Along:
+    """v → v M for a square `matrix` M."""
+
+    def along(recipe: Recipe, axis: int, rank: int) -> Recipe:
+        if rank == 1 or (rank == 2 and axis == 0):
+            return MatMul(Permute(matrix, (1, 0)), recipe)
+        if axis == rank - 1:
+            return MatMul(recipe, matrix)
+        swap = (*(a for a in range(rank) if a != axis), axis)
+        back = tuple(swap.index(a) for a in range(rank))
+        return Permute(MatMul(Permute(recipe, swap), matrix), back)
+
+    return along
+
+
+def moves_rows(node: Node) -> bool:
+    """Whether every row (last axis) of the results is a row of the first operand, or several are (all in `concat`)."""
+    x = node.inputs[0] if node.inputs else None
+    if x is None or not x.shape:
+        return False
+    last, attrs = len(x.shape) - 1, node.attrs
+    match node.op.name:
+        case "gather_rows":
+            return last > 1
+        case "cast":
+            return x.type.dtype.is_float and bool(attrs["to"].is_float)
+        case "slice" | "split" | "concat" | "gather":
+            return bool(attrs["axis"] % (last + 1) != last)
+        case "reshape" | "expand":
+            return bool(node.output.shape[-1:] == x.shape[-1:])
+        case "squeeze":
+            return all(a % (last + 1) != last for a in attrs["axes"])
+        case "unsqueeze":
+            return all(a % len(node.output.shape) != last + len(attrs["axes"]) for a in attrs["axes"])
+        case "transpose":
+            return bool(attrs["axes"][-1] % (last + 1) == last)
+    return False
+
+
+def reads(value: Value) -> list[Use] | str:
+    """Who computes with the rows of `value`, also after they were moved; or the name of what makes them an output."""
+    found: list[Use] = []
+    waiting = [value]
+    for v in waiting:
+        if v.is_output:
+            return f"%{v.name} is an output of the graph"
+        for node, i in v.uses:
+            if i == 0 and node.op.name != "concat" and moves_rows(node):
+                waiting += node.outputs
+            else:
+                found.append((node, i))
+    return found
+
+
+def unable(node: Node, index: int) -> str | None:
+    """Why `node` cannot take a map of its operand `index` into its weights; None if it can."""
+    if node.op.name in ("add", "add_norm"):
+        return f"it is a summand of {node.op.name} (%{node.outputs[-1].name})"
+    if node.op.name not in ("linear", "moe") or index:
+        return f"it is read by {node.op.name} (%{node.output.name})"
+    return computed(node)
+
+
+def computed(node: Node) -> str | None:
+    """Which weight of `node` is no parameter, in words; None if all are."""
+    for name in (o.name for o in node.op.operands if o.name not in ("x", "y", "ids", "combine")):
+        operand = node.operand(name)
+        if operand is not None and not isinstance(operand, Param):
+            return f"the {name} of {node.op.name} (%{node.output.name}) is computed"
+    return None
+
+
+def weights_read_with(node: Node) -> Iterator[Param]:
+    """The weights that `node` reads its first operand with."""
+    for name in _READERS[node.op.name]:
+        weight = node.operand(name)
+        if isinstance(weight, Param):
+            yield weight
+
+
+def read_through(node: Node, along: Along | None, shift: Recipe | None = None) -> Node:
+    """`node`, whose first operand was y, for an operand x of which y is `along` plus `shift`: y = x M + s.
+
+    The weights take in `along` over their last axis, the biases (made if missing) what the weights make of `shift`.
+    The node is replaced; returns the new one.
+    """
+    made: dict[str, Recipe] = {}
+    for name, bias in _READERS[node.op.name].items():
+        weight, given = node.operand(name), node.operand(bias)
+        if not isinstance(weight, Param):
+            continue
+        rank = len(weight.shape)
+        if along is not None:
+            made[name] = along(weight.recipe, rank - 1, rank)
+        if shift is not None:
+            added = MatMul(weight.recipe, shift)
+            made[bias] = Add((given.recipe, added)) if isinstance(given, Param) else added
+    return _reweighed(node, made)
+
+
+def write_through(node: Node, along: Along) -> Node:
+    """`node` writing what `along` makes of its result; embeddings and norms too. It is replaced by the node returned.
+
+    Norms take numbers and vectors only, into weight and bias, and must have a weight.
+    """
+    if node.op.name == "embedding":
+        weight, bias, axis = "table", "", 1
+    elif node.op.name in NORMS:
+        weight, bias, axis = "weight", "bias", 0
+    else:
+        weight, bias = _WRITERS[node.op.name]
+        axis = len(_param(node, weight).shape) - 2
+    names = [weight, *([bias] if bias and bias in {o.name for o in node.op.operands} else [])]
+    made = {}
+    for name in names:
+        param = node.operand(name)
+        if isinstance(param, Param):
+            rank = len(param.shape)
+            made[name] = along(param.recipe, axis if name == weight else rank - 1, rank)
+    return _reweighed(node, made)
+
+
+def _param(node: Node, name: str) -> Param:
+    found = node.operand(name)
+    assert isinstance(found, Param)
+    return found
+
+
+def _reweighed(node: Node, recipes: Mapping[str, Recipe]) -> Node:
+    """`node` with other recipes for the parameters named; a missing bias is made."""
+    old = {name: node.operand(name) for name in recipes}
+    new = {name: _derived(node, name, recipe) for name, recipe in recipes.items()}
+    made = changed(node, new)
+    for name, param in old.items():
+        supersede(param, new[name])
+    return made
+
+
+def _derived(node: Node, name: str, recipe: Recipe) -> Param:
+    old = node.operand(name)
+    if isinstance(old, Param):
+        return derive(old, recipe)
+    weight = _param(node, next(w for w, b in _READERS[node.op.name].items() if b == name))
+    made = derive(weight, recipe, tuple(weight.shape[:-1]))
+    if not made.uses:  # just made: it has the name of a weight
+        graph, stem = node.graph, weight.name.removesuffix("weight")
+        del graph.params[made.name]
+        made.name = graph.fresh(f"{stem if stem.endswith('.') else weight.name + '.'}bias")
+        graph.params[made.name] = made
+    return made
