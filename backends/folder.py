@@ -42,8 +42,8 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether `folder` holds a compiled model (its manifest tells)."""
-    return (folder / "weft.json").is_file()
+    """Whether weft wrote `folder` (the record in it tells): a compiled model, or one to be compiled."""
+    return any((folder / name).is_file() for name in ("weft.json", "provenance.json"))
 
 
 def _take_place(new: Path, out: Path) -> None:

@@ -25,6 +25,7 @@ from weft.passes.memory import remembers
 
 from .families.rope import at_length
 from .manifest import max_source, record
+from .rewriting import pipeline_text
 from .sources import Model, load_source
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def compile(
     Args:
         target: ``ort-cpu``, ``ort-cuda`` or ``onnx``.
         dtype: float type of weights and activations; the first of the target's if None.
-        passes: pipeline text; ``default,-last-token-logits`` keeps the logits of all positions.
+        passes: pipeline text, or ``@path`` of a file that holds it; ``default,-last-token-logits`` keeps the logits of
+            all positions.
         max_length: positions that tables and caches can hold; the model's context if None, or else 4096.
         seed: of the random initialization, where there is no checkpoint.
         dump_ir: folder for the text form after every pass.
@@ -221,7 +223,7 @@ def target_pipeline(
 
     phases = default_pipeline(graph, max_length).phases
     paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in phases)
-    pipeline = parse_pipeline(passes, Pipeline(paying))
+    pipeline = parse_pipeline(pipeline_text(passes), Pipeline(paying))
     return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
 
 

@@ -1,4 +1,4 @@
-"""weft.json: what a compiled folder says of itself, and of what it came from."""
+"""What weft's folders say of what they came from: weft.json of compiled ones, provenance.json of models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from weft.ir.graph import Graph
 from weft.passes.library.kv_cache import ROUTERS
 from weft.passes.memory import cache_records, state_records
 
+from .counts import parameter_count
 from .sources import Model
+
+PROVENANCE = "provenance.json"
 
 
 def record(
@@ -29,6 +32,7 @@ def record(
         "target": target.name,
         "dtype": dtype,
         "vocab": meta.get("vocab"),
+        "parameters": parameter_count(graph),
         "max_length": length,
         "logits": None if logits is None else "last" if logits.shape[1] == 1 else "all",
         "eos_token_ids": meta.get("eos_token_ids", []),
@@ -40,14 +44,27 @@ def record(
         "states": state_records(graph),
         "compares_tokens": any(node.op.name in ROUTERS for node in graph.nodes),
         "pipeline": pipeline,
-        "source": {
-            "spec": _absolute(model.spec),
-            "description": model.description,
-            "seed": model.seed,
-            "hashes": hashes,
-            **meta.get("source", {}),
-        },
+        "source": _origin(model, hashes),
         "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
+    }
+
+
+def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
+    """The record beside a model that is written as such: what it was made from, and by which passes."""
+    from weft import __version__
+
+    return {"weft": __version__, "pipeline": model.pipeline, "source": _origin(model, hashes)}
+
+
+def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
+    """The source of `model`: how to name it, the hashes of its files, and what its own record says."""
+    return {
+        "spec": _absolute(model.spec),
+        "description": model.description,
+        "seed": model.seed,
+        "hashes": hashes,
+        **model.graph.meta.get("source", {}),
+        **({"provenance": model.provenance} if model.provenance else {}),
     }
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ class Model:
 
     `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
     checkpoint keys that nothing reads, `ignored` those known to be useless. `random_init`: the weights are the declared
-    random initialization, not a checkpoint's.
+    random initialization, not a checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the
+    record that a model folder has of what was before.
     """
 
     graph: Graph
@@ -38,6 +39,8 @@ class Model:
     ignored: list[str] = field(default_factory=list)
     files: tuple[Path, ...] = ()
     random_init: bool = False
+    pipeline: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
@@ -55,9 +58,9 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
     """The model that `source` is or names.
 
     A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
-    repository in the local hub cache), a .gguf file, or a file of IR text; in Python also a `Decoder`, an `Encoder` or
-    any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a checkpoint, parameters get their
-    declared random initialization with `seed`.
+    repository in the local hub cache), a model folder of ``weft opt``, a .gguf file, or a file of IR text; in Python
+    also a `Decoder`, an `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a
+    checkpoint, parameters get their declared random initialization with `seed`.
 
     Raises:
         WeftError: saying what is wrong with the source, or what can be one.
@@ -105,7 +108,10 @@ def _from_gguf(spec: str, path: Path) -> Model:
 
 def _from_folder(spec: str, path: Path) -> Model:
     from .hf import load_folder
+    from .model_folder import GRAPH, read_model
 
+    if (path / GRAPH).is_file():
+        return read_model(spec, path)
     if (path / "weft.json").is_file():
         raise WeftError(
             f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
@@ -192,25 +198,35 @@ def _from_text(spec: str, path: Path) -> Model:
     if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
     graph = parse(text, str(path))
-    keys = [k for p in graph.params.values() for k in p.recipe.sources()]
-    if keys:
-        graph.archive = _archive_of(graph, path, keys[0])
+    open_archive(graph, str(path))
     return Model(graph, spec, f"IR text {path.name}", files=(path,), random_init=_is_random(graph))
 
 
-def _archive_of(graph: Graph, path: Path, key: str) -> Archive:
+def open_archive(graph: Graph, name: str) -> None:
+    """Open the checkpoint that the IR text called `name` refers to, if `graph`, which it spells, reads any.
+
+    Raises:
+        WeftError: if it names none, or one that is not there.
+    """
+    key = next((key for p in graph.params.values() for key in p.recipe.sources()), None)
+    if key is None:
+        return
     origin = graph.meta.get("source")
     at = Path(origin["path"]) if isinstance(origin, dict) and isinstance(origin.get("path"), str) else None
     if at is None or not at.exists():
         where = f"{at}, which is not there" if at else 'none (meta source = {"path": …})'
-        raise WeftError(f"{path} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
-    if at.suffix == ".gguf":
-        from .gguf import GGUFArchive
+        raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
+    graph.archive = _archive(at)
 
-        return GGUFArchive(at)
-    from .hf import Folder
 
-    return Folder.open(at).weights()
+def _archive(path: Path) -> Archive:
+    from .gguf import GGUFArchive
+    from .hf import Folder, SafetensorsArchive
+    from .model_folder import GRAPH
+
+    if path.suffix == ".gguf":
+        return GGUFArchive(path)
+    return SafetensorsArchive(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
 
 
 def _from_name(spec: str, seed: int) -> Model:
@@ -227,7 +243,7 @@ def _from_name(spec: str, seed: int) -> Model:
 
 _POSSIBLE = (
     "a source is a preset (see `weft presets`), an architecture file model.py:NAME, a Hugging Face folder, "
-    "a .gguf file, or IR text (.weft)"
+    "a model folder of `weft opt`, a .gguf file, or IR text (.weft)"
 )
 
 

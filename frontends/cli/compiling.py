@@ -33,7 +33,7 @@ FOLDER = click.Path(file_okay=False)
     default="default",
     show_default=True,
     shell_complete=complete_pipelines,
-    help="The pipeline: names with arguments, `-name` leaves one out.",
+    help="The pipeline: names with arguments, `-name` leaves one out; or @FILE that holds it.",
 )
 @click.option("--max-length", type=int, help="Most tokens of prompt and answer together; default: the model's context.")
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")

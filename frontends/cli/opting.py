@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,58 +15,118 @@ from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
 from .completion import complete_pipelines, complete_sources
+from .shown import progress
+
+if TYPE_CHECKING:
+    from weft.ir import Graph
+
+    from ..sources import Model
 
 
-@click.command("opt", short_help="Rewrite a graph and print it.")
+@click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option(
-    "-p", "--passes", default="", shell_complete=complete_pipelines, help="The pipeline; without one nothing changes."
+    "-p",
+    "--passes",
+    default="",
+    shell_complete=complete_pipelines,
+    help="The pipeline, or @FILE that holds it; without one nothing changes.",
 )
-@click.option("-o", "--out", default="-", show_default=True, type=click.Path(), help="The file to write; - is stdout.")
+@click.option(
+    "-o",
+    "--out",
+    default="-",
+    show_default=True,
+    type=click.Path(),
+    help="A .weft file gets the text, any other path becomes a folder with text, weights and tokenizer; - is stdout.",
+)
+@click.option("--dtype", help="How a folder stores the weights: f32, f16 or bf16; default: without rounding.")
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
 @click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name what broke.")
 @click.option("--trace", is_flag=True, help="Tell on stderr what fired where, and what stopped what did not.")
-def opt_command(source: str, passes: str, out: str, dump_ir: str | None, verify: bool, trace: bool) -> None:
-    """Run a pipeline of passes on the graph of SOURCE, and write the result as text. SOURCE - is such text on stdin.
+def opt_command(
+    source: str, passes: str, out: str, dtype: str | None, dump_ir: str | None, verify: bool, trace: bool
+) -> None:
+    """Run a pipeline of passes on the graph of SOURCE, and write the result. SOURCE - is text on stdin.
+
+    A folder is a model of its own, which every command takes as a SOURCE. Text refers to the checkpoint it came from.
 
     \b
     Examples:
       weft opt model.gguf                                     the graph as it is read
       weft opt model.gguf -p "pack-qkv,pack-gate-up,dce"      rewritten
+      weft opt model.gguf -p @smaller.pipeline -o smaller/    with its weights
       weft opt model.py -p default --verify --trace -o optimized.weft
       weft opt a.weft -p cse | weft opt - -p dce
     """
-    from weft.ir import parse
-    from weft.ir import verify as check
-    from weft.passes import Report, run_passes
+    from weft.passes import Report
 
     from .. import load_source
+    from ..rewriting import rewrite
 
-    if source == "-":
-        graph = parse(sys.stdin.read(), "<stdin>")
-        check(graph)
-    else:
-        graph = load_source(source).graph
-    if passes.strip():
-        report = Report()
-        graph = run_passes(graph, passes, verify=verify, dump=dump_ir, report=report)
-        if trace:
-            click.echo(str(report), err=True)
-    text = str(graph)
+    folder = _is_folder(out)
+    if dtype is not None and not folder:
+        raise WeftError("--dtype is how a folder stores the weights; name one with -o")
+    model = _piped(folder) if source == "-" else load_source(source)
+    report = Report()
+    model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report)
+    if trace and report.records:
+        click.echo(str(report), err=True)
+    if folder:
+        from ..model_folder import write_model
+
+        with progress(f"reading {source}") as step:
+            write_model(model, out, dtype=dtype, progress=step)
+        return
+    text = _text(model.graph)
     if out == "-":
         sys.stdout.write(text)
     else:
         _write(Path(out), text)
 
 
+def _is_folder(out: str) -> bool:
+    """Whether the user means a folder by `out`: no .weft file, no device and no pipe."""
+    path = Path(out)
+    if out == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        return False
+    return out.endswith(os.sep) or path.is_dir() or path.resolve().suffix != ".weft"
+
+
+def _piped(complete: bool) -> Model:
+    """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
+    from weft.ir import parse, verify
+
+    from ..sources import Model, open_archive
+
+    graph = parse(sys.stdin.read(), "<stdin>")
+    verify(graph)
+    if complete:
+        open_archive(graph, "<stdin>")
+    return Model(graph, "-", "IR text on stdin")
+
+
+def _text(graph: Graph) -> str:
+    """The text of `graph`.
+
+    Raises:
+        WeftError: if it reads tensors that passes have computed.
+    """
+    from weft.ir.archive import Overlay
+
+    computed = set(graph.archive.computed) if isinstance(graph.archive, Overlay) else set()
+    for param in graph.params.values():
+        if not computed.isdisjoint(param.recipe.sources()):
+            raise WeftError(f"{param.name} was computed, which text cannot hold; name a folder, as -o {graph.name}/")
+    return str(graph)
+
+
 def _write(path: Path, text: str) -> None:
     """Write a file that appears whole or not at all; what is no plain file (a device, a pipe) is written into.
 
     Raises:
-        WeftError: if `path` is a folder, or the system refuses.
+        WeftError: if the system refuses.
     """
-    if path.is_dir():
-        raise WeftError(f"{path} is a folder; name the file to write the graph into")
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")

@@ -37,6 +37,17 @@ SPECIAL_TOKENS = (
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of sentence-transformers: ours
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The tokenizer's files in `folder`."""
+    return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+
+
+def copy_tokenizer(folder: Path, out: Path) -> None:
+    """Copy the tokenizer's files from `folder` to the folder `out`."""
+    for file in tokenizer_files(folder):
+        shutil.copyfile(file, out / file.name)
+
+
 @dataclass(frozen=True)
 class Folder:
     """A folder and its configs; `generation` is empty if it has no generation_config.json."""
@@ -62,7 +73,7 @@ class Folder:
     @property
     def tokenizer_files(self) -> list[Path]:
         """The tokenizer's files that are there."""
-        return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
+        return tokenizer_files(self.path)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -81,8 +92,7 @@ class Folder:
 
     def write_tokenizer(self, out: Path) -> None:
         """Copy the tokenizer's files into folder `out`."""
-        for file in self.tokenizer_files:
-            shutil.copyfile(file, out / file.name)
+        copy_tokenizer(self.path, out)
 
     def token_facts(self) -> dict[str, Any]:
         """Special tokens in the form of graph.meta: generation_config.json before config.json."""

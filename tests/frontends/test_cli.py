@@ -427,7 +427,7 @@ def test_opt_keeps_an_older_file(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "a.weft").write_text("older")
     refused("opt", tiny, "-p", "nothing", "-o", tmp_path / "a.weft")
     assert (tmp_path / "a.weft").read_text() == "older"
-    assert "is a folder" in refused("opt", tiny, "-o", tmp_path)
+    assert "holds files that weft did not write" in refused("opt", tiny, "-o", tmp_path)
     assert "no such file" in refused("opt", tiny, "-o", tmp_path / "nowhere/a.weft")
     assert {p.name for p in tmp_path.iterdir()} <= {"a.weft", "tiny.py", "__pycache__"}
 

@@ -1,0 +1,124 @@
+"""Model folders: a graph as text beside its weights and tokenizer, complete in themselves.
+
+::
+
+    model.weft           the graph; parameters with weights read the tensors of their own names
+    model.safetensors    those tensors (or shards and their index)
+    tokenizer.json …     as the source had them
+    provenance.json      weft's version, the pipeline, the source and the hashes of its files
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from weft.backends.folder import whole_folder
+from weft.backends.runtime.folder import read_json
+from weft.ir import dtypes
+from weft.ir.archive import Archive
+from weft.ir.dtypes import DType
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Param
+from weft.ir.parser import parse
+from weft.ir.recipe import Recipe
+from weft.ir.recipes import Concat, Full, Normal, Permute, Reshape, Slice, Source, Take
+from weft.ir.streams import stream
+
+from .hf.folder import copy_tokenizer, tokenizer_files
+from .hf.safetensors import SafetensorsArchive
+from .hf.writing import STORED, Tensor, parse_stored, write_shards
+from .manifest import PROVENANCE, provenance
+from .sources import Model
+
+GRAPH = "model.weft"
+_MOVING = (Source, Concat, Full, Permute, Reshape, Slice, Take)
+
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+
+
+def write_model(
+    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+) -> None:
+    """Write `model` as the model folder `out`, which appears whole; an older one survives until then.
+
+    Every parameter that is made of checkpoint tensors or random numbers is evaluated, a block at a time, and stored in
+    `dtype` (f32, f16, bf16), or in the dtype that holds it exactly: the checkpoint's, where its numbers only move, else
+    the parameter's. What follows from a formula, such as rotary frequencies, stays one.
+
+    Raises:
+        WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
+    """
+    graph, wanted = model.graph.clone(), None if dtype is None else parse_stored(dtype)
+    tensors = parameters(graph, wanted)
+    for name in tensors:
+        graph.params[name].recipe = Source(name)
+    graph.meta.pop("source", None)  # the folder itself, wherever it will be
+    done, total = 0, sum(t.nbytes for t in tensors.values())
+
+    def step(written: int) -> None:
+        nonlocal done
+        done += written
+        progress("weights", done, total)
+
+    with whole_folder(Path(out)) as folder:
+        write_shards(folder, tensors, step=step)
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        (folder / GRAPH).write_text(str(graph), encoding="utf-8")
+        record = provenance(model, model.hashes())
+        (folder / PROVENANCE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def read_model(spec: str, path: Path) -> Model:
+    """The model in the model folder at `path`, which the user called `spec`.
+
+    Raises:
+        WeftError: if its text is no graph, or its weights are missing or unsound.
+    """
+    try:
+        text = (path / GRAPH).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise WeftError(f"{path / GRAPH} cannot be read: {e}") from e
+    graph = parse(text, str(path / GRAPH))
+    graph.meta["source"] = {"format": "weft", "path": str(path)}
+    graph.archive = SafetensorsArchive(path)
+    read = {key for p in graph.params.values() for key in p.recipe.sources()}
+    files = tokenizer_files(path)
+
+    return Model(
+        graph,
+        spec,
+        f"model folder {path.name}",
+        tokenizer=partial(copy_tokenizer, path) if files else None,
+        unread=sorted(set(graph.archive.keys()) - read),
+        files=(path / GRAPH, *files, *sorted(path.glob("*.safetensors"))),
+        provenance=read_json(path / PROVENANCE) if (path / PROVENANCE).is_file() else {},
+    )
+
+
+def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:
+    """The parameters of `graph` that hold weights, by name: to be stored as `write_model` says."""
+    found = {}
+    for name, param in graph.params.items():
+        if param.recipe.has(Source, Normal):
+            kind = dtype if dtype is not None and param.type.dtype.is_float else storage(param, graph.archive)
+            found[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.archive))
+    return found
+
+
+def storage(param: Param, archive: Archive) -> DType:
+    """The dtype that holds the numbers of `param` exactly, in the fewest bytes that a checkpoint can have."""
+    if param.type.dtype != dtypes.f32 or not _moves(param.recipe):
+        return param.type.dtype
+    stored = {archive.dtype(key) for key in param.recipe.sources()}
+    return next(iter(stored)) if len(stored) == 1 and stored <= set(STORED) else dtypes.f32
+
+
+def _moves(recipe: Recipe) -> bool:
+    """Whether `recipe` only moves numbers of checkpoint tensors, and adds none but zeros and ones."""
+    if isinstance(recipe, Full):
+        return recipe.value in (0, 1)
+    return isinstance(recipe, _MOVING) and all(map(_moves, recipe.parts))
