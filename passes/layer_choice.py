@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 from weft.ir import Graph, Node, WeftError
 
+from .memory import remembers
+
 Layers = str | int | tuple[int, ...]
 ROLES = ("local", "global")
 
@@ -26,18 +28,17 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
     Raises:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
+    uncached(graph, name)
     found = [n for n in graph.nodes if n.op.name in ("attention", "relative_attention") and _to_itself(n)]
     if not found:
         raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
-    uncached(graph, name)
     return found
 
 
 def uncached(graph: Graph, name: str) -> None:
-    """Raise WeftError in the name of the pass `name` if attentions of `graph` have caches."""
-    for node in graph.nodes:
-        if "past_k" in {o.name for o in node.op.operands} and node.operand("past_k") is not None:
-            raise WeftError(f"{name}: %{node.output.name} has a cache already; run {name} before kv-cache")
+    """Raise WeftError in the name of the pass `name` if `graph` has caches."""
+    if remembers(graph):
+        raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
 
 
 def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:
