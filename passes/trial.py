@@ -63,7 +63,7 @@ class RandomArchive:
         if self.dtype(key).is_int:
             return self.real.read(key, start, stop)
         drawn: Array = self.draw(key)
-        return drawn[start:stop]
+        return drawn[start:stop] if drawn.ndim else drawn
 
     def _draw(self, key: str) -> Array:
         shape = self.shape(key)
