@@ -60,6 +60,19 @@ class Internals:
                 found[layer] = name
         return found
 
+    @cached_property
+    def streams(self) -> dict[str, tuple[str, ...]]:
+        """The residual stream after each layer, as values that add up to it: layer to value names, in order.
+
+        They are two where a fused norm adds them and hands on nothing but the norm of the sum, as after the last layer.
+        """
+        order = {name: i for i, name in enumerate(self.names)}
+        fused = (
+            tuple(n.input[:2]) for n in self.proto.graph.node if n.op_type.startswith("Skip") and len(n.output) < 4
+        )
+        sums = {max(pair, key=lambda name: order.get(name, -1)): pair for pair in fused}
+        return {layer: sums.get(name, (name,)) for layer, name in self.boundaries.items()}
+
     @property
     def reduction(self) -> int:
         """The widest sum a matrix product makes, to the smaller side of its weight."""

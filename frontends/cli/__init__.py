@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, opt, verify, and catalogues of ops, passes, presets, families.
+"""The `weft` command: compile, run, inspect, opt, verify, eval, and catalogues of ops, passes, presets, families.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too (that lives beside this folder: `compile`, `inspection`, `verification`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from . import catalog, compiling, completion, inspecting, opting, running, verifying
+from . import catalog, compiling, completion, evaluating, inspecting, opting, running, verifying
 from .guard import Root
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -40,6 +40,7 @@ def cli(ctx: click.Context) -> None:
       weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
       weft verify out/                          compare with the float64 meaning of the source
+      weft eval out/ --against model.gguf --text notes.txt    what it costs in quality
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -51,6 +52,7 @@ for command in (
     inspecting.inspect_command,
     opting.opt_command,
     verifying.verify_command,
+    evaluating.eval_command,
     catalog.ops_command,
     catalog.passes_command,
     catalog.presets_command,

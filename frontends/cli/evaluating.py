@@ -1,0 +1,128 @@
+"""`weft eval`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from .completion import complete_pipelines, complete_sources
+from .shown import count, progress, size, table
+
+if TYPE_CHECKING:
+    from ..evaluation import Evaluation, Score
+
+
+@click.command("eval", short_help="What rewrites cost: likelihood, KL, time.")
+@click.argument("models", nargs=-1, shell_complete=complete_sources, metavar="[MODEL]...")
+@click.option(
+    "--against", required=True, shell_complete=complete_sources, help="The original that all are held against."
+)
+@click.option("--text", required=True, type=click.Path(), help="The file to read, in UTF-8; encoders embed its lines.")
+@click.option(
+    "-p",
+    "--passes",
+    "pipelines",
+    multiple=True,
+    shell_complete=complete_pipelines,
+    help="NAME=PIPELINE, or a pipeline: also score what it makes of the original; may be given several times.",
+)
+@click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True, help="The most to predict.")
+@click.option("--context", type=click.IntRange(1), help="Tokens of a window; default: 512, or what the models take.")
+@click.option("--layers", is_flag=True, help="Also show how far each layer's output is from the original's.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+)
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def eval_command(
+    models: tuple[str, ...],
+    against: str,
+    text: str,
+    pipelines: tuple[str, ...],
+    tokens: int,
+    context: int | None,
+    layers: bool,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
+
+    Decoders: the negative log-likelihood (NLL) of a token in nats, perplexity, KL divergence from the original, how
+    often the likeliest token is the same. Encoders: the cosine between embeddings of the same lines. All: the time of a
+    token, parameters, bytes that the caches keep for a token.
+
+    \b
+    Examples:
+      weft eval out/ --against model.gguf --text notes.txt
+      weft eval --against model.gguf --text notes.txt -p "half=cast{dtype=f16}" -p "mha-to-gqa{kv_heads=1}"
+      weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
+    """
+    from ..evaluation import evaluate
+
+    with progress("opening", "steps") as step:
+        found = evaluate(
+            models,
+            against=against,
+            text=text,
+            rewrites=_named(pipelines),
+            tokens=tokens,
+            context=context,
+            layers=layers,
+            device=device,
+            progress=step,
+        )
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found.json(), indent=2))
+        return
+    _show(found)
+
+
+def _named(pipelines: Iterable[str]) -> dict[str, str]:
+    """Pipelines by name: what is before an = sign, else the pipeline itself."""
+    found: dict[str, str] = {}
+    for text in pipelines:
+        named = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)
+        name, pipeline = (named[1], named[2]) if named else (text, text)
+        if name in found:
+            raise click.UsageError(f"the name {name!r} is given twice")
+        found[name] = pipeline
+    return found
+
+
+def _show(found: Evaluation) -> None:
+    click.echo(f"{found.tokens:,} tokens of {found.text}, in windows of {found.context}\n")
+    columns = ("model", *_COLUMNS)
+    shown = [(score.name, *(_cell(score, column) for column in _COLUMNS)) for score in found.scores]
+    kept = [i for i in range(len(columns)) if any(row[i] for row in shown)]
+    rows = [[row[i] for i in kept] for row in shown]
+    table([columns[i] for i in kept], rows, right=" ".join(_COLUMNS))
+    if layers := found.scores[0].layers:
+        click.echo("\nrelative error of the residual stream after each layer")
+        names = [score.name for score in found.scores[1:]]
+        errors = [[f"{s.layers[layer]:.3g}" if layer in s.layers else "" for s in found.scores[1:]] for layer in layers]
+        table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
+
+
+_COLUMNS = ("NLL", "perplexity", "KL", "agreement", "cosine", "ms/token", "parameters", "cache/token")
+
+
+def _cell(score: Score, column: str) -> str:
+    """What a column says of a model; "" where there is nothing to say."""
+    numbers = {
+        "NLL": (score.nll, "{:.4f}"),
+        "perplexity": (score.perplexity, "{:.4g}"),
+        "KL": (score.kl, "{:.3g}"),
+        "agreement": (score.agreement, "{:.2%}"),
+        "cosine": (score.cosine, "{:.4f}"),
+        "ms/token": (score.seconds * 1e3, "{:.3g}"),
+    }
+    if column in numbers:
+        number, form = numbers[column]
+        return "" if number is None else form.format(number)
+    if column == "parameters":
+        return count(score.parameters) if score.parameters else ""
+    return size(score.cache_bytes) if score.cache_bytes else ""
