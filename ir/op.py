@@ -52,6 +52,7 @@ class Trait(enum.Enum):
     ELEMENTWISE = "elementwise"  # output element depends on the operands' elements at the same (broadcast) place
     COMMUTATIVE = "commutative"  # the two operands may be swapped
     VIEW = "view"  # moves no data: the bytes of the operand in the same order
+    COPY = "copy"  # moves data and computes nothing
     ROWWISE = "rowwise"  # every row (last axis) of the first operand is treated alone
 
 
@@ -249,7 +250,8 @@ class Op:
         if Trait.VIEW in self.traits:
             return Cost(0, 0, 0)
         if self._cost is None:
-            return Cost(total(v.type.elements for v in node.outputs), read, written)
+            computed = 0 if Trait.COPY in self.traits else total(v.type.elements for v in node.outputs)
+            return Cost(computed, read, written)
         found = self._cost(Bound(self, operands, node.attrs))
         return found if isinstance(found, Cost) else Cost(found, read, written)
 

@@ -38,7 +38,7 @@ def _(n: Bound) -> TensorType:
     return x.with_shape(*n.shape)
 
 
-@op(cases=[case(normal(2, 3, 4), axes=(1, 0, 2)), case(normal(2, 3), axes=(1, 0))])
+@op(traits=[Trait.COPY], cases=[case(normal(2, 3, 4), axes=(1, 0, 2)), case(normal(2, 3), axes=(1, 0))])
 def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
     """x with its axes in the order `axes`."""
     return x.transpose(axes)
@@ -80,7 +80,7 @@ def _(n: Bound) -> TensorType:
     return x.with_shape(*(1 if i in n.axes else next(rest) for i in range(rank)))
 
 
-@op(cases=[case(normal(1, 3), shape=(2, 4, 3)), case(normal(2, 1), shape=(2, 5))])
+@op(traits=[Trait.COPY], cases=[case(normal(1, 3), shape=(2, 4, 3)), case(normal(2, 1), shape=(2, 5))])
 def expand(x: Array, *, shape: Shape) -> Array:
     """x broadcast to `shape`."""
     return np.broadcast_to(x, [int(str(s)) for s in shape])
@@ -93,7 +93,10 @@ def _(n: Bound) -> TensorType:
     return expanded
 
 
-@op(cases=[case(normal(2, 3), normal(2, 5), axis=1), case(normal(1, 4), normal(2, 4), normal(3, 4), axis=0)])
+@op(
+    traits=[Trait.COPY],
+    cases=[case(normal(2, 3), normal(2, 5), axis=1), case(normal(1, 4), normal(2, 4), normal(3, 4), axis=0)],
+)
 def concat(*xs: Array, axis: int) -> Array:
     """Tensors one after the other along `axis`."""
     return np.concatenate(xs, axis)
@@ -109,7 +112,7 @@ def _(n: Bound) -> TensorType:
     return first.with_axis(a, total([x.shape[a] for x in n.xs]))
 
 
-@op(cases=[case(normal(2, 9), sizes=(4, 3, 2), axis=-1), case(normal(6, 2), sizes=(1, 5), axis=0)])
+@op(traits=[Trait.COPY], cases=[case(normal(2, 9), sizes=(4, 3, 2), axis=-1), case(normal(6, 2), sizes=(1, 5), axis=0)])
 def split(x: Array, *, sizes: tuple[int, ...], axis: int = -1) -> tuple[Array, ...]:
     """x cut along `axis` into pieces of the given `sizes`."""
     return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
@@ -122,7 +125,10 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     return tuple(n.x.with_axis(a, s) for s in n.sizes)
 
 
-@op(cases=[case(normal(2, 9), axis=1, start=2, stop=7), case(normal(6, 2), axis=0, start=1, stop=6, step=2)])
+@op(
+    traits=[Trait.COPY],
+    cases=[case(normal(2, 9), axis=1, start=2, stop=7), case(normal(6, 2), axis=0, start=1, stop=6, step=2)],
+)
 def slice_(x: Array, *, axis: int, start: int, stop: int, step: int = 1) -> Array:
     """Every `step`-th index of start:stop along `axis`; bounds are non-negative."""
     return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
@@ -236,7 +242,10 @@ def _(n: Bound) -> TensorType:
     return TensorType(dtypes.f32, (*n.ids.shape, n.depth))
 
 
-@op(cases=[case(normal(2, 5), axis=1, before=2, after=1), case(normal(3), axis=0, before=0, after=2, value=1.5)])
+@op(
+    traits=[Trait.COPY],
+    cases=[case(normal(2, 5), axis=1, before=2, after=1), case(normal(3), axis=0, before=0, after=2, value=1.5)],
+)
 def pad(x: Array, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0) -> Array:
     """x with `before` and `after` elements of `value` put around `axis`."""
     widths = [(0, 0)] * x.ndim

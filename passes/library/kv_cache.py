@@ -40,6 +40,7 @@ class KvCache(Pass):
 
     name = "kv-cache"
     effect = "conditional"
+    tradeoff = "a call also moves keys, values and states in and out; the calls after it compute less for that"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = token_axes(graph)

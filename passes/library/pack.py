@@ -68,6 +68,7 @@ class PackQkv(Pass):
 
     name = "pack-qkv"
     effect = "exact"
+    tradeoff = "the split copies its pieces where a backend cannot read them in place"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         made: Made = {}
@@ -121,6 +122,7 @@ class PackGateUp(Pass):
 
     name = "pack-gate-up"
     effect = "exact"
+    tradeoff = "the split copies its pieces where a backend cannot read them in place"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         def gated(x: Value, gate: Param, up: Param, gate_bias: Param | None, up_bias: Param | None) -> Value:
