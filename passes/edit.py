@@ -55,6 +55,17 @@ def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None) -> 
     return found
 
 
+def derive_bias(weight: Param, recipe: Recipe) -> Param:
+    """A bias for linears with `weight` [out, in] that have none, named after it: as `derive` makes it."""
+    made = derive(weight, recipe, (int(weight.shape[0]),))
+    if not made.uses:
+        graph, name = weight.graph, weight.name
+        del graph.params[made.name]
+        made.name = graph.fresh(name.removesuffix("weight") + "bias" if name.endswith("weight") else f"{name}.bias")
+        graph.params[made.name] = made
+    return made
+
+
 def supersede(old: Value | None, new: Value | None) -> None:
     """If nobody reads the parameter `old` any more, erase it; `new`, derived from it, takes over name and place."""
     if not isinstance(old, Param) or old is new or old.uses or old.is_output:

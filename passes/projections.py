@@ -35,6 +35,13 @@ class Branch:
         return self.start.producer is not self.linear
 
     @property
+    def span(self) -> tuple[int, int]:
+        """The rows of the linear that make `start`: from the first to before the second."""
+        pieces = self.start.producer.outputs if self.packed and self.start.producer else (self.start,)
+        first = sum(piece.width for piece in pieces[: self.start.index])
+        return first, first + self.start.width
+
+    @property
     def weight(self) -> Param:
         """[heads·d, width]; of a packed linear, all of it."""
         weight = self.linear.operand("weight")
