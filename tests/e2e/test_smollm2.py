@@ -146,3 +146,19 @@ def test_a_decoder_layer_is_at_most_ten_nodes_without_shape_plumbing(folder: Pat
     assert not {n.op_type for n in inner} & {"Shape", "Gather", "Reshape", "Unsqueeze", "Concat", "Range"}
     shapes = [n for n in nodes if n.op_type == "Shape"]
     assert len(shapes) <= 1  # the total length, once for the whole model
+
+
+def test_its_likelihood_of_a_text_is_that_of_transformers(
+    hf_model: torch.nn.Module, model: Generator, smollm2_gguf: Path, root: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.md"
+    text.write_text((root / "docs" / "ir.md").read_text())
+    found = weft.evaluate([smollm2_gguf], against=smollm2_gguf, text=text, tokens=200, device="cpu")
+    ids = torch.tensor([model.tokenizer.encode(text.read_text())[:201]])
+    with torch.inference_mode():
+        loss = hf_model(ids, labels=ids).loss.item()
+    original, same = found.scores
+    assert abs(original.nll - loss) < 1e-4 and found.tokens == 200
+    assert (same.nll, same.kl, same.agreement) == (original.nll, 0, 1)
+    assert original.parameters == sum(p.numel() for p in hf_model.parameters())
+    assert original.cache_bytes == 30 * 3 * 64 * 2 * 4
