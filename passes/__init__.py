@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .driver import Refusal, Rule, apply_rules
     from .legalization import legalize
     from .pattern import ANY, Pattern
-    from .pipeline import Phase, Pipeline, Report, default_pipeline, run_passes
+    from .pipeline import Phase, Pipeline, default_pipeline, run_passes
+    from .report import Report
     from .text import parse_pipeline
     from .trace import Trace
 
@@ -25,7 +26,7 @@ _HOME = {
     "Phase": "pipeline",
     "Pipeline": "pipeline",
     "Refusal": "driver",
-    "Report": "pipeline",
+    "Report": "report",
     "Rule": "driver",
     "Trace": "trace",
     "all_passes": "base",

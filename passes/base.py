@@ -96,9 +96,10 @@ class Pass:
         raise TypeError(f"pass {self.name} defines no run")
 
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
-        """Show the declared effect on small random inputs; here that of exact passes: outputs agree to 1e-12.
+        """Outputs before and after agree to 1e-12, on small random inputs and weights in float64.
 
-        Conditional, lossy and changing passes supply their own.
+        So for exact passes; conditional, lossy and changing ones supply a check of their own, whose summary says what
+        it shows.
 
         Raises:
             WeftError: if it does not hold.
@@ -107,6 +108,11 @@ class Pass:
             raise TypeError(f"the {self.effect} pass {self.name} defines no check")
         inputs = trial.inputs(before)
         trial.same(trial.run(before, inputs), trial.run(after, inputs), EXACT)
+
+    @classmethod
+    def shows(cls) -> str:
+        """What a check that passes has shown: the summary of its docstring."""
+        return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 
     def __str__(self) -> str:
         """As in a pipeline text; arguments that equal their default are left out."""

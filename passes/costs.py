@@ -22,3 +22,9 @@ def cost(graph: Graph, **given: int) -> Cost:
         read += sizes.evaluate(one.read, binding)
         written += sizes.evaluate(one.written, binding)
     return Cost(flops, read, written)
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of all parameters, in the dtypes that they are declared with."""
+    bits = (sizes.evaluate(p.type.elements, {}) * p.type.dtype.bits for p in graph.params.values())
+    return sum(bits) // 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from weft.ir import Graph, WeftError, print_graph
@@ -13,6 +13,7 @@ from weft.ir.ops.fused_attention import SOFTMAX
 
 from .base import Pass
 from .memory import remembers
+from .report import Price, Record, Report
 from .trace import Trace
 from .trial import Trial
 
@@ -63,38 +64,6 @@ class Step:
 
 
 Hook = Callable[[Step], None]
-
-
-@dataclass
-class Report:
-    """What a run did: a `Record` per pass."""
-
-    records: list[Record] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return sum(r.seconds for r in self.records)
-
-    def __str__(self) -> str:
-        lines = []
-        for r in self.records:
-            lines.append(
-                f"{r.applied}: {r.rewrites} rewrites, {r.nodes[0]} -> {r.nodes[1]} nodes, {r.seconds * 1e3:.1f} ms"
-            )
-            lines += [f"  {line}" for line in r.lines]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Record:
-    """One pass of a run: time without hooks, number of rewrites, nodes before and after, trace lines."""
-
-    phase: str
-    applied: Pass
-    seconds: float
-    rewrites: int
-    nodes: tuple[int, int]
-    lines: tuple[str, ...]
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
@@ -163,7 +132,8 @@ def run_passes(
     if verify:
         trial = Trial(seed)
         every.append(lambda step: _check_effect(step, trial))
-    index = 0
+    index, priced = 0, report is not None and report.priced
+    price = Price.of(current) if priced else None
     for phase in pipeline.phases:
         for applied in phase.passes:
             index += 1
@@ -173,8 +143,10 @@ def run_passes(
             seconds = time.perf_counter() - start
             step = Step(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
             if report is not None:
-                record = Record(phase.name, applied, seconds, step.rewrites, step.nodes, tuple(trace.lines))
-                report.records.append(record)
+                dear, price = price, Price.of(current) if priced else None
+                prices = (dear, price) if dear is not None and price is not None else None
+                shown = applied.shows() if verify else ""
+                report.records.append(Record(phase.name, applied, seconds, trace, step.nodes, prices, shown))
             for hook in (*every, *hooks):
                 hook(step)
     return current

@@ -32,11 +32,13 @@ class Refused:
 
 @dataclass
 class Trace:
-    """`lines` in order of writing; `rewrites` by rule; `refusals`, which are among the lines too."""
+    """`lines` in order of writing; `rewrites` by rule; `refusals` and the nearest `misses` of rules that never fired,
+    which are among the lines too."""
 
     lines: list[str] = field(default_factory=list)
     rewrites: Counter[str] = field(default_factory=Counter)
     refusals: list[Refused] = field(default_factory=list)
+    misses: list[Miss] = field(default_factory=list)
 
     def fired(self, rule: str, at: str) -> None:
         """One rewrite by `rule` at the value called `at`."""
@@ -54,4 +56,14 @@ class Trace:
 
     def missed(self, rule: str, miss: Miss | None) -> None:
         """`rule` fired nowhere; `miss` is the nearest it came."""
+        self.misses += [miss] if miss else []
         self.lines.append(f"{rule}: fired 0 times" + (f"; nearest miss {miss}" if miss else "; nothing resembles it"))
+
+    @property
+    def nearest(self) -> str:
+        """How near a rewrite came that did not happen: the first refusal, else the nearest miss, else the last line."""
+        if self.refusals:
+            return f"left %{self.refusals[0].at} alone: {self.refusals[0].reason}"
+        if self.misses:
+            return f"nearest miss {max(self.misses, key=lambda miss: miss.depth)}"
+        return self.lines[-1] if self.lines else ""

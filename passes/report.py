@@ -1,0 +1,86 @@
+"""What a run of a pipeline tells: what each pass rewrote, what it left alone and why, and what the graph then costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.ir import Graph
+
+from .base import Pass
+from .costs import TEXT, cost, weight_bytes
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Price:
+    """FLOPs of a text of 64 tokens, and bytes of parameters."""
+
+    flops: int
+    weights: int
+
+    @classmethod
+    def of(cls, graph: Graph) -> Price:
+        """That of one run of `graph`."""
+        flops = cost(graph).flops
+        assert isinstance(flops, int)
+        return cls(flops, weight_bytes(graph))
+
+
+@dataclass(frozen=True)
+class Record:
+    """One pass of a run: its trace, time without hooks, nodes before and after, and where asked for the price before
+    and after and what the check of its effect has shown."""
+
+    phase: str
+    applied: Pass
+    seconds: float
+    trace: Trace
+    nodes: tuple[int, int]
+    prices: tuple[Price, Price] | None = None
+    shown: str = ""
+
+    @property
+    def rewrites(self) -> int:
+        return self.trace.rewrites.total()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self.trace.lines)
+
+    @property
+    def idle(self) -> str:
+        """Why the pass rewrote nothing, in a sentence that names it; "" if it did rewrite."""
+        if self.rewrites or self.nodes[0] != self.nodes[1]:
+            return ""
+        why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
+        return f"{self.applied} rewrote nothing" + (f": {why}" if why else "")
+
+    def __str__(self) -> str:
+        rewrites = f"{self.rewrites} rewrite{'s' * (self.rewrites != 1)}"
+        lines = [f"{self.applied}: {rewrites}, {_change(*self.nodes)} nodes, {self.seconds * 1e3:.1f} ms"]
+        if self.prices is not None:
+            before, after = self.prices
+            flops, weights = _change(before.flops, after.flops), _change(before.weights, after.weights)
+            lines.append(f"  {flops} FLOPs for {TEXT['seq']} tokens, {weights} bytes of parameters")
+        if self.shown:
+            lines.append(f"  shown ({self.applied.effect}): {self.shown}")
+        return "\n".join([*lines, *(f"  {line}" for line in self.lines)])
+
+
+@dataclass
+class Report:
+    """What a run did: a `Record` per pass, with prices if `priced`."""
+
+    records: list[Record] = field(default_factory=list)
+    priced: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return sum(r.seconds for r in self.records)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.records))
+
+
+def _change(before: int, after: int) -> str:
+    return f"{before:,}" if before == after else f"{before:,} -> {after:,}"
