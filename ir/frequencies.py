@@ -134,21 +134,50 @@ class RopeTable(Recipe):
 
 @dataclass(frozen=True)
 class Sinusoid(Recipe):
-    """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or sin half then cos half."""
+    """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or sin half then cos half.
+
+    Row p is that of position p/`factor`.
+    """
 
     length: int
     dim: int
     interleaved: bool = True
     base: float = 10_000.0
+    factor: float = 1.0
 
     def shape(self, archive: Archive) -> tuple[int, ...]:
         return (self.length, self.dim)
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
-        angles = np.outer(np.arange(start, stop), self.base ** (-np.arange(0, self.dim, 2) / self.dim))
+        places = np.arange(start, stop) / self.factor
+        angles = np.outer(places, self.base ** (-np.arange(0, self.dim, 2) / self.dim))
         pair = [np.sin(angles), np.cos(angles)]
         out = np.stack(pair, -1).reshape(stop - start, -1) if self.interleaved else np.concatenate(pair, 1)
         return out[:, : self.dim].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Interpolate(Recipe):
+    """A table of `length` rows out of the rows of `item`: row p is what stands at row p/`factor`, linearly between its
+    neighbours; behind the last row it is the last row (position interpolation of learned positions)."""
+
+    item: Recipe
+    length: int
+    factor: float
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        if not self.factor > 0:
+            raise WeftError(f"rows cannot be interpolated at steps of 1/{self.factor}")
+        return (self.length, *self.item.shape(archive)[1:])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        last = self.item.shape(archive)[0] - 1
+        places = np.minimum(np.arange(start, stop) / self.factor, last)
+        low = np.floor(places).astype(int)
+        high = np.minimum(low + 1, last)
+        rows = self.item.read(archive, int(low[0]), int(high[-1]) + 1)
+        share = (places - low).astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1))
+        return np.asarray(rows[low - low[0]] * (1 - share) + rows[high - low[0]] * share)
 
 
 @dataclass(frozen=True)

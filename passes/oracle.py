@@ -71,6 +71,11 @@ def turned(x: Array, at: Array, frequencies: Array, *, heads: int, interleaved: 
     return y.reshape(x.shape)
 
 
+def temperature(scaling: str, factor: float) -> float:
+    """What `scaling` multiplies rotated queries and keys by: with yarn √(1/t) = 0.1·ln(factor) + 1 (Peng 2023)."""
+    return 1 + math.log(factor) / 10 if scaling == "yarn" else 1.0
+
+
 def frequencies(
     dim: int,
     theta: float,

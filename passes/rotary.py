@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from weft.ir import Graph, Node, Param, TensorType, WeftError, dtypes
+from weft.ir.archive import Array
 from weft.ir.frequencies import RopeFrequencies
 from weft.ir.op import Trait
 
 from . import oracle
-from .edit import drop_params
+from .edit import derive, supersede
+from .trace import Trace
 
 _THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}
+_SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")
 _NAMES = {"concat", "transpose", "split"}  # these, too, keep a head's numbers together
 
 
@@ -33,17 +37,10 @@ def rotations(attention: Node) -> list[Node]:
     return list(found)
 
 
-def recipe_of(rope: Node) -> RopeFrequencies:
-    """The frequencies of the node `rope`.
-
-    Raises:
-        WeftError: if something else than `RopeFrequencies` makes them.
-    """
-    param = rope.operand("frequencies")
-    if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies):
-        return param.recipe
-    name = "" if param is None else param.name
-    raise WeftError(f"the frequencies %{name} of %{rope.output.name} come from no recipe rope_frequencies")
+def recipe_of(rope: Node) -> RopeFrequencies | None:
+    """The frequencies of the node `rope`; None if something else than `RopeFrequencies` makes them."""
+    param = rope.inputs[2]
+    return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
 
 
 def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
@@ -57,10 +54,12 @@ def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
 def retune(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
     """Make the node `rope` turn by the frequencies of `recipe`, with `amplitude` if it is given."""
     old = rope.inputs[2]
-    rope.set_input(2, frequencies(rope.graph, recipe))
+    assert isinstance(old, Param)
+    new = derive(old, recipe)
+    rope.set_input(2, new)
     if amplitude is not None:
         rope.attrs["amplitude"] = float(amplitude)
-    drop_params(rope.graph, [old])
+    supersede(old, new)
 
 
 def check_scaling(recipe: RopeFrequencies, name: str) -> None:
@@ -82,15 +81,16 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")
 
 
-def expected(recipe: RopeFrequencies, rope: Node) -> dict[str, Any]:
-    """The settings with which `oracle.turned` turns as the node `rope` should, whose frequencies are to be `recipe`.
+def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
+    """What the node `rope`, whose frequencies are to be `recipe`, should compute, by `oracle.turned` with `settings`
+    (interleaved, amplitude).
 
     The numbers are those of its parameter, rounded to float32 as they are.
 
     Raises:
         WeftError: if they differ from the formulas of the papers by more than that rounding.
     """
-    param, amplitude = rope.inputs[2], rope.attrs["amplitude"]
+    param = rope.inputs[2]
     assert isinstance(param, Param)
     fields = ("beta_fast", "beta_slow", "low_freq", "high_freq", "truncate")
     wanted = oracle.frequencies(
@@ -101,6 +101,31 @@ def expected(recipe: RopeFrequencies, rope: Node) -> dict[str, Any]:
     error = float(np.max(np.abs(found / wanted - 1)))
     if not error < 1e-6:
         raise WeftError(f"frequencies %{param.name} differ by {error:.1e} from those of {recipe.scaling}")
-    if recipe.scaling == "yarn" and abs(amplitude - (1 + math.log(recipe.factor) / 10)) > 1e-12:
-        raise WeftError(f"the amplitude {amplitude} is not that of yarn for factor={recipe.factor}")
-    return {"frequencies": found, "amplitude": amplitude, "interleaved": rope.attrs["interleaved"]}
+
+    def turn(x: Array, at: Array, *_: Array, heads: int, **__: Any) -> Array:
+        return oracle.turned(x, at, found, heads=heads, **settings)
+
+    return turn
+
+
+def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
+    """The nodes `rope` of the attentions `layers` with their frequencies.
+
+    Refused are those that other attentions read too, and those whose frequencies are computed or follow the length.
+    """
+    readers: dict[Node, set[Node]] = {}
+    for attention in graph.nodes:
+        if attention.op.name == "attention":
+            for rope in rotations(attention):
+                readers.setdefault(rope, set()).add(attention)
+    found = {}
+    for rope in dict.fromkeys(rope for attention in layers for rope in rotations(attention)):
+        recipe = recipe_of(rope)
+        if not readers[rope] <= set(layers):
+            trace.refuse(name, rope.output.name, "layers that were not chosen read it too")
+        elif recipe is None or recipe.scaling not in _SCALINGS:
+            how = "computed" if recipe is None else f"scaled in another way ({recipe.scaling})"
+            trace.refuse(name, rope.output.name, f"its frequencies are {how}")
+        else:
+            found[rope] = recipe
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from weft.ir.frequencies import RopeFrequencies, yarn_amplitude
 
 from ..base import Pass
 from ..layer_choice import Layers, chosen
-from ..oracle import turned
+from ..oracle import temperature
 from ..rotary import check_scaling, expected, frequencies, rotations
 from ..trace import Trace
 from ..trial import EXACT, Trial
@@ -93,8 +94,8 @@ class InsertRope(Pass):
         for node in after.nodes:
             old = known.get(node.output.name)
             if node.op.name == "attention" and old is not None and not rotations(old) and (found := rotations(node)):
-                turn = expected(self._recipe(before, old), found[0])
-                turn["interleaved"] = self.layout == "interleaved"
+                amplitude, pairs = temperature(self.scaling, self.factor), self.layout == "interleaved"
+                turn = expected(self._recipe(before, old), found[0], interleaved=pairs, amplitude=amplitude)
                 meanings[node.output.name] = partial(_rotated, turn, inputs.get("position_ids"))
         given = {name: inputs[name] for name in before.inputs}
         trial.same(trial.run_as(before, given, meanings), trial.run(after, inputs), EXACT)
@@ -150,10 +151,12 @@ def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:
     return counted[shape]
 
 
-def _rotated(turn: dict[str, Any], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any) -> Any:
+def _rotated(
+    turn: Callable[..., Array], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any
+) -> Any:
     """The op `attention` over rotated q and k; without positions `at` tokens are counted."""
     if at is None or at.shape != q.shape[:2]:
         at = np.arange(q.shape[1])[None]
     heads = attrs["heads"], attrs["kv_heads"]
-    q, k = (turned(x, at, heads=h, **turn) for x, h in zip((q, k), heads, strict=True))
+    q, k = (turn(x, at, heads=h) for x, h in zip((q, k), heads, strict=True))
     return ops.attention.reference(q, k, *operands, **attrs)

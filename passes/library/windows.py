@@ -17,7 +17,7 @@ from ..trace import Trace
 from ..trial import EXACT, Trial
 from .kv_cache import within_positions
 
-_LONGEST_TRIAL = 40  # tokens; what reaches farther is tried with smaller numbers
+LONGEST_TRIAL = 40  # tokens; what reaches farther is tried with smaller numbers
 Sees = Callable[[int, int], bool]  # of the positions of a query and a key
 
 
@@ -104,10 +104,10 @@ class SlidingWindow(Pass):
         a window of three)."""
         lengths = {node.output.shape[1] for node in chosen(before, self.layers, self.name)}
         if all(not isinstance(length, int) or length <= self.size for length in lengths):
-            inputs = texts(before, trial, min(self.size, _LONGEST_TRIAL))
+            inputs = texts(before, trial, min(self.size, LONGEST_TRIAL))
             trial.same(trial.run(before, inputs), trial.run(after, inputs), EXACT)
-        tried = self if self.size + 3 <= _LONGEST_TRIAL else replace(self, size=3, sinks=min(self.sinks, 2))
-        after = after if tried is self else _applied(tried, before)
+        tried = self if self.size + 3 <= LONGEST_TRIAL else replace(self, size=3, sinks=min(self.sinks, 2))
+        after = after if tried is self else applied_to(before, tried)
         size, sinks = tried.size, tried.sinks
         check_masks(before, after, trial, lambda i, j: abs(i - j) < size or j < sinks, size + 3)
 
@@ -148,9 +148,9 @@ class Dilate(Pass):
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
         """Queries see the keys that the definition lists (with wide gaps or windows, those of narrower ones)."""
         tried = self
-        if self.size * self.stride + 3 > _LONGEST_TRIAL:
+        if self.size * self.stride + 3 > LONGEST_TRIAL:
             tried = replace(self, size=min(self.size, 3), stride=min(self.stride, 4))
-            after = _applied(tried, before)
+            after = applied_to(before, tried)
         distances = [n * tried.stride for n in range(tried.size)]
         check_masks(before, after, trial, lambda i, j: abs(i - j) in distances, tried.size * tried.stride + 3)
 
@@ -202,10 +202,10 @@ class AttentionPattern(Pass):
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
         """Queries see the keys that the definition lists (with wide strides or windows, those of narrower ones)."""
         tried = self
-        if 2 * max(self.stride, self.window or 0) > _LONGEST_TRIAL:
+        if 2 * max(self.stride, self.window or 0) > LONGEST_TRIAL:
             stride, window = min(self.stride, 4), self.window and min(self.window, 6)
             tried = replace(self, stride=stride, summary=min(self.summary, stride), window=window)
-            after = _applied(tried, before)
+            after = applied_to(before, tried)
         tokens = 2 * max(tried.stride, tried.window or 0) + 3
         check_masks(before, after, trial, tried.sees, tokens)
 
@@ -225,7 +225,7 @@ class AttentionPattern(Pass):
         return (listed[self.pattern] and near) or j < self.sinks
 
 
-def _applied(one: Pass, before: Graph) -> Graph:
+def applied_to(before: Graph, one: Pass) -> Graph:
     """A copy of `before` after the pass `one`."""
     after = before.clone()
     one.run(after, Trace())
