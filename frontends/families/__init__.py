@@ -7,7 +7,7 @@ where the settings and the weights are found. Never here: file formats.
 from __future__ import annotations
 
 from . import bart, bert, bloom, deepseek, eleuther, experts, gemma, gpt2, gpt_oss, llama, mamba, opt, switch, t5
-from .family import Family, Loaded, key, load
+from .family import Family, Loaded, describe, key, load
 from .rope import rope_of
 from .settings import Settings, build
 
@@ -21,4 +21,4 @@ FAMILIES: dict[str, Family] = {
     for model_type in family.model_types
 }
 
-__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "build", "key", "load", "rope_of"]
+__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "build", "describe", "key", "load", "rope_of"]

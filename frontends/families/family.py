@@ -22,6 +22,7 @@ from .settings import Settings, build
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # of a setting
 REQUIRED = object()
+_OUTSIDE = ("lm_head", "embed_out")  # heads, which stand without the prefix of the model below them
 _ABSENT = object()
 _UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
 _HINTS = get_type_hints(Settings)
@@ -39,7 +40,8 @@ class Fetch:
     def __call__(self, name: str) -> Recipe:
         """The tensor `name`, whether or not the checkpoint has it."""
         tried = self._spellings(name)
-        return Source(next((k for k in tried if k in self.keys), tried[1]))
+        usual = tried[0 if name.startswith(_OUTSIDE) else 1]
+        return Source(next((k for k in tried if k in self.keys), usual))
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has the tensor `name`."""
@@ -216,8 +218,8 @@ class Loaded:
     graph: Graph
     module: Decoder | Encoder | EncoderDecoder
     settings: Settings
-    unread: list[str]
-    ignored: list[str]
+    unread: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
 
 
 def load(family: Family, config: Config, archive: Archive, source: str) -> Loaded:
@@ -226,7 +228,32 @@ def load(family: Family, config: Config, archive: Archive, source: str) -> Loade
     Raises:
         WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
     """
-    keys = frozenset(archive.keys())
+    keys, read = frozenset(archive.keys()), set[str]()
+
+    def check(param: Param) -> None:
+        _check(param, archive, keys)
+        read.update(param.recipe.sources())
+
+    loaded = describe(family, config, keys, source, check)
+    loaded.graph.archive = archive
+    left = sorted(keys - read)
+    ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
+    return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored)
+
+
+def describe(
+    family: Family,
+    config: Config,
+    keys: frozenset[str],
+    source: str,
+    check: Callable[[Param], None] = lambda param: None,
+) -> Loaded:
+    """The model of `config` whose parameters name the tensors of a checkpoint that has `keys`, or, where it has no
+    such, the tensors that it should have; `check` sees each parameter that is named.
+
+    Raises:
+        WeftError: if a setting is missing or not supported.
+    """
     settings = family.read(config, keys, source)
 
     def model(config: Config) -> tuple[Decoder | Encoder | EncoderDecoder, Graph]:
@@ -237,17 +264,12 @@ def load(family: Family, config: Config, archive: Archive, source: str) -> Loade
         module, graph = model(config)
     except (WeftError, *_UNFIT) as e:
         raise WeftError(f"{source}: {_blaming(e, model, config)}") from e
-    graph.archive = archive
-    read: set[str] = set()
     for param in graph.params.values():
         recipe = _recipe(family, settings, param, keys)
         if recipe is not None:
             param.recipe = recipe
-            _check(param, archive, keys)
-            read.update(recipe.sources())
-    left = sorted(keys - read)
-    ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
-    return Loaded(graph, module, settings, [k for k in left if k not in ignored], ignored)
+            check(param)
+    return Loaded(graph, module, settings)
 
 
 def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[str]) -> Recipe | None:
