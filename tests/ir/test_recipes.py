@@ -82,6 +82,12 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     ),
     "centre rows": (mx.Centre(a, 0), A - A.mean(0)),
     "centre columns": (mx.Centre(a, 1), A - A.mean(1, keepdims=True)),
+    "row norm": (mx.RowNorm(t, "rms", 0.1), T / np.sqrt(np.square(T).mean(-1, keepdims=True) + 0.1)),
+    "row norm, weight and bias": (
+        mx.RowNorm(a, "layer", 0.1, weight=r.Source("a5"), bias=r.Full(0.5, (5,))),
+        (A - A.mean(1, keepdims=True)) / np.sqrt(A.var(1, keepdims=True) + 0.1) * np.arange(5) + 0.5,
+    ),
+    "orthogonal": (mx.RandomOrthogonal(6, seed=3), mx.RandomOrthogonal(6, seed=3).evaluate(ARCHIVE)),
     "nested": (
         r.Scale(r.Permute(r.Concat((r.Slice(a, 0, 4, 12), b)), (1, 0)), r.Source("a5")),
         np.concatenate([A[4:12], B]).T * np.arange(5, dtype=np.float32)[:, None],
@@ -96,7 +102,8 @@ def test_evaluates(recipe: r.Recipe, whole: np.ndarray) -> None:
     found = recipe.evaluate(ARCHIVE)
     assert recipe.shape(ARCHIVE) == whole.shape == found.shape
     np.testing.assert_allclose(found, whole, rtol=2e-7, atol=1e-7)
-    assert found.dtype == np.float32 or not isinstance(found.flat[0], np.floating) or recipe.name == "literal"
+    wide = ("literal", "centre", "row_norm", "random_orthogonal")
+    assert found.dtype == np.float32 or not isinstance(found.flat[0], np.floating) or recipe.name in wide
 
 
 @ALL
@@ -110,6 +117,15 @@ def test_slices_are_the_whole(recipe: r.Recipe, whole: np.ndarray) -> None:
     for start in range(shape[0] if shape and shape[0] < 20 else 0):
         for stop in range(start + 1, shape[0] + 1):
             np.testing.assert_array_equal(recipe.read(ARCHIVE, start, stop), full[start:stop])
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 24, 36])
+def test_random_orthogonal_matrices_are_orthogonal_and_spread(size: int) -> None:
+    q = mx.RandomOrthogonal(size, seed=1).evaluate(ARCHIVE)
+    np.testing.assert_allclose(q @ q.T, np.eye(size), atol=1e-14)
+    power = size & -size  # every number meets as many others as the Hadamard part has
+    assert ((np.abs(q) > 1e-9).sum(1) >= power).all() and np.abs(q).max() <= 1 / np.sqrt(power) + 1e-12
+    assert size == 1 or (q != mx.RandomOrthogonal(size, seed=2).evaluate(ARCHIVE)).any()
 
 
 @ALL
