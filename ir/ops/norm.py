@@ -98,7 +98,7 @@ def _(n: Bound) -> tuple[TensorType, TensorType]:
 @add_norm.cost
 def _(n: Bound) -> Size:
     x: TensorType = n.x
-    return x.elements * (5 if n.kind == "rms" else 8)
+    return x.elements * ((4 if n.kind == "rms" else 6) + (n.weight is not None) + (n.bias is not None))
 
 
 @add_norm.body
