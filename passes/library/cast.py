@@ -18,8 +18,22 @@ class Cast(Pass):
     """Turn floating-point parameters, inputs and values into `dtype` (f16, bf16, f32).
 
     Positions stay in f32: the frequencies of rope, and what is computed elementwise from integers made float, until
-    it meets other values. So do states that add up all tokens. Weights are rounded once, when written. The check shows
-    that nothing but the rounding changes.
+    it meets other values. So do states that add up all tokens. Weights are rounded once, when written.
+
+    Condition: numbers stay within the range of `dtype`, which is ±65,504 for f16.
+
+    Source: Micikevicius 2018, arXiv:1710.03740; Kalamkar 2019, arXiv:1905.12322.
+
+    Example cast{dtype=bf16}::
+
+        graph example {
+          input %ids: i64[batch, seq]
+          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
+          param %w: f32[6, 4] = normal([6, 4], std=0.5, stream="w")
+          %x: f32[batch, seq, 4] = embedding(%ids, %embed)
+          %y: f32[batch, seq, 6] = linear(%x, %w)
+          output y = %y
+        }
     """
 
     name = "cast"

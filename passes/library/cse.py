@@ -16,12 +16,31 @@ from ..trace import Trace
 
 @dataclass(frozen=True)
 class Cse(Pass):
-    """Compute equal things once: nodes with the same op, operands and attributes, parameters with the same recipe and
-    type.
+    """Compute equal things once.
 
-    The first of them stays, with its name and scope. Operands of commutative ops may be swapped. Merging parameters
-    is what ties an output head to an embedding table that the checkpoint stores once; those that are only filled with
-    a number stay apart, for they are the initial values of different weights.
+    Equal are nodes with the same op, operands (of commutative ops in any order) and attributes, and parameters with
+    the same recipe and type. The first of them stays, with its name and scope. Merging parameters is what ties an
+    output head to an embedding table that the checkpoint stores once; those that are only filled with a number stay
+    apart, for they are the initial values of different weights.
+
+    Condition: none; ops have no side effects.
+
+    Source: Cocke, Global common subexpression elimination (1970).
+
+    Example cse::
+
+        graph example {
+          input %x: f32[batch, 4]
+          input %y: f32[batch, 4]
+          param %w: f32[4, 4] = normal([4, 4], std=1.0, stream="w")
+          param %same: f32[4, 4] = normal([4, 4], std=1.0, stream="w")
+          %sum: f32[batch, 4] = add(%x, %y)
+          %swapped: f32[batch, 4] = add(%y, %x)
+          %p: f32[batch, 4] = linear(%sum, %w)
+          %q: f32[batch, 4] = linear(%swapped, %same)
+          %z: f32[batch, 4] = mul(%p, %q)
+          output z = %z
+        }
     """
 
     name = "cse"

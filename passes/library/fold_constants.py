@@ -26,6 +26,22 @@ class FoldConstants(Pass):
     Weights are never computed here: their transposes, reshapes, slices, concatenations, scales, sums and elementwise
     maps become recipes, and what has no recipe stays a node. Constants that no weight enters are computed by the
     references if they have at most `limit` elements.
+
+    Condition: every operand is a parameter, and the shape of the result is fixed.
+
+    Source: Aho, Lam, Sethi and Ullman, Compilers, second edition (2006), 8.5.4.
+
+    Example fold-constants::
+
+        graph example {
+          input %x: f32[batch, 4]
+          param %w: f32[4, 3] = normal([4, 3], std=1.0, stream="w")
+          param %g: f32[4] = normal([4], std=1.0, stream="g")
+          %turned: f32[3, 4] = transpose(%w, axes=[1, 0])
+          %scaled: f32[3, 4] = mul(%turned, %g)
+          %y: f32[batch, 3] = linear(%x, %scaled)
+          output y = %y
+        }
     """
 
     name = "fold-constants"

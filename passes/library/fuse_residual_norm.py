@@ -42,8 +42,25 @@ def _fuse(
 
 @dataclass(frozen=True)
 class FuseResidualNorm(Pass):
-    """Add and normalize at once: norm(x + y) → add_norm(x, y), whose second output is x + y for everyone else who
-    reads it.
+    """Add and normalize at once: norm(x + y) → add_norm(x, y).
+
+    The second output is x + y, for everyone else who reads it: the sum is written once and not read again.
+
+    Condition: x and y have the same shape and dtype.
+
+    Source: SkipLayerNormalization and SkipSimplifiedLayerNormalization of ONNX Runtime.
+
+    Example fuse-residual-norm::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          input %y: f32[batch, seq, 4]
+          param %g: f32[4] = normal([4], std=1.0, stream="g")
+          %sum: f32[batch, seq, 4] = add(%x, %y)
+          %normed: f32[batch, seq, 4] = rms_norm(%sum, %g, eps=1e-6)
+          %next: f32[batch, seq, 4] = add(%sum, %normed)
+          output z = %next
+        }
     """
 
     name = "fuse-residual-norm"

@@ -27,15 +27,36 @@ ROUTERS = {"limit_capacity", "expert_choice", "load_balance_loss"}  # they compa
 
 @dataclass(frozen=True)
 class KvCache(Pass):
-    """Give every causal self-attention a cache, every recurrence its states, so that a call takes up where the last one
-    ended.
+    """Give every causal self-attention a cache and every recurrence its states.
+
+    A call then takes up where the last one ended: keys and values of earlier tokens are read, not computed again.
 
     Adds the inputs attention_mask i64[batch, total] (1 for the valid tokens of past and call), position_ids
     i64[batch, seq] if missing, per attention i past_key_values.i.key and .value [batch, kv_heads, capacity, d] (only
     .key where values are part of the keys), per recurrence j past_states.j.part of constant size, zero at first (part
     is conv, ssm, state or norm); adds the outputs present.i.key and .value, present_states.j.part. States know no
     padding: the rows of a call must be equally long. What compares tokens, as some routers do, compares those of a
-    call. Condition: prefill and steps, however a text is cut into calls, equal one full pass over it.
+    call.
+
+    Condition: a call is given what the last one of the same text returned; then prefill and steps, however the text is
+    cut into calls, equal one full pass over it. Nothing but causal attention and recurrences may mix tokens.
+
+    Source: Shazeer 2019, arXiv:1911.02150; Pope 2022, arXiv:2211.05102.
+
+    Example kv-cache::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
+          param %wk: f32[2, 4] = normal([2, 4], std=0.5, stream="k")
+          param %wv: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
+          %x: f32[batch, seq, 4] = embedding(%input_ids, %embed)
+          %k: f32[batch, seq, 2] = linear(%x, %wk)
+          %v: f32[batch, seq, 2] = linear(%x, %wv)
+          %y: f32[batch, seq, 4] = attention(%x, %k, %v, heads=2, kv_heads=1, causal=true)
+          %logits: f32[batch, seq, 11] = linear(%y, %embed)
+          output logits = %logits
+        }
     """
 
     name = "kv-cache"

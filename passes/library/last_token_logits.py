@@ -24,8 +24,27 @@ class LastTokenLogits(Pass):
     """Compute logits [batch, 1, vocab] of the last valid token of each row instead of all tokens.
 
     Whatever follows the last mixing of tokens — the rest of the last layer, the final norm, the head — then sees one
-    row. The last valid token of row b is sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Condition: the
-    logits equal that row of the full logits. Needs kv-cache before it.
+    row: of a prompt only those logits choose a token. The last valid token of row b is
+    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Needs kv-cache before it.
+
+    Condition: nobody asks for the logits of other tokens; those of the last equal that row of the full logits.
+
+    Source: logits_to_keep of transformers, and llama_batch of llama.cpp.
+
+    Example last-token-logits::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          input %attention_mask: i64[batch, past + seq]
+          input %position_ids: i64[batch, seq]
+          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
+          param %w: f32[4, 4] = normal([4, 4], std=0.5, stream="w")
+          %x: f32[batch, seq, 4] = embedding(%input_ids, %embed)
+          %mixed: f32[batch, seq, 4] = cumsum(%x, axis=1)
+          %y: f32[batch, seq, 4] = linear(%mixed, %w)
+          %logits: f32[batch, seq, 11] = linear(%y, %embed)
+          output logits = %logits
+        }
     """
 
     name = "last-token-logits"

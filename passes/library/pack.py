@@ -63,7 +63,25 @@ class PackQkv(Pass):
 
     Of every attention, those of the linears behind its q, k and v are packed that read the same x (in cross attention
     only k and v do); rotations, reshapes and norms in between stay. The weights become Concat recipes; originals that
-    something else reads stay as they are.
+    something else reads stay as they are. A linear without a bias beside one with gets zeros.
+
+    Condition: the linears read the same value, and their weights are parameters of one dtype.
+
+    Source: the way GPT-2 stores them (Radford 2019), and Megatron-LM (Shoeybi 2019, arXiv:1909.08053).
+
+    Example pack-qkv::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %wq: f32[4, 4] = normal([4, 4], std=0.5, stream="q")
+          param %wk: f32[2, 4] = normal([2, 4], std=0.5, stream="k")
+          param %wv: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
+          %q: f32[batch, seq, 4] = linear(%x, %wq)
+          %k: f32[batch, seq, 2] = linear(%x, %wk)
+          %v: f32[batch, seq, 2] = linear(%x, %wv)
+          %y: f32[batch, seq, 4] = attention(%q, %k, %v, heads=2, kv_heads=1, causal=true)
+          output y = %y
+        }
     """
 
     name = "pack-qkv"
@@ -118,7 +136,27 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, made: Made, trac
 
 @dataclass(frozen=True)
 class PackGateUp(Pass):
-    """Compute gate and up of a gated MLP with one linear: linear(x, [Wgate; Wup]) → split → glu."""
+    """Compute gate and up of a gated MLP with one linear: linear(x, [Wgate; Wup]) → split → glu.
+
+    The weights become one Concat recipe. A linear without a bias beside one with gets zeros.
+
+    Condition: both read the same value, nothing but the glu reads what they make, and their weights are different
+    parameters of one dtype.
+
+    Source: the way Phi-3 stores them (Abdin 2024, arXiv:2404.14219); the unit is Shazeer's (2020, arXiv:2002.05202).
+
+    Example pack-gate-up::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %wg: f32[6, 4] = normal([6, 4], std=0.5, stream="gate")
+          param %wu: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          %gate: f32[batch, seq, 6] = linear(%x, %wg)
+          %up: f32[batch, seq, 6] = linear(%x, %wu)
+          %y: f32[batch, seq, 6] = glu(%gate, %up, activation="silu")
+          output y = %y
+        }
+    """
 
     name = "pack-gate-up"
     effect = "exact"

@@ -23,9 +23,28 @@ def noises(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class QuietRouters(Pass):
-    """Route by the logits themselves where noise was added to them, which is for training (Shazeer 2017).
+    """Route by the logits themselves where noise was added to them, which is for training.
 
-    Takes out the inputs router_noise.i and what is made with them. Condition: all noise is zero.
+    Takes out the inputs router_noise.i and what is made with them: logits + noise ⊙ spread → logits.
+
+    Condition: all noise is zero.
+
+    Source: Shazeer 2017, arXiv:1701.06538, equation 4.
+
+    Example quiet-routers::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          input %router_noise.0: f32[batch, seq, 3]
+          param %w: f32[3, 4] = normal([3, 4], std=0.5, stream="router")
+          param %ws: f32[3, 4] = normal([3, 4], std=0.5, stream="spread")
+          %logits: f32[batch, seq, 3] = linear(%x, %w)
+          %raw: f32[batch, seq, 3] = linear(%x, %ws)
+          %spread: f32[batch, seq, 3] = softplus(%raw)
+          %scaled: f32[batch, seq, 3] = mul(%router_noise.0, %spread)
+          %noisy: f32[batch, seq, 3] = add(%logits, %scaled)
+          output scores = %noisy
+        }
     """
 
     name = "quiet-routers"
