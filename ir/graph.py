@@ -130,7 +130,7 @@ class Node:
         return self.inputs[i] if i < len(self.inputs) else None
 
     def set_input(self, index: int, value: Value | None) -> None:
-        """Replace one operand, keeping use lists right."""
+        """Replace one operand, keeping use lists right; absent ones at the end are dropped, as where nodes are made."""
         old = self.inputs[index]
         if old is value:
             return
@@ -139,7 +139,10 @@ class Node:
         if value is not None:
             self.graph._check_owned(value)
             value._uses[self, index] = None
-        self.inputs = (*self.inputs[:index], value, *self.inputs[index + 1 :])
+        inputs = [*self.inputs[:index], value, *self.inputs[index + 1 :]]
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        self.inputs = tuple(inputs)
 
 
 class Graph:
