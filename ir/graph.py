@@ -11,6 +11,7 @@ before are not, and erasing any node, the current one included, is safe.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -302,6 +303,29 @@ class Graph:
             if not node.erased:
                 yield node
             node = node._prev
+
+    def nodes_before(self, node: Node) -> Iterator[Node]:
+        """The nodes before `node`, nearest first."""
+        while (node_before := node._prev) is not None:
+            yield node_before
+            node = node_before
+
+    def nodes_after(self, node: Node) -> Iterator[Node]:
+        """The nodes after `node`, nearest first."""
+        while (node_after := node._next) is not None:
+            yield node_after
+            node = node_after
+
+    def first(self, nodes: Iterable[Node]) -> Node:
+        """The one of `nodes` that runs first; it takes no longer than they are apart."""
+        found, *others = dict.fromkeys(nodes)
+        left: set[Node | None] = set(others)
+        for before, after in itertools.zip_longest(self.nodes_before(found), self.nodes_after(found)):
+            if not left:
+                break
+            found = before if before and before in left else found
+            left -= {before, after}
+        return found
 
     def erase(self, node: Node) -> None:
         """Remove a node whose outputs nobody reads.

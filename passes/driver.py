@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -95,14 +96,11 @@ def _anchor(graph: Graph, match: Match, root: Node) -> Node | str:
     readers = {n for v in match.exposed for n in v.users if n not in inside}
     if not any(v.producer is not root and any(n not in inside for n in v.users) for v in match.exposed):
         return root
-    seen: set[Node] = set()
-    anchor = root
-    for node in graph.nodes:
-        if node is root or node in readers:
-            anchor = node
-            break
-        seen.add(node)
+    anchor = graph.first((root, *readers))
+    if anchor is root:
+        return root
+    later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes_before(root))) | {anchor}
     for value in match.bindings.values():
-        if isinstance(value, Value) and value.producer and value.producer not in seen:
+        if isinstance(value, Value) and value.producer in later:
             return f"%{value.name} is made only after %{anchor.output.name} has read the result"
     return anchor

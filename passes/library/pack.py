@@ -125,8 +125,7 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, made: Made, trac
     if why:
         trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
         return
-    first = next(n for n in graph.nodes if n in group)
-    with graph.inserting(before=first):
+    with graph.inserting(before=graph.first(group)):
         pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name, made)
     for node, piece in zip(group, pieces, strict=True):
         hand_over(node.output, piece)

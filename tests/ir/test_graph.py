@@ -257,3 +257,15 @@ def test_equality_is_of_the_text() -> None:
     assert chain(2)[0] != chain(3)[0]
     assert chain(2)[0] != "graph"
     assert len({chain(2)[0], chain(2)[0]}) == 2
+
+
+def test_the_first_of_some_nodes() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(dtypes.f32, (2,)))
+    for _ in range(6):
+        x = ops.relu(x)
+    nodes = list(graph.nodes)
+    assert list(graph.nodes_before(nodes[3])) == nodes[2::-1]
+    assert list(graph.nodes_after(nodes[3])) == nodes[4:]
+    for chosen in ([3], [5, 0], [4, 2, 3], [1, 1, 5], [3, 5, 2, 4]):
+        assert graph.first(nodes[i] for i in chosen) is nodes[min(chosen)]
