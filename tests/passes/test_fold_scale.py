@@ -93,7 +93,7 @@ def test_without_a_final_norm_a_tied_table_is_copied_or_left() -> None:
     wrong = before.clone()  # the table changed for both
     scaled = next(n for n in wrong.nodes if n.output.name == "embed_scaled")
     table = wrong.params["embed.weight"]
-    table.recipe = copied.params["embed.weight_2"].recipe if "embed.weight_2" in copied.params else table.recipe
+    table.recipe = copied.params["embed.weight_2"].recipe
     scaled.output.replace_uses(scaled.inputs[0])  # type: ignore[arg-type]
     assert worst(before, wrong) > 0.5
 

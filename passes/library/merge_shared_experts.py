@@ -1,0 +1,149 @@
+"""Feed-forwards that run side by side become one wide one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
+from weft.ir.ops.activation import activate
+from weft.ir.recipes import Add, Concat
+
+from ..base import Pass
+from ..edit import common_scope, drop, hand_over, made_of
+from ..feed_forward import FeedForward, Projection, feed_forward
+from ..trace import Trace
+
+Made = dict[object, Param]  # what was made, by the parameters it was made of
+
+
+@dataclass(frozen=True)
+class MergeSharedExperts(Pass):
+    """Compute a sum of feed-forwards of the same value as one as wide as all of them.
+
+    D₁ a(U₁ x) + D₂ a(U₂ x) = [D₁ D₂] a([U₁; U₂] x), since the activation works element by element; gates are stacked
+    like ups, and biases of down added. This joins several experts that all tokens pass, or parallel feed-forwards.
+
+    Condition: they read the same value, have the same activation, are all gated or all not, and nothing but additions
+    lies between them: one behind a gate of its own (Qwen2-MoE's σ(w x)) or with another factor is not joined. Factors
+    that are numbers go away with fold-scale.
+
+    Source: DeepSeekMoE (Dai 2024, 2401.06066), whose N shared experts are one of N times the width.
+
+    Example merge-shared-experts::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %up.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          param %down.weight: f32[4, 6] = normal([4, 6], std=0.5, stream="down")
+          param %second.up.weight: f32[3, 4] = normal([3, 4], std=0.5, stream="second.up")
+          param %second.down.weight: f32[4, 3] = normal([4, 3], std=0.5, stream="second.down")
+          %up: f32[batch, seq, 6] = linear(%x, %up.weight)
+          %gelu: f32[batch, seq, 6] = gelu(%up)
+          %down: f32[batch, seq, 4] = linear(%gelu, %down.weight)
+          %second.up: f32[batch, seq, 3] = linear(%x, %second.up.weight)
+          %second.gelu: f32[batch, seq, 3] = gelu(%second.up)
+          %second.down: f32[batch, seq, 4] = linear(%second.gelu, %second.down.weight)
+          %sum: f32[batch, seq, 4] = add(%down, %second.down)
+          output y = %sum
+        }
+    """
+
+    name = "merge-shared-experts"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        made: Made = {}
+        place = {node: i for i, node in enumerate(graph.nodes)}
+        for total in [n for n in graph.nodes if n.op.name == "add" and not _inner(n)]:
+            groups: dict[Value, list[FeedForward]] = {}
+            obstacles: dict[Value, list[tuple[str, str]]] = {}
+            for term in _terms(total):
+                found = _summand(term)
+                if isinstance(found, FeedForward):
+                    groups.setdefault(found.x, []).append(found)
+                elif found is not None:
+                    obstacles.setdefault(found[0], []).append((term.name, found[1]))
+            for x, group in groups.items():
+                alike = sorted((f for f in group if f.kind == group[0].kind), key=lambda f: place[f.down])
+                for f in (f for f in group if f.kind != group[0].kind):
+                    why = f"its activation or gate differs from that of %{alike[0].down.output.name}"
+                    trace.refuse(self.name, f.down.output.name, why)
+                for at, why in obstacles.get(x, []):
+                    trace.refuse(self.name, at, why)
+                if len(alike) > 1:
+                    trace.fired(self.name, alike[-1].down.output.name)
+                    _merge(alike, made)
+
+
+def _inner(node: Node) -> bool:
+    """Whether the sum is only a summand of another."""
+    users = node.output.users
+    return not node.output.is_output and len(node.output.uses) == 1 and users[0].op.name == "add"
+
+
+def _terms(total: Node) -> list[Value]:
+    """What `total` adds up."""
+    found: list[Value] = []
+    for v in total.inputs:
+        assert v is not None
+        inner = v.producer is not None and v.producer.op.name == "add" and _inner(v.producer)
+        found += _terms(v.producer) if inner and v.producer else [v] if v.type == total.output.type else []
+    return found
+
+
+def _summand(term: Value) -> FeedForward | tuple[Value, str] | None:
+    """The feed-forward that makes `term`; or what one reads that does not make it alone, and why it does not count."""
+    node = term.producer
+    if node is None:
+        return None
+    if node.op.name in ("mul", "affine"):
+        for v in node.inputs:
+            behind = feed_forward(v.producer) if v is not None and v.producer is not None else None
+            if isinstance(behind, FeedForward):
+                return behind.x, f"{node.op.name} multiplies it"
+    found = feed_forward(node)
+    if not isinstance(found, FeedForward):
+        return None
+    return (found.x, "its result is read by others too") if len(term.uses) > 1 or term.is_output else found
+
+
+def _merge(parts: list[FeedForward], made: Made) -> None:
+    """Let the last of `parts` compute all, and take the others out of the additions."""
+    last, graph = parts[-1], parts[0].x.graph
+    scope = common_scope([f.out.params[0].name for f in parts])
+    with graph.inserting(before=last.down):
+        up = _wide([f.up for f in parts], 0, scope, "up", last.x, made)
+        if last.gate is None:
+            hidden = activate(up, last.activation)
+        else:
+            gate = _wide([f.gate for f in parts if f.gate is not None], 0, scope, "gate", last.x, made)
+            hidden = ops.glu(gate, up, activation=last.activation, limit=last.limit, shift=last.shift)
+        y = _wide([f.out for f in parts], 1, scope, "down", hidden, made)
+    hand_over(last.down.output, y)
+    for f in parts[:-1]:
+        (reader,) = f.down.output.users
+        left = next(v for v in reader.inputs if v is not f.down.output)
+        assert left is not None
+        reader.output.replace_uses(left)
+        graph.erase(reader)
+    drop(graph, made_of([f.down.output for f in parts], [last.x]))
+
+
+def _wide(sides: list[Projection], axis: int, scope: str, name: str, x: Value, made: Made) -> Value:
+    """`sides` side by side (axis 0), or added up (axis 1), as one linear of x."""
+    graph, weights, biases = x.graph, [s.weight for s in sides], [s.bias for s in sides]
+    count = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
+    full = f"{scope}.{name}" if scope else name
+
+    def param(kind: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
+        key = (kind, *((p, s.start) for s in sides for p in s.params))
+        if key not in made:
+            type = TensorType(sides[0].params[0].type.dtype, shape)
+            made[key] = graph.add_param(f"{full}.{kind}", type, recipe)
+        return made[key]
+
+    weight, bias = param("weight", (count, x.width), Concat(tuple(weights), axis)), None
+    if any(biases):
+        added = Concat(tuple(s.full_bias for s in sides)) if axis == 0 else Add(tuple(b for b in biases if b))
+        bias = param("bias", (count,), added)
+    return ops.linear(x, weight, bias, name=name)
