@@ -21,7 +21,7 @@ from weft.ir import dtypes
 from weft.ir.archive import Archive
 from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph, Param
+from weft.ir.graph import Graph
 from weft.ir.parser import parse
 from weft.ir.recipe import Recipe
 from weft.ir.recipes import Concat, Full, Normal, Permute, Reshape, Slice, Source, Take
@@ -104,16 +104,17 @@ def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:
     found = {}
     for name, param in graph.params.items():
         if param.recipe.has(Source, Normal):
-            kind = dtype if dtype is not None and param.type.dtype.is_float else storage(param, graph.archive)
+            own = exact(param.recipe, param.type.dtype, graph.archive)
+            kind = dtype if dtype is not None and own.is_float else own
             found[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.archive))
     return found
 
 
-def storage(param: Param, archive: Archive) -> DType:
-    """The dtype that holds the numbers of `param` exactly, in the fewest bytes that a checkpoint can have."""
-    if param.type.dtype != dtypes.f32 or not _moves(param.recipe):
-        return param.type.dtype
-    stored = {archive.dtype(key) for key in param.recipe.sources()}
+def exact(recipe: Recipe, dtype: DType, archive: Archive) -> DType:
+    """The dtype that holds a tensor of `dtype` made by `recipe` exactly, in the fewest bytes a checkpoint can have."""
+    if dtype != dtypes.f32 or not _moves(recipe):
+        return dtype
+    stored = {archive.dtype(key) for key in recipe.sources()}
     return next(iter(stored)) if len(stored) == 1 and stored <= set(STORED) else dtypes.f32
 
 
