@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.ir import Graph
@@ -9,6 +11,8 @@ from weft.ir import Graph
 from .base import Pass
 from .costs import TEXT, cost, weight_bytes
 from .trace import Trace
+
+_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Record:
         if self.rewrites or self.nodes[0] != self.nodes[1]:
             return ""
         why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
-        return f"{self.applied} rewrote nothing" + (f": {why}" if why else "")
+        return f"{self.applied} rewrote nothing: {why or 'there is nothing of the kind'}"
 
     def __str__(self) -> str:
         rewrites = f"{self.rewrites} rewrite{'s' * (self.rewrites != 1)}"
@@ -64,7 +68,7 @@ class Record:
             lines.append(f"  {flops} FLOPs for {TEXT['seq']} tokens, {weights} bytes of parameters")
         if self.shown:
             lines.append(f"  shown ({self.applied.effect}): {self.shown}")
-        return "\n".join([*lines, *(f"  {line}" for line in self.lines)])
+        return "\n".join([*lines, *(f"  {line}" for line in _folded(self.lines))])
 
 
 @dataclass
@@ -84,3 +88,11 @@ class Report:
 
 def _change(before: int, after: int) -> str:
     return f"{before:,}" if before == after else f"{before:,} -> {after:,}"
+
+
+def _folded(lines: Iterable[str]) -> list[str]:
+    """`lines` without those that say of another layer what one before them says, which is counted instead."""
+    alike: dict[str, list[str]] = {}
+    for line in lines:
+        alike.setdefault(_LAYER.sub(".", line), []).append(line)
+    return [same[0] + (f" (× {len(same)})" if len(same) > 1 else "") for same in alike.values()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from . import catalog, compiling, completion, evaluating, inspecting, opting, running, verifying
+from . import catalog, compiling, completion, evaluating, inspecting, opting, passes_catalog, running, verifying
 from .guard import Root
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -54,7 +54,7 @@ for command in (
     verifying.verify_command,
     evaluating.eval_command,
     catalog.ops_command,
-    catalog.passes_command,
+    passes_catalog.passes_command,
     catalog.presets_command,
     catalog.families_command,
     completion.completion_command,

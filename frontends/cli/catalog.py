@@ -1,4 +1,4 @@
-"""`weft ops`, `weft passes`, `weft presets`, `weft families`: what there is, from the registries themselves."""
+"""`weft ops`, `weft presets`, `weft families`: what there is, from the registries themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .completion import complete_families, complete_ops, complete_passes, complete_presets
+from .completion import complete_families, complete_ops, complete_presets
 from .shown import count, size, table
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def ops_command(name: str | None) -> None:
     by_family = sorted(OPS.values(), key=lambda op: (_family(op), op.name))
     families = [_family(op) for op in by_family]
     first = [f if i == 0 or families[i - 1] != f else "" for i, f in enumerate(families)]
-    rows = [(f, op.name, _signature(op), _summary(op.doc)) for f, op in zip(first, by_family, strict=True)]
+    rows = [(f, op.name, _signature(op), first_sentence(op.doc)) for f, op in zip(first, by_family, strict=True)]
     table(("family", "op", "operands; attributes", "what it does"), rows)
 
 
@@ -51,7 +51,7 @@ def _signature(op: Op) -> str:
     return "; ".join(part for part in (_operands(op), ", ".join(op.attrs)) if part)
 
 
-def _summary(doc: str) -> str:
+def first_sentence(doc: str) -> str:
     """The first sentence, or paragraph if it has no end."""
     paragraph = " ".join(doc.partition("\n\n")[0].split())
     sentence, end, _ = paragraph.partition(". ")
@@ -109,40 +109,6 @@ def _cases(op: Op) -> list[str]:
 
 def _narrow(array: Any) -> Any:
     return array.astype("float32") if array.dtype == "float64" else array
-
-
-@click.command("passes", short_help="The rewrites of a pipeline.")
-@click.argument("name", required=False, shell_complete=complete_passes)
-def passes_command(name: str | None) -> None:
-    """List the passes and the default pipeline, or show one pass in full.
-
-    A pass is exact (same numbers), conditional (same numbers under a condition it states), lossy, or changing.
-
-    \b
-    Examples:
-      weft passes              all of them
-      weft passes kv-cache     what it does, its arguments and its effect
-    """
-    from weft.ir import Graph
-    from weft.ir.printer import format_attr
-    from weft.passes import all_passes, default_pipeline, lookup
-
-    if name is None:
-        rows = [
-            (n, p.effect, ", ".join(a.name for a in p.arguments()), _summary(p.doc())) for n, p in all_passes().items()
-        ]
-        table(("pass", "effect", "arguments", "what it does"), rows)
-        for kind in ("decoder", "encoder"):
-            graph = Graph()
-            graph.meta["kind"] = kind
-            click.echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
-        return
-    found = lookup(name)
-    click.echo(f"{found.name} ({found.effect})\n\n{found.doc()}")
-    if arguments := found.arguments():
-        click.echo()
-        rows3 = [(a.name, a.type_text, "" if a.required else format_attr(a.default)) for a in arguments]
-        table(("argument", "type", "default"), rows3)
 
 
 @click.command("presets", short_help="Architectures known by name.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -15,12 +16,20 @@ from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
 from .completion import complete_pipelines, complete_sources
-from .shown import progress
+from .passes_catalog import list_passes
+from .shown import note, progress
 
 if TYPE_CHECKING:
     from weft.ir import Graph
+    from weft.passes import Report
 
     from ..sources import Model
+
+
+def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        list_passes()
+        ctx.exit()
 
 
 @click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
@@ -42,8 +51,13 @@ if TYPE_CHECKING:
 )
 @click.option("--dtype", help="How a folder stores the weights: f32, f16 or bf16; default: without rounding.")
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
-@click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name what broke.")
-@click.option("--trace", is_flag=True, help="Tell on stderr what fired where, and what stopped what did not.")
+@click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64; tell what was shown.")
+@click.option(
+    "--trace", is_flag=True, help="Tell on stderr what each pass did where, what stopped it, FLOPs, bytes, time."
+)
+@click.option(
+    "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the passes."
+)
 def opt_command(
     source: str, passes: str, out: str, dtype: str | None, dump_ir: str | None, verify: bool, trace: bool
 ) -> None:
@@ -68,10 +82,9 @@ def opt_command(
     if dtype is not None and not folder:
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
     model = _piped(folder) if source == "-" else load_source(source)
-    report = Report()
+    report = Report(priced=trace)
     model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report)
-    if trace and report.records:
-        click.echo(str(report), err=True)
+    _tell(report, passes, trace)
     if folder:
         from ..model_folder import write_model
 
@@ -83,6 +96,21 @@ def opt_command(
         sys.stdout.write(text)
     else:
         _write(Path(out), text)
+
+
+def _tell(report: Report, passes: str, trace: bool) -> None:
+    """What the passes did, on stderr: everything, or what their checks have shown and which named ones did nothing."""
+    from ..rewriting import pipeline_text
+
+    if trace and report.records:
+        click.echo(str(report), err=True)
+        return
+    named = re.findall(r"[\w.-]+", pipeline_text(passes))
+    for record in report.records:
+        if record.idle and record.applied.name in named:
+            note(record.idle)
+        elif record.shown:
+            note(f"{record.applied} ({record.applied.effect}): {record.shown}")
 
 
 def _is_folder(out: str) -> bool:

@@ -397,6 +397,17 @@ def test_opt_rewrites_text_and_pipes_on(tiny: Path, tmp_path: Path) -> None:
     assert (tmp_path / "steps/00-input.weft").read_text() == text
 
 
+def test_opt_tells_what_was_done_shown_and_left(tiny: Path) -> None:
+    """A named pass that did nothing is worth a line, one of the default pipeline is not."""
+    traced = done("opt", tiny, "-p", "default, drop-k-bias", "--trace", "-o", os.devnull).stderr
+    assert "  pack-qkv: rewrote %layers.0.attn.q (× 3)" in traced and " FLOPs for 64 tokens, " in traced
+    quiet = done("opt", tiny, "-p", "default, pack-qkv", "-o", os.devnull).stderr
+    assert quiet.startswith("weft: pack-qkv rewrote nothing: ") and quiet.count("\n") == 1
+    verified = done("opt", tiny, "-p", "pack-qkv, kv-cache", "--verify", "-o", os.devnull).stderr.splitlines()
+    assert [line.partition("): ")[0] for line in verified] == ["weft: pack-qkv (exact", "weft: kv-cache (conditional"]
+    assert verified[1].endswith("(two ways for models above a million parameters).")
+
+
 def test_opt_of_a_checkpoint_goes_through_a_pipe(minilm_folder: Path) -> None:
     text = done("opt", minilm_folder).stdout
     assert done("opt", "-", "-p", "cse, dce", input=text).stdout == done("opt", minilm_folder, "-p", "cse, dce").stdout

@@ -82,9 +82,8 @@ def test_report_and_hooks(tmp_path: Path) -> None:
     ]
     assert report.records[1].nodes == (33, 31) and report.records[2].nodes == (31, len(after))
     assert 0 < report.seconds < 5
-    assert "pack-qkv: 2 rewrites, 33 -> 31 nodes" in str(report) and "  pack-qkv: rewrote %layers.1.attn.q" in str(
-        report
-    )
+    assert "pack-qkv: 2 rewrites, 33 -> 31 nodes" in str(report)
+    assert "  pack-qkv: rewrote %layers.0.attn.q (× 2)" in str(report)
     assert [s.index for s in steps] == [1, 2, 3] and steps[-1].after is after
 
 

@@ -1,0 +1,84 @@
+"""`weft passes`, and the list that `weft opt --list` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .catalog import first_sentence
+from .completion import complete_passes
+from .shown import note, table
+
+if TYPE_CHECKING:
+    from weft.passes import Pass
+
+
+@click.command("passes", short_help="The rewrites of a pipeline.")
+@click.argument("name", required=False, shell_complete=complete_passes)
+@click.option("--write-docs", type=click.Path(file_okay=False), help="Write a page for every pass into this folder.")
+def passes_command(name: str | None, write_docs: str | None) -> None:
+    """List the passes and the default pipelines, or show one pass in full.
+
+    A pass is exact (same numbers), conditional (same numbers under a condition it states), lossy, or changing.
+
+    \b
+    Examples:
+      weft passes                          all of them, by purpose
+      weft passes kv-cache                 what it does and when, its arguments, where it comes from, an example
+      weft passes --write-docs pages/      the same for all, with the example before and after
+    """
+    if write_docs is not None:
+        from ..pass_pages import write_pages
+
+        note(f"{write_docs}: {write_pages(Path(write_docs))} pages")
+    elif name is None:
+        list_passes()
+    else:
+        from weft.passes import lookup
+
+        _show(lookup(name))
+
+
+def list_passes() -> None:
+    """Print every pass: effect, arguments, what it does, on what condition, and what it may cost."""
+    from weft.ir import Graph
+    from weft.passes import all_passes, default_pipeline
+
+    from ..pass_pages import by_purpose, signature
+
+    rows: list[tuple[str, str, str]] = []
+    for purpose, names in by_purpose().items():
+        rows.append((purpose.upper(), "", ""))
+        for found in (all_passes()[name] for name in names):
+            parts = found.documentation()
+            notes = {
+                "arguments": signature(found),
+                "condition": first_sentence(parts.condition),
+                "trade-off": first_sentence(found.tradeoff),
+            }
+            lines = [first_sentence(parts.summary), *(f"{title}: {text}" for title, text in notes.items() if text)]
+            rows.append((found.name, found.effect, "\n".join(lines)))
+    table(("pass", "effect", "what it does"), rows)
+    for kind in ("decoder", "encoder"):
+        graph = Graph()
+        graph.meta["kind"] = kind
+        click.echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
+
+
+def _show(found: type[Pass]) -> None:
+    from weft.ir.printer import format_attr
+
+    parts = found.documentation()
+    click.echo(f"{found.name} ({found.effect})\n\n{parts.summary}")
+    sections = {"": parts.text, "Condition: ": parts.condition, "Trade-off: ": found.tradeoff, "Source: ": parts.source}
+    for title, text in sections.items():
+        if text:
+            click.echo(f"\n{title}{text}")
+    if arguments := found.arguments():
+        click.echo()
+        rows = [(a.name, a.type_text, "" if a.required else format_attr(a.default)) for a in arguments]
+        table(("argument", "type", "default"), rows)
+    if parts.pipeline:
+        click.echo(f"\nExample: {parts.pipeline}\n\n{parts.graph.rstrip()}")

@@ -1,0 +1,80 @@
+"""What a run tells: prices, refusals, near-misses, what checks have shown."""
+
+from __future__ import annotations
+
+from weft.ir import Graph, parse
+from weft.passes import Report, Trace, run_passes
+from weft.passes.report import Price
+from weft.passes.trace import Miss
+
+GRAPH = """graph g {
+  input %x: f32[batch, seq, 4]
+  param %w: f32[6, 4] = normal([6, 4], std=1.0, stream="w")
+  param %unread: f16[5, 3] = normal([5, 3], std=1.0, stream="u")
+  %y: f32[batch, seq, 6] = linear(%x, %w)
+  %sum: f32[batch, seq, 6] = add(%y, %y)
+  output z = %sum
+}
+"""
+
+
+def report_of(graph: Graph, pipeline: str, **options: bool) -> Report:
+    report = Report(priced=options.pop("priced", False))
+    run_passes(graph, pipeline, report=report, **options)
+    return report
+
+
+def test_prices_are_flops_and_bytes_before_and_after() -> None:
+    """Of 64 tokens: 2·6·4 FLOPs and 6 additions each; f32[6, 4], and f16[5, 3] that nothing reads."""
+    (record,) = report_of(parse(GRAPH), "dce", priced=True).records
+    flops = 64 * (2 * 6 * 4 + 6)
+    assert record.prices == (Price(flops, 6 * 4 * 4 + 5 * 3 * 2), Price(flops, 6 * 4 * 4))
+    assert f"  {flops:,} FLOPs for 64 tokens, 126 -> 96 bytes of parameters" in str(record).splitlines()
+    assert str(record).startswith("dce: 1 rewrite, 2 nodes, ")
+
+
+def test_without_being_asked_nothing_is_priced_or_shown() -> None:
+    (record,) = report_of(parse(GRAPH), "dce").records
+    assert record.prices is None and record.shown == "" and "FLOPs" not in str(record)
+
+
+def test_what_a_check_has_shown_is_told() -> None:
+    exact, lossy = report_of(parse(GRAPH), "dce, cast{dtype=f16}", verify=True).records
+    assert exact.shown.startswith("Outputs before and after agree to 1e-12")
+    assert "  shown (exact): Outputs before" in str(exact)
+    assert "  shown (lossy): Exact arithmetic knows no dtypes" in str(lossy)
+
+
+def test_a_pass_that_did_nothing_says_how_near_it_came() -> None:
+    missed, unlike, did = report_of(parse(GRAPH), "pack-qkv, fuse-residual-norm, dce").records
+    assert missed.idle == "pack-qkv rewrote nothing: no attention has q, k or v from several linears of the same value"
+    assert unlike.idle == "fuse-residual-norm rewrote nothing: there is nothing of the kind"
+    assert did.idle == ""
+
+
+def test_the_nearest_is_a_refusal_else_the_deepest_miss_else_the_last_line() -> None:
+    trace = Trace()
+    assert trace.nearest == ""
+    trace.note("a note")
+    assert trace.nearest == "a note"
+    trace.missed("rule", None)
+    trace.missed("rule", Miss(2, "add (%far)", "reason"))
+    trace.missed("other", Miss(1, "add (%near)", "why"))
+    assert trace.nearest == "nearest miss at add (%far): reason"
+    trace.refuse("rule", "site", "because")
+    trace.refuse("rule", "later", "because")
+    assert trace.nearest == "left %site alone: because"
+    assert trace.lines[-1] == "rule: left %later alone: because"
+
+
+def test_lines_that_differ_in_the_layer_only_are_counted() -> None:
+    (record,) = report_of(parse(GRAPH), "dce").records
+    for layer in range(3):
+        record.trace.fired("rule", f"layers.{layer}.attn.q2.1")
+        record.trace.refuse("rule", f"layers.{layer}.attn.q2.{layer}", "because")
+    assert str(record).splitlines()[2:] == [
+        "  rule: rewrote %layers.0.attn.q2.1 (× 3)",
+        "  rule: left %layers.0.attn.q2.0 alone: because",
+        "  rule: left %layers.1.attn.q2.1 alone: because",
+        "  rule: left %layers.2.attn.q2.2 alone: because",
+    ]
