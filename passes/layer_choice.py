@@ -28,17 +28,19 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
     Raises:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
-    uncached(graph, name)
+    need_early(graph, name)
     found = [n for n in graph.nodes if n.op.name in ("attention", "relative_attention") and _to_itself(n)]
     if not found:
         raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
     return found
 
 
-def uncached(graph: Graph, name: str) -> None:
-    """Raise WeftError in the name of the pass `name` if `graph` has caches."""
+def need_early(graph: Graph, name: str) -> None:
+    """Raise WeftError in the name of the pass `name` if `graph` has caches, or rotations inside attentions."""
     if remembers(graph):
         raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
+    if any(node.op.name == "rotary_attention" for node in graph.nodes):
+        raise WeftError(f"{name}: rotations are fused with attentions already; run {name} before fuse-rope-attention")
 
 
 def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:
@@ -82,7 +84,9 @@ def roles(pattern: str | Sequence[str], count: int) -> list[str]:
         WeftError: if it cannot be read.
     """
     if isinstance(pattern, str):
-        period = _ratio(pattern) or [role for part in pattern.split("+") for role in _repeated(part, pattern)]
+        period = _ratio(pattern)
+        if period is None:
+            period = [role for part in pattern.split("+") for role in _repeated(part, pattern)]
     else:
         period = list(pattern)
     if not period or not set(period) <= set(ROLES):

@@ -42,7 +42,8 @@ class ExtendContext(Pass):
     Condition: the model becomes another one, usable as it is (ntk, yarn) or after little training. Frequencies that are
     scaled already stay as they are, and so do biases by distance; tables only know pi.
 
-    Source: Chen 2023 (pi); bloc97 2023 (NTK-aware); Peng 2023 (YaRN); Dubey 2024 (Llama 3.1).
+    Source: Chen 2023 (pi), arXiv:2306.15595; bloc97 2023 (NTK-aware scaled RoPE); Peng 2023 (YaRN), arXiv:2309.00071;
+    Llama 3, 2024, arXiv:2407.21783.
 
     Example extend-context{method=pi, factor=2}::
 

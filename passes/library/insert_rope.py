@@ -36,7 +36,7 @@ class InsertRope(Pass):
     does one whose values are part of its keys (latent attention); if no layer is left, that is an error, and so is a
     second run.
 
-    Source: Su 2021 (RoFormer).
+    Source: Su 2021 (RoFormer), arXiv:2104.09864.
 
     Example insert-rope{theta=10000}::
 

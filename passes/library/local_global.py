@@ -29,7 +29,8 @@ class LocalGlobal(Pass):
 
     Condition: the model becomes another one, to be trained on. Layers with sparse patterns stay as they are.
 
-    Source: Beltagy 2020 (Longformer); Gemma 2, 2024; Gemma 3, 2025 (5:1, two bases).
+    Source: Beltagy 2020 (Longformer), arXiv:2004.05150; Gemma 2, 2024, arXiv:2408.00118; Gemma 3, 2025 (two bases),
+    arXiv:2503.19786.
 
     Example local-global{pattern="1:1", window=2, theta_global=50000}::
 

@@ -19,13 +19,33 @@ _LONGEST_TRIAL = 40  # tokens; for wider windows only texts within the window ar
 
 @dataclass(frozen=True)
 class RollingBuffer(Pass):
-    """Let the caches of attentions with a window hold only its keys (Beltagy 2020; Mistral, 2023).
+    """Let the caches of attentions with a window hold only its keys.
 
     The capacity axis of past_key_values.i.key and .value becomes window + `slack`; the key of position p goes to slot
     p mod that size, where it replaces one that has left the window. Caches stay as they are where the window is no
-    smaller than `length`, the longest text (the model's context if None). `slack` is room that lets ONNX Runtime's
-    kernel move old keys out less often. Needs kv-cache before it. Condition: each row of a call continues where its
-    last call ended.
+    smaller than `length`, the longest text (the model's context if None), and where the first keys of a text stay in
+    sight beside the window. `slack` is room that lets ONNX Runtime's kernel move old keys out less often.
+
+    Condition: each row of a call continues where its last call ended. The caches are there (kv-cache comes before).
+
+    Source: Jiang 2023 (Mistral 7B), arXiv:2310.06825.
+
+    Example rolling-buffer::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %k: f32[batch, seq, 4]
+          input %position_ids: i64[batch, seq]
+          input %attention_mask: i64[batch, total]
+          input %past_k: f32[batch, 1, capacity, 4] as past_key_values.0.key
+          input %past_v: f32[batch, 1, capacity, 4] as past_key_values.0.value
+          %y: f32[batch, seq, 8], %k_now: f32[batch, 1, capacity, 4], %v_now: f32[batch, 1, capacity, 4] = attention(
+            %q, %k, %k, _, %attention_mask, _, %past_k, %past_v, %position_ids,
+            heads=2, kv_heads=1, causal=true, window=3)
+          output y = %y
+          output present.0.key = %k_now
+          output present.0.value = %v_now
+        }
     """
 
     name = "rolling-buffer"

@@ -14,7 +14,7 @@ from weft.ir.archive import Array
 
 from ..base import Pass
 from ..edit import hand_over, made_of
-from ..layer_choice import uncached
+from ..layer_choice import need_early
 from ..oracle import attend
 from ..position_values import position_tables, positional
 from ..trace import Trace
@@ -37,7 +37,7 @@ class StripPositions(Pass):
     Condition: the model becomes another one, to be trained on. A bias that may be a mask (made by comparisons) stays,
     and so does what enters otherwise than by a sum.
 
-    Source: Haviv 2022; Kazemnejad 2023 (NoPE).
+    Source: Haviv 2022, arXiv:2203.16634; Kazemnejad 2023 (NoPE), arXiv:2305.19466.
 
     Example strip-positions::
 
@@ -58,7 +58,7 @@ class StripPositions(Pass):
     effect = "changing"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        uncached(graph, self.name)
+        need_early(graph, self.name)
         places = positional(graph)
         for node in graph.nodes:
             plain = _PLAIN.get(node.op.name)

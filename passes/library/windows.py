@@ -65,7 +65,7 @@ class SlidingWindow(Pass):
     Condition: nothing changes for texts of at most `size` tokens. A window that is narrower already stays as it is, and
     so do sparse patterns. With sinks a cache cannot roll.
 
-    Source: Child 2019; Beltagy 2020 (Longformer); Xiao 2023 (StreamingLLM).
+    Source: Beltagy 2020 (Longformer), arXiv:2004.05150; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
 
     Example sliding-window{size=3, sinks=1}::
 
@@ -121,7 +121,7 @@ class Dilate(Pass):
 
     Condition: the model becomes another one; what the attentions of `layers` saw before does not count.
 
-    Source: Beltagy 2020 (Longformer), 3.1; van den Oord 2016 (dilated convolution).
+    Source: Beltagy 2020 (Longformer), arXiv:2004.05150.
 
     Example dilate{size=2, stride=3}::
 
@@ -167,7 +167,8 @@ class AttentionPattern(Pass):
     Condition: the model becomes another one; what the attentions of `layers` saw before does not count. Texts of one
     block keep their numbers if the pattern is chunked or fixed.
 
-    Source: Child 2019 (strided, fixed); Beltagy 2020 (dilated); Llama 4, 2025 (chunked); Xiao 2023 (sinks).
+    Source: Child 2019 (strided, fixed), arXiv:1904.10509; Beltagy 2020 (dilated), arXiv:2004.05150; Llama 4, 2025
+    (chunked); Xiao 2023 (sinks), arXiv:2309.17453.
 
     Example attention-pattern{pattern=fixed, stride=3, layers=even}::
 
