@@ -24,8 +24,17 @@ _READERS = {
     "norm_linear": {"weight": "bias"},
     "moe": {"up": "up_bias", "gate": "gate_bias"},
 }
-# Op: the weight whose last axis but one it writes, with its bias.
-_WRITERS = {"linear": ("weight", "bias"), "norm_linear": ("weight", "bias"), "moe": ("down", "down_bias")}
+# Op: the operands that make its result, and which axis of them does, counted from the last.
+_AFFINE = {"weight": 1, "bias": 1}
+WRITERS = {
+    "linear": {"weight": 2, "bias": 1},
+    "norm_linear": {"weight": 2, "bias": 1},
+    "moe": {"down": 2, "down_bias": 1},
+    "embedding": {"table": 1},
+    "rms_norm": {"weight": 1},
+    "layer_norm": _AFFINE,
+    "add_norm": _AFFINE,
+}
 
 
 def scaled(factor: float | Recipe) -> Along:
@@ -51,6 +60,11 @@ def multiplied(matrix: Recipe) -> Along:
         return Permute(MatMul(Permute(recipe, swap), matrix), back)
 
     return along
+
+
+def is_layer(norm: Node) -> bool:
+    """Whether a norm, perhaps fused with what stands beside it, subtracts the mean."""
+    return norm.op.name == "layer_norm" or norm.attrs.get("kind") == "layer"
 
 
 def moves_rows(node: Node) -> bool:
@@ -121,8 +135,8 @@ def weights_read_with(node: Node) -> Iterator[Param]:
 def read_through(node: Node, along: Along | None, shift: Recipe | None = None) -> Node:
     """`node`, whose first operand was y, for an operand x of which y is `along` plus `shift`: y = x M + s.
 
-    The weights take in `along` over their last axis, the biases (made if missing) what the weights make of `shift`.
-    The node is replaced; returns the new one.
+    The weights take in `along` over their last axis, the biases what the weights make of `shift`. Returns the node, or
+    the one that replaces it if biases had to be made.
     """
     made: dict[str, Recipe] = {}
     for name, bias in _READERS[node.op.name].items():
@@ -138,26 +152,18 @@ def read_through(node: Node, along: Along | None, shift: Recipe | None = None) -
     return _reweighed(node, made)
 
 
-def write_through(node: Node, along: Along) -> Node:
-    """`node` writing what `along` makes of its result; embeddings and norms too. It is replaced by the node returned.
+def write_through(node: Node, along: Along) -> None:
+    """Let `node` write what `along` makes of its result: a linear, experts, an embedding, or a norm with a weight.
 
-    Norms take numbers and vectors only, into weight and bias, and must have a weight.
+    Norms take numbers and vectors only, into weight and bias.
     """
-    if node.op.name == "embedding":
-        weight, bias, axis = "table", "", 1
-    elif node.op.name in NORMS:
-        weight, bias, axis = "weight", "bias", 0
-    else:
-        weight, bias = _WRITERS[node.op.name]
-        axis = len(_param(node, weight).shape) - 2
-    names = [weight, *([bias] if bias and bias in {o.name for o in node.op.operands} else [])]
     made = {}
-    for name in names:
+    for name, axis in WRITERS[node.op.name].items():
         param = node.operand(name)
         if isinstance(param, Param):
             rank = len(param.shape)
-            made[name] = along(param.recipe, axis if name == weight else rank - 1, rank)
-    return _reweighed(node, made)
+            made[name] = along(param.recipe, rank - axis, rank)
+    _reweighed(node, made)
 
 
 def _param(node: Node, name: str) -> Param:
@@ -167,13 +173,17 @@ def _param(node: Node, name: str) -> Param:
 
 
 def _reweighed(node: Node, recipes: Mapping[str, Recipe]) -> Node:
-    """`node` with other recipes for the parameters named; a missing bias is made."""
+    """`node` with other recipes for the parameters named: itself, or another if biases had to be made."""
     old = {name: node.operand(name) for name in recipes}
     new = {name: _derived(node, name, recipe) for name, recipe in recipes.items()}
-    made = changed(node, new)
-    for name, param in old.items():
-        supersede(param, new[name])
-    return made
+    if all(v is not None for v in old.values()):
+        for name, param in new.items():
+            node.set_input(node.op.operand_index(name), param)
+    else:
+        node = changed(node, new)
+    for name in recipes:
+        supersede(old[name], new[name])
+    return node
 
 
 def _derived(node: Node, name: str, recipe: Recipe) -> Param:

@@ -6,12 +6,13 @@ reader undoes the map, and what only adds, moves or weighs rows in between need 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir import Graph, Node, Param, Value, WeftError
 
-from .absorb import NORMS, moves_rows
+from .absorb import NORMS, WRITERS, Along, computed, moves_rows, write_through
+from .edit import derive, made_of, supersede
 
 READING_NORMS = (*NORMS, "norm_linear")
 
@@ -57,6 +58,17 @@ def residual_streams(graph: Graph, rule: str) -> list[Stream]:
     if not found:
         raise WeftError(f"{rule}: graph {graph.name} has no residual stream: no norm reads a sum of two values")
     return found
+
+
+def require(streams: Sequence[Stream], rule: str, obstacle: Callable[[Stream], str | None]) -> None:
+    """Every one of `streams` can be mapped.
+
+    Raises:
+        WeftError: naming `rule` and the first `obstacle`, or what else reads or writes a stream.
+    """
+    for stream in streams:
+        if why := obstacle(stream) or next(iter(stream.obstacles), None):
+            raise WeftError(f"{rule}: the residual stream stays as it is: {why}")
 
 
 def _residual(node: Node) -> bool:
@@ -128,9 +140,53 @@ def carried(node: Node, output: Value) -> tuple[int, ...]:
     return (0,) if moves_rows(node) and not isinstance(node.inputs[0], Param) else ()
 
 
-def tables(stream: Stream) -> Iterator[tuple[Node, Param]]:
-    """The lookups that write into the stream, with their tables."""
-    for writer in stream.writers:
-        table = writer.operand("table") if isinstance(writer, Node) and writer.op.name == "embedding" else None
-        if isinstance(writer, Node) and isinstance(table, Param):
-            yield writer, table
+def unwritable(stream: Stream, norms: bool = False) -> str | None:
+    """What writes into the stream without weights that a map could go into. `norms` may, if they are allowed."""
+    for writer, value in stream.writers.items():
+        if isinstance(writer, Param):
+            continue
+        if writer.op.name in NORMS and not norms:
+            return f"%{value.name} is made by {writer.op.name}, a norm whose result is part of the residual"
+        if writer.op.name not in WRITERS:
+            return f"%{value.name} is made by {writer.op.name}"
+        if why := computed(writer):
+            return why
+    return None
+
+
+def write_mapped(streams: Sequence[Stream], along: Along, rows: Callable[[Value], Value] | None = None) -> None:
+    """Let every writer of `streams` write what `along` makes of its rows.
+
+    With `rows`, a table that others read besides (a tied head) stays as it is, and `rows` maps what is looked up; so
+    does what a norm without a weight makes.
+    """
+    writers = {w for stream in streams for w in stream.writers}
+    after = {w for w in writers if rows is not None and isinstance(w, Node) and not _own(w, writers)}
+    for stream in streams:
+        for writer, value in stream.writers.items():
+            if isinstance(writer, Param):
+                _add_mapped(stream, writer, along)
+            elif writer not in after:
+                write_through(writer, along)
+            elif rows is not None:
+                with value.graph.inserting(after=writer):
+                    mapped = rows(value)
+                value.replace_uses(mapped, keep=made_of([mapped], [value]))
+
+
+def _own(writer: Node, writers: Container[Node | Param]) -> bool:
+    """Whether only `writers` read the weight that `writer` would change."""
+    if writer.op.name in NORMS:
+        return writer.operand("weight") is not None
+    table = writer.operand("table") if writer.op.name == "embedding" else None
+    return table is None or all(n in writers for n in table.users)
+
+
+def _add_mapped(stream: Stream, param: Param, along: Along) -> None:
+    """Let the additions of the stream add what `along` makes of `param`."""
+    rank = len(param.shape)
+    new = derive(param, along(param.recipe, rank - 1, rank))
+    for node, i in param.uses:
+        if any(v in stream.values and i in carried(node, v) for v in node.outputs):
+            node.set_input(i, new)
+    supersede(param, new)
