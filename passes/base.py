@@ -78,6 +78,7 @@ class Pass:
     name: ClassVar[str] = ""
     effect: ClassVar[Effect]
     tradeoff: ClassVar[str] = ""  # what may cost more afterwards, and why that can be worth it
+    idempotent: ClassVar[bool] = True  # whether a second run changes nothing
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
