@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.session import target_for
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
-from weft.passes import default_pipeline, run_passes
+from weft.passes import default_pipeline
 
 from .compiler import compile
+from .rewriting import rewrite
 from .scoring import score_embeddings, score_tokens, seconds_per_token, stream_errors
 from .sources import Model, load_source
 
@@ -92,7 +93,7 @@ def evaluate(
 
     Args:
         models: compiled folders, or whatever `load_source` takes; sources are compiled into a temporary folder.
-        rewrites: pipelines by the name of what they make of the original.
+        rewrites: pipelines, or files that hold one, by the name of what they make of the original.
         tokens: the most that are predicted, or for encoders read.
         context: tokens of a window, or the most of a line that an encoder reads; 512, or what the models take, if None.
         layers: also compare what the layers hand on, over the first tokens.
@@ -179,8 +180,8 @@ def _open_all(
     name, original = wanted[0]
     if rewrites and not isinstance(original, Model):
         raise WeftError(f"{name} is compiled already, and a pipeline rewrites a source: name what it was compiled from")
-    for rewrite, pipeline in rewrites.items():
-        wanted.append((rewrite, replace(original, graph=run_passes(original.graph, pipeline))))
+    for label, pipeline in rewrites.items():
+        wanted.append((label, rewrite(original, pipeline)))
     found: list[_Candidate] = []
     for i, (name, source) in enumerate(wanted):
         folder = scratch / str(i) if isinstance(source, Model) else Path(source)

@@ -16,8 +16,13 @@ PROMISES = {
     "changing": "other numbers, on purpose",
 }
 PURPOSES = {
-    "Simplify": ("cse", "dce", "fold-constants", "quiet-routers"),
-    "Fuse": (
+    "Simplify": (
+        "cse",
+        "dce",
+        "fold-constants",
+        "quiet-routers",
+    ),
+    "Fuse and take apart": (
         "fuse-glu",
         "fuse-norm-linear",
         "fuse-residual-norm",
@@ -30,23 +35,33 @@ PURPOSES = {
     ),
     "Fold into weights": (
         "alibi-as-dimension",
+        "drop-double-norm",
         "drop-k-bias",
+        "fold-embedding-norm",
         "fold-norm-scale",
         "fold-scale",
         "layernorm-to-rmsnorm",
         "mla-absorb",
-        "rope-layout",
-        "scale-residual-stream",
+        "norm-across-rope",
         "v-bias-to-o-bias",
     ),
-    "Convert heads, cut heads and layers": (
+    "Same function, other weights": (
         "gqa-to-mha",
+        "pad-head-dim",
+        "permute-heads",
+        "permute-neurons",
+        "rope-layout",
+        "rotate-residual",
+        "scale-residual-stream",
+    ),
+    "Convert heads, cut heads and layers": (
         "gqa-to-mla",
         "mha-to-gqa",
         "prune-heads",
         "prune-layers",
     ),
     "Positions and windows": (
+        "attention-pattern",
         "dilate",
         "extend-context",
         "insert-rope",
@@ -54,8 +69,17 @@ PURPOSES = {
         "sliding-window",
         "strip-positions",
     ),
-    "Exchange parts": ("replace-activation", "replace-norm", "upcycle-to-moe"),
-    "Decode": ("kv-cache", "last-token-logits", "rolling-buffer"),
+    "Exchange parts and grow": (
+        "insert-layers",
+        "replace-activation",
+        "replace-norm",
+        "upcycle-to-moe",
+    ),
+    "Decode": (
+        "kv-cache",
+        "last-token-logits",
+        "rolling-buffer",
+    ),
     "Numbers": ("cast",),
 }
 OTHER = "Other"
