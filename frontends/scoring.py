@@ -108,13 +108,16 @@ def score_embeddings(models: Sequence[Encoder], rows: Sequence[Sequence[int]], p
 
 def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> list[dict[str, float]]:
     """For each model, ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer: x is what the layer hands on for `ids`, x₀ what that of the
-    first model does. Layers that the first does not have, or has in another shape, are left out.
+    first model does. Where one has more layers than the other only what the last hands on is compared; what has another
+    shape is left out.
     """
     want: dict[str, Array] = {}
     found = []
     for model in models:
         got = _handed_on(model, ids)
         want = want or got
+        if len(got) != len(want):
+            got = dict(zip([*want][-1:], [*got.values()][-1:], strict=False))
         shared = {layer: x for layer, x in got.items() if layer in want and x.shape == want[layer].shape}
         found.append({layer: _distance(x, want[layer]) for layer, x in shared.items()})
     return found

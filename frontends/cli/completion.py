@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import typing
 from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+if typing.TYPE_CHECKING:
+    from weft.passes import Pass
+
 SHELLS = ("bash", "zsh", "fish")
+_OPEN = re.compile(r"(.*?)([\w-]+)\{((?:[^{}]*,)?\s*)([^{},]*)", re.DOTALL)  # a pass whose braces are open
+_NAME = re.compile(r"\s*[\w.+-]+=")
 
 
 @click.command("completion", short_help="The completion script of a shell.")
@@ -76,9 +83,23 @@ def complete_passes(ctx: click.Context, param: click.Parameter, typed: str) -> l
 
 
 def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The last pass of a pipeline being typed."""
+    """The last pass of a pipeline being typed, which may have a name and = before it; inside braces the argument."""
     from weft.passes import all_passes
 
+    if inside := _OPEN.fullmatch(typed):
+        before, name, given, last = inside.groups()
+        found = all_passes().get(name)
+        return [] if found is None else _offer(_arguments(found, given), last, f"{before}{name}{{{given}")
     before, comma, last = typed.rpartition(",")
-    stripped = last.lstrip(" -")
+    name_given = _NAME.match(last)
+    stripped = last[name_given.end() if name_given and not comma else 0 :].lstrip(" -")
     return _offer(("default", *all_passes()), stripped, before + comma + last[: len(last) - len(stripped)])
+
+
+def _arguments(found: type[Pass], given: str) -> Iterable[str]:
+    """Arguments of a pass with the values they may have, but those in `given`."""
+    for argument in found.arguments():
+        if not re.search(rf"\b{argument.name}\s*=", given):
+            values = typing.get_args(argument.type) if typing.get_origin(argument.type) is typing.Literal else ()
+            values = ("true", "false") if argument.type is bool else values
+            yield from (f"{argument.name}={value}" for value in values or ("",))

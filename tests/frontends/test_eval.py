@@ -150,9 +150,14 @@ def test_layers_grow_apart_as_the_hidden_states_of_transformers_do(llamas: tuple
             states = net(ids, output_hidden_states=True).hidden_states[1:-1]
         hidden.append([*states, *last])  # the last hidden state is normed already
     want = [(torch.linalg.norm(b - a) / torch.linalg.norm(a)).item() for a, b in zip(*hidden, strict=True)]
-    found = evaluate([llamas[1]], against=llamas[0], text=text, context=24, layers=True, device="cpu")
+    rewrites = {"two": "prune-layers{layers=1}"}
+    found = evaluate(
+        [llamas[1]], against=llamas[0], text=text, rewrites=rewrites, context=24, layers=True, device="cpu"
+    )
     assert found.scores[0].layers == {f"layers.{i}": 0.0 for i in range(3)}
     np.testing.assert_allclose(list(found.scores[1].layers.values()), want, rtol=1e-5)
+    assert list(found.scores[2].layers) == ["layers.2"]
+    assert found.scores[2].parameters < found.scores[0].parameters
 
 
 def test_tokens_are_counted_from_the_start(llamas: tuple[Path, Path], text: Path) -> None:
