@@ -1,4 +1,4 @@
-"""Output folders that appear whole or not at all."""
+"""Output folders and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -39,6 +39,31 @@ def whole_folder(out: Path) -> Iterator[Path]:
     finally:
         if partial is not None and partial.exists():
             shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_file(out: Path) -> Iterator[Path]:
+    """A temporary file beside `out` that takes its place when the block ends well; else an older `out` stays.
+
+    Raises:
+        WeftError: if `out` cannot be written: it is a folder, no permission, or the disk is full.
+    """
+    if out.is_dir():
+        raise WeftError(f"cannot write to {out}: it is a folder")
+    out = out.resolve()  # a link stays one
+    partial: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{out.name}.partial-", dir=out.parent)
+        os.close(handle)
+        partial = Path(name)
+        yield partial
+        partial.chmod(0o666 & ~umask())
+        partial.replace(out)
+    except OSError as e:
+        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
 
 
 def is_ours(folder: Path) -> bool:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,14 +28,12 @@ from weft.ir.streams import stream
 
 from .hf.folder import copy_tokenizer, tokenizer_files
 from .hf.safetensors import SafetensorsArchive
-from .hf.writing import STORED, Tensor, parse_stored, write_shards
+from .hf.writing import STORED, Progress, Tensor, counted, parse_stored, write_shards
 from .manifest import PROVENANCE, provenance
 from .sources import Model
 
 GRAPH = "model.weft"
 _MOVING = (Source, Concat, Full, Permute, Reshape, Slice, Take)
-
-Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 def write_model(
@@ -56,15 +53,8 @@ def write_model(
     for name in tensors:
         graph.params[name].recipe = Source(name)
     graph.meta.pop("source", None)  # the folder itself, wherever it will be
-    done, total = 0, sum(t.nbytes for t in tensors.values())
-
-    def step(written: int) -> None:
-        nonlocal done
-        done += written
-        progress("weights", done, total)
-
     with whole_folder(Path(out)) as folder:
-        write_shards(folder, tensors, step=step)
+        write_shards(folder, tensors, step=counted(progress, tensors))
         if model.tokenizer is not None:
             model.tokenizer(folder)
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, opt, verify, eval, and catalogues of ops, passes, presets, families.
+"""The `weft` command: compile, run, inspect, opt, export, verify, eval; catalogues of ops, passes, presets, families.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too (that lives beside this folder: `compile`, `inspection`, `verification`).
@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import click
 
-from . import catalog, compiling, completion, evaluating, inspecting, opting, passes_catalog, running, verifying
+from . import (
+    catalog,
+    compiling,
+    completion,
+    evaluating,
+    exporting,
+    inspecting,
+    opting,
+    passes_catalog,
+    running,
+    verifying,
+)
 from .guard import Root
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -39,6 +50,7 @@ def cli(ctx: click.Context) -> None:
       weft run out/ --chat                      talk to it
       weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
+      weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 meaning of the source
       weft eval out/ --against model.gguf --text notes.txt    what it costs in quality
     """
@@ -51,6 +63,7 @@ for command in (
     running.run_command,
     inspecting.inspect_command,
     opting.opt_command,
+    exporting.export_command,
     verifying.verify_command,
     evaluating.eval_command,
     catalog.ops_command,

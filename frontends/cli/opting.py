@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from weft.backends.folder import reason, umask
+from weft.backends.folder import reason, whole_file
 from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
@@ -159,14 +158,7 @@ def _write(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
-        path = path.resolve()  # a link stays one
-        handle, partial = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as f:
-                f.write(text)
-            Path(partial).chmod(0o666 & ~umask())
-            Path(partial).replace(path)
-        finally:
-            Path(partial).unlink(missing_ok=True)
     except OSError as e:
         raise WeftError(f"cannot write to {path}: {reason(e)}") from e
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -22,6 +22,7 @@ STORED = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Step = Callable[[int], None]  # bytes just written
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 class Tensor(NamedTuple):
@@ -34,6 +35,18 @@ class Tensor(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.dtype.bytes_for(math.prod(self.shape))
+
+
+def counted(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
+    """Tell `progress` how much of `tensors` is written."""
+    done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
+
+    def step(written: int) -> None:
+        nonlocal done
+        done += written
+        progress("weights", done, total)
+
+    return step
 
 
 def parse_stored(dtype: str) -> DType:

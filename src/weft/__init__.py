@@ -56,6 +56,7 @@ _PUBLIC = {
     "weft.frontends": ("load_source",),
     "weft.frontends.compiler": ("compile",),
     "weft.frontends.evaluation": ("evaluate",),
+    "weft.frontends.exporting": ("export",),
     "weft.frontends.inspection": ("inspect",),
     "weft.frontends.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),

@@ -1,0 +1,49 @@
+"""`weft export`."""
+
+from __future__ import annotations
+
+import click
+
+from .completion import complete_pipelines, complete_sources
+from .shown import note, progress
+
+
+@click.command("export", short_help="Write a checkpoint that others load.")
+@click.argument("source", shell_complete=complete_sources)
+@click.option("--format", "kind", default="hf", show_default=True, metavar="hf|safetensors|gguf", help="What to write.")
+@click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
+@click.option(
+    "-p",
+    "--passes",
+    default="",
+    shell_complete=complete_pipelines,
+    help="A pipeline to rewrite it by, or @FILE that holds one.",
+)
+@click.option("--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: what holds the weights without rounding.")
+@click.option("--trace", is_flag=True, help="Tell on stderr what the passes did.")
+@click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
+def export_command(source: str, kind: str, out: str, passes: str, dtype: str | None, trace: bool, seed: int) -> None:
+    """Write SOURCE, rewritten or not, as a checkpoint of another library.
+
+    hf: a folder that transformers' AutoModelForCausalLM loads, gguf: a file for llama.cpp, where one of their
+    architectures computes what the graph does; this is compared, not guessed. safetensors: a file of the parameters by
+    their names in the graph, for any.
+
+    \b
+    Examples:
+      weft export model.gguf -o folder/
+      weft export model.gguf -p "mha-to-gqa{kv_heads=1}" --dtype bf16 -o smaller/
+      weft export smaller/ --format gguf --dtype q8_0 -o smaller.gguf
+      weft export model.py --format safetensors -o weights.safetensors
+    """
+    from weft.passes import Report
+
+    from ..exporting import export
+
+    report = Report()
+    with progress(f"reading {source}") as step:
+        family = export(source, out, format=kind, passes=passes, dtype=dtype, seed=seed, report=report, progress=step)
+    if trace and report.records:
+        click.echo(str(report), err=True)
+    if family:
+        note(f"{out} is a {family} model")

@@ -1,0 +1,64 @@
+"""`weft.export`: a model, rewritten or not, as a checkpoint that others load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.passes import Report
+
+from .rewriting import rewrite
+from .sources import load_source
+
+FORMATS = ("hf", "safetensors", "gguf")
+
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+
+
+def export(
+    source: Any,
+    out: str | Path,
+    *,
+    format: str = "hf",
+    passes: str = "",
+    dtype: str | None = None,
+    seed: int = 0,
+    report: Report | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> str:
+    """Write `source` (whatever `load_source` takes), rewritten by the pipeline `passes`, as a checkpoint of others.
+
+    Args:
+        format: ``hf``: a Hugging Face folder, for graphs that one of its families expresses; ``gguf``: a file for
+            llama.cpp, for graphs of an architecture it has; ``safetensors``: a file of all parameters by their names.
+        passes: pipeline text, or ``@path`` of a file that holds it.
+        dtype: f32, f16, bf16, and for gguf q8_0; what holds the weights exactly if None.
+        seed: of the random initialization, where there is no checkpoint.
+        report: filled in with what the passes did.
+        progress: called with (stage, bytes done, bytes in all).
+
+    Returns:
+        The family or architecture that the graph was found to be of; "" for safetensors.
+
+    Raises:
+        WeftError: if the format is unknown or cannot express the graph, or on any bad input; an older `out` survives.
+    """
+    if format not in FORMATS:
+        raise WeftError(f"unknown format {format!r}; weft exports {', '.join(FORMATS)}")
+    model = load_source(source, seed=seed)
+    if passes.strip():
+        model = rewrite(model, passes, report=report)
+    if format == "hf":
+        from .exporters.huggingface import write_huggingface
+
+        return write_huggingface(model, out, dtype=dtype, progress=progress).family
+    if format == "gguf":
+        from .exporters.gguf_file import write_gguf
+
+        return write_gguf(model, out, dtype=dtype, progress=progress)
+    from .exporters.parameters import write_parameters
+
+    write_parameters(model, out, dtype=dtype, progress=progress)
+    return ""
