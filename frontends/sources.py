@@ -8,8 +8,10 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,10 @@ class Model:
     pipeline: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:
+            self.graph.tokenize = partial(_tokenize, self.tokenizer)
+
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
         found = {}
@@ -52,6 +58,16 @@ class Model:
                     digest.update(piece)
             found[path.name] = digest.hexdigest()
         return found
+
+
+def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of `texts` by the tokenizer whose files `write` writes into a folder."""
+    from weft.backends.runtime.text import Tokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        tokenizer = Tokenizer(Path(folder))
+        return [tokenizer.encode(text) for text in texts]
 
 
 def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Model:

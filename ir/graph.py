@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .archive import EMPTY, Archive
@@ -150,12 +150,14 @@ class Graph:
     """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
 
     `meta` holds facts of the whole model that text can spell (kind of model, special tokens …); `archive` is the
-    checkpoint that `Source` recipes refer to and is not part of equality.
+    checkpoint that `Source` recipes refer to, and `tokenize` makes token ids of texts, where the model came with a
+    tokenizer; neither is part of equality.
     """
 
     def __init__(self, name: str = "model", archive: Archive = EMPTY) -> None:
         self.name = name
         self.archive = archive
+        self.tokenize: Callable[[Sequence[str]], list[list[int]]] | None = None
         self.meta: dict[str, AttrValue] = {}
         self.inputs: dict[str, Value] = {}
         self.outputs: dict[str, Value] = {}
@@ -367,6 +369,7 @@ class Graph:
     def clone(self) -> Graph:
         """An independent copy sharing ops, recipes and the archive."""
         other = Graph(self.name, self.archive)
+        other.tokenize = self.tokenize
         other.meta = dict(self.meta)
         mapped: dict[Value, Value] = {}
         for name, v in self.inputs.items():
