@@ -126,11 +126,11 @@ def _rewoven(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
     for branch, layout in sides:
         start, stop = branch.span
         index[start:stop] = (start + h * layout.width + i for h in layout.heads for i in range(layout.width))
-    vector = None if bias is None else _taken(bias.recipe, index)
-    return reweigh(linear, _taken(weight.recipe, index), vector).output
+    vector = None if bias is None else taken(bias.recipe, index)
+    return reweigh(linear, taken(weight.recipe, index), vector).output
 
 
-def _taken(recipe: Recipe, index: Sequence[int]) -> Recipe:
+def taken(recipe: Recipe, index: Sequence[int]) -> Recipe:
     """The rows `index` of `recipe`; what was taken already is taken in one step."""
     if isinstance(recipe, Take) and recipe.axis == 0:
         return Take(recipe.item, tuple(recipe.indices[i] for i in index))

@@ -1,0 +1,110 @@
+"""Where the numbers of a token go: through reshapes, splits, concatenations, norms, from a linear to an attention.
+
+Places are followed by labels: arrays of numbers as values have them for one token, pushed through the ops' references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Node, Param, Value, ops
+from weft.ir.archive import Array
+from weft.ir.interpreter import run_node
+from weft.ir.op import Op
+from weft.ir.sizes import names
+
+_MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsqueeze, ops.squeeze)
+_STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
+
+
+def _token(value: Value) -> dict[str, int]:
+    """The named sizes of `value`, all of them 1."""
+    return {name: 1 for size in value.shape for name in names(size)}
+
+
+def unlabelled(value: Value) -> Array:
+    """Labels that say nothing: zeros, in the shape of `value` for one token."""
+    return np.zeros(value.type.concrete(_token(value)), int)
+
+
+def push(node: Node, operand: int, labels: Array) -> list[Array] | None:
+    """The labels of what `node` makes, those of its `operand` being `labels`; None if it mixes or computes places."""
+    if node.op in _STILL and operand == 0:
+        return [labels]
+    if node.op not in _MOVES:
+        return None
+    given = [labels if i == operand else unlabelled(v) for i, v in enumerate(node.inputs) if v is not None]
+    binding = {name: 1 for v in (*node.inputs, *node.outputs) if v is not None for name in _token(v)}
+    found = run_node(node.op, list(given), node.attrs, binding)
+    return list(found)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The `linear` behind a value, and the steps between, in order, each with the labels of what it makes.
+
+    Labels are rows of the linear's weight.
+    """
+
+    linear: Node
+    steps: tuple[tuple[Node, Array], ...]
+    labels: Array
+
+
+def origin(value: Value, linears: Sequence[Op] = (ops.linear,)) -> Origin | str:
+    """Where `value` comes from, or why that cannot be told; nothing else reads what is on the way."""
+    path: list[Value] = []
+    while (node := value.producer) is not None:
+        if len(value.uses) != 1 or value.is_output:
+            return f"%{value.name} is read by others too"
+        path.insert(0, value)
+        if node.op in linears:
+            break
+        if node.op not in (*_MOVES, *_STILL) or node.op is ops.concat or node.inputs[0] is None:
+            return f"%{value.name} is made by {node.op.name}, not by a linear"
+        value = node.inputs[0]
+    if node is None:
+        return f"no linear makes %{value.name}"
+    if not all(v is None or isinstance(v, Param) for v in (node.operand("weight"), node.operand("bias"))):
+        return f"the weight of %{node.output.name} is computed"
+    labels = np.arange(node.output.width).reshape(unlabelled(node.output).shape)
+    steps: list[tuple[Node, Array]] = []
+    for reached in path[1:]:
+        step = reached.producer
+        assert step is not None
+        made = push(step, 0, labels)
+        if made is None:
+            return f"{step.op.name} (%{reached.name}) moves its numbers about"
+        labels = made[reached.index]
+        steps.append((step, labels))
+    return Origin(node, tuple(steps), labels)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The operand `role` of an attention that a value becomes, and the labels there, [heads, d]."""
+
+    node: Node
+    role: str
+    labels: Array
+
+
+def destination(value: Value, labels: Array) -> Destination | str:
+    """The attention that alone reads `value`, at last, or why there is none; on the way are moves, and what treats
+    numbers or whole sets of labels alike."""
+    while True:
+        if len(value.uses) != 1 or value.is_output:
+            return f"%{value.name} is read by others than one attention"
+        ((node, i),) = value.uses
+        if node.op is ops.attention and i < 2:
+            heads = node.attrs["heads" if i == 0 else "kv_heads"]
+            return Destination(node, "qk"[i], labels.reshape(heads, -1))
+        made = push(node, i, labels)
+        groups = np.sort(labels.reshape(-1, labels.shape[-1]))
+        uneven = node.op in (ops.rms_norm, ops.layer_norm) and (groups != groups[0]).any()
+        if made is None or len(made) != 1 or uneven or (node.op in _STILL and len(node.inputs) > 1):
+            return f"%{value.name} is read by {node.op.name}, not by an attention"
+        value, labels = node.output, made[0]
