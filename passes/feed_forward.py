@@ -19,7 +19,7 @@ from .projections import rows
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows start:stop of the linear `node`, which `value` holds: its output, or a piece of it."""
+    """Rows start:stop of the linear or norm_linear `node`, which `value` holds: its output, or a piece of it."""
 
     node: Node
     value: Value
@@ -31,6 +31,15 @@ class Projection:
         x = self.node.inputs[0]
         assert x is not None
         return x
+
+    def alike(self, other: Projection) -> bool:
+        """Whether both are linears of the same value, with the same norm before if it is fused into them."""
+        return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
+
+    @property
+    def normed(self) -> bool:
+        """Whether the linear norms what it reads."""
+        return self.node.op.name == "norm_linear"
 
     @property
     def packed(self) -> bool:
@@ -133,7 +142,7 @@ def projected(value: Value) -> Projection | None:
         if x is None or node.attrs["axis"] % len(x.shape) != len(x.shape) - 1:
             return None
         start, node = sum(node.attrs["sizes"][: value.index]), x.producer
-    if node is None or node.op.name != "linear":
+    if node is None or node.op.name not in ("linear", "norm_linear"):
         return None
     if not all(v is None or isinstance(v, Param) for v in node.inputs[1:]):
         return None
@@ -228,7 +237,7 @@ def _gated(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...
     sides = projected(gate), projected(up)
     if sides[0] is None:
         return None
-    if sides[1] is None or sides[0].x is not sides[1].x:
+    if sides[1] is None or not sides[0].alike(sides[1]):
         return f"%{up.name} is no projection of what %{gate.name} is one of"
     for inner in inside[1:]:
         if any(n not in inside for n in inner.output.users) or inner.output.is_output:
@@ -253,7 +262,7 @@ def feed_forward(down: Node) -> FeedForward | str | None:
     if gate is not None:
         up, opened = projected(gate.up), projected(gate.gate)
         made = gate.activation, gate.limit, gate.shift, gate.nodes
-        if up is None or opened is None or up.x is not opened.x:
+        if up is None or opened is None or not up.alike(opened):
             return None
     else:
         found = activated(hidden)

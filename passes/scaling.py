@@ -139,7 +139,7 @@ class _Walk:
         """Hand the demands on outputs of `node` on to its operands, or end them at its parameters."""
         name, (value, factor) = node.op.name, demanded[0]
         number = not isinstance(factor, Recipe)
-        if name == "linear":
+        if name in ("linear", "norm_linear"):
             self.linear(node, factor)
         elif name == "split":
             self.split(node, demanded)
@@ -170,7 +170,7 @@ class _Walk:
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
-        elif isinstance(factor, Recipe) or all(n.op.name == "linear" for n in weight.users):
+        elif isinstance(factor, Recipe) or all(n.op.name in ("linear", "norm_linear") for n in weight.users):
             self.multiply(node, (1, 2), factor, 0, "")
         else:
             self.multiply(node, (2,), factor, 0, "")
@@ -186,7 +186,9 @@ class _Walk:
             self.demand(node, 0, factor)
             return
         linear = x.producer
-        packed = linear is not None and linear.op.name == "linear" and isinstance(linear.inputs[1], Param)
+        packed = (
+            linear is not None and linear.op.name in ("linear", "norm_linear") and isinstance(linear.inputs[1], Param)
+        )
         last = node.attrs["axis"] % len(x.shape) == len(x.shape) - 1
         if linear is None or not packed or not last or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
             self.refuse(f"%{value.name} is a piece of %{x.name}, which is no packed linear")

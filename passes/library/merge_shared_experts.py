@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
+from weft.ir import Graph, Param, Recipe, TensorType, Value, ops
 from weft.ir.ops.activation import activate
 from weft.ir.recipes import Add, Concat
 
 from ..base import Pass
 from ..edit import common_scope, drop, hand_over, made_of
 from ..feed_forward import FeedForward, Projection, feed_forward
+from ..sums import fixed, summands, take_out, totals
 from ..trace import Trace
 
 Made = dict[object, Param]  # what was made, by the parameters it was made of
@@ -54,10 +55,10 @@ class MergeSharedExperts(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         made: Made = {}
         place = {node: i for i, node in enumerate(graph.nodes)}
-        for total in [n for n in graph.nodes if n.op.name == "add" and not _inner(n)]:
+        for total in totals(graph):
             groups: dict[Value, list[FeedForward]] = {}
             obstacles: dict[Value, list[tuple[str, str]]] = {}
-            for term in _terms(total):
+            for term in summands(total):
                 found = _summand(term)
                 if isinstance(found, FeedForward):
                     groups.setdefault(found.x, []).append(found)
@@ -70,25 +71,13 @@ class MergeSharedExperts(Pass):
                     trace.refuse(self.name, f.down.output.name, why)
                 for at, why in obstacles.get(x, []):
                     trace.refuse(self.name, at, why)
-                if len(alike) > 1:
+                if any(fixed(f.down.output) for f in alike[:-1]):
+                    trace.refuse(
+                        self.name, alike[-1].down.output.name, "nothing else would be left to add: unfuse-residual-norm"
+                    )
+                elif len(alike) > 1:
                     trace.fired(self.name, alike[-1].down.output.name)
                     _merge(alike, made)
-
-
-def _inner(node: Node) -> bool:
-    """Whether the sum is only a summand of another."""
-    users = node.output.users
-    return not node.output.is_output and len(node.output.uses) == 1 and users[0].op.name == "add"
-
-
-def _terms(total: Node) -> list[Value]:
-    """What `total` adds up."""
-    found: list[Value] = []
-    for v in total.inputs:
-        assert v is not None
-        inner = v.producer is not None and v.producer.op.name == "add" and _inner(v.producer)
-        found += _terms(v.producer) if inner and v.producer else [v] if v.type == total.output.type else []
-    return found
 
 
 def _summand(term: Value) -> FeedForward | tuple[Value, str] | None:
@@ -104,6 +93,8 @@ def _summand(term: Value) -> FeedForward | tuple[Value, str] | None:
     found = feed_forward(node)
     if not isinstance(found, FeedForward):
         return None
+    if found.up.normed:
+        return found.x, "its norm is fused into it: run before fuse-norm-linear"
     return (found.x, "its result is read by others too") if len(term.uses) > 1 or term.is_output else found
 
 
@@ -121,11 +112,7 @@ def _merge(parts: list[FeedForward], made: Made) -> None:
         y = _wide([f.out for f in parts], 1, scope, "down", hidden, made)
     hand_over(last.down.output, y)
     for f in parts[:-1]:
-        (reader,) = f.down.output.users
-        left = next(v for v in reader.inputs if v is not f.down.output)
-        assert left is not None
-        reader.output.replace_uses(left)
-        graph.erase(reader)
+        take_out(f.down.output)
     drop(graph, made_of([f.down.output for f in parts], [last.x]))
 
 

@@ -57,8 +57,13 @@ class UpcycleToMoe(Pass):
             found = feed_forward(node)
             if isinstance(found, str):
                 trace.refuse(self.name, node.output.name, found)
-            elif found is not None and _beside_experts(found):
-                trace.refuse(self.name, node.output.name, "it stands beside experts")
+            elif found is not None and (_beside_experts(found) or found.up.normed):
+                why = (
+                    "its norm is fused into it: run before fuse-norm-linear"
+                    if found.up.normed
+                    else "it stands beside experts"
+                )
+                trace.refuse(self.name, node.output.name, why)
             elif found is not None:
                 trace.fired(self.name, node.output.name)
                 self._upcycle(found, made)

@@ -1,0 +1,165 @@
+"""Parallel attention and feed-forward as two wide products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
+from weft.ir.recipes import Add, Concat, Full
+
+from ..base import Pass
+from ..edit import common_scope, drop, hand_over
+from ..feed_forward import FeedForward, feed_forward
+from ..projections import Projections, projections
+from ..sums import fixed, summands, take_out, totals
+from ..trace import Trace
+
+Made = dict[object, Param]  # what was made, by the parameters it was made of
+
+
+@dataclass(frozen=True)
+class FuseParallelBlock(Pass):
+    """Compute a block x + attn(N x) + ffn(N x) with one linear into both branches and one out of both.
+
+    Queries, keys, values, gate and up read the same normed value: [W_q; W_k; W_v; W_gate; W_up] makes them at once.
+    The outputs of both branches are added up: W_o a + W_down h = [W_o W_down] [a; h]. Two large products take the place
+    of up to seven small ones, which is why such blocks were made parallel.
+
+    Condition: both read the same value, and nothing but additions lies behind W_o and W_down. Two norms (GPT-NeoX) make
+    two values: only the way out is fused then, unless fold-norm-scale and cse have made them one.
+
+    Source: GPT-J (Wang 2021), PaLM (Chowdhery 2022, 2204.02311), section 2.
+
+    Example fuse-parallel-block::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %q.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="q")
+          param %k.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="k")
+          param %v.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="v")
+          param %o.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="o")
+          param %up.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          param %down.weight: f32[4, 6] = normal([4, 6], std=0.5, stream="down")
+          %q: f32[batch, seq, 4] = linear(%x, %q.weight)
+          %k: f32[batch, seq, 4] = linear(%x, %k.weight)
+          %v: f32[batch, seq, 4] = linear(%x, %v.weight)
+          %attention: f32[batch, seq, 4] = attention(%q, %k, %v, heads=2, kv_heads=2, causal=true)
+          %o: f32[batch, seq, 4] = linear(%attention, %o.weight)
+          %up: f32[batch, seq, 6] = linear(%x, %up.weight)
+          %hidden: f32[batch, seq, 6] = gelu(%up)
+          %down: f32[batch, seq, 4] = linear(%hidden, %down.weight)
+          %sum: f32[batch, seq, 4] = add(%o, %down)
+          output y = %sum
+        }
+    """
+
+    name = "fuse-parallel-block"
+    effect = "exact"
+    tradeoff = "the inner results of both branches are copied side by side"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        made: Made = {}
+        place = {node: i for i, node in enumerate(graph.nodes)}
+        known = [projections(node) for node in graph.nodes if node.op.name == "attention"]
+        attentions = {p.o: p for p in known if isinstance(p, Projections)}
+        for total in totals(graph):
+            terms = [v.producer for v in summands(total) if v.producer and len(v.uses) == 1 and not v.is_output]
+            found = [attentions[n] for n in terms if n in attentions]
+            feeds = [f for n in terms if isinstance(f := feed_forward(n), FeedForward)]
+            if len(found) != 1 or len(feeds) != 1:
+                continue  # not side by side
+            attention, feed = found[0], feeds[0]
+            at = total.outputs[-1].name
+            first, last = sorted((attention.o, feed.down), key=lambda n: place[n])
+            why = _misfit(attention, feed) or ("nothing else is added" if fixed(first.output) else None)
+            if why is not None:
+                trace.refuse(self.name, at, why)
+                continue
+            trace.fired(self.name, at)
+            _way_out(first, last, made)
+            ins = [*(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
+            if len({n.inputs[0] for n in ins}) > 1:
+                trace.refuse(self.name, at, "its branches read different values: only the way out is one")
+            else:
+                _way_in(sorted(dict.fromkeys(ins), key=lambda n: place[n]), made)
+
+
+def _misfit(attention: Projections, feed: FeedForward) -> str | None:
+    nodes = [attention.o, feed.down, *(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
+    for node in nodes:
+        if node.op.name != "linear":
+            return f"%{node.output.name} has its norm fused into it: run before fuse-norm-linear"
+        if not all(v is None or isinstance(v, Param) for v in node.inputs[1:]):
+            return f"the weight of %{node.output.name} is computed"
+    if len({v.type.dtype for n in nodes for v in n.inputs[1:] if v is not None}) > 1:
+        return "its weights have different dtypes"
+    return None
+
+
+def _param(
+    graph: Graph, name: str, like: list[Node], index: int, recipe: Recipe, shape: tuple[int, ...], made: Made
+) -> Param:
+    """The parameter made of operand `index` of the nodes `like`, made once."""
+    key = (name, *((*n.inputs, None)[index] for n in like))
+    if key not in made:
+        names = [w.name for n in like if (w := n.inputs[1]) is not None]
+        weight, scope = like[0].inputs[1], common_scope(names)
+        assert weight is not None
+        full = f"{scope}.{name}" if scope else name
+        made[key] = graph.add_param(full, TensorType(weight.type.dtype, shape), recipe)
+    return made[key]
+
+
+def _biases(nodes: list[Node]) -> list[Recipe | None]:
+    return [b.recipe if isinstance(b := n.operand("bias"), Param) else None for n in nodes]
+
+
+def _way_out(first: Node, last: Node, made: Made) -> None:
+    """Let `last` compute the sum of both, out of what both read."""
+    graph, nodes, width = last.graph, [first, last], last.output.width
+    weights = [n.inputs[1] for n in nodes]
+    recipe = Concat(tuple(w.recipe for w in weights if isinstance(w, Param)), 1)
+    weight = _param(graph, "out.weight", nodes, 1, recipe, (width, sum(w.width for w in weights if w)), made)
+    given = [b for b in _biases(nodes) if b is not None]
+    bias = (
+        _param(graph, "out.bias", nodes, 2, given[0] if len(given) == 1 else Add(tuple(given)), (width,), made)
+        if given
+        else None
+    )
+    take_out(first.output)
+    with graph.inserting(before=last):
+        both = ops.concat(*(n.inputs[0] for n in nodes), axis=len(last.output.shape) - 1, name="both")
+        y = ops.linear(both, weight, bias, name="out")
+    hand_over(last.output, y)
+    drop(graph, [first, last])
+
+
+def _way_in(nodes: list[Node], made: Made) -> None:
+    """Make what `nodes`, linears of one value, make with one linear."""
+    graph, x = nodes[0].graph, nodes[0].inputs[0]
+    assert x is not None
+    pieces: list[Value] = []
+    splits: list[Node] = []
+    for node in nodes:
+        users = node.output.users
+        if (
+            len(users) == 1
+            and users[0].op.name == "split"
+            and users[0].attrs["axis"] % len(x.shape) == len(x.shape) - 1
+        ):
+            pieces += users[0].outputs
+            splits.append(users[0])
+        else:
+            pieces.append(node.output)
+    rows = [n.output.width for n in nodes]
+    recipe = Concat(tuple(w.recipe for n in nodes if isinstance(w := n.inputs[1], Param)))
+    weight = _param(graph, "in.weight", nodes, 1, recipe, (sum(rows), x.width), made)
+    biases, bias = _biases(nodes), None
+    if any(biases):
+        joined = Concat(tuple(b or Full(0.0, (n,)) for b, n in zip(biases, rows, strict=True)))
+        bias = _param(graph, "in.bias", nodes, 2, joined, (sum(rows),), made)
+    with graph.inserting(before=nodes[0]):
+        made_at_once = ops.split.emit(ops.linear(x, weight, bias, name="in"), sizes=tuple(p.width for p in pieces))
+    for old, new in zip(pieces, made_at_once, strict=True):
+        hand_over(old, new)
+    drop(graph, [*splits, *nodes])

@@ -1,0 +1,46 @@
+"""Sums of many values, as chains of additions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.ir import Graph, Node, Value
+
+
+def totals(graph: Graph) -> Iterator[Node]:
+    """The last addition of every sum, which may be that of an add_norm."""
+    for node in list(graph.nodes):
+        if not node.erased and (node.op.name == "add_norm" or (node.op.name == "add" and not _inner(node))):
+            yield node
+
+
+def summands(total: Node) -> list[Value]:
+    """What `total` adds up, of the type of the sum; sums that others read too count as one."""
+    found: list[Value] = []
+    for v in total.inputs[:2]:
+        assert v is not None
+        inner = v.producer is not None and v.producer.op.name == "add" and _inner(v.producer)
+        found += summands(v.producer) if inner and v.producer else [v] if v.type == total.outputs[-1].type else []
+    return found
+
+
+def fixed(value: Value) -> bool:
+    """Whether the summand `value` cannot be taken out: an add_norm, which always adds two, reads it."""
+    return any(n.op.name == "add_norm" for n in value.users)
+
+
+def take_out(value: Value) -> None:
+    """Leave the summand `value`, which one addition alone reads, out of the sum."""
+    (reader,) = value.users
+    left = next(v for v in reader.inputs if v is not value)
+    assert left is not None
+    reader.output.replace_uses(left)
+    value.graph.erase(reader)
+
+
+def _inner(node: Node) -> bool:
+    """Whether the sum is only a summand of another."""
+    if node.output.is_output or len(node.output.uses) != 1:
+        return False
+    reader, index = node.output.uses[0]
+    return reader.op.name == "add" or (reader.op.name == "add_norm" and index < 2)
