@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import dtypes, sizes
 from . import frequencies as _tables  # noqa: F401 - importing these registers all recipes
@@ -34,11 +35,13 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     at: int
+
+
+_hints: Callable[[type[Recipe]], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def parse(text: str, source: str = "<text>", archive: Archive = EMPTY) -> Graph:
@@ -61,13 +64,14 @@ class _Parser:
 
     def _tokenize(self) -> list[_Token]:
         tokens, at = [], 0
-        while at < len(self.text):
-            m = _TOKEN.match(self.text, at)
-            if m is None:
-                self.fail(f"unexpected character {self.text[at]!r}", at)
+        for m in _TOKEN.finditer(self.text):
+            if m.start() != at:
+                break
             if m.lastgroup != "space":
                 tokens.append(_Token(str(m.lastgroup), m.group(), at))
             at = m.end()
+        if at != len(self.text):
+            self.fail(f"unexpected character {self.text[at]!r}", at)
         return [*tokens, _Token("end", "the end of the text", len(self.text))]
 
     def fail(self, message: str, at: int) -> NoReturn:
@@ -154,8 +158,8 @@ class _Parser:
                 self.fail("expected a value", start)
             depth += {"(": 1, ")": -1}.get(self.token.text, 0)
             self.next()
-        text = self.text[start : self.token.at]
-        return self.checked(start, lambda: sizes.parse(text))
+        text = self.text[start : self.token.at].strip()
+        return int(text) if text.isdecimal() else self.checked(start, lambda: sizes.parse(text))
 
     def recipe(self) -> Recipe:
         at = self.token.at
@@ -164,7 +168,7 @@ class _Parser:
         if cls is None:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.expect("(")
-        known, types = fields(cls), typing.get_type_hints(cls)
+        known, types = fields(cls), _hints(cls)
         given: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":

@@ -7,6 +7,7 @@ and evaluates. A size that turns out constant is always a plain ``int``.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -189,6 +190,7 @@ _CALLS = {"min": minimum, "max": maximum, "floordiv": floordiv}
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(.))")
 
 
+@functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Size:
     """Parse what ``str(size)`` prints: sums, products, powers, parentheses, ``min``/``max``/``floordiv``.
 
