@@ -6,7 +6,7 @@ reader undoes the map, and what only adds, moves or weighs rows in between need 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir import Graph, Node, Param, Value, WeftError
@@ -58,6 +58,15 @@ def residual_streams(graph: Graph, rule: str) -> list[Stream]:
     if not found:
         raise WeftError(f"{rule}: graph {graph.name} has no residual stream: no norm reads a sum of two values")
     return found
+
+
+def tables(streams: Sequence[Stream]) -> Iterator[Value]:
+    """The tables that are looked up for `streams`."""
+    for stream in streams:
+        for writer in stream.writers:
+            table = writer.operand("table") if isinstance(writer, Node) and writer.op.name == "embedding" else None
+            if table is not None:
+                yield table
 
 
 def require(streams: Sequence[Stream], rule: str, obstacle: Callable[[Stream], str | None]) -> None:
@@ -154,14 +163,20 @@ def unwritable(stream: Stream, norms: bool = False) -> str | None:
     return None
 
 
-def write_mapped(streams: Sequence[Stream], along: Along, rows: Callable[[Value], Value] | None = None) -> None:
+def write_mapped(
+    streams: Sequence[Stream],
+    along: Along,
+    rows: Callable[[Value], Value] | None = None,
+    heads: Collection[Node] = (),
+) -> None:
     """Let every writer of `streams` write what `along` makes of its rows.
 
-    With `rows`, a table that others read besides (a tied head) stays as it is, and `rows` maps what is looked up; so
+    With `rows`, a table that others than `heads` read besides stays as it is, and `rows` maps what is looked up; so it
     does what a norm without a weight makes.
     """
     writers = {w for stream in streams for w in stream.writers}
-    after = {w for w in writers if rows is not None and isinstance(w, Node) and not _own(w, writers)}
+    known = {*writers, *heads}
+    after = {w for w in writers if rows is not None and isinstance(w, Node) and not _own(w, known)}
     for stream in streams:
         for writer, value in stream.writers.items():
             if isinstance(writer, Param):

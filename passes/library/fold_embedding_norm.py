@@ -48,10 +48,11 @@ class FoldEmbeddingNorm(Pass):
             if x is None or x.producer is None:
                 continue
             lookup, why = x.producer, None
-            if any(v is not None and v.producer and v.producer.op.name == "embedding" for v in lookup.inputs):
+            if lookup.op.name != "embedding":
+                makers = [v.producer.op.name for v in lookup.inputs if v is not None and v.producer is not None]
+                if lookup.op.name not in ("add", "affine") or x.users != (norm,) or "embedding" not in makers:
+                    continue
                 why = f"%{x.name} is not what is looked up: {lookup.op.name} stands between"
-            elif lookup.op.name != "embedding":
-                continue
             if why := why or self._obstacle(norm, lookup):
                 trace.refuse(self.name, norm.output.name, why)
             else:

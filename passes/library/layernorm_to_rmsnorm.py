@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from ..absorb import centred, is_layer, read_through
 from ..base import Pass
 from ..edit import changed, drop_params, hand_over
-from ..residual import Stream, require, residual_streams, unwritable, write_mapped
+from ..residual import Stream, require, residual_streams, tables, unwritable, write_mapped
 from ..trace import Trace
 from .fold_norm_scale import Site, site
 
@@ -21,8 +21,8 @@ class LayernormToRmsnorm(Pass):
     LayerNorm(x) = RMSNorm(x − μ(x)) ⊙ g + β. The mean is a linear map, so that a stream whose every summand is centred
     is centred: C = I − 11ᵀ/n is multiplied into the tables of tokens, positions and types, into the linears and
     experts that end a sublayer, and into their biases. ε stays. β goes into the biases of the linears that read the
-    norm, or is added after it. A table that is the head's weight too is left alone; what is looked up in it is centred
-    instead.
+    norm, or is added after it. A table that is the head's weight too stays shared if what the head reads is centred as
+    well (a LayerNorm without weight and bias); otherwise it is left alone, and what is looked up in it is centred.
 
     Condition: every norm that reads the stream is a LayerNorm, every writer is linear, and nothing else reads it. A
     LayerNorm whose result is the residual (post-norm) is not centred after its weight and bias.
@@ -54,7 +54,10 @@ class LayernormToRmsnorm(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         found = [s for s in residual_streams(graph, self.name) if any(map(is_layer, s.norms))]
         require(found, self.name, _obstacle)
-        write_mapped(found, centred, _centred_rows)
+        heads = _centred_heads(found)
+        write_mapped(found, centred, _centred_rows, heads)
+        for head in heads:
+            read_through(head, centred)
         for norm in (n for stream in found for n in stream.norms):
             trace.fired(self.name, norm.output.name)
             _to_rms(norm)
@@ -67,6 +70,14 @@ def _obstacle(stream: Stream) -> str | None:
         return why
     readers = [*(n for n in stream.norms if not is_layer(n)), *stream.linears]
     return f"{readers[0].op.name} (%{readers[0].output.name}) reads its mean" if readers else None
+
+
+def _centred_heads(streams: list[Stream]) -> list[Node]:
+    """The linears whose weight is a table of `streams`, and what they read a LayerNorm without weight and bias."""
+    norms = [n for stream in streams for n in stream.norms if n.op.name != "norm_linear"]
+    plain = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
+    shared = set(tables(streams))
+    return [n for v in plain for n, i in v.uses if n.op.name == "linear" and i == 0 and n.inputs[1] in shared]
 
 
 def _centred_rows(x: Value) -> Value:
