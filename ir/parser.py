@@ -41,7 +41,10 @@ class _Token(NamedTuple):
     at: int
 
 
-_hints: Callable[[type[Recipe]], dict[str, Any]] = functools.cache(typing.get_type_hints)
+@functools.cache
+def _fields(recipe: str) -> dict[str, Any]:
+    """The types of the fields of a recipe, by name."""
+    return typing.get_type_hints(REGISTRY[recipe])
 
 
 def parse(text: str, source: str = "<text>", archive: Archive = EMPTY) -> Graph:
@@ -168,7 +171,7 @@ class _Parser:
         if cls is None:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.expect("(")
-        known, types = fields(cls), _hints(cls)
+        known, types = fields(cls), _fields(name)
         given: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
