@@ -25,7 +25,7 @@ Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]  # stage, done, in all
 _NUMBERS = 1 << 22  # logits of a chunk: tokens × vocabulary
 _LINES = 32  # that an encoder reads together
-_ROUNDS, _STEPS, _PROMPT = 9, 8, 64  # rounds of timing, steps of a round, tokens before them
+_ROUNDS, _STEPS, _PROMPT = 9, 4, 64  # rounds of timing, steps of a round, tokens before them
 
 
 @dataclass

@@ -16,18 +16,21 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from weft import compile as compile_model
-from weft import evaluate
+from weft import evaluate, load_source
 from weft.frontends import scoring
 from weft.frontends.cli import cli
+from weft.ir import interpret
 from weft.ir.errors import WeftError
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", ".", "?", "<unk>"]
 TEXT = "the quick brown fox jumps over a lazy dog . does it see the dog ? it does not ."
 TINY = """
-from weft import Attention, Block, Decoder, Encoder, GatedMLP, MLP, RMSNorm, RoPE
+from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, MoE, RMSNorm, RoPE
 
 block = Block(Attention(heads=4, kv_heads=2, rope=RoPE()), GatedMLP(48), RMSNorm())
 model = Decoder(vocab=29, dim=32, layers=2, block=block, context=64)
+experts = Block(Attention(heads=4, kv_heads=2, rope=RoPE()), MoE(4, 48, k=1, choice="expert"), RMSNorm())
+choosy = Decoder(vocab=29, dim=32, layers=2, block=experts)
 other = Decoder(vocab=30, dim=32, layers=2, block=block, context=64)
 encoder = Encoder(vocab=29, dim=32, layers=1, block=Block(Attention(heads=4, causal=False), MLP(64), RMSNorm()))
 """
@@ -194,6 +197,27 @@ def _embedded(folder: Path, lines: list[str]) -> torch.Tensor:
     net = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         return torch.stack([net(**tokenizer(x, return_tensors="pt")).last_hidden_state[0].mean(0) for x in lines])
+
+
+def test_tokens_that_compete_are_read_in_whole_windows(
+    llamas: tuple[Path, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts choose among the tokens of a call: chunks of 7 tokens would be given to other experts than all 20."""
+    monkeypatch.setattr(scoring, "_NUMBERS", 7 * len(WORDS))
+    source = tmp_path / "tiny.py"
+    source.write_text(TINY)
+    choosy = tmp_path / "choosy.weft"
+    choosy.write_text(str(load_source(f"{source}:choosy").graph).replace("std=0.02", "std=0.5"))
+    found = evaluate([choosy], against=llamas[0], text=text, context=20, tokens=40, device="cpu")
+    ids = np.array(Tokenizer.from_file(str(llamas[0] / "tokenizer.json")).encode(TEXT).ids[:41])
+    graph = load_source(choosy).graph
+    at = np.arange(20)[None]
+    rows = [interpret(graph, {"input_ids": ids[at + s], "position_ids": at})["logits"][0] for s in (0, 20)]
+    loss = torch.nn.functional.cross_entropy(torch.tensor(np.concatenate(rows)), torch.tensor(ids[1:]))
+    assert found.scores[1].nll == pytest.approx(loss.item(), abs=1e-5)
+    monkeypatch.setattr("weft.frontends.evaluation.read_json", lambda path: {"kind": "decoder"})  # not told of it
+    apart = evaluate([choosy], against=llamas[0], text=text, context=20, tokens=40, device="cpu")
+    assert abs(apart.scores[1].nll - loss.item()) > 1e-3
 
 
 # -- the command
