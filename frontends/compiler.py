@@ -106,6 +106,7 @@ def compile(
     pipeline = target_pipeline(model.graph, place, dtype, passes, length)
     report, trace = Report(), Trace()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
+    notes += [line for record in report.records for line in record.warnings]
     if at_length(graph, length):
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
     if graph.meta.get("kind") == "encoder":

@@ -52,6 +52,11 @@ class Record:
         return tuple(self.trace.lines)
 
     @property
+    def warnings(self) -> list[str]:
+        """What a user should know even without a trace."""
+        return [line for line in _folded(self.lines) if ": warning: " in line]
+
+    @property
     def idle(self) -> str:
         """Why the pass rewrote nothing, in a sentence that names it; "" if it did rewrite."""
         if self.rewrites or self.nodes[0] != self.nodes[1]:

@@ -106,6 +106,8 @@ def _tell(report: Report, passes: str, trace: bool) -> None:
         return
     named = re.findall(r"[\w.-]+", pipeline_text(passes))
     for record in report.records:
+        for line in record.warnings:
+            note(line)
         if record.idle and record.applied.name in named:
             note(record.idle)
         elif record.shown:

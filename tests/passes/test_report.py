@@ -67,6 +67,14 @@ def test_the_nearest_is_a_refusal_else_the_deepest_miss_else_the_last_line() -> 
     assert trace.lines[-1] == "rule: left %later alone: because"
 
 
+def test_warnings_are_found_among_the_lines() -> None:
+    (record,) = report_of(parse(GRAPH), "dce").records
+    assert record.warnings == []
+    for layer in range(2):
+        record.trace.note(f"dce: warning: %layers.{layer}.attn is odd")
+    assert record.warnings == ["dce: warning: %layers.0.attn is odd (× 2)"]
+
+
 def test_lines_that_differ_in_the_layer_only_are_counted() -> None:
     (record,) = report_of(parse(GRAPH), "dce").records
     for layer in range(3):
