@@ -35,6 +35,10 @@ class MatMul(Recipe):
             raise WeftError(f"cannot multiply a tensor of shape {left} by one of shape {right}")
         return (*left[:-1], *right[1:])
 
+    @property
+    def sweeps(self) -> bool:
+        return True  # all of `right`
+
     def read(self, archive: Archive, start: int, stop: int) -> Array:
         return _product(self.left.read(archive, start, stop), self.right.evaluate(archive))
 
