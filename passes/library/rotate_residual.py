@@ -21,7 +21,7 @@ class RotateResidual(Pass):
     RMSNorm(x Q) = RMSNorm(x) Q, because Q keeps lengths. Whatever writes into the stream writes rotated rows (E Q for a
     table, Qᵀ W and Qᵀ b for a linear), whatever reads the norms turns them back (W Q). Q mixes all places of a row, so
     that outliers in few of them are spread over all: a preparation for quantization. It is a recipe, drawn from `seed`.
-    Models with weights in their norms need fold-norm-scale{untie=true} before, LayerNorms layernorm-to-rmsnorm.
+    Norms with weights need fold-norm-scale{untie=true} before, LayerNorms then layernorm-to-rmsnorm.
 
     Condition: every norm that reads the stream is an RMSNorm without a weight, and linears or experts alone read the
     norms; every writer is linear.
