@@ -107,6 +107,7 @@ def compile(
     report, trace = Report(), Trace()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
     notes += [line for record in report.records for line in record.warnings]
+    _check_table(graph, length, max_length is None, notes)
     if at_length(graph, length):
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
     if graph.meta.get("kind") == "encoder":
@@ -243,7 +244,14 @@ def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
         return int(context or MAX_LENGTH)
     if wanted < 1:
         raise WeftError(f"--max-length {wanted} must be positive")
-    table = graph.meta.get("max_positions")  # of learned positions, which end there
-    if table is not None and wanted > table:
-        raise WeftError(f"--max-length {wanted} exceeds the {table} positions that the model has learned")
     return wanted
+
+
+def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
+    """Texts of `length` fit the positions that `graph` has after its passes, which may have made them more."""
+    table = graph.meta.get("max_positions")  # of learned positions, which end there
+    if table is not None and length > table:
+        raise WeftError(f"--max-length {length} exceeds the {table} positions that the model has learned")
+    context = graph.meta.get("context") or length
+    if default and context > length:
+        notes.append(f"passes extend the context to {context} tokens, compiled for {length} (see --max-length)")

@@ -28,7 +28,7 @@ def rotations(attention: Node) -> list[Node]:
     stack = [v for v in attention.inputs[:2] if v is not None]
     while stack:
         node = stack.pop().producer
-        if node is None or node.op.name == "linear":
+        if node is None or node.op.name in ("linear", "norm_linear"):
             continue
         if node.op.name == "rope":
             found[node] = None

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import weft
-from weft.ir import Graph, interpret
+from weft.ir import Graph, WeftError, interpret
 from weft.passes import default_pipeline, run_passes
 
 from .families import (
@@ -274,5 +274,15 @@ def test_interpolated_tables(name: str, size: str, offset: int, tmp_path: Path) 
     want = reference(wide, text())[0]
     graph = run_passes(weft.load_source(tmp_path / "hf").graph, "extend-context{method=pi, factor=2.5}")
     assert (graph.meta["context"], graph.meta["max_positions"]) == (25, 25)
-    for target in ("onnx", "ort-cpu"):
-        agrees(graph, tmp_path / target, target, "default", want)
+    agrees(graph, tmp_path / "onnx", "onnx", "default", want)
+    agrees(tmp_path / "hf", tmp_path / "ort", "ort-cpu", "extend-context{method=pi, factor=2.5}, default", want)
+
+
+def test_a_compiled_context_is_extended_where_it_is_said(tmp_path: Path) -> None:
+    Row("GPT2LMHeadModel", CLASSIC | {"n_positions": 10}).save(tmp_path / "hf")
+    longer = "extend-context{method=pi, factor=2}, default"
+    report = weft.compile(tmp_path / "hf", tmp_path / "out", passes=longer)
+    assert report.notes == ["passes extend the context to 20 tokens, compiled for 10 (see --max-length)"]
+    assert not weft.compile(tmp_path / "hf", tmp_path / "out", passes=longer, max_length=20).notes
+    with pytest.raises(WeftError, match="--max-length 21 exceeds the 20 positions that the model has learned"):
+        weft.compile(tmp_path / "hf", tmp_path / "out", passes=longer, max_length=21)
