@@ -38,6 +38,7 @@ def read_settings(graph: Graph) -> Settings:
         "head_dim": first.found.head_dim,
         "context": graph.meta.get("context"),
         "norm": "layer" if norm is not None and norm.op.name == "layer_norm" else "rms",
+        "norm_bias": norm is not None and norm.op.name == "layer_norm" and norm.operand("bias") is not None,
         "eps": norm.attrs["eps"] if norm is not None else 1e-6,
         "arrangement": _arrangement(graph, first),
         "residual_scale": _factor(first.found.o.output) if first.found.o is not None else 1.0,

@@ -68,7 +68,8 @@ def fit(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: 
                 missed = float(len(theirs) - found.nodes), float(len(found.differences))
                 if missed < best:
                     best, parted = missed, found.differences[0]
-                    told = f"the nearest, {candidate.family}, has {parted.theirs} at {parted.at}, it {parted.ours}"
+                    told = f"the nearest is {candidate.family}, which has {parted.theirs} at {parted.at}"
+                    told += f" where the graph has {parted.ours}"
         except WeftError as e:  # it is like no graph of theirs
             told = str(e) if math.inf in best else told
     raise WeftError(f"{model.spec}: no {kind} expresses the graph: {told}")

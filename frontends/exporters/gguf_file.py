@@ -71,7 +71,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     for name in sorted(ARCHITECTURES, key=lambda name: own not in ARCHITECTURES[name].split()):
         with contextlib.suppress(WeftError):  # an architecture that cannot say this
             config = propose(name, settings)
-            loaded = describe(FAMILIES[name], config, tensors_there(settings), f"the metadata of a {name} model")
+            loaded = describe(FAMILIES[name], config, tensors_there(name, settings), f"the metadata of a {name} model")
             besides = {**divide_frequencies(graph, loaded.graph), **factors(settings)}
             yield Candidate(name, config, loaded, besides=besides)
 

@@ -43,6 +43,14 @@ ARCHITECTURES = {
 }
 _MIXED = ("llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # may have experts; all but llama must
 _PAIRED = ("llama", "granite", "granitemoe", "olmo", "smollm3")  # q and k have neighbours as pairs: all of them turn
+# The biases that llama.cpp's loaders want, and those they take: of norms, q k v, output, feed-forward, head.
+_BIASES = {
+    **dict.fromkeys(("llama", "granite", "granitemoe"), ("", "qof")),
+    **dict.fromkeys(("gpt2", "gptneox", "starcoder2"), ("nqof", "")),
+    **dict.fromkeys(("qwen2", "qwen2moe"), ("q", "")),
+    "phi2": ("nqofh", ""),
+    "stablelm": ("n", "q"),
+}
 _WINDOWED = ("gemma2", "gemma3")  # llama.cpp reads a window in others too, but does not apply it
 INTERNAL = (SPARSE, RECURRENT, SHORT, LONG)  # what the importer finds in the tensors, not in the metadata
 _MANY = 131_072  # positions, where the model does not say
@@ -102,15 +110,19 @@ def _logit_scale(architecture: str, s: Settings) -> dict[str, Any]:
     return {"logit_scale": s.logit_scale} if architecture == "command-r" else {}
 
 
-def tensors_there(s: Settings) -> frozenset[str]:
-    """Tensors whose presence decides settings, which are in a checkpoint of `s`."""
-    there = {
+def tensors_there(architecture: str, s: Settings) -> frozenset[str]:
+    """Tensors whose presence decides settings, which are in a checkpoint of `s`: biases if llama.cpp loads them."""
+    must, may = _BIASES.get(architecture, ("", ""))
+    biases = {
+        "n": ("blk.0.attn_norm.bias", s.norm_bias),
+        "q": ("blk.0.attn_q.bias", s.qkv_bias),
+        "o": ("blk.0.attn_output.bias", s.out_bias),
+        "f": ("blk.0.ffn_up.bias", s.ffn_bias),
+        "h": ("output.bias", s.head_bias),
+    }
+    there = {name: letter in must or (letter in may and has) for letter, (name, has) in biases.items()}
+    there |= {
         "output.weight": not s.tie,
-        "output.bias": s.head_bias,
-        "blk.0.attn_q.bias": s.qkv_bias,
-        "blk.0.attn_output.bias": s.out_bias,
-        "blk.0.ffn_up.bias": s.ffn_bias,
-        "blk.0.attn_norm.bias": s.norm == "layer",
         "blk.0.attn_q_norm.weight": s.qk_norm != "none",
         "blk.0.ffn_norm.weight": s.arrangement != "parallel",
     }

@@ -47,13 +47,18 @@ def _of_files(folder: Path, model: Model) -> dict[str, Any]:
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     index = {token: i for i, token in enumerate(tokens)}
-    unknown = read["model"].get("unk_token")
+    unknown = read["model"].get("unk_token") or _text(config.get("unk_token"))
     ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
     ids["unknown"] = index.get(unknown) if unknown else None
     said |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
     said["add_bos_token"] = _begins(read, ids["bos"], index)
     named = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
     return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
+
+
+def _text(token: Any) -> Any:
+    """The text of a special token, which a config may describe at length."""
+    return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]]:
@@ -86,7 +91,7 @@ def _merging(read: Mapping[str, Any], tokens: list[str], types: list[int], model
         normalizer = json.dumps(read.get("normalizer")) + json.dumps(read.get("pre_tokenizer"))
         prefix = "Prepend" in normalizer or '"prepend_scheme": "first"' in normalizer or '"always"' in normalizer
         return {"model": "llama", "scores": scores, "add_space_prefix": prefix}
-    return {"model": "gpt2", "pre": _split(read, model), "merges": merges}
+    return {"model": "gpt2", "pre": _split(read, model), "merges": merges, "add_space_prefix": False}
 
 
 def _split(read: Mapping[str, Any], model: Model) -> str:
