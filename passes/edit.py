@@ -57,13 +57,19 @@ def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None) -> 
 
 def derive_bias(weight: Param, recipe: Recipe) -> Param:
     """A bias for linears with `weight` [out, in] that have none, named after it: as `derive` makes it."""
-    made = derive(weight, recipe, (int(weight.shape[0]),))
-    if not made.uses:
-        graph, name = weight.graph, weight.name
-        del graph.params[made.name]
-        made.name = graph.fresh(name.removesuffix("weight") + "bias" if name.endswith("weight") else f"{name}.bias")
-        graph.params[made.name] = made
-    return made
+    name = weight.name
+    name = name.removesuffix("weight") + "bias" if name.endswith("weight") else f"{name}.bias"
+    return called(derive(weight, recipe, (int(weight.shape[0]),)), name)
+
+
+def called(param: Param, name: str) -> Param:
+    """`param`, with `name` (or that and a number) if it was just made: if nobody reads it."""
+    if not param.uses:
+        graph = param.graph
+        del graph.params[param.name]
+        param.name = graph.fresh(name)
+        graph.params[param.name] = param
+    return param
 
 
 def supersede(old: Value | None, new: Value | None) -> None:

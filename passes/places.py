@@ -34,12 +34,49 @@ def push(node: Node, operand: int, labels: Array) -> list[Array] | None:
     """The labels of what `node` makes, those of its `operand` being `labels`; None if it mixes or computes places."""
     if node.op in _STILL and operand == 0:
         return [labels]
-    if node.op not in _MOVES:
+    if not _moves(node):
         return None
-    given = [labels if i == operand else unlabelled(v) for i, v in enumerate(node.inputs) if v is not None]
+    return _moved(node, [labels if i == operand else unlabelled(v) for i, v in enumerate(node.inputs) if v is not None])
+
+
+def _moves(node: Node) -> bool:
+    """Whether `node` moves the numbers of each token by itself: [batch, seq] stay in front."""
+    operands = [v for v in node.inputs if v is not None]
+    return node.op in _MOVES and all(v.shape[:2] == node.output.shape[:2] for v in operands)
+
+
+def _moved(node: Node, labels: list[Array]) -> list[Array]:
+    """The labels of what `node` makes from `labels` of its operands."""
     binding = {name: 1 for v in (*node.inputs, *node.outputs) if v is not None for name in _token(v)}
-    found = run_node(node.op, list(given), node.attrs, binding)
-    return list(found)
+    return list(run_node(node.op, list(labels), node.attrs, binding))
+
+
+def gathered(value: Value) -> dict[Value, Array]:
+    """The values that the numbers of `value` are moved from, each with labels of `value`: which number of that value a
+    number is, counted from 1; 0 if it is none of them."""
+    made: dict[Value, Array] = {}
+    starts: dict[Value, int] = {}
+    count = 0
+
+    def labels(v: Value) -> Array:
+        nonlocal count
+        if v not in made:
+            node = v.producer
+            if node is not None and _moves(node):
+                found = _moved(node, [labels(x) for x in node.inputs if x is not None])
+                made.update(zip(node.outputs, found, strict=True))
+            else:
+                shape = unlabelled(v).shape
+                starts[v], size = count, int(np.prod(shape))
+                made[v] = np.arange(count + 1, count + size + 1).reshape(shape)
+                count += size
+        return made[v]
+
+    whole = labels(value)
+    found = {
+        v: np.where((whole > first) & (whole <= first + made[v].size), whole - first, 0) for v, first in starts.items()
+    }
+    return {v: own for v, own in found.items() if own.any()}
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,13 @@ def rows(recipe: Recipe, start: int, stop: int, archive: Archive) -> Recipe:
     return recipe if _count(recipe, archive) == stop - start else Slice(recipe, 0, start, stop)
 
 
+def is_zero(recipe: Recipe) -> bool:
+    """Whether `recipe` says that all its numbers are 0, as those beside biases that were packed."""
+    if isinstance(recipe, Concat):
+        return all(map(is_zero, recipe.items))
+    return isinstance(recipe, Full) and recipe.value == 0
+
+
 def _count(recipe: Recipe, archive: Archive) -> int | None:
     """Rows of `recipe`; None if no checkpoint is there to tell."""
     try:

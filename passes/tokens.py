@@ -49,6 +49,8 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
         return rows if 0 in rows and len(node.output.shape) > 2 else None
     if name in _ALONG_AXES:
         return rows if x is not None and len(rows) == len(node.inputs) and _beyond_tokens(node, len(x.shape)) else None
+    if name == "expand":
+        return rows if x is not None and 2 < len(x.shape) == len(node.output.shape) else None
     if name == "gather":
         return rows if rows == (0,) and x is not None and node.attrs["axis"] % len(x.shape) >= 2 else None
     if name == "transpose":

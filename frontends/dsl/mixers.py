@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.latent import absorbed
+from weft.ir.ops.latent import absorbed, expanded
 
 from .build import module, named, param, provided
 from .checks import need, need_finite, need_kind, need_modules, need_whole
@@ -15,13 +15,15 @@ from .rotary import RoPE
 
 @module
 class MLA:
-    """Multi-head latent attention (DeepSeek-V2, 2024), in the form that attends to the latent itself.
+    """Multi-head latent attention (DeepSeek-V2, 2024), in the form that attends to the latent itself if `absorbed`, and
+    else to the keys and values of all heads.
 
     Keys and values of all `heads` are made from one latent of `rank` numbers per token, beside which all heads share a
-    rotary key of `rope_dim`: only these are cached. Parameters: ``q.weight`` [heads·(head_dim + rope_dim), dim], or
-    with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight`` and ``q_up.weight``; of every head's rows the last
-    rope_dim are rotated. ``kv_down.weight`` [rank + rope_dim, dim], ``kv_norm.weight`` [rank], ``k_up.weight``
-    [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank], ``o.weight`` [dim, heads·v_head_dim]. `scale`
+    rotary key of `rope_dim`: only these are cached if `absorbed`. Parameters: ``q.weight``
+    [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight`` and
+    ``q_up.weight``; of every head's rows the last rope_dim are rotated. ``kv_down.weight`` [rank + rope_dim, dim],
+    ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
+    ``o.weight`` [dim, heads·v_head_dim]. `scale`
     defaults to 1/√(head_dim + rope_dim).
     """
 
@@ -34,6 +36,7 @@ class MLA:
     q_rank: int | None = None
     norm: Norm = RMSNorm()
     scale: float | None = None
+    absorbed: bool = True
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
@@ -49,7 +52,7 @@ class MLA:
         q, turned = self._queries(x)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
         latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
-        y = absorbed(
+        y = (absorbed if self.absorbed else expanded)(
             q,
             self.rope(turned, self.heads, "q_rope"),
             named(self.norm, "kv_norm")(latent),

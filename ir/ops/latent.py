@@ -9,6 +9,7 @@ whose value is c again: only that need be cached. Both give the same numbers.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -69,54 +70,55 @@ def _(n: Bound) -> Value:
 
 def expanded(
     q: Value,
-    q_rope: Value,
+    q_rope: Value | None,
     latent: Value,
-    k_rope: Value,
+    k_rope: Value | None,
     up_k: Value,
     up_v: Value,
-    *,
+    *masks: Value | None,
     heads: int,
     causal: bool = True,
-    scale: float | None = None,
+    **attrs: Any,
 ) -> Value:
     """Attention over keys and values made from the latent.
 
     q [batch, seq, heads·d], q_rope [batch, seq, heads·r] (rotated), latent [batch, keys, rank], k_rope [batch, keys, r]
-    (rotated), up_k [heads·d, rank], up_v [heads·dv, rank] → [batch, seq, heads·dv]. `scale` defaults to 1/√(d + r).
+    (rotated), up_k [heads·d, rank], up_v [heads·dv, rank] → [batch, seq, heads·dv]. There may be no rotary part.
+    `masks` are the operands bias, key_mask and sinks of `attention`, `attrs` its other attributes; `scale` defaults to
+    1/√(d + r).
     """
-    shared = expand(unsqueeze(k_rope, axes=(2,)), shape=(*k_rope.shape[:2], heads, k_rope.width))
-    shared = reshape(shared, shape=(*k_rope.shape[:2], heads * k_rope.width))
-    k = _join(linear(latent, up_k), shared, heads)
-    v = linear(latent, up_v)
-    return attention(_join(q, q_rope, heads), k, v, heads=heads, kv_heads=heads, causal=causal, scale=scale)
+    k, v = linear(latent, up_k), linear(latent, up_v)
+    if q_rope is not None and k_rope is not None:
+        shared = expand(unsqueeze(k_rope, axes=(2,)), shape=(*k_rope.shape[:2], heads, k_rope.width))
+        shared = reshape(shared, shape=(*k_rope.shape[:2], heads * k_rope.width))
+        q, k = join(q, q_rope, heads), join(k, shared, heads)
+    return attention(q, k, v, *masks, heads=heads, kv_heads=heads, causal=causal, **attrs)
 
 
 def absorbed(
     q: Value,
-    q_rope: Value,
+    q_rope: Value | None,
     latent: Value,
-    k_rope: Value,
+    k_rope: Value | None,
     up_k: Value,
     up_v: Value,
-    *,
+    *masks: Value | None,
     heads: int,
     causal: bool = True,
     scale: float | None = None,
+    **attrs: Any,
 ) -> Value:
     """`expanded`, attending to the latent itself."""
-    y = attention(
-        _join(head_linear(q, up_k, heads=heads, inverse=True), q_rope, heads),
-        concat(latent, k_rope, axis=2),
-        value_dim=latent.width,
-        heads=heads,
-        kv_heads=1,
-        causal=causal,
-        scale=1 / math.sqrt(q.width // heads + k_rope.width) if scale is None else scale,
-    )
-    return head_linear(y, up_v, heads=heads)
+    turned = k_rope.width if k_rope is not None else 0
+    scale = 1 / math.sqrt(q.width // heads + turned) if scale is None else scale
+    q, k = head_linear(q, up_k, heads=heads, inverse=True), latent
+    if q_rope is not None and k_rope is not None:
+        q, k = join(q, q_rope, heads), concat(latent, k_rope, axis=2)
+    common = {"heads": heads, "kv_heads": 1, "causal": causal, "scale": scale, "value_dim": latent.width, **attrs}
+    return head_linear(attention(q, k, None, *masks, name=None, **common), up_v, heads=heads)
 
 
-def _join(x: Value, y: Value, heads: int) -> Value:
-    """x and y side by side in every head."""
+def join(x: Value, y: Value, heads: int) -> Value:
+    """x [batch, n, heads·a] and y [batch, n, heads·b] side by side in every head, [batch, n, heads·(a + b)]."""
     apart = (reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (x, y))
     return reshape(concat(*apart, axis=3), shape=(*x.shape[:2], x.width + y.width))

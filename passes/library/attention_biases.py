@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, Value, ops
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.matrices import MatMul
 from weft.ir.recipes import Add, Concat, Full, Take
 
 from ..base import Pass
 from ..edit import changed, derive, derive_bias, supersede
-from ..projections import Branch, branch_of, output_of, rows
+from ..projections import Branch, branch_of, is_zero, output_of, rows
 from ..trace import Trace
 
 
@@ -178,7 +178,7 @@ def _bias(branch: Branch) -> Param | None:
     if branch.bias is None:
         return None
     own = rows(branch.bias.recipe, *branch.span, branch.linear.graph.archive)
-    return None if _zero(own) else branch.bias
+    return None if is_zero(own) else branch.bias
 
 
 def _drop(branch: Branch) -> None:
@@ -188,14 +188,8 @@ def _drop(branch: Branch) -> None:
     archive, count = linear.graph.archive, int(bias.shape[0])
     kept = [rows(bias.recipe, a, b, archive) for a, b in ((0, start), (stop, count)) if a < b]
     new = None
-    if not all(map(_zero, kept)):
+    if not all(map(is_zero, kept)):
         parts = [*kept[: start > 0], Full(0.0, (stop - start,)), *kept[start > 0 :]]
         new = derive(bias, Concat(tuple(parts)))
     changed(linear, {"bias": new})
     supersede(bias, new)
-
-
-def _zero(recipe: Recipe) -> bool:
-    if isinstance(recipe, Concat):
-        return all(map(_zero, recipe.items))
-    return isinstance(recipe, Full) and recipe.value == 0

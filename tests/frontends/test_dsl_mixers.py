@@ -34,7 +34,14 @@ from .formulas import Array, close, rms, run, sigmoid, silu, softmax, softplus, 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"q_rank": 7}, {"rope": RoPE(100.0, interleaved=True), "scale": 0.3}, {"norm": RMSNorm(1e-2)}]
+    "options",
+    [
+        {},
+        {"q_rank": 7},
+        {"rope": RoPE(100.0, interleaved=True), "scale": 0.3},
+        {"norm": RMSNorm(1e-2)},
+        {"absorbed": False},
+    ],
 )
 def test_latent_attention(options: dict[str, Any], rng: np.random.Generator) -> None:
     """Keys and values made from the latent, head by head (DeepSeek-V2, equations 9 to 19)."""

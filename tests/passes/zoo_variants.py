@@ -31,6 +31,7 @@ from weft import (
     linear,
     module,
     named,
+    param,
 )
 from weft.ir import Value, ops
 
@@ -58,6 +59,45 @@ class SquaredReLU:
 
     def __call__(self, x: Value) -> Value:
         return linear(ops.square(ops.relu(linear(x, self.hidden, "up"))), x.width, "down")
+
+
+@module
+class Adapted:
+    """A feed-forward whose up has a low-rank adapter (LoRA)."""
+
+    hidden: int
+
+    def __call__(self, x: Value) -> Value:
+        low = linear(linear(x, 2, "a"), self.hidden, "b")
+        adapted = ops.add(linear(x, self.hidden, "up"), ops.affine(low, by=2.0))
+        return linear(ops.gelu(adapted), x.width, "down")
+
+
+@module
+class SideBySide:
+    """The sum of two feed-forwards."""
+
+    first: GatedMLP
+    second: GatedMLP
+
+    def __call__(self, x: Value) -> Value:
+        return ops.add(self.first(x), self.second(x))
+
+
+@module
+class HandWrittenRouter:
+    """Experts behind a router of plain ops: the softmax of the k largest logits."""
+
+    experts: int
+    hidden: int
+    k: int
+
+    def __call__(self, x: Value) -> Value:
+        best, indices = ops.top_k.emit(linear(x, self.experts, "router"), k=self.k)
+        weights = ops.unsqueeze(ops.softmax(best), axes=(3,))
+        combine = ops.sum(ops.mul(weights, ops.one_hot(indices, depth=self.experts)), axes=(2,))
+        shape = self.experts, self.hidden, x.width
+        return ops.moe(x, combine, param("up", shape), param("down", (shape[0], shape[2], shape[1])), active=self.k)
 
 
 @module
@@ -111,6 +151,7 @@ VARIANTS: dict[str, Model] = {
     "sinks, no positions": attends(sinks=True, rope=None, **BIASED),
     "scale": attends(scale=0.7, **BIASED),
     "latent": decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))),
+    "latent, expanded": decoder(MLA(3, 9, 5, 4, 7, ROPE, absorbed=False)),
     "latent queries": decoder(MLA(3, 9, 5, 4, 7, ROPE, q_rank=11)),
     # positions
     "no positions": attends(rope=None),
@@ -155,6 +196,7 @@ VARIANTS: dict[str, Model] = {
     "gpt2": Decoder(VOCAB, DIM, 2, OLD, tie_embeddings=True, positions=LearnedPositions(LENGTH)),
     # feed-forwards
     "hand-written gate": feeds(HandWritten(HIDDEN)),
+    "low-rank adapter": feeds(Adapted(HIDDEN)),
     "squared ReLU": feeds(SquaredReLU(HIDDEN)),
     "ReLU, biases": feeds(MLP(HIDDEN, "relu", bias=True)),
     "bilinear": feeds(GatedMLP(HIDDEN, "identity")),
@@ -163,6 +205,8 @@ VARIANTS: dict[str, Model] = {
     "experts, biases": feeds(MoE(4, 7, 2, "swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0)),
     "experts, shared": feeds(MoE(4, 7, 2, shared=GatedMLP(5), renormalize=False, scale=1.5)),
     "experts, shared and gated": feeds(MoE(4, 7, 2, shared=GatedMLP(5), shared_gate=True)),
+    "experts, two shared": feeds(MoE(4, 7, 2, shared=SideBySide(GatedMLP(5), GatedMLP(3)))),
+    "experts, hand-written router": feeds(HandWrittenRouter(4, 7, 2)),
     "experts in groups": feeds(MoE(8, 7, 3, scoring="sigmoid", correction=True, groups=4, top_groups=2, scale=2.5)),
     "experts in a hierarchy": feeds(MoE(8, 7, 2, choice="hierarchical", groups=4, top_groups=2)),
     "experts that choose": feeds(MoE(4, 7, 2, choice="expert")),
