@@ -216,9 +216,48 @@ class Take(Recipe):
     def read(self, archive: Archive, start: int, stop: int) -> Array:
         if self.axis:
             return np.asarray(np.take(self.item.read(archive, start, stop), self.indices, self.axis))
-        wanted = np.array(self.indices[start:stop])
-        low, high = int(wanted.min()), int(wanted.max()) + 1
-        return np.asarray(self.item.read(archive, low, high)[wanted - low])
+        return _gathered(self.item, archive, np.array(self.indices[start:stop]))
+
+
+@dataclass(frozen=True)
+class Shuffle(Recipe):
+    """`item` with the indices start:stop along `axis` in a random order, drawn from `seed` and their number alone."""
+
+    item: Recipe
+    axis: int
+    start: int
+    stop: int
+    seed: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
+            raise WeftError(
+                f"cannot shuffle {self.start}:{self.stop} along axis {self.axis} of a tensor of shape {shape}"
+            )
+        return shape
+
+    def order(self, count: int) -> Array:
+        """All `count` indices of the axis in their order."""
+        drawn = default_rng(self.seed).permutation(self.stop - self.start) + self.start
+        return np.concatenate([np.arange(self.start), drawn, np.arange(self.stop, count)])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        order = self.order(self.item.shape(archive)[self.axis])
+        if self.axis:
+            return np.asarray(np.take(self.item.read(archive, start, stop), order, self.axis))
+        return _gathered(self.item, archive, order[start:stop])
+
+
+def _gathered(item: Recipe, archive: Archive, wanted: Array) -> Array:
+    """The rows `wanted` of `item`, reading what lies between them only where that is little, or costs nothing more."""
+    low, high = int(wanted.min()), int(wanted.max()) + 1
+    if item.sweeps or high - low <= 2 * len(wanted):
+        return np.asarray(item.read(archive, low, high)[wanted - low])
+    sorted_ = np.unique(wanted)
+    runs = np.split(sorted_, np.flatnonzero(np.diff(sorted_) > 1) + 1)
+    found = np.concatenate([item.read(archive, int(run[0]), int(run[-1]) + 1) for run in runs])
+    return np.asarray(found[np.searchsorted(sorted_, wanted)])
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from weft.ir import Graph, Node, Param, WeftError
-from weft.ir.recipes import Take
+from weft.ir import Graph, Node, Param, Recipe, WeftError
+from weft.ir.recipes import Shuffle
 
 from ..base import Pass
 from ..edit import derive, supersede
 from ..feed_forward import feed_forward
 from ..trace import Trace
 
-Orders = dict[tuple[Node, int], tuple[int, tuple[int, ...]]]  # operands of nodes: an axis, and its indices in order
+Run = tuple[int, int, int, int]  # axis, start and stop, seed
+Runs = dict[tuple[Node, int], tuple[Run, ...]]  # of operands of nodes
 
 
 @dataclass(frozen=True)
@@ -51,49 +51,59 @@ class PermuteNeurons(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.seed < 0:
             raise WeftError(f"{self.name}: seed={self.seed} is negative")
-        sites = [(node, orders) for node in graph.nodes if (orders := self._orders(node))]
-        wanted = {use: order for _, orders in sites for use, order in orders.items()}
-        for site, orders in sites:
-            params = {use: p for use in orders if isinstance(p := use[0].inputs[use[1]], Param)}
-            others = [n for use, p in params.items() for n, i in p.uses if wanted.get((n, i)) != orders[use]]
-            if others or len(params) < len(orders):
+        sites = [(node, runs) for node in graph.nodes if (runs := self._runs(node))]
+        wanted = {use: run for _, runs in sites for use, run in runs.items()}
+        for site, runs in sites:
+            params = {use: p for use in runs if isinstance(p := use[0].inputs[use[1]], Param)}
+            others = [n for use, p in params.items() for n, i in p.uses if wanted.get((n, i)) != runs[use]]
+            if others or len(params) < len(runs):
                 why = f"read by {others[0].op.name} (%{others[0].output.name}) too" if others else "computed"
                 trace.refuse(self.name, site.output.name, f"its weights are {why}")
-            elif any(not _ordered(p, *orders[use]) for use, p in params.items()):
-                trace.fired(self.name, site.output.name)
-                for (node, i), old in params.items():
-                    axis, indices = orders[node, i]
-                    new = derive(old, Take(old.recipe, indices, axis))
+                continue
+            made = {use: _shuffled(p.recipe, runs[use]) for use, p in params.items()}
+            if all(recipe is None for recipe in made.values()):
+                continue  # in this order already
+            trace.fired(self.name, site.output.name)
+            for (node, i), recipe in made.items():
+                if recipe is not None:
+                    old = params[node, i]
+                    new = derive(old, recipe)
                     node.set_input(i, new)
                     supersede(old, new)
 
-    def _orders(self, node: Node) -> Orders | None:
+    def _runs(self, node: Node) -> Runs | None:
         """What the feed-forward, or the experts, that end in `node` have to reorder; None if `node` ends none."""
         if node.op.name == "moe":
             up, down = node.operand("up"), node.operand("down")
             assert up is not None and down is not None
-            order = self._drawn(down.name, up.shape[1])
+            seed, count = self._seed(down.name), int(up.shape[1])
             axes = {"up": 1, "gate": 1, "up_bias": 1, "gate_bias": 1, "down": 2}
-            return {(node, node.op.operand_index(k)): (axis, order) for k, axis in axes.items() if node.operand(k)}
+            given = {node.op.operand_index(k): axis for k, axis in axes.items() if node.operand(k) is not None}
+            return {(node, i): ((axis, 0, count, seed),) for i, axis in given.items()}
         found = feed_forward(node)
         if found is None or isinstance(found, str):
             return None
-        order = self._drawn(found.out.params[0].name, found.hidden)
-        orders: Orders = {(node, 1): (1, order)}
+        seed = self._seed(found.out.params[0].name)
+        runs: Runs = {(node, 1): ((1, 0, found.hidden, seed),)}
         for side in (found.up, found.gate):
             for i, param in enumerate(() if side is None else side.params, 1):
                 if side is not None and param is not None:
-                    whole = list(orders.get((side.node, i), (0, range(param.shape[0])))[1])
-                    whole[side.start : side.stop] = [side.start + j for j in order]
-                    orders[side.node, i] = 0, tuple(whole)
-        return orders
+                    runs[side.node, i] = (*runs.get((side.node, i), ()), (0, side.start, side.stop, seed))
+        return runs
 
-    def _drawn(self, name: str, count: int) -> tuple[int, ...]:
-        drawn = np.random.default_rng((self.seed, zlib.crc32(name.encode()))).permutation(count)
-        return tuple(drawn.tolist())
+    def _seed(self, name: str) -> int:
+        return zlib.crc32(f"{self.seed} {name}".encode())
 
 
-def _ordered(param: Param, axis: int, indices: tuple[int, ...]) -> bool:
-    """Whether `param` was put into this order before."""
-    recipe = param.recipe
-    return isinstance(recipe, Take) and (recipe.axis, recipe.indices) == (axis, indices)
+def _shuffled(recipe: Recipe, runs: Sequence[Run]) -> Recipe | None:
+    """`recipe` with all `runs` in their order; None if it has it already."""
+    last = recipe
+    for axis, start, stop, seed in reversed(runs):
+        if not isinstance(last, Shuffle) or (last.axis, last.start, last.stop, last.seed) != (axis, start, stop, seed):
+            break
+        last = last.item
+    else:
+        return None
+    for axis, start, stop, seed in runs:
+        recipe = Shuffle(recipe, axis, start, stop, seed)
+    return recipe

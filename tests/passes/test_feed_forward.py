@@ -10,7 +10,7 @@ import pytest
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, Repeat, linear, module
 from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops
 from weft.ir.ops.activation import ACTIVATIONS, activate
-from weft.ir.recipes import Full, Take
+from weft.ir.recipes import Full, Shuffle
 from weft.passes import Trace, lookup, run_passes
 from weft.passes.feed_forward import FeedForward, feed_forward
 from weft.passes.trial import EXACT, Trial
@@ -243,8 +243,7 @@ def test_names_of_upcycled_weights_are_those_of_experts() -> None:
 def test_another_order_is_the_same_model(name: str) -> None:
     before = ZOO[name]()
     after = applied("permute-neurons{seed=3}", before)
-    taken = [p for p in after.params.values() if isinstance(p.recipe, Take) and len(set(p.recipe.indices)) > 2]
-    assert taken and worst(before, after) <= EXACT
+    assert any(isinstance(p.recipe, Shuffle) for p in after.params.values()) and worst(before, after) <= EXACT
     assert str(applied("permute-neurons{seed=3}", after)) == str(after)
     other = applied("permute-neurons{seed=4}", after)
     assert str(other) != str(after) and worst(before, other) <= EXACT
