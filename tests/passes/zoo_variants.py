@@ -110,6 +110,17 @@ class TwiceNormed:
         return FEED(named(RMSNorm(1e-2), "again")(x))
 
 
+@module
+class NormedWithin:
+    """A feed-forward whose hidden numbers are normed without an ε, so that the norm before it makes no difference."""
+
+    hidden: int
+
+    def __call__(self, x: Value) -> Value:
+        y = linear(ops.rms_norm(x, name="idle"), self.hidden, "up")
+        return linear(ops.rms_norm(y, eps=0.0, name="norm"), x.width, "down")
+
+
 def decoder(mixer: Any, ffn: Any = FEED, layers: int = 2, **block: Any) -> Decoder:
     return Decoder(VOCAB, DIM, layers, Block(mixer, ffn, **block), context=LENGTH)
 
@@ -184,6 +195,7 @@ VARIANTS: dict[str, Model] = {
     "layer norm without bias": feeds(FEED, norm=LayerNorm(bias=False)),
     "norms without weights": feeds(FEED, norm=RMSNorm(weight=False)),
     "two norms in a row": feeds(TwiceNormed(HIDDEN)),
+    "norm within": feeds(NormedWithin(HIDDEN)),
     "residual scale": feeds(FEED, residual_scale=0.4),
     "attention alone": feeds(None),
     "repeated": Decoder(VOCAB, DIM, 2, Repeat(LOCAL, 2), context=LENGTH),
