@@ -19,10 +19,11 @@ from weft.ir.archive import Array
 from weft.ir.interpreter import bind, run_node
 
 WINDOW = 128  # tokens of a plain text that are read together
+TOGETHER = 16  # texts that are computed at once
 
 
 def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
-    """The texts in the file `path` as arrays of token ids [texts, length], one for each length; `limit` tokens at most.
+    """The texts in the file `path` as arrays of token ids [texts, length], of one length each; `limit` tokens in all.
 
     A .npy file holds an array of ids, a .json file lists of ids. Anything else is text: decoders read it in windows
     of 128 tokens, encoders line by line.
@@ -44,7 +45,11 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     by_length.pop(0, None)
     if not by_length:
         raise WeftError(f"the calibration text {path} has no tokens")
-    found = [np.array(texts, np.int64) for texts in by_length.values()]
+    found = [
+        np.array(texts[i : i + TOGETHER], np.int64)
+        for texts in by_length.values()
+        for i in range(0, len(texts), TOGETHER)
+    ]
     for ids in found:
         if ids.min() < 0 or (vocab is not None and ids.max() >= vocab):
             wrong = next(int(i) for i in ids.flat if i < 0 or (vocab is not None and i >= vocab))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret, ops
@@ -11,7 +11,7 @@ from weft.ir.recipes import MeanPool
 from ..base import Pass
 from ..calibration import read_tokens
 from ..edit import changed, reweigh
-from ..head_fitting import Fitted, Fitter
+from ..head_fitting import Fitter
 from ..head_layout import Layout, lay, misfit, taken
 from ..memory import remembers
 from ..projections import Branch, branch_of, output_of
@@ -29,6 +29,18 @@ class Pooled(Layout):
     def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
         """`recipe` of `shape` with its first axis, that of the old heads' numbers, pooled."""
         return recipe if shape[axis] == self.width else MeanPool(recipe, self.old, len(self.heads))
+
+
+@dataclass(frozen=True)
+class Replaced(Layout):
+    """The new heads have rows of their own: `weight`, and `bias` where there is one."""
+
+    weight: Recipe = field(kw_only=True)
+    bias: Recipe | None = field(kw_only=True)
+
+    def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
+        """The weight in place of a matrix, the bias in place of a vector."""
+        return self.weight if len(shape) == 2 or self.bias is None else self.bias
 
 
 @dataclass(frozen=True)
@@ -105,8 +117,18 @@ class MhaToGqa(Pass):
                 trace.refuse(self.name, at, layouts)
                 continue
             fitted, reasons = fitter.fit(node, self.kv_heads) if fitter else ({}, [])
+            for role, layout in layouts.items():
+                if role in fitted:
+                    weight, bias = fitted[role]
+                    layouts[role] = Replaced(layout.heads, layout.width, weight=weight, bias=bias)
             lay(node, {role: (unpacked(node, role), layout) for role, layout in layouts.items()})
-            _place(changed(node, kv_heads=self.kv_heads), fitted)
+            node = changed(node, kv_heads=self.kv_heads)
+            for role in ("q", "o"):
+                if role in fitted:
+                    weight, bias = fitted[role]
+                    linear = unpacked(node, "q").linear if role == "q" else output_of(node)
+                    assert isinstance(linear, Node)
+                    reweigh(linear, weight, bias or "same")
             for reason in reasons:
                 trace.note(f"{self.name}: warning: %{at} gets means instead of fitted {reason}")
             trace.fired(self.name, at)
@@ -147,14 +169,6 @@ class MhaToGqa(Pass):
         replace(self, calibration=None).run(merged, Trace())
         inputs = trial.inputs(before)
         trial.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
-
-
-def _place(node: Node, fitted: Fitted) -> None:
-    """Give the linears around the attention `node` the weights `fitted`."""
-    for role, (weight, bias) in fitted.items():
-        linear = output_of(node) if role == "o" else unpacked(node, role).linear
-        assert isinstance(linear, Node)
-        reweigh(linear, weight, "same" if bias is None else bias)
 
 
 def _equalize(branch: Branch, heads: int, groups: int) -> None:
