@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -12,6 +14,7 @@ from weft import Attention, Block, Decoder, GatedMLP, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
+from weft.frontends.compiler import compile as compile_model
 from weft.ir import Graph, TensorType, Value, WeftError, dtypes, interpret, ops, sizes
 from weft.ir.frequencies import RopeFrequencies
 from weft.passes import Trace, legalize, run_passes
@@ -175,3 +178,21 @@ def test_backends_expand_it_and_select_as_before(target: str, name: str) -> None
     wanted = interpret(fused, {**feeds, **past})["logits"]
     found = session.run(["logits"], {**feeds, **past})[0]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
+def test_compiled_folders_are_the_same(target: str, tmp_path: Path) -> None:
+    """Model, weights and configuration: fused or not, before or behind the caches."""
+    model = Decoder(29, 24, 2, Block(Attention(4, 2, 16, RoPE(), window=8), GatedMLP(20)), context=32)
+    found = {}
+    for name, passes in (
+        ("plain", "default"),
+        ("before", "fuse-rope-attention, kv-cache, rolling-buffer, last-token-logits"),
+        ("plain too", "kv-cache, rolling-buffer, last-token-logits"),
+        ("behind", "default, fuse-rope-attention"),
+    ):
+        compile_model(model, tmp_path / name, target=target, passes=passes)
+        proto = onnx.load(tmp_path / name / "model.onnx", load_external_data=False)
+        kinds = sorted(node.op_type for node in proto.graph.node)
+        found[name] = kinds, (tmp_path / name / "genai_config.json").read_text()
+    assert found["behind"] == found["plain"] and found["before"] == found["plain too"]
