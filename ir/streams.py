@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .archive import Archive, Array
+from .matrices import Centre, MatMul
 from .recipe import BLOCK_ELEMENTS, Recipe
-from .recipes import Cast, Concat, Full, Map, Reshape, Slice
+from .recipes import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 
 
 def stream(recipe: Recipe, archive: Archive) -> Iterator[Array]:
@@ -35,26 +36,42 @@ def stream(recipe: Recipe, archive: Archive) -> Iterator[Array]:
 
 def row(recipe: Recipe, archive: Archive, index: int) -> Recipe | None:
     """Row `index` of `recipe` as a recipe of one axis less; None where the row can only be read whole."""
-    if isinstance(recipe, Concat):
-        if recipe.axis == 0:
+    match recipe:
+        case Concat(axis=0):
             return _within(recipe, archive, index)
-        found = [row(p, archive, index) for p in recipe.items]
-        known = tuple(p for p in found if p is not None)
-        return Concat(known, recipe.axis - 1) if len(known) == len(found) else None
-    if isinstance(recipe, Full):
-        return Full(recipe.value, recipe.dims[1:])
-    if isinstance(recipe, Reshape):
-        return _of_reshaped(recipe, archive, index)
-    if isinstance(recipe, (Map, Cast)) or (isinstance(recipe, Slice) and recipe.axis > 0):
-        part = row(recipe.item, archive, index)
-        if part is None:
-            return None
-        return (
-            replace(recipe, item=part, axis=recipe.axis - 1)
-            if isinstance(recipe, Slice)
-            else replace(recipe, item=part)
-        )
+        case Concat(items, axis):
+            found = _each(items, archive, index)
+            return Concat(found, axis - 1) if found else None
+        case Add(items):
+            found = _each(items, archive, index)
+            return replace(recipe, items=found) if found else None
+        case Full(value, dims):
+            return Full(value, dims[1:])
+        case Reshape():
+            return _of_reshaped(recipe, archive, index)
+        case MatMul(left):
+            part = row(left, archive, index)
+            return part and replace(recipe, left=part)
+        case Map(item) | Cast(item):
+            part = row(item, archive, index)
+            return part and replace(recipe, item=part)
+        case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:
+            part = row(item, archive, index)
+            return part and replace(recipe, item=part, axis=axis - 1)
+        case Scale(item, float()):
+            part = row(item, archive, index)
+            return part and replace(recipe, item=part)
+        case Permute(item, (0, *axes)):
+            part = row(item, archive, index)
+            return part and Permute(part, tuple(a - 1 for a in axes))
     return None
+
+
+def _each(items: tuple[Recipe, ...], archive: Archive, index: int) -> tuple[Recipe, ...]:
+    """Row `index` of every item; nothing if some row can only be read whole."""
+    found = [row(p, archive, index) for p in items]
+    known = tuple(p for p in found if p is not None)
+    return known if len(known) == len(found) else ()
 
 
 def _within(recipe: Concat, archive: Archive, index: int) -> Recipe | None:

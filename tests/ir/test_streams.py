@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from weft.ir import MemoryArchive, streams
+from weft.ir import matrices as mx
 from weft.ir import recipe as base
 from weft.ir import recipes as r
 
@@ -35,13 +36,19 @@ FINE = {
     "half": r.Slice(stacked(), 1, 1, 7, 2),
     "rounded": r.Cast(r.Map(stacked(), "exp"), "bf16"),
     "two stacks": r.Concat((stacked(), PLAIN)),
+    "scaled": r.Scale(stacked(), 2.0),
+    "columns scaled": r.Scale(stacked(), r.Source("row"), 2),
+    "summed": r.Add((stacked(), PLAIN), 0.5),
+    "columns centred": mx.Centre(stacked(), 2),
+    "multiplied": mx.MatMul(stacked(), r.Slice(r.Source("e0"), 0, 0, WIDTH)),
     "four axes": r.Reshape(stacked(), (EXPERTS, 2, OUT // 2, WIDTH)),
 }
 WHOLE = {
     "source": r.Source("stack"),
-    "turned": r.Permute(stacked(), (0, 2, 1)),
     "part of a source": interleaved(r.Source("stack"), stacked()),
-    "scaled": r.Scale(stacked(), 2.0),
+    "turned": r.Permute(stacked(), (0, 2, 1)),
+    "turned on": r.Permute(stacked(), (1, 0, 2)),
+    "each expert scaled": r.Scale(stacked(), r.Literal((1.0, 2.0, 3.0), (EXPERTS,))),
     "other rows": r.Reshape(r.Source("stack"), (2, EXPERTS * OUT // 2, WIDTH)),
     "matrix": r.Source("e0"),
     "vector": r.Source("row"),
