@@ -40,13 +40,13 @@ FINE = {
     "columns scaled": r.Scale(stacked(), r.Source("row"), 2),
     "summed": r.Add((stacked(), PLAIN), 0.5),
     "columns centred": mx.Centre(stacked(), 2),
-    "multiplied": mx.MatMul(stacked(), r.Slice(r.Source("e0"), 0, 0, WIDTH)),
     "four axes": r.Reshape(stacked(), (EXPERTS, 2, OUT // 2, WIDTH)),
 }
 WHOLE = {
     "source": r.Source("stack"),
     "part of a source": interleaved(r.Source("stack"), stacked()),
     "turned": r.Permute(stacked(), (0, 2, 1)),
+    "multiplied": mx.MatMul(stacked(), r.Slice(r.Source("e0"), 0, 0, WIDTH)),
     "turned on": r.Permute(stacked(), (1, 0, 2)),
     "each expert scaled": r.Scale(stacked(), r.Literal((1.0, 2.0, 3.0), (EXPERTS,))),
     "other rows": r.Reshape(r.Source("stack"), (2, EXPERTS * OUT // 2, WIDTH)),
