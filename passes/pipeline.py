@@ -91,7 +91,7 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     context = graph.meta.get("context")
     limit = max_length or context
     local = [n.attrs for n in graph.nodes if n.op in SOFTMAX and n.attrs["window"] is not None]
-    local = [a for a in local if a["causal"] and not a["rolling"] and not a["keep_first"]]
+    local = [a for a in local if a["causal"] and not a["rolling"]]
     rolls = any(limit is None or a["window"] < limit for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)
     wanted: dict[Pass, bool] = {KvCache(): not remembers(graph), roll: rolls, LastTokenLogits(): not last}

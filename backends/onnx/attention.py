@@ -26,6 +26,8 @@ def _refusal(node: Node, target: Target) -> str | None:
         mask = node.operand("key_mask")
         if node.operand("bias") is not None or (mask is not None and not is_length(mask)):
             return "a bias or mask by position does not fit the slots of a rolling cache"
+        if node.attrs["keep_first"]:
+            return "the first keys have slots of their own beside those that roll"
     return None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import dtypes, sizes
 from ..op import Array, Bound, Cost, TensorType, Value, case, normal, op, total, want
+from . import rolling as rolling_cache
 from .elementwise import abs as absolute
 from .elementwise import (
     add,
@@ -24,12 +25,10 @@ from .elementwise import (
     maximum,
     minimum,
     mod,
-    mul,
     sub,
     tanh,
 )
 from .elementwise import floordiv as quotient
-from .elementwise import where as choose
 from .products import matmul
 from .reduce import max as greatest
 from .reduce import softmax
@@ -105,6 +104,7 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
         case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=5),
         case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=8, window=16, rolling=True),
         case(*_LONG, None, None, None, *_RING, **_GQA, causal=True, window=5, rolling=True),
+        case(*_LONG, None, None, None, *_RING, **_GQA, causal=True, window=3, keep_first=2, rolling=True),
         case(*_LONG, None, np.arange(16) < [[8], [15]], None, *_RING, **_GQA, causal=True, window=4, rolling=True),
     ],
 )
@@ -146,9 +146,9 @@ def attention(
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
     [batch, seq], consecutive in each row — slot j holds the key of position j, those below positions[b, 0] are valid,
     and the keys of this call are written at their positions; present_k, present_v are the updated caches. `rolling`:
-    the key of position j is in slot j mod capacity instead (window ≤ capacity), newer keys replace older ones, and of
-    a call nothing is written behind the last key that `key_mask` shows. With a cache `key_mask` and `bias` index keys
-    by position.
+    the key of position j is in slot j mod capacity instead, but the first `keep_first` keys stay and the others roll
+    behind them (window + keep_first ≤ capacity); newer keys replace older ones, and of a call nothing is written behind
+    the last key that `key_mask` shows. With a cache `key_mask` and `bias` index keys by position.
 
     Without `v` the first `value_dim` numbers of a key are its value too (latent attention; DeepSeek-V2, 2024), and a
     cache is `past_k` and present_k alone.
@@ -166,8 +166,8 @@ def attention(
     if past_k is not None and positions is not None:
         capacity = past_k.shape[2]
         first = positions[:, :1]
-        slot = np.arange(capacity)[None]
-        past_at = (first - 1) - (first - 1 - slot) % capacity if rolling else slot + 0 * first
+        slots = np.arange(capacity) + 0 * first
+        past_at = rolling_cache.held(first - 1, capacity, keep_first) if rolling else slots
         valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
         key_at, query_at = np.concatenate([past_at, positions], 1), positions
         kh = np.concatenate([past_k, kh], 2)
@@ -204,9 +204,11 @@ def attention(
     for past, new in zip((past_k,) if past_v is None else (past_k, past_v), fresh, strict=False):
         updated = past.copy()
         for b, at in enumerate(positions):
-            last = at[-1] if key_mask is None else np.flatnonzero(rows[b, : at[-1] + 1]).max(initial=-1)
-            kept = (at <= last) & (at > last - past.shape[2]) if rolling else at >= 0
-            updated[b][:, at[kept] % past.shape[2] if rolling else at] = new[b][:, kept]
+            if rolling:
+                last = at[-1] if key_mask is None else np.flatnonzero(rows[b, : at[-1] + 1]).max(initial=-1)
+                updated[b] = rolling_cache.write(past[b], new[b], at, last, keep_first)
+            else:
+                updated[b][:, at] = new[b]
         present.append(updated)
     return y, *present
 
@@ -235,7 +237,6 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     want(n.window is None or n.window >= 1, f"window={n.window} must be positive")
     want(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
     want(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
-    want(not n.rolling or not n.keep_first, f"a rolling cache does not keep the first {n.keep_first} keys")
     for operand in (k, v, n.bias, n.sinks, n.past_k, n.past_v):
         want(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
     keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
@@ -260,8 +261,9 @@ def _(n: Bound) -> tuple[TensorType, ...]:
         fits = past.rank == 4 and past.shape[:2] == (q.shape[0], kv_heads) and past.shape[3] == width
         want(fits, f"{what} {past} must be [batch, {kv_heads}, capacity, {width}]")
     capacity = n.past_k.shape[2]
-    fits = not n.rolling or not isinstance(capacity, int) or n.window <= capacity
-    want(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}")
+    fits = not n.rolling or not isinstance(capacity, int) or n.window + n.keep_first <= capacity
+    kept = f" and keep_first={n.keep_first}" if n.keep_first else ""
+    want(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}{kept}")
     same = v is None or n.past_k.shape[2] == n.past_v.shape[2]
     want(same, f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
     want(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
@@ -298,17 +300,16 @@ def _(n: Bound) -> Value | tuple[Value, ...]:
     present: list[Value] = []
     if n.past_k is not None:
         slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
-        capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
         first = slice_(n.positions, axis=1, start=0, stop=1)
         newest = affine(first, plus=-1)
-        past_at = sub(newest, mod(sub(newest, slot), capacity)) if n.rolling else add(slot, filled(first, 0))
+        past_at = rolling_cache.held_value(slot, newest, n.keep_first) if n.rolling else add(slot, filled(first, 0))
         held = logical_and(less_equal(filled(past_at, 0), past_at), less(past_at, first))
         seen.append(unsqueeze(concat(held, equal(n.positions, n.positions), axis=1), axes=(1,)))
         pasts = (n.past_k, n.past_v)
         query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
         joined = [concat(past, new, axis=2) for past, new in zip(pasts, kv, strict=False)]
         if n.rolling:
-            present = _rolled(joined, slot, first, n)
+            present = rolling_cache.present_values(joined, slot, first, n)
         else:
             present = [scatter_rows(past, new, n.positions, axis=2) for past, new in zip(pasts, kv, strict=False)]
         kv = joined
@@ -341,24 +342,6 @@ def _(n: Bound) -> Value | tuple[Value, ...]:
     mixed = transpose(reshape(matmul(weights, vh), shape=(batch, kv_heads, group, seq, dv)), axes=(0, 3, 1, 2, 4))
     y = reshape(mixed, shape=(batch, seq, heads * dv))
     return (y, *present) if present else y
-
-
-def _rolled(joined: list[Value], slot: Value, first: Value, n: Bound) -> list[Value]:
-    """The rolling caches after a call, out of past and call `joined` [batch, kv_heads, capacity + seq, width].
-
-    They are gathered, not scattered: a runtime that keeps past and present in one memory then reads all of the past
-    before it writes.
-    """
-    capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
-    newest = greatest(n.positions, axes=(1,), keepdims=True)
-    if n.key_mask is not None:
-        shown = cast(cast(n.key_mask, to=dtypes.bool_), to=newest.type.dtype)
-        at = affine(unsqueeze(cast(iota(n.key_mask, axis=1), to=newest.type.dtype), axes=(0,)), plus=1)
-        newest = minimum(newest, affine(greatest(mul(shown, at), axes=(1,), keepdims=True), plus=-1))
-    held = sub(newest, mod(sub(newest, slot), capacity))  # the position that each slot shall hold
-    source = choose(less(held, first), add(slot, filled(first, 0)), add(sub(held, first), capacity))
-    tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
-    return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]
 
 
 def _inside(index: Value, x: Value, axis: int) -> Value:

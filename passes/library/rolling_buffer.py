@@ -22,13 +22,14 @@ class RollingBuffer(Pass):
     """Let the caches of attentions with a window hold only its keys.
 
     The capacity axis of past_key_values.i.key and .value becomes window + `slack`; the key of position p goes to slot
-    p mod that size, where it replaces one that has left the window. Caches stay as they are where the window is no
-    smaller than `length`, the longest text (the model's context if None), and where the first keys of a text stay in
-    sight beside the window. `slack` is room that lets ONNX Runtime's kernel move old keys out less often.
+    p mod that size, where it replaces one that has left the window. Where the first keys of a text stay in sight (sinks
+    of sliding-window), they have slots of their own before those that roll. Caches stay as they are where that is no
+    less than `length`, the longest text (the model's context if None). `slack` is room that lets ONNX Runtime's kernel
+    move old keys out less often.
 
     Condition: each row of a call continues where its last call ended. The caches are there (kv-cache comes before).
 
-    Source: Jiang 2023 (Mistral 7B), arXiv:2310.06825.
+    Source: Jiang 2023 (Mistral 7B), arXiv:2310.06825; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
 
     Example rolling-buffer::
 
@@ -61,10 +62,6 @@ class RollingBuffer(Pass):
             raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
         limit = self.length or graph.meta.get("context")
         for node in cached:
-            if node.attrs["window"] is not None and (kept := node.attrs["keep_first"]):
-                reason = f"its first {kept} keys stay visible, and a rolling cache would forget them"
-                trace.refuse(self.name, node.output.name, reason)
-                continue
             size = _capacity(node, self.slack)
             if size is None or (limit is not None and size >= limit):
                 continue
@@ -96,9 +93,9 @@ class RollingBuffer(Pass):
 
 def _capacity(node: Node, slack: int) -> int | None:
     """The keys that the cache of `node` must hold if it rolls; None if it cannot."""
-    window = node.attrs["window"]
+    window, first = node.attrs["window"], node.attrs["keep_first"]
     alone = all(p is None or len(p.uses) == 1 for p in (node.operand("past_k"), node.operand("past_v")))
-    return int(window) + slack if window is not None and alone and not node.attrs["rolling"] else None
+    return int(window) + first + slack if window is not None and alone and not node.attrs["rolling"] else None
 
 
 def _cuts(total: int) -> Iterable[tuple[int, ...]]:

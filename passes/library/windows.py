@@ -63,7 +63,7 @@ class SlidingWindow(Pass):
     numbers ("0-5, 8"), or a pattern ("local*5 + global").
 
     Condition: nothing changes for texts of at most `size` tokens. A window that is narrower already stays as it is, and
-    so do sparse patterns. With sinks a cache cannot roll.
+    so do sparse patterns.
 
     Source: Beltagy 2020 (Longformer), arXiv:2004.05150; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
 

@@ -16,7 +16,7 @@ import transformers
 
 import weft
 from weft.ir import Graph, WeftError, interpret
-from weft.passes import default_pipeline, run_passes
+from weft.passes import run_passes
 
 from .families import (
     CLASSIC,
@@ -222,21 +222,14 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
-def test_windows_roll(target: str, tmp_path: Path) -> None:
-    """The caches of a window that was slid in hold it alone."""
-    want = expected(CASES["sliding-window"], tmp_path / "hf")
-    graph = run_passes(weft.load_source(tmp_path / "hf").graph, "sliding-window{size=8}")
+@pytest.mark.parametrize(("name", "held"), [("sliding-window", 8), ("sliding-window with sinks", 5 + 2)])
+def test_windows_roll(name: str, held: int, target: str, tmp_path: Path) -> None:
+    """The caches of a window that was slid in hold it alone, and the sinks beside it."""
+    want = expected(CASES[name], tmp_path / "hf")
+    graph = run_passes(weft.load_source(tmp_path / "hf").graph, CASES[name].passes)
     agrees(graph, tmp_path / "out", target, "default", want)
     cached = run_passes(graph, "default")
-    assert {v.shape[2] for name, v in cached.inputs.items() if name.startswith("past")} == {WINDOW}
-
-
-def test_caches_with_sinks_do_not_roll(tmp_path: Path) -> None:
-    case = CASES["sliding-window with sinks"]
-    want = expected(case, tmp_path / "hf")
-    graph = run_passes(weft.load_source(tmp_path / "hf").graph, case.passes)
-    assert "rolling-buffer" not in str(default_pipeline(graph))
-    agrees(graph, tmp_path / "out", "ort-cpu", "default, rolling-buffer", want)
+    assert {v.shape[2] for name, v in cached.inputs.items() if name.startswith("past")} == {held}
 
 
 # -- models whose positions are parameters

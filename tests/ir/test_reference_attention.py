@@ -144,6 +144,8 @@ def test_sinks_are_gpt_oss() -> None:
         ({"window": 8}, False),
         ({"window": 8}, True),
         ({"window": 4, "keep_first": 3}, False),
+        ({"window": 4, "keep_first": 3}, True),
+        ({"window": 8, "keep_first": 1}, True),
         ({"pattern": "chunked", "stride": 7}, False),
         ({"pattern": "strided", "stride": 5, "softcap": 3.0}, False),
         ({"window": 9, "pattern": "dilated", "stride": 2}, True),
@@ -174,9 +176,13 @@ def test_pieces_with_a_cache_are_one_pass(pieces: tuple[int, ...], attrs: dict[s
         found.append(y)
         start += n
     np.testing.assert_allclose(np.concatenate(found, 1), whole, rtol=1e-10, atol=1e-12)
-    at = np.arange(S - 9, S) if rolling else np.arange(S)
-    wanted = k.reshape(B, S, kv_heads, D)[:, at].transpose(0, 2, 1, 3)
-    np.testing.assert_array_equal(past[0][:, :, at % capacity], wanted)
+    first = attrs.get("keep_first", 0)
+    at = np.array([*range(first), *range(S - 9 + first, S)]) if rolling else np.arange(S)
+    keys = k.reshape(B, S, kv_heads, D).transpose(0, 2, 1, 3)
+    for row, shown in enumerate(mask):
+        held = [j for j in at if shown[j]]
+        slots = [j if j < first else first + (j - first) % (capacity - first) for j in held]
+        np.testing.assert_array_equal(past[0][row, :, slots], keys[row, :, held])
 
 
 def test_rows_may_stand_at_different_positions() -> None:

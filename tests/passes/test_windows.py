@@ -187,25 +187,22 @@ def test_graphs_they_are_not_for(text: str) -> None:
 def test_caches_come_after() -> None:
     found = run_passes(decoder(), "sliding-window{size=3, layers=even}, kv-cache, rolling-buffer", verify=True)
     assert [found.inputs[f"past_key_values.{i}.key"].shape[2] == 3 for i in range(4)] == [True, False, True, False]
-    trace = Trace()
-    kept = applied("sliding-window{size=3, sinks=1}, kv-cache, rolling-buffer", decoder(), trace)
-    assert count(kept, "attention") == len(trace.refusals) == 4 and "rolling=true" not in str(kept)
-    assert trace.refusals[0].reason == "its first 1 keys stay visible, and a rolling cache would forget them"
-    run_passes(decoder(), "sliding-window{size=3, sinks=1}, kv-cache", verify=True)
+    found = run_passes(decoder(), "sliding-window{size=3, sinks=2}, kv-cache, rolling-buffer", verify=True)
+    assert found.inputs["past_key_values.0.key"].shape[2] == 5 and count(found, "attention") == 4
+    run_passes(decoder(), "sliding-window{size=3, sinks=1}, kv-cache, rolling-buffer{slack=2}", verify=True)
     run_passes(decoder(), "attention-pattern{pattern=chunked, stride=3, sinks=1}, kv-cache", verify=True)
 
 
-def test_a_rolling_cache_with_sinks_would_be_wrong() -> None:
-    """What the refusal is for: a cache that rolls forgets the first key."""
-    cached = run_passes(decoder(), "sliding-window{size=3, sinks=1}, kv-cache")
-    for node in cached.nodes:
+def test_a_rolling_cache_without_slots_for_sinks_would_be_wrong() -> None:
+    """What the slots of their own are for: rolling with the others, the first key is forgotten."""
+    right = run_passes(decoder(), "sliding-window{size=3, sinks=1}, kv-cache, rolling-buffer")
+    wrong, trial = right.clone(), Trial()
+    for node in wrong.nodes:
         if node.op is ops.attention:
             node.attrs["keep_first"] = 0
-    forgetful = run_passes(cached, "rolling-buffer")
-    kept, trial = run_passes(decoder(), "sliding-window{size=3, sinks=1}, kv-cache"), Trial()
-    inputs = trial.inputs(kept, seq=9)
-    right, wrong = (run_in_chunks(trial, g, inputs, (4, 5))["logits"] for g in (kept, forgetful))
-    assert difference(right, wrong) > 1e-3
+    inputs = trial.inputs(right, seq=9)
+    whole, forgetful = (run_in_chunks(trial, graph, inputs, (4, 5))["logits"] for graph in (right, wrong))
+    assert difference(whole, forgetful) > 1e-3
 
 
 def test_the_oracle_is_attention() -> None:
