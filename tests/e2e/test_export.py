@@ -22,6 +22,7 @@ from weft.frontends.sources import Model
 from weft.ir import Graph, WeftError, interpret
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
+from .test_genai import generated
 
 IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
 POSITIONS = np.tile(np.arange(LENGTH), (2, 1))
@@ -247,3 +248,19 @@ def test_smollm2_from_gguf_to_transformers(smollm2: tuple[Path, Path], smollm2_g
     assert out[0, len(ids) :].tolist() == answer.tokens
     assert tokenizer.decode(answer.tokens).startswith(" Paris")
     shutil.rmtree(tmp_path)
+
+
+def test_one_key_and_value_head_in_every_runtime(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """SmolLM2 with its three key/value heads averaged: transformers and onnxruntime-genai agree, and the cache is
+    a third."""
+    whole, small = load_source(smollm2_gguf), rewrite(load_source(smollm2_gguf), "mha-to-gqa{kv_heads=1, method=mean}")
+    assert weft.inspect(whole).cache_per_token == 3 * weft.inspect(small).cache_per_token
+    export(small, tmp_path / "hf")
+    prompt = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")("The capital of France is")["input_ids"]
+    model = loaded(tmp_path / "hf", "sdpa")
+    assert model.config.num_key_value_heads == 1
+    with torch.inference_mode():
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=16, min_new_tokens=16, do_sample=False)
+    report = weft.compile(tmp_path / "hf", tmp_path / "out", max_length=64)
+    assert report.notes == []
+    assert generated(tmp_path / "out", prompt, len(prompt) + 16) == out[0].tolist()

@@ -23,12 +23,12 @@ CASES = [
 ]
 
 
-def generated(folder: Path, prompt: list[int]) -> list[int]:
-    """`prompt` and what follows it, up to LENGTH tokens, greedily."""
+def generated(folder: Path, prompt: list[int], length: int = LENGTH) -> list[int]:
+    """`prompt` and what follows it, up to `length` tokens, greedily."""
     config = json.loads((folder / "genai_config.json").read_text())
     assert config["model"]["type"] == "decoder"
     params = og.GeneratorParams(model := og.Model(str(folder)))
-    params.set_search_options(max_length=LENGTH, min_length=LENGTH, do_sample=False)
+    params.set_search_options(max_length=length, min_length=length, do_sample=False)
     generator = og.Generator(model, params)
     generator.append_tokens(prompt)
     while not generator.is_done():
