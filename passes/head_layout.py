@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ class Layout:
         return self.heads == tuple(range(len(self.heads))) and not self.zeros
 
     @property
+    def rows(self) -> tuple[int, ...]:
+        """The old numbers in their new order, zeros left out."""
+        return _rows(self.heads, self.width)
+
+    @property
     def one(self) -> Layout:
         """What it does to the numbers of a head."""
         return Layout((0,), self.width, self.zeros)
@@ -39,7 +45,7 @@ class Layout:
     def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
         """`recipe` of `shape`, whose `axis` is that of the old heads' numbers, laid out anew along it."""
         if self.heads != tuple(range(shape[axis] // self.width)):
-            recipe = Take(recipe, tuple(h * self.width + i for h in self.heads for i in range(self.width)), axis)
+            recipe = Take(recipe, self.rows, axis)
         if not self.zeros:
             return recipe
         lead, rest = (*shape[:axis], len(self.heads)), shape[axis + 1 :]
@@ -51,6 +57,11 @@ class Layout:
         """A parameter beside `old`, laid out anew along `axis`."""
         shape = tuple(old.shape)
         return derive(old, self.of(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :]))
+
+
+@functools.lru_cache(maxsize=64)
+def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:
+    return tuple(h * width + i for h in heads for i in range(width))
 
 
 def misfit(branch: Branch, layout: Layout) -> str | None:
@@ -125,7 +136,7 @@ def _rewoven(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
     index = list(range(weight.shape[0]))
     for branch, layout in sides:
         start, stop = branch.span
-        index[start:stop] = (start + h * layout.width + i for h in layout.heads for i in range(layout.width))
+        index[start:stop] = (start + i for i in layout.rows)
     vector = None if bias is None else taken(bias.recipe, index)
     return reweigh(linear, taken(weight.recipe, index), vector).output
 

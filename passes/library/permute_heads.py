@@ -121,8 +121,7 @@ def _stands(branch: Branch, layout: Layout) -> bool:
     """Whether the rows of `branch` were taken in the order of `layout`."""
     start, stop = branch.span
     own = rows(branch.weight.recipe, start, stop, branch.linear.graph.archive)
-    wanted = (h * layout.width + i for h in layout.heads for i in range(layout.width))
-    return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in wanted)
+    return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
 
 
 def _bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
