@@ -42,7 +42,9 @@ PURPOSES = {
         "fold-scale",
         "layernorm-to-rmsnorm",
         "mla-absorb",
+        "mla-expand",
         "norm-across-rope",
+        "slim-attention",
         "v-bias-to-o-bias",
     ),
     "Same function, other weights": (
