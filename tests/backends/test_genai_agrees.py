@@ -96,6 +96,17 @@ def test_beams(name: str, folder: Path, tmp_path: Path) -> None:
             assert found == ours(folder, [prompt], 10, beams=4, **options)
 
 
+def test_rolling_caches_that_keep_the_first_keys(tmp_path: Path) -> None:
+    """Standard operators keep them: GroupQueryAttention rolls all."""
+    model = stack(Attention(**GROUPED, rope=ROPE, window=6, keep_first=2))
+    weft.compile(model, tmp_path / "out", seed=5, max_length=LONGEST)
+    wanted = ours(tmp_path / "out", PROMPTS, 30)
+    assert genai(tmp_path / "out", PROMPTS, 30) == wanted
+    assert wanted == ours(tmp_path / "out", PROMPTS, 30, chunk=4)
+    weft.compile(model, tmp_path / "full", seed=5, max_length=LONGEST, passes="default, -rolling-buffer")
+    assert wanted == ours(tmp_path / "full", PROMPTS, 30)
+
+
 def test_caches_filled_to_their_end(folder: Path) -> None:
     count = LONGEST - len(PROMPTS[0])
     assert genai(folder, PROMPTS[:1], count) == ours(folder, PROMPTS[:1], count)

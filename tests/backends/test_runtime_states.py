@@ -34,18 +34,27 @@ def block(mixer: Any) -> Block:
 
 ROPED = {"heads": 4, "kv_heads": 2, "rope": RoPE(100.0)}
 LOCAL, WIDE = block(Attention(**ROPED, window=8)), block(Attention(**ROPED))
+KEEPING = block(Attention(**ROPED, window=6, keep_first=2))
 SCAN, LINEAR = block(Mamba(64, state=4)), block(LinearAttention(heads=4))
 DUAL = block(Mamba2(64, heads=4, state=8))
 LATENT = block(MLA(heads=4, rank=16, head_dim=8, rope_dim=8, v_head_dim=8, rope=RoPE(100.0)))
 STACKS = {
     "rolling": [LOCAL, LOCAL],
     "local-global": [LOCAL, WIDE, LOCAL],
+    "rolling, first keys": [KEEPING, KEEPING],
     "latent": [LATENT, LATENT],
     "recurrent": [SCAN, DUAL],
     "linear": [LINEAR, LINEAR],
     "hybrid": [SCAN, LOCAL, LINEAR, WIDE],
 }
-CAREFUL = {"rolling", "local-global", "recurrent", "linear", "hybrid"}  # those that must never see padding
+CAREFUL = {
+    "rolling",
+    "local-global",
+    "rolling, first keys",
+    "recurrent",
+    "linear",
+    "hybrid",
+}  # those that must never see padding
 PROMPTS = [[5, 9, 33, 2, 60, 7, 11], [1], [40, 41, 42], [3, 2, 1], list(range(20, 41))]
 
 
