@@ -7,8 +7,9 @@ graph behind it, and goes on.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,8 @@ class Activations:
     """Values of `graph` on some `texts` (ids [texts, length]), each as a list with an array for every entry of them.
 
     What is not asked for is not computed, and a value is dropped after its last reader: memory is needed for the
-    stream between two layers and for one weight. Floats stay float32 where the weights are. The graph may change
-    wherever nothing was computed yet, and behind values that are kept.
+    stream between two layers and for one weight. Floats stay float32 where the weights are. The graph may change behind
+    what was asked for.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
@@ -140,20 +141,23 @@ class Activations:
                 bind(value.type, one[name].shape, binding, name)
         self._known = {value: [one[name] for one in fed] for name, value in graph.inputs.items()}
         self._done: set[Node] = set()
-        self._kept: set[Value] = set()
 
-    def __call__(self, value: Value, keep: Iterable[Value] = ()) -> list[Array]:
-        """What `value` is on every entry of the texts; those of `keep` stay known until the next call says others."""
-        self._drop(self._kept.difference(keep))
-        self._kept = {value, *keep}
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is computed inside is forgotten afterwards: it can be changed."""
+        known, done = dict(self._known), set(self._done)
+        yield
+        self._known, self._done = known, done
+
+    def __call__(self, value: Value) -> list[Array]:
+        """What `value` is on every entry of the texts."""
         stack = [value]
         while stack:
             if stack[-1] in self._known:
                 stack.pop()
                 continue
             node = stack[-1].producer
-            if node is None or node in self._done:
-                raise RuntimeError(f"{stack[-1]!r} is not known any more")
+            assert node is not None
             operands = [v for v in node.inputs if v is not None and not isinstance(v, Param)]
             missing = [v for v in operands if v not in self._known]
             stack += missing
@@ -164,7 +168,9 @@ class Activations:
     def _run(self, node: Node) -> None:
         self._known.update(zip(node.outputs, self._outputs(node), strict=True))
         self._done.add(node)
-        self._drop({v for v in (*node.inputs, *node.outputs) if v is not None} - self._kept)
+        for v in node.inputs:
+            if v in self._known and v is not None and v.producer is not None and self._done.issuperset(v.users):
+                del self._known[v]
 
     def _outputs(self, node: Node) -> list[list[Array]]:
         first, *rest = node.inputs
@@ -192,9 +198,3 @@ class Activations:
                 found[i][here] = block[wanted[here] - start]
             start += len(block)
         return found
-
-    def _drop(self, values: Iterable[Value]) -> None:
-        """Forget those of `values` that all their readers have read."""
-        for v in values:
-            if v in self._known and not v.is_output and self._done.issuperset(v.users):
-                del self._known[v]

@@ -7,6 +7,7 @@ maps see there, and from that the weights for fewer heads; they go into an archi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,63 +20,96 @@ from .head_conversion import Rotation, merged_keys, merged_values
 from .head_moments import moments
 from .projections import Branch, branch_of, output_of
 
-Fitted = dict[str, tuple[Recipe, Recipe | None]]  # weight and bias of new linears, by role: q, k, v, o
+CAUTION = 5.0  # how many tokens for each number of the outputs' inputs count as much as the weights that were there
+
+
+@dataclass
+class Fit:
+    """New linears of an attention: weight and bias by role (q, k, v, o), why some are missing, and whether it has been
+    given to an attention already.
+    """
+
+    linears: dict[str, tuple[Recipe, Recipe | None]]
+    reasons: list[str]
+    used: bool = False
 
 
 class Fitter:
     """Fits attentions of `graph` to `texts` (see `read_tokens`); without any, to the weights alone.
 
-    `sequential`: what an attention sees is what the graph computes as it was changed before, not as it came. An
-    attention whose weights were fitted before, in a layer applied twice, gets the same again.
+    `sequential`: what an attention sees is what the graph computes as it was changed before, not as it came, and
+    outputs make up for what was lost. A layer applied twice is fitted once.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
         self._archive = graph.archive = Overlay(graph.archive)
-        watched = graph if sequential else graph.clone()
-        self._watched = dict(zip(graph.nodes, watched.nodes, strict=True))
-        self._activations = Activations(watched, texts) if texts else None
-        self._fitted: dict[tuple[object, ...], tuple[Fitted, list[str]]] = {}
+        before = graph.clone()
+        self._twins = dict(zip(graph.nodes, before.nodes, strict=True))
+        self._before = Activations(before, texts) if texts else None
+        self._now = Activations(graph, texts) if texts and sequential else None
+        self._fits: dict[tuple[object, ...], Fit] = {}
 
-    def fit(self, node: Node, groups: int) -> tuple[Fitted, list[str]]:
-        """Weights that give the attention `node` so many KV heads, and why those of some roles are missing.
-
-        Its keys and values must come from linears.
-        """
+    def fit(self, node: Node, groups: int) -> Fit:
+        """New linears for the attention `node`, whose keys and values come from linears, to have `groups` KV heads."""
         q, k, v = (branch_of(node, role) for role in "qkv")
         o = output_of(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
-        rotation = _rotation(q, k)
-        opaque = o if isinstance(o, str) else _opaque(v)
-        made = tuple(
-            part
-            for b in (q, k, v)
-            if isinstance(b, Branch)
-            for part in (b.weight.recipe, b.bias and b.bias.recipe, b.span)
-        )
-        if made in self._fitted:
-            return self._fitted[made]
+        known = (_identity(q), _identity(k), _identity(v), o.operand("weight") if isinstance(o, Node) else o)
+        if known in self._fits:
+            return self._fits[known]
+        fit = self._fits[known] = Fit({}, [])
+        if self._now is None:
+            seen = moments(self._twins[node], groups, self._before)
+        else:
+            seen = moments(node, groups, self._now)
         heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
-        seen = moments(self._watched[node], groups, self._activations)
-        maps: dict[str, tuple[Array, bool]] = {}
-        if isinstance(q, Branch) and isinstance(rotation, Rotation):
-            queries, keys = self._map(q, heads), self._map(k, kv_heads)
-            inputs = _fitting(seen.q, queries), _fitting(seen.k, keys)
-            new = merged_keys(queries, keys, groups, *inputs, seen.spread, rotation)
-            maps["q"], maps["k"] = (new[0], q.bias is not None), (new[1], k.bias is not None)
-        if isinstance(o, Node) and not opaque:
+        if isinstance(rotation := _rotation(q, k), str):
+            fit.reasons.append(f"keys: {rotation}")
+        elif isinstance(q, Branch):
+            old_q, old_k = self._map(q, heads), self._map(k, kv_heads)
+            inputs = _fitting(seen.q, old_q), _fitting(seen.k, old_k)
+            new_q, new_k = merged_keys(old_q, old_k, groups, *inputs, seen.spread, rotation)
+            fit.linears |= {"q": self._kept(node, q, "q", new_q), "k": self._kept(node, k, "k", new_k)}
+        if opaque := o if isinstance(o, str) else _opaque(v):
+            fit.reasons.append(f"values: {opaque}")
+        elif isinstance(o, Node):
             weight = self._evaluated(o.operand("weight"))
-            outputs = weight.reshape(len(weight), heads, -1).swapaxes(0, 1)
-            values = self._map(v, kv_heads)
-            values, outputs = merged_values(values, outputs, groups, _fitting(seen.v, values))
-            maps["v"], maps["o"] = (
-                (values, v.bias is not None),
-                (outputs.swapaxes(0, 1).reshape(1, *weight.shape), False),
+            old_v, old_o = self._map(v, kv_heads), weight.reshape(len(weight), heads, -1).swapaxes(0, 1)
+            new_v, new_o = merged_values(old_v, old_o, groups, _fitting(seen.v, old_v))
+            fit.linears["v"] = self._kept(node, v, "v", new_v)
+            fit.linears["o"] = (
+                self._put(f"{node.output.name}.o.weight", new_o.swapaxes(0, 1).reshape(weight.shape), o),
+                None,
             )
-        dtype = k.weight.recipe.read(self._archive, 0, 1).dtype
-        fitted = {role: self._kept(f"{node.output.name}.{role}", a.astype(dtype), b) for role, (a, b) in maps.items()}
-        reasons = [f"keys: {rotation}"] if isinstance(rotation, str) else []
-        self._fitted[made] = fitted, reasons + ([f"values: {opaque}"] if opaque else [])
-        return self._fitted[made]
+        return fit
+
+    def make_up(self, was: Node, node: Node, fit: Fit) -> Recipe | None:
+        """The weight of the output linear of `node`, which replaced the attention `was` in the graph, for it to add
+        what `was` added before; None where nothing is known of that, or where it has that weight.
+
+        Least squares on the text, for the sum of what was lost in this attention and before it, and the less text there
+        is, the nearer to the weight that it has.
+        """
+        old, new = output_of(self._twins[was]), output_of(node)
+        if fit.used or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
+            return None
+        fit.used = True
+        weight = self._evaluated(new.operand("weight"))
+        gram, missed, count = np.zeros((weight.shape[1],) * 2), np.zeros_like(weight), 0
+        inputs = self._now(node.output)
+        with self._now.aside():
+            outputs = self._now(new.output)
+        for y, now, before in zip(inputs, outputs, self._before(old.output), strict=True):
+            y, lost = y.reshape(-1, y.shape[-1]), (before - now).reshape(-1, len(weight))
+            gram += y.T @ y
+            missed += lost.T @ y
+            count += len(y)
+        gram += CAUTION / count * np.trace(gram) * np.eye(len(gram))
+        fit.linears["o"] = (
+            self._put(f"{node.output.name}.o.weight", weight + np.linalg.solve(gram, missed.T).T, new),
+            None,
+        )
+        return fit.linears["o"][0]
 
     def _evaluated(self, param: Value | None) -> Array:
         assert isinstance(param, Param)
@@ -89,14 +123,25 @@ class Fitter:
             columns.append(self._evaluated(branch.bias)[start:stop, None])
         return np.concatenate(columns, 1).reshape(heads, (stop - start) // heads, -1)
 
-    def _kept(self, name: str, maps: Array, biased: bool) -> tuple[Recipe, Recipe | None]:
+    def _kept(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
         """Recipes of the weight and the bias in `maps` [heads, d, width], from now on in the archive."""
         rows = maps.reshape(-1, maps.shape[-1])
-        self._archive.put(f"{name}.weight", rows[:, : rows.shape[1] - biased])
-        if not biased:
-            return Source(f"{name}.weight"), None
-        self._archive.put(f"{name}.bias", rows[:, -1])
-        return Source(f"{name}.weight"), Source(f"{name}.bias")
+        if branch.bias is None:
+            return self._put(f"{node.output.name}.{role}.weight", rows, branch.linear), None
+        weight = self._put(f"{node.output.name}.{role}.weight", rows[:, :-1], branch.linear)
+        return weight, self._put(f"{node.output.name}.{role}.bias", rows[:, -1], branch.linear)
+
+    def _put(self, key: str, array: Array, linear: Node) -> Recipe:
+        """The recipe of `array`, from now on in the archive as `key`: as wide numbers as the weight of `linear`."""
+        like = linear.operand("weight")
+        assert isinstance(like, Param)
+        self._archive.put(key, array.astype(like.recipe.read(self._archive, 0, 1).dtype))
+        return Source(key)
+
+
+def _identity(branch: Branch | str) -> object:
+    """What two branches with the same weights have in common."""
+    return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 
 
 def _fitting(moment: Array, maps: Array) -> Array:

@@ -42,8 +42,9 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
         eyes = [np.eye(1 if x is None else x.width + 1) for x in (q, k, v)]
         white_k, white_v = (np.stack([eye] * groups) for eye in eyes[1:])
         return Moments(eyes[0], white_k, white_v, np.ones(heads))
-    kept = {x for x in (q, k, v, *node.inputs) if x is not None and not isinstance(x, Param)}
-    known = {x: activations(x, kept) for x in kept}
+    known = {x: activations(x) for x in (q, k, v) if x is not None}
+    with activations.aside():
+        known |= {x: activations(x) for x in node.inputs if x is not None and not isinstance(x, Param)}
     sums: list[Array] = []
     for i in range(len(known[k])):
         here = {x: arrays[i] for x, arrays in known.items()}

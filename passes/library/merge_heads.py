@@ -11,7 +11,7 @@ from weft.ir.recipes import MeanPool
 from ..base import Pass
 from ..calibration import read_tokens
 from ..edit import changed, reweigh
-from ..head_fitting import Fitter
+from ..head_fitting import Fit, Fitter
 from ..head_layout import Layout, lay, misfit, taken
 from ..memory import remembers
 from ..projections import Branch, branch_of, output_of
@@ -116,20 +116,11 @@ class MhaToGqa(Pass):
             if isinstance(layouts, str):
                 trace.refuse(self.name, at, layouts)
                 continue
-            fitted, reasons = fitter.fit(node, self.kv_heads) if fitter else ({}, [])
-            for role, layout in layouts.items():
-                if role in fitted:
-                    weight, bias = fitted[role]
-                    layouts[role] = Replaced(layout.heads, layout.width, weight=weight, bias=bias)
-            lay(node, {role: (unpacked(node, role), layout) for role, layout in layouts.items()})
-            node = changed(node, kv_heads=self.kv_heads)
-            for role in ("q", "o"):
-                if role in fitted:
-                    weight, bias = fitted[role]
-                    linear = unpacked(node, "q").linear if role == "q" else output_of(node)
-                    assert isinstance(linear, Node)
-                    reweigh(linear, weight, bias or "same")
-            for reason in reasons:
+            fit = fitter.fit(node, self.kv_heads) if fitter else Fit({}, [])
+            now = _converted(node, layouts, self.kv_heads, fit)
+            if fitter and "o" in fit.linears and (weight := fitter.make_up(node, now, fit)):
+                _reweigh(now, "o", weight, None)
+            for reason in fit.reasons:
                 trace.note(f"{self.name}: warning: %{at} gets means instead of fitted {reason}")
             trace.fired(self.name, at)
 
@@ -169,6 +160,25 @@ class MhaToGqa(Pass):
         replace(self, calibration=None).run(merged, Trace())
         inputs = trial.inputs(before)
         trial.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
+
+
+def _converted(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> Node:
+    """The attention `node` with `groups` KV heads, their keys and values laid out anew and its linears as in `fit`."""
+    for role in set(layouts).intersection(fit.linears):
+        weight, bias = fit.linears[role]
+        layouts[role] = Replaced(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
+    lay(node, {role: (unpacked(node, role), layout) for role, layout in layouts.items()})
+    node = changed(node, kv_heads=groups)
+    for role in set("qo").intersection(fit.linears):
+        _reweigh(node, role, *fit.linears[role])
+    return node
+
+
+def _reweigh(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
+    """Give a linear of the attention `node` another weight, and another bias where it has one."""
+    linear = output_of(node) if role == "o" else unpacked(node, role).linear
+    assert isinstance(linear, Node)
+    reweigh(linear, weight, bias or "same")
 
 
 def _equalize(branch: Branch, heads: int, groups: int) -> None:
