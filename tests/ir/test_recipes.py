@@ -75,6 +75,10 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     "rope table": (fq.RopeTable(TABLE, 9, "cos", 1.2), 1.2 * np.cos(np.outer(np.arange(9), TABLE.frequencies()))),
     "rope table of any": (fq.RopeTable(r.Full(0.5, (2,)), 5, "sin"), np.sin(np.outer(np.arange(5), [0.5, 0.5]))),
     "sinusoid": (fq.Sinusoid(9, 6), fq.Sinusoid(9, 6).evaluate(ARCHIVE)),
+    "interpolate": (
+        fq.Interpolate(a, 30, 2.5),
+        np.stack([np.interp(np.arange(30) / 2.5, np.arange(12), column) for column in A.T], 1),
+    ),
     "alibi": (fq.AlibiSlopes(6), fq.AlibiSlopes(6).evaluate(ARCHIVE)),
     "matmul": (mx.MatMul(a, r.Permute(b, (1, 0))), A @ B.T),
     "matmul vector": (mx.MatMul(a, r.Source("a5")), A.astype(float) @ np.arange(5)),
