@@ -68,7 +68,7 @@ def is_layer(norm: Node) -> bool:
 
 
 def moves_rows(node: Node) -> bool:
-    """Whether every row (last axis) of the results is a row of the first operand, or several are (all in `concat`)."""
+    """Whether the rows (last axis) of the results are rows of the first operand (of all, in `concat`), unchanged."""
     x = node.inputs[0] if node.inputs else None
     if x is None or not x.shape:
         return False
@@ -92,7 +92,7 @@ def moves_rows(node: Node) -> bool:
 
 
 def reads(value: Value) -> list[Use] | str:
-    """Who computes with the rows of `value`, also after they were moved; or the name of what makes them an output."""
+    """Who computes with the rows of `value`, also after they were moved; a sentence if they leave the graph."""
     found: list[Use] = []
     waiting = [value]
     for v in waiting:

@@ -157,6 +157,8 @@ def _branch(value: Value, reader: Node) -> Branch | str:
                 return f"is a piece of %{x.name}, which cannot be taken apart"
             node = x.producer
             break
+        if node.op.name == "norm_linear":
+            return f"is made by norm_linear (%{value.name}); fuse-norm-linear has to come later"
         if not _THROUGH & node.op.traits or x is None:
             return f"is made by {node.op.name} (%{value.name}), not by a linear"
         between.insert(0, node)
