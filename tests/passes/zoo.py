@@ -1,8 +1,8 @@
 """The test zoo: tiny graphs with random weights to try every pass on.
 
 `ZOO` makes them by name: ``family/…`` as imported from checkpoints of transformers, ``preset/…`` shrunk, ``variant/…``
-of the language, ``packed/…`` and ``cached/…`` forms of some of them, and ``quantized/…`` checkpoints. A graph is made
-when it is asked for, and each time a copy.
+of the language, ``packed/…`` and ``cached/…`` forms of some of them, ``quantized/…`` checkpoints, and each
+``example/…`` of the documentation of a pass. A graph is made when it is asked for, and each time a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from weft.frontends.dsl import MLA, Attention, CrossAttention, MoE, T5Bias
 from weft.frontends.gguf.load import load_gguf
 from weft.frontends.hf.folder import load_folder
 from weft.frontends.presets import PRESETS
-from weft.ir import Graph
+from weft.ir import Graph, parse
 from weft.ir.archive import MemoryArchive
-from weft.passes import run_passes
+from weft.passes import all_passes, run_passes
 
 from ..e2e.families import ROWS, Row
 from ..e2e.random_models import strong
@@ -142,6 +142,13 @@ def _loaded(folder: Path) -> Graph:
     return graph
 
 
+def _examples() -> Iterator[tuple[str, str]]:
+    """Passes by name, and their example graphs."""
+    for name, kind in all_passes().items():
+        if text := kind.documentation().graph:
+            yield name, text
+
+
 def _rewritten(pipeline: str, origin: str) -> Graph:
     return run_passes(ZOO[origin](), pipeline)
 
@@ -151,6 +158,7 @@ MODELS: dict[str, Callable[[], Graph]] = {
     **{f"family/{name}": partial(_family, row) for name, row in (ROWS | SEQ2SEQ).items()},
     **{f"preset/{name}": partial(_preset, name) for name in PRESETS},
     **{f"variant/{name}": lambda model=model: strong(model.graph()) for name, model in VARIANTS.items()},
+    **{f"example/{name}": partial(parse, text) for name, text in _examples()},
     "quantized/gguf": _gguf,
     "quantized/mxfp4": _mxfp4,
     "quantized/fp8": _fp8,
