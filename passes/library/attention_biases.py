@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.matrices import MatMul
+from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Add, Concat, Full, Take
 
 from ..base import Pass
@@ -47,7 +48,7 @@ class DropKBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op is not ops.attention:
+            if node.op not in SOFTMAX:
                 continue
             k = branch_of(node, "k")
             if isinstance(k, str):
@@ -71,10 +72,10 @@ def _felt(node: Node, k: Branch) -> str | None:
         return "its soft cap bends scores: they notice a shift"
     if node.operand("sinks") is not None:
         return "its sinks are not shifted with the scores"
-    for step in k.between:
-        if step.op is ops.rope:
+    for step in (*k.between, node):
+        if step.op in (ops.rope, ops.rotary_attention):
             return "RoPE turns the bias with the position of its key"
-        if step.op is not ops.reshape:
+        if step.op not in (ops.reshape, ops.attention):
             return f"{step.op.name} (%{step.output.name}) stands between the bias and the scores"
     return None
 
@@ -117,7 +118,7 @@ class VBiasToOBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op is not ops.attention or node.operand("v") is None:
+            if node.op not in SOFTMAX or node.operand("v") is None:
                 continue
             v = branch_of(node, "v")
             if isinstance(v, str):

@@ -18,8 +18,8 @@ class FuseRopeAttention(Pass):
 
     A kernel for the fused op reads queries and keys once, where separate rotations read and write them once more.
     Backends without one expand its body, which is what stood there before; ONNX Runtime's GroupQueryAttention finds the
-    rotations there too. Caches hold turned keys as before. Run it behind the passes that change projections: they look
-    for a rotation before an attention.
+    rotations there too. Caches hold turned keys as before. Run it behind passes that change rotations: they look for
+    them before an attention.
 
     Condition: queries and keys are turned alike, by the same positions and frequencies, and nothing else reads what was
     turned; of a cache, those positions are where it writes.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, WeftError, ops
+from weft.ir import Graph, Node, Param, WeftError
+from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..base import Pass
 from ..edit import changed, supersede
@@ -56,7 +57,7 @@ class PadHeadDim(Pass):
         if self.multiple < 1:
             raise WeftError(f"pad-head-dim: multiple={self.multiple} must be positive")
         for node in graph.nodes:
-            if node.op is not ops.attention:
+            if node.op not in SOFTMAX:
                 continue
             reason = _padded(node, self.multiple)
             if reason:

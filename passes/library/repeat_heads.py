@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, WeftError, ops
+from weft.ir import Graph, Node, WeftError
+from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..base import Pass
 from ..edit import changed
@@ -50,7 +51,7 @@ class GqaToMha(Pass):
         if self.kv_heads is not None and self.kv_heads < 1:
             raise WeftError(f"gqa-to-mha: kv_heads={self.kv_heads} must be positive")
         for node in graph.nodes:
-            if node.op is not ops.attention:
+            if node.op not in SOFTMAX:
                 continue
             wanted = self.kv_heads or node.attrs["heads"]
             if wanted == node.attrs["kv_heads"]:

@@ -17,7 +17,7 @@ from weft.backends.targets import TARGETS
 from weft.frontends.compiler import compile as compile_model
 from weft.ir import Graph, TensorType, Value, WeftError, dtypes, interpret, ops, sizes
 from weft.ir.frequencies import RopeFrequencies
-from weft.passes import Trace, legalize, run_passes
+from weft.passes import Report, Trace, legalize, run_passes
 from weft.passes.trial import EXACT, Trial, difference
 
 from .models import Tiny, applied, count, weight, worst
@@ -69,6 +69,35 @@ def test_packing_sees_through_it() -> None:
     graph = Tiny().graph()
     after = applied("fuse-rope-attention, pack-qkv", graph)
     assert count(after, "split") == 2 and worst(graph, after) <= EXACT
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        "v-bias-to-o-bias",
+        "gqa-to-mha",
+        "permute-heads{order=[3, 5, 4, 1, 2, 0]}",
+        "pad-head-dim",
+        "pack-qkv, permute-heads{order=[5, 4, 3, 2, 1, 0]}, pad-head-dim, v-bias-to-o-bias, gqa-to-mha, kv-cache",
+    ],
+)
+def test_other_passes_see_through_it(pipeline: str) -> None:
+    graph, report = ZOO["variant/biases"](), Report()
+    run_passes(graph, f"{FUSE}, {pipeline}", verify=True, report=report)
+    assert all(record.rewrites for record in report.records)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "reason"),
+    [
+        ("drop-k-bias", "RoPE turns the bias with the position of its key"),
+        ("rope-layout{layout=interleaved}", "run rope-layout before fuse-rope-attention"),
+    ],
+)
+def test_other_passes_refuse_it(pipeline: str, reason: str) -> None:
+    graph, trace = applied(FUSE, ZOO["variant/biases"]()), Trace()
+    assert str(applied(pipeline, graph, trace)) == str(graph)
+    assert len(trace.refusals) == 2 and all(reason in refused.reason for refused in trace.refusals)
 
 
 def test_a_cache_needs_the_positions_of_the_tokens() -> None:

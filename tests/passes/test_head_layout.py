@@ -257,3 +257,16 @@ def test_a_clip_that_leaves_zero_out() -> None:
     assert str(applied("pad-head-dim", graph, trace)) == str(graph)
     assert "makes other numbers of zeros" in trace.refusals[0].reason
     assert worst(graph, applied("gqa-to-mha", graph)) <= EXACT  # where there are no zeros it does not matter
+
+
+@pytest.mark.parametrize("method", ["mean", "first"])
+@pytest.mark.parametrize("name", ["variant/grouped", "variant/norms of q and k", "packed/family phi3"])
+def test_repeated_heads_merge_without_loss(name: str, method: str) -> None:
+    """GQA to MHA, whose heads are then identical in each group; back to GQA; and to MHA once more: one function."""
+    graphs = [ZOO[name]()]
+    (kv_heads,) = {a["kv_heads"] for a in attentions(graphs[0])}
+    for pipeline in ("gqa-to-mha", f"mha-to-gqa{{kv_heads={kv_heads}, method={method}}}", "gqa-to-mha"):
+        graphs.append(applied(pipeline, graphs[-1]))
+        assert worst(graphs[0], graphs[-1]) <= EXACT
+    assert attentions(graphs[2])[0]["kv_heads"] == kv_heads
+    assert attentions(graphs[3])[0]["kv_heads"] == attentions(graphs[3])[0]["heads"]
