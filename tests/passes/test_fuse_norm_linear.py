@@ -62,6 +62,16 @@ def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
     assert len(fused) == sum(count(graph, n) - count(after, n) for n in ("rms_norm", "layer_norm", "add_norm"))
 
 
+@pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("family/")])
+def test_no_family_has_a_linear_left_that_could_be_fused(name: str) -> None:
+    """Where copies are allowed: a linear behind a norm is left only beside something that is no linear."""
+    graph = ZOO[name]()
+    after = applied("fuse-norm-linear{untie=true}", graph)
+    norms = [n.output for n in after.nodes if n.op.name in ("rms_norm", "layer_norm", "add_norm")]
+    assert all(v.is_output or {n.op.name for n in v.users} != {"linear"} for v in norms)
+    assert count(after, "norm_linear") + count(after, "linear") == count(graph, "linear")
+
+
 def test_rows_of_weights_behind_a_layer_norm_sum_to_zero() -> None:
     after = applied("fuse-norm-linear", Tiny(norm="layer", bias="q").graph())
     for node in after.nodes:
