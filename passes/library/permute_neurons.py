@@ -60,16 +60,13 @@ class PermuteNeurons(Pass):
                 why = f"read by {others[0].op.name} (%{others[0].output.name}) too" if others else "computed"
                 trace.refuse(self.name, site.output.name, f"its weights are {why}")
                 continue
-            made = {use: _shuffled(p.recipe, runs[use]) for use, p in params.items()}
-            if all(recipe is None for recipe in made.values()):
+            if all(_is_shuffled(p.recipe, runs[use]) for use, p in params.items()):
                 continue  # in this order already
             trace.fired(self.name, site.output.name)
-            for (node, i), recipe in made.items():
-                if recipe is not None:
-                    old = params[node, i]
-                    new = derive(old, recipe)
-                    node.set_input(i, new)
-                    supersede(old, new)
+            for (node, i), old in params.items():
+                new = derive(old, _shuffled(old.recipe, runs[node, i]))
+                node.set_input(i, new)
+                supersede(old, new)
 
     def _runs(self, node: Node) -> Runs | None:
         """What the feed-forward, or the experts, that end in `node` have to reorder; None if `node` ends none."""
@@ -95,15 +92,17 @@ class PermuteNeurons(Pass):
         return zlib.crc32(f"{self.seed} {name}".encode())
 
 
-def _shuffled(recipe: Recipe, runs: Sequence[Run]) -> Recipe | None:
-    """`recipe` with all `runs` in their order; None if it has it already."""
-    last = recipe
-    for axis, start, stop, seed in reversed(runs):
-        if not isinstance(last, Shuffle) or (last.axis, last.start, last.stop, last.seed) != (axis, start, stop, seed):
-            break
-        last = last.item
-    else:
-        return None
+def _is_shuffled(recipe: Recipe, runs: Sequence[Run]) -> bool:
+    """Whether all `runs` are in their order already."""
+    for run in reversed(runs):
+        if not isinstance(recipe, Shuffle) or (recipe.axis, recipe.start, recipe.stop, recipe.seed) != run:
+            return False
+        recipe = recipe.item
+    return True
+
+
+def _shuffled(recipe: Recipe, runs: Sequence[Run]) -> Recipe:
+    """`recipe` with all `runs` in their order."""
     for axis, start, stop, seed in runs:
         recipe = Shuffle(recipe, axis, start, stop, seed)
     return recipe

@@ -258,6 +258,12 @@ def test_the_order_of_one_side_only_is_another_model() -> None:
     assert worst(before, wrong) > 0.05
 
 
+def test_all_weights_are_put_into_another_order_or_none() -> None:
+    """Also where another pass has changed one of them since."""
+    before = applied("permute-neurons, fold-norm-scale", ZOO["packed/variant tied"]())
+    assert worst(before, applied("permute-neurons", before)) <= EXACT
+
+
 def test_weights_with_another_reader_keep_their_order() -> None:
     before = unit(UNITS["silu"])
     before.add_output("other", ops.linear(before.inputs["z"], before.params["up"]))
