@@ -5,7 +5,6 @@ Places are followed by labels: arrays of numbers as values have them for one tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from weft.ir import Node, Param, Value, ops
 from weft.ir.archive import Array
 from weft.ir.interpreter import run_node
-from weft.ir.op import Op
 from weft.ir.sizes import names
 
 _MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsqueeze, ops.squeeze)
@@ -91,14 +89,14 @@ class Origin:
     labels: Array
 
 
-def origin(value: Value, linears: Sequence[Op] = (ops.linear,)) -> Origin | str:
+def origin(value: Value) -> Origin | str:
     """Where `value` comes from, or why that cannot be told; nothing else reads what is on the way."""
     path: list[Value] = []
     while (node := value.producer) is not None:
         if len(value.uses) != 1 or value.is_output:
             return f"%{value.name} is read by others too"
         path.insert(0, value)
-        if node.op in linears:
+        if node.op in (ops.linear, ops.norm_linear):
             break
         if node.op not in (*_MOVES, *_STILL) or node.op is ops.concat or node.inputs[0] is None:
             return f"%{value.name} is made by {node.op.name}, not by a linear"

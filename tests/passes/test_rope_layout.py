@@ -72,6 +72,7 @@ def test_before_and_after_other_passes() -> None:
         f"{NEIGHBOURS}, permute-heads{{order=[2, 1, 0, 5, 4, 3]}}, gqa-to-mha, {HALF}",
         f"permute-heads{{order=[2, 1, 0, 5, 4, 3]}}, pack-qkv, {NEIGHBOURS}, fuse-rope-attention",
         f"{NEIGHBOURS}, pad-head-dim, {HALF}, default",
+        f"pack-qkv, fold-norm-scale, fuse-norm-linear, {NEIGHBOURS}, kv-cache",
     ):
         run_passes(before, pipeline, verify=True)
     plain = run_passes(ZOO["variant/norms of q and k, no weights"](), f"norm-across-rope, {NEIGHBOURS}", verify=True)
