@@ -1,0 +1,123 @@
+"""Every pass on every graph of the zoo: it does what it declares and leaves a sound graph, or refuses in a sentence.
+
+How often it rewrites is kept in ``tests/golden/rewrites.json``, so that a fusion that stops firing is noticed. After a
+change that is meant: ``WEFT_GOLDEN=write pytest -n 0 tests/passes/test_every_pass.py``, and read the diff.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.ir import Graph, WeftError, interpret, parse, verify
+from weft.passes import Pass, Trace, all_passes, parse_pipeline
+from weft.passes.costs import cost
+from weft.passes.trial import Trial
+
+from .zoo import ZOO
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "rewrites.json"
+Counts = dict[str, dict[str, int]]  # rewrites by graph and pass; without those that rewrote nothing
+
+
+@functools.cache
+def examples() -> dict[str, Pass]:
+    """Every pass with the arguments of its documented example."""
+    pipelines = {name: parse_pipeline(kind.documentation().pipeline) for name, kind in all_passes().items()}
+    return {name: pipeline.passes[0] for name, pipeline in pipelines.items()}
+
+
+@functools.cache
+def golden() -> Counts:
+    found: Counts = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    return found
+
+
+def keep(counts: Counts) -> None:
+    """Write the table, a line per graph."""
+    lines = (f'"{name}": {json.dumps(counts[name], sort_keys=True)}' for name in ZOO if name in counts)
+    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+class Before(Trial):
+    """A graph before all passes, with its text and cost, and trials that remember the weights they drew."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph, self.text, self.cost = graph, str(graph), cost(graph)
+        self.staged: dict[tuple[str, int], tuple[Graph, dict[str, np.ndarray]]] = {}  # by text and archive
+
+    def run(self, graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        key = str(graph), id(graph.archive)
+        if key not in self.staged:
+            staged = self.stage(graph)
+            weights = {name: p.recipe.evaluate(staged.archive) for name, p in staged.params.items()}
+            self.staged[key] = staged, weights
+        staged, weights = self.staged[key]
+        return interpret(staged, inputs, params=weights)
+
+
+def rewrites(applied: Pass, before: Before) -> int:
+    """How often `applied` rewrites; everything that must hold for what it leaves does."""
+    after, trace = before.graph.clone(), Trace()
+    try:
+        applied.run(after, trace)
+    except WeftError as e:
+        if len(str(e).splitlines()) != 1:
+            raise ValueError(f"refuses in other than one line: {e}") from e
+        return 0
+    verify(after, recipes=True)
+    text, count = str(after), trace.rewrites.total()
+    assert (text != before.text) == (count > 0), f"counts {count} rewrites, and the text changed: {text != before.text}"
+    if not count:
+        return 0
+    assert str(parse(text)) == text, "its text says something else"
+    applied.check(before.graph, after, before)
+    if applied.effect == "exact":
+        Pass.check(applied, before.graph, after, before)
+    if not applied.tradeoff:
+        now = cost(after)
+        assert now.flops <= before.cost.flops, f"costs {now.flops} FLOPs instead of {before.cost.flops}"
+        moved = [c.read + c.written for c in (before.cost, now)]
+        assert moved[1] <= moved[0], f"moves {moved[1]} bytes instead of {moved[0]}"
+    assert not applied.idempotent or again(applied, after) == text, "a second run changes more"
+    return count
+
+
+def again(applied: Pass, after: Graph) -> str:
+    """The text after a second run; a pass may also refuse to run twice."""
+    twice = after.clone()
+    try:
+        applied.run(twice, Trace())
+    except WeftError:
+        return str(after)
+    return str(twice)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_pass_does_what_it_declares(name: str) -> None:
+    before, counts, failures = Before(ZOO[name]()), dict[str, int](), list[str]()
+    for applied in examples().values():
+        try:
+            counts[applied.name] = rewrites(applied, before)
+        except Exception as e:  # all of them in one report
+            failures.append(f"{applied}: {type(e).__name__}: {str(e).partition(chr(10))[0]}")
+        assert str(before.graph) == before.text, f"{applied} changed a graph that was not given to it"
+    if failures:
+        pytest.fail(f"{name}:\n" + "\n".join(failures), pytrace=False)
+    fired = {applied: count for applied, count in counts.items() if count}
+    if os.environ.get("WEFT_GOLDEN") == "write":
+        keep(golden() | {name: fired})
+        golden.cache_clear()
+    assert fired == golden().get(name)
+
+
+def test_every_pass_fires_somewhere() -> None:
+    assert {applied for counts in golden().values() for applied in counts} == set(examples())
