@@ -20,7 +20,7 @@ from weft.ir.archive import Array
 from weft.ir.interpreter import bind, run_node
 
 WINDOW = 128  # tokens of a plain text that are read together
-TOGETHER = 16  # texts that are computed at once
+TOGETHER = 512  # tokens of texts that are computed at once
 
 
 def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
@@ -47,9 +47,9 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     if not by_length:
         raise WeftError(f"the calibration text {path} has no tokens")
     found = [
-        np.array(texts[i : i + TOGETHER], np.int64)
-        for texts in by_length.values()
-        for i in range(0, len(texts), TOGETHER)
+        np.array(texts[i : i + max(1, TOGETHER // length)], np.int64)
+        for length, texts in by_length.items()
+        for i in range(0, len(texts), max(1, TOGETHER // length))
     ]
     for ids in found:
         if ids.min() < 0 or (vocab is not None and ids.max() >= vocab):

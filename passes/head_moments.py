@@ -45,17 +45,29 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
     known = {x: activations(x) for x in (q, k, v) if x is not None}
     with activations.aside():
         known |= {x: activations(x) for x in node.inputs if x is not None and not isinstance(x, Param)}
-    sums: list[Array] = []
+    tokens, averaged = dict[Value, Array](), dict[Value, Array]()
+    attended: Array = np.zeros(())
+    spread = np.zeros(heads)
     for i in range(len(known[k])):
         here = {x: arrays[i] for x, arrays in known.items()}
-        ones = {x: _with_one(here[x]) for x in (q, k, v) if x is not None}
-        for text, p in enumerate(attention_weights(node, here)):
-            queries, keys, values = (ones[k if x is None else x][text] for x in (q, k, v))
-            part = _sums(p, groups, queries, keys, keys if v is k else values)
-            sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else part
-    asked, tokens, differing, offered, averaged, spread = sums
+        p = attention_weights(node, here)
+        spread += (p * (1 - p)).sum((0, 2, 3))
+        for x in {x for x in (q, k, v) if x is not None}:
+            ones = _with_one(here[x])
+            tokens[x] = tokens.get(x, 0) + _squares(ones.reshape(-1, ones.shape[-1]))
+            if x in (k, v):
+                averaged[x] = averaged.get(x, 0) + _squares(_by_group(p @ ones[:, None], groups))
+            if x is k:
+                mass = p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]  # what each key is given
+                attended = attended + _squares(_by_group(np.sqrt(mass) * ones[:, None], groups))
+    queries = np.eye(1) if q is None else _scaled(tokens[q])
     scale = spread.mean() or 1.0
-    return Moments(_scaled(asked), _mean(tokens, differing), _mean(offered, averaged), spread / scale + 1e-3)
+    return Moments(
+        queries,
+        _mean(tokens[k], attended - averaged[k]),
+        _mean(tokens[v], averaged[v]),
+        spread / scale + 1e-3,
+    )
 
 
 def attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
@@ -78,24 +90,14 @@ def _with_one(x: Array) -> Array:
     return np.concatenate([x, np.ones((*x.shape[:-1], 1), x.dtype)], -1)
 
 
-def _sums(p: Array, groups: int, queries: Array, keys: Array, values: Array) -> list[Array]:
-    """Of one text with attention weights `p` [heads, seq, keys]: squares of queries, keys, differences of keys within
-    an attention, values, averages of values; and how far the weights are spread."""
-    mass = p.reshape(groups, -1, len(keys)).sum(1)[:, None]  # [groups, 1, keys]
-    means = _averaged(p, groups, keys)
-    averaged = means if values is keys else _averaged(p, groups, values)
-    products = [_squares(queries), _squares(keys), (keys.T * mass) @ keys - means, _squares(values), averaged]
-    return [x.astype(np.float64) for x in (*products, (p * (1 - p)).sum((1, 2)))]
+def _by_group(x: Array, groups: int) -> Array:
+    """`x` [texts, heads, places, n] as [groups, vectors, n]."""
+    return np.moveaxis(x.reshape(len(x), groups, -1, x.shape[-1]), 1, 0).reshape(groups, -1, x.shape[-1])
 
 
 def _squares(x: Array) -> Array:
-    found: Array = x.swapaxes(-1, -2) @ x
-    return found
-
-
-def _averaged(p: Array, groups: int, x: Array) -> Array:
-    """Squares of the averages of `x` [keys, n] that the heads of each group take: [groups, n, n]."""
-    return _squares((p @ x).reshape(groups, -1, x.shape[1]))
+    """Sums of x xᵀ over the vectors of `x` [..., vectors, n]."""
+    return (x.swapaxes(-1, -2) @ x).astype(np.float64)
 
 
 def _scaled(moment: Array) -> Array:

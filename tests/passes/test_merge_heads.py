@@ -310,8 +310,8 @@ def test_one_text_or_windows_of_it(tmp_path: Path) -> None:
     np.save(array, np.arange(30, dtype=np.int32).reshape(5, 6))
     (found,) = read_tokens(graph, str(array), 18)
     assert found.tolist() == np.arange(18).reshape(3, 6).tolist()
-    np.save(array, np.arange(40 * 3).reshape(40, 3) % 37)
-    assert [len(a) for a in read_tokens(graph, str(array), 1000)] == [16, 16, 8]
+    np.save(array, np.arange(600 * 3).reshape(600, 3) % 37)
+    assert [len(a) for a in read_tokens(graph, str(array), 1200)] == [170, 170, 60]
 
 
 @pytest.mark.parametrize(
