@@ -155,7 +155,10 @@ def unwritable(stream: Stream, norms: bool = False) -> str | None:
         if isinstance(writer, Param):
             continue
         if writer.op.name in NORMS and not norms:
-            return f"%{value.name} is made by {writer.op.name}, a norm whose result is part of the residual"
+            x = writer.inputs[0]
+            looked_up = x is not None and x.producer is not None and x.producer.op.name == "embedding"
+            cure = "; run fold-embedding-norm before" if looked_up else ""
+            return f"%{value.name} is made by {writer.op.name}, a norm whose result is part of the residual{cure}"
         if writer.op.name not in WRITERS:
             return f"%{value.name} is made by {writer.op.name}"
         if why := computed(writer):
