@@ -16,8 +16,8 @@ class DropDoubleNorm(Pass):
     """Leave out an RMSNorm where everything that it leads to is normalized again: norm(W · rms(x)) → norm(W x).
 
     RMSNorm multiplies a row by a number, bias-free linears, splits into heads and rotations pass that on, and a norm
-    takes it away again, if its ε is 0. With ε > 0 it does not, for ε then stands beside rows of another size: the result
-    is off by about ε/2 times what 1/mean(y²) of the rows y before the second norm differs by.
+    takes it away again, if its ε is 0. With ε > 0 it does not, for ε then stands beside rows of another size: the
+    result is off by about ε/2 times what 1/mean(y²) of the rows y before the second norm differs by.
 
     Condition: all ways from the norm lead, through linear maps of single rows without biases, to RMSNorms or LayerNorms
     of ε = 0; the norm has no weight (run fold-norm-scale before).
