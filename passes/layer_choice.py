@@ -60,21 +60,27 @@ def numbers(layers: Layers, count: int) -> list[int]:
     """The layers, of `count`, that `layers` says, in order.
 
     Raises:
-        WeftError: if it cannot be read, or names a layer that does not exist.
+        WeftError: if it cannot be read, names a layer that does not exist, or says none.
     """
-    if isinstance(layers, str):
-        text = layers.strip()
-        if text in ("all", "even", "odd"):
-            return list(range(text == "odd", count, 1 if text == "all" else 2))
-        if any(role in text for role in ROLES) or ":" in text:
-            return [i for i, role in enumerate(roles(text, count)) if role == "local"]
-        wanted = [i for part in text.split(",") for i in _range(part.strip(), layers)]
-    else:
-        wanted = [layers] if isinstance(layers, int) else list(layers)
+    wanted = _read(layers, count)
     for i in wanted:
         if not -count <= i < count:
             raise WeftError(f"there is no layer {i}; the graph has layers 0 to {count - 1}")
+    if not wanted:
+        raise WeftError(f"layers={layers!r} says none of the layers 0 to {count - 1}")
     return sorted({i % count for i in wanted})
+
+
+def _read(layers: Layers, count: int) -> list[int]:
+    """The numbers that `layers` says, as they are."""
+    if not isinstance(layers, str):
+        return [layers] if isinstance(layers, int) else list(layers)
+    text = layers.strip()
+    if text in ("all", "even", "odd"):
+        return list(range(text == "odd", count, 1 if text == "all" else 2))
+    if any(role in text for role in ROLES) or ":" in text:
+        return [i for i, role in enumerate(roles(text, count)) if role == "local"]
+    return [i for part in text.split(",") for i in _range(part.strip(), layers)]
 
 
 def roles(pattern: str | Sequence[str], count: int) -> list[str]:

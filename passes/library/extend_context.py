@@ -90,13 +90,12 @@ class ExtendContext(Pass):
         tables = position_tables(before)
         for node in before.nodes:
             name, new = node.output.name, known[node.output.name]
-            if node.op.name == "rope" and _param(new).recipe != _param(node).recipe:
-                scaling = _SCALING[self.method]
-                amplitude = temperature(scaling, self.factor) if scaling == "yarn" else node.attrs["amplitude"]
-                same = {"interleaved": node.attrs["interleaved"], "amplitude": amplitude}
-                old = recipe_of(node)
-                assert old is not None
-                meanings[name] = expected(self._scaled(old, self._original(before)), new, **same)
+            old = recipe_of(node) if node.op.name == "rope" else None
+            if old is not None and old != recipe_of(new):
+                settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
+                if self.method == "yarn":
+                    settings["amplitude"] = temperature("yarn", self.factor)
+                meanings[name] = expected(self._scaled(old, self._original(before)), new, **settings)
             elif node in tables and _param(new).shape != _param(node).shape:
                 meanings[name] = partial(_looked_up, self._table(node, trial.stage(before), trial.stage(after)))
         inputs = trial.inputs(after)
@@ -134,17 +133,17 @@ class ExtendContext(Pass):
     def _stretched(self, node: Node, trace: Trace) -> bool:
         """Whether the node, which looks positions up, has the longer table."""
         table, offset = _param(node), first_row(node)
-        stretched = [r for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
-        factor = stretched[0].factor if stretched else 1.0
+        stretched = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
+        factor = max(stretched, default=1.0)
         if factor == self.factor:
             return True
-        reason = (
-            f"positions of the table %{table.name} are interpolated already, factor {factor:g}" if factor != 1 else ""
-        )
-        reason = reason or ("it cannot be told which row is position 0" if offset is None else "")
-        reason = reason or ("a table of positions can only be interpolated: method=pi" if self.method != "pi" else "")
-        if reason or offset is None:
-            trace.refuse(self.name, node.output.name, reason)
+        if offset is None:
+            trace.refuse(self.name, node.output.name, f"it cannot be told which row of %{table.name} is position 0")
+            return False
+        if factor != 1 or self.method != "pi":
+            already = f"positions of the table %{table.name} are interpolated already, factor {factor:g}"
+            only = "a table of positions can only be interpolated: method=pi"
+            trace.refuse(self.name, node.output.name, only if factor == 1 else already)
             return False
         rows, width = table.shape
         length = int((rows - offset) * self.factor)
@@ -190,8 +189,8 @@ class ExtendContext(Pass):
 
 
 def _param(node: Node) -> Param:
-    """The frequencies of a rotation, the table of an embedding."""
-    value = node.inputs[2 if node.op.name == "rope" else 1]
+    """The table of an embedding."""
+    value = node.inputs[1]
     assert isinstance(value, Param)
     return value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -68,12 +68,11 @@ class InsertRope(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.scaling == "none" and self.factor != 1:
             raise WeftError(f"{self.name}: factor={self.factor} needs a scaling: linear, ntk, yarn or llama3")
-        refused, counted = [], dict[Any, Value]()
+        counted = dict[Any, Value]()
         for node in chosen(graph, self.layers, self.name):
             why = self._misfit(node)
             if why is not None:
                 trace.refuse(self.name, node.output.name, why)
-                refused.append(f"%{node.output.name}: {why}")
                 continue
             recipe = self._recipe(graph, node)
             with graph.inserting(before=node):
@@ -84,7 +83,8 @@ class InsertRope(Pass):
                     node.set_input(i, rotated)
             trace.fired(self.name, node.output.name)
         if not trace.rewrites[self.name]:
-            raise WeftError(f"{self.name}: there is nothing to rotate; {refused[0]}")
+            first = trace.refusals[0]
+            raise WeftError(f"{self.name}: there is nothing to rotate; %{first.at}: {first.reason}")
 
     def check(self, before: Graph, after: Graph, trial: Trial) -> None:
         """The rotated attentions are those of `before` over pairs turned as complex numbers."""
@@ -115,13 +115,13 @@ class InsertRope(Pass):
         dim = head if self.rotary_dim is None else self.rotary_dim
         if dim > head:
             raise WeftError(f"{self.name}: rotary_dim={dim} exceeds the {head} numbers of a head")
-        original = (graph.meta.get("context") or 0) if self.original is None else self.original
-        same = ("beta_fast", "beta_slow", "low_freq", "high_freq", "truncate")
-        scaled = (
-            {} if self.scaling == "none" else {"factor": self.factor, **{name: getattr(self, name) for name in same}}
-        )
-        scaled |= {"original": original} if self.scaling in ("yarn", "llama3") else {}
-        recipe = RopeFrequencies(dim, self.theta, self.scaling, **scaled)
+        recipe = RopeFrequencies(dim, self.theta)
+        if self.scaling != "none":
+            same = ("scaling", "factor", "beta_fast", "beta_slow", "low_freq", "high_freq", "truncate")
+            recipe = replace(recipe, **{name: getattr(self, name) for name in same})
+        if self.scaling in ("yarn", "llama3"):
+            known = graph.meta.get("context") or 0
+            recipe = replace(recipe, original=known if self.original is None else self.original)
         check_scaling(recipe, self.name)
         return recipe
 

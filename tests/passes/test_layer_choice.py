@@ -43,6 +43,8 @@ def test_layers(layers: Layers, found: list[int]) -> None:
         (7, "there is no layer 7; the graph has layers 0 to 6"),
         ("0-7", "there is no layer 7;"),
         (-8, "there is no layer -8;"),
+        ((), r"layers=\(\) says none of the layers 0 to 6"),
+        ("0:1", "layers='0:1' says none of the layers 0 to 6"),
         ("3-1", "layers='3-1' ends at 1 before it begins at 3"),
         ("some", "cannot read 'some' of layers='some': it takes all, even, odd,"),
         ("", "cannot read '' of layers='': it takes all"),
