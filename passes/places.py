@@ -1,6 +1,7 @@
 """Where the numbers of a token go: through reshapes, splits, concatenations, norms, from a linear to an attention.
 
-Places are followed by labels: arrays of numbers as values have them for one token, pushed through the ops' references.
+Places are followed by labels: integers instead of the numbers of a value, pushed through the ops' references. Named
+sizes are 1 meanwhile, and all tokens are labelled alike.
 """
 
 from __future__ import annotations
@@ -18,23 +19,30 @@ _MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsque
 _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
 
 
-def _token(value: Value) -> dict[str, int]:
+def _ones(value: Value) -> dict[str, int]:
     """The named sizes of `value`, all of them 1."""
     return {name: 1 for size in value.shape for name in names(size)}
 
 
-def unlabelled(value: Value) -> Array:
-    """Labels that say nothing: zeros, in the shape of `value` for one token."""
-    return np.zeros(value.type.concrete(_token(value)), int)
+def _labelled(value: Value, labels: Array | None = None, first: int = 0) -> Array:
+    """`labels` of the numbers of a token for every token of `value`; without, they are counted from `first`."""
+    shape = value.type.concrete(_ones(value))
+    labels = np.arange(first, first + int(np.prod(shape[2:]))) if labels is None else labels
+    return np.broadcast_to(labels.reshape(shape[2:]), shape)
 
 
-def push(node: Node, operand: int, labels: Array) -> list[Array] | None:
+def _nothing(value: Value) -> Array:
+    """Labels that say nothing: zeros."""
+    return np.zeros(value.type.concrete(_ones(value)), int)
+
+
+def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
     """The labels of what `node` makes, those of its `operand` being `labels`; None if it mixes or computes places."""
     if node.op in _STILL and operand == 0:
         return [labels]
     if not _moves(node):
         return None
-    return _moved(node, [labels if i == operand else unlabelled(v) for i, v in enumerate(node.inputs) if v is not None])
+    return _moved(node, [labels if i == operand else _nothing(v) for i, v in enumerate(node.inputs) if v is not None])
 
 
 def _moves(node: Node) -> bool:
@@ -45,16 +53,16 @@ def _moves(node: Node) -> bool:
 
 def _moved(node: Node, labels: list[Array]) -> list[Array]:
     """The labels of what `node` makes from `labels` of its operands."""
-    binding = {name: 1 for v in (*node.inputs, *node.outputs) if v is not None for name in _token(v)}
+    binding = {name: 1 for v in (*node.inputs, *node.outputs) if v is not None for name in _ones(v)}
     return list(run_node(node.op, list(labels), node.attrs, binding))
 
 
 def gathered(value: Value) -> dict[Value, Array]:
-    """The values that the numbers of `value` are moved from, each with labels of `value`: which number of that value a
-    number is, counted from 1; 0 if it is none of them."""
+    """The values that the numbers of `value` are moved from, each with labels of a token of `value`: which number of
+    that value a number is, counted from 1; 0 if it is none of them."""
     made: dict[Value, Array] = {}
     starts: dict[Value, int] = {}
-    count = 0
+    count = 0  # labels given out
 
     def labels(v: Value) -> Array:
         nonlocal count
@@ -64,16 +72,12 @@ def gathered(value: Value) -> dict[Value, Array]:
                 found = _moved(node, [labels(x) for x in node.inputs if x is not None])
                 made.update(zip(node.outputs, found, strict=True))
             else:
-                shape = unlabelled(v).shape
-                starts[v], size = count, int(np.prod(shape))
-                made[v] = np.arange(count + 1, count + size + 1).reshape(shape)
-                count += size
+                starts[v], made[v] = count, _labelled(v, first=count + 1)
+                count = int(made[v].max())
         return made[v]
 
-    whole = labels(value)
-    found = {
-        v: np.where((whole > first) & (whole <= first + made[v].size), whole - first, 0) for v, first in starts.items()
-    }
+    token = labels(value)[0, 0]
+    found = {v: np.where((token > first) & (token <= made[v].max()), token - first, 0) for v, first in starts.items()}
     return {v: own for v, own in found.items() if own.any()}
 
 
@@ -81,7 +85,7 @@ def gathered(value: Value) -> dict[Value, Array]:
 class Origin:
     """The `linear` behind a value, and the steps between, in order, each with the labels of what it makes.
 
-    Labels are rows of the linear's weight.
+    Labels are rows of the linear's weight, for one token.
     """
 
     linear: Node
@@ -105,17 +109,17 @@ def origin(value: Value) -> Origin | str:
         return f"no linear makes %{value.name}"
     if not all(v is None or isinstance(v, Param) for v in (node.operand("weight"), node.operand("bias"))):
         return f"the weight of %{node.output.name} is computed"
-    labels = np.arange(node.output.width).reshape(unlabelled(node.output).shape)
+    labels = _labelled(node.output)
     steps: list[tuple[Node, Array]] = []
     for reached in path[1:]:
         step = reached.producer
         assert step is not None
-        made = push(step, 0, labels)
+        made = _push(step, 0, labels)
         if made is None:
             return f"{step.op.name} (%{reached.name}) moves its numbers about"
         labels = made[reached.index]
-        steps.append((step, labels))
-    return Origin(node, tuple(steps), labels)
+        steps.append((step, labels[0, 0]))
+    return Origin(node, tuple(steps), labels[0, 0])
 
 
 @dataclass(frozen=True)
@@ -127,17 +131,20 @@ class Destination:
     labels: Array
 
 
-def destination(value: Value, labels: Array) -> Destination | str:
-    """The attention that alone reads `value`, at last, or why there is none; on the way are moves, and what treats
-    numbers or whole sets of labels alike."""
+def destination(value: Value, token: Array) -> Destination | str:
+    """The attention that alone reads `value`, at last, or why there is none; `token` are labels of one of its tokens.
+
+    On the way are moves, and what treats all numbers, or whole sets of labels, alike.
+    """
+    labels = _labelled(value, token)
     while True:
         if len(value.uses) != 1 or value.is_output:
             return f"%{value.name} is read by others than one attention"
         ((node, i),) = value.uses
         if node.op is ops.attention and i < 2:
             heads = node.attrs["heads" if i == 0 else "kv_heads"]
-            return Destination(node, "qk"[i], labels.reshape(heads, -1))
-        made = push(node, i, labels)
+            return Destination(node, "qk"[i], labels[0, 0].reshape(heads, -1))
+        made = _push(node, i, labels)
         groups = np.sort(labels.reshape(-1, labels.shape[-1]))
         uneven = node.op in (ops.rms_norm, ops.layer_norm) and (groups != groups[0]).any()
         if made is None or len(made) != 1 or uneven or (node.op in _STILL and len(node.inputs) > 1):

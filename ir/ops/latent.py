@@ -114,8 +114,15 @@ def absorbed(
     q, k = head_linear(q, up_k, heads=heads, inverse=True), latent
     if q_rope is not None and k_rope is not None:
         q, k = join(q, q_rope, heads), concat(latent, k_rope, axis=2)
-    common = {"heads": heads, "kv_heads": 1, "causal": causal, "scale": scale, "value_dim": latent.width, **attrs}
-    return head_linear(attention(q, k, None, *masks, name=None, **common), up_v, heads=heads)
+    common: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": 1,
+        "causal": causal,
+        "scale": scale,
+        "value_dim": latent.width,
+        **attrs,
+    }
+    return head_linear(attention(q, k, None, *masks, **common), up_v, heads=heads)
 
 
 def join(x: Value, y: Value, heads: int) -> Value:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.matrices import MatMul
 from weft.ir.ops.fused_attention import SOFTMAX
-from weft.ir.recipes import Add, Concat, Full, Take
+from weft.ir.recipes import Add, Concat, Full, Literal, Take
 
 from ..base import Pass
 from ..edit import changed, derive, derive_bias, supersede
@@ -143,7 +143,7 @@ def _unequal(node: Node, v: Branch) -> str | None:
     if node.operand("sinks") is not None:
         return "its sinks take a part of every row: the others sum to less than 1"
     bias, a = node.operand("bias"), node.attrs
-    if bias is not None and not isinstance(bias, Param) and not _finite(bias):
+    if bias is not None and not _finite(bias):
         return f"its bias %{bias.name} may hide all keys of a row"
     q, k = node.operand("q"), node.operand("k")
     assert q is not None and k is not None
@@ -156,7 +156,9 @@ def _unequal(node: Node, v: Branch) -> str | None:
 
 
 def _finite(bias: Value) -> bool:
-    """Whether `bias` is made of distances, which hide nothing."""
+    """Whether `bias` is learned or made of distances, which hide nothing."""
+    if isinstance(bias, Param):
+        return not bias.recipe.has(Literal, Full)
     return bias.producer is not None and bias.producer.op in (ops.alibi, ops.relative_position_bias)
 
 

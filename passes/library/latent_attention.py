@@ -254,7 +254,8 @@ def _parted(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
         return x, None
     lead = (*x.shape[:2], heads)
     joined = x.producer.inputs[0] if x.producer and x.producer.op is ops.reshape else None
-    parts = list(joined.producer.inputs) if joined and joined.producer and joined.producer.op is ops.concat else []
+    node = joined.producer if joined is not None and len(joined.shape) == 4 else None
+    parts = list(node.inputs) if node is not None and node.op is ops.concat and node.attrs["axis"] % 4 == 3 else []
     if [p.shape for p in parts if p is not None] != [(*lead, first), (*lead, each - first)]:
         parts = list(ops.split.emit(ops.reshape(x, shape=(*lead, each)), sizes=(first, each - first)))
     plain, turned = (_side_by_side(p) for p in parts if p is not None)

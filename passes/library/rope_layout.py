@@ -86,7 +86,7 @@ def _elements(rotation: Node) -> Array:
     each = rotation.output.width // rotation.attrs["heads"]
     number = np.arange(1, each + 1)
     number[2 * _pairs(rotation) :] = 0
-    return np.tile(number, rotation.attrs["heads"])[None, None]
+    return np.tile(number, rotation.attrs["heads"])
 
 
 def _pairs(rotation: Node) -> int:

@@ -10,7 +10,7 @@ import pytest
 from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, sizes
 from weft.ir.frequencies import RopeFrequencies
 from weft.ir.matrices import MatMul
-from weft.ir.recipes import Full, Take
+from weft.ir.recipes import Full, Literal, Take
 from weft.passes import Trace
 from weft.passes.trial import EXACT, Trial, difference
 
@@ -58,6 +58,8 @@ def model(kind: str = "", moved: bool = False) -> Graph:
     bias = None
     if kind == "alibi":
         bias = ops.alibi(weight(g, "slopes", HEADS), at, at)
+    if kind == "written bias":
+        bias = weight(g, "bias", 1, 4, 1, 1, recipe=Literal((0.0, -np.inf, 0.0, 0.0), (1, 4, 1, 1)))
     if kind == "bias":
         bias = g.add_input("bias", TensorType(dtypes.f32, (1, 1, SEQ, SEQ)))
     attrs: dict[str, Any] = {"causal": True, **MINE.get(kind, {})}
@@ -143,6 +145,7 @@ V_REASONS = {
     "mask and window": "rows of padding may see no key",
     "across, window": "rows may be further from all keys than it sees",
     "bias": "its bias %bias may hide all keys of a row",
+    "written bias": "its bias %bias may hide all keys of a row",
 }
 
 

@@ -12,7 +12,7 @@ from weft import MLA, Block, Decoder, GatedMLP, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
+from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, parse
 from weft.ir.ops.latent import expanded
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.library.latent_attention import _absorb, _made_from
@@ -102,6 +102,29 @@ def test_packed_or_not_under_any_mask(kind: str) -> None:
     assert ups == {"k_up.weight": (H * D, RANK), "v_up.weight": (H * DV, RANK)}
     assert set(after.params) >= set(ups) and len(after.params) == 3 + (2 if kind == "masked" else 0)
     assert worst(after, applied("mla-expand", after)) <= EXACT
+
+
+def test_sizes_may_be_fixed() -> None:
+    graph = parse(str(latent("head by head")).replace("batch", "2").replace("seq", "5"))
+    after = applied("mla-absorb", graph)
+    assert kv_heads(after) == [1] and worst(graph, after) <= EXACT
+    assert worst(graph, applied("mla-expand", after)) <= EXACT
+
+
+def test_queries_of_heads_in_turns_are_not_cut_as_heads() -> None:
+    """Twice as many heads of half the size, side by side, are no two parts of every head."""
+    g = Graph("turns")
+    q, r = (g.add_input(n, TensorType(dtypes.f32, (BATCH, SEQ, 6))) for n in "qr")
+    c, s = (g.add_input(n, TensorType(dtypes.f32, (BATCH, SEQ, w))) for n, w in (("c", 2), ("s", 3)))
+    apart = [ops.reshape(x, shape=(BATCH, SEQ, 2, 3)) for x in (q, r)]
+    q = ops.reshape(ops.concat(*apart, axis=2), shape=(BATCH, SEQ, 12))
+    k = ops.linear(c, weight(g, "k.weight", 6, 2), name="k")
+    v = ops.linear(c, weight(g, "v.weight", 6, 2), name="v")
+    shared = ops.expand(ops.unsqueeze(s, axes=(2,)), shape=(BATCH, SEQ, 2, 3))
+    k = ops.reshape(ops.concat(ops.reshape(k, shape=(BATCH, SEQ, 2, 3)), shared, axis=3), shape=(BATCH, SEQ, 12))
+    g.add_output("y", ops.attention(q, k, v, heads=2, kv_heads=2))
+    after = applied("mla-absorb", g)
+    assert kv_heads(after) == [1] and worst(g, after) <= EXACT
 
 
 def test_grouped_keys_of_a_latent() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops
+from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops, parse
 from weft.ir.frequencies import RopeFrequencies
 from weft.passes import Trace, run_passes
 from weft.passes.edit import changed
@@ -170,6 +170,12 @@ def test_norms_between_need_their_weights_in_order() -> None:
     for name in ("q_norm", "k_norm"):
         after.params[f"layers.0.attn.{name}.weight"].recipe = before.params[f"layers.0.attn.{name}.weight"].recipe
     assert worst(before, after) > 1e-4
+
+
+def test_sizes_may_be_fixed() -> None:
+    graph = parse(str(turned()).replace("batch", "2").replace("seq", "5"))
+    after = applied(NEIGHBOURS, graph)
+    assert layouts(after) == {True} and worst(graph, after) <= EXACT
 
 
 def test_unknown_layouts() -> None:
