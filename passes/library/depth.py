@@ -205,9 +205,13 @@ def _ends(value: Value, found: set[Param]) -> str | None:
         return (
             None if all(isinstance(p, Param) for p in params) else f"the weights of {name} (%{value.name}) are computed"
         )
-    if name == "mul":
-        whys = [_ends(v, found) for v in node.inputs[:1] if v is not None]
-        return whys[0]
+    if name == "mul":  # one zero is enough
+        for factor in (v for v in node.inputs if v is not None):
+            zeros = set[Param]()
+            if (why := _ends(factor, zeros)) is None:
+                found.update(zeros)
+                return None
+        return why
     if name in ("add", "rms_norm", "layer_norm", "cast", "reshape") or (name == "affine" and node.attrs["plus"] == 0):
         bias = node.operand("bias") if name == "layer_norm" else None
         if isinstance(bias, Param):

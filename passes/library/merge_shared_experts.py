@@ -56,32 +56,32 @@ class MergeSharedExperts(Pass):
         made: Made = {}
         place = {node: i for i, node in enumerate(graph.nodes)}
         for total in totals(graph):
-            groups: dict[Value, list[FeedForward]] = {}
-            obstacles: dict[Value, list[tuple[str, str]]] = {}
+            sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # what reads a value, or why it does not count
             for term in summands(total):
                 found = _summand(term)
-                if isinstance(found, FeedForward):
-                    groups.setdefault(found.x, []).append(found)
-                elif found is not None:
-                    obstacles.setdefault(found[0], []).append((term.name, found[1]))
-            for x, group in groups.items():
-                alike = sorted((f for f in group if f.kind == group[0].kind), key=lambda f: place[f.down])
-                for f in (f for f in group if f.kind != group[0].kind):
-                    why = f"its activation or gate differs from that of %{alike[0].down.output.name}"
-                    trace.refuse(self.name, f.down.output.name, why)
-                for at, why in obstacles.get(x, []):
-                    trace.refuse(self.name, at, why)
-                if any(fixed(f.down.output) for f in alike[:-1]):
-                    trace.refuse(
-                        self.name, alike[-1].down.output.name, "nothing else would be left to add: unfuse-residual-norm"
-                    )
-                elif len(alike) > 1:
-                    trace.fired(self.name, alike[-1].down.output.name)
-                    _merge(alike, made)
+                if found is not None:
+                    sites.setdefault(found[0], []).append((term.name, found[1]))
+            for site in (found for found in sites.values() if len(found) > 1):
+                kinds: dict[object, list[FeedForward]] = {}
+                for at, whole in site:
+                    if isinstance(whole, str):
+                        trace.refuse(self.name, at, whole)
+                    else:
+                        kinds.setdefault(whole.kind, []).append(whole)
+                for alike in kinds.values():
+                    alike.sort(key=lambda f: place[f.down])
+                    at = alike[-1].down.output.name
+                    if any(fixed(f.down.output) for f in alike[:-1]):
+                        trace.refuse(self.name, at, "an add_norm adds nothing else: run unfuse-residual-norm before")
+                    elif len(alike) > 1:
+                        trace.fired(self.name, at)
+                        _merge(alike, made)
+                    elif len(kinds) > 1:
+                        trace.refuse(self.name, at, "its activation or gate differs from the other's")
 
 
-def _summand(term: Value) -> FeedForward | tuple[Value, str] | None:
-    """The feed-forward that makes `term`; or what one reads that does not make it alone, and why it does not count."""
+def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
+    """What the feed-forward that makes `term` reads, and that feed-forward, or why it does not count."""
     node = term.producer
     if node is None:
         return None
@@ -95,7 +95,7 @@ def _summand(term: Value) -> FeedForward | tuple[Value, str] | None:
         return None
     if found.up.normed:
         return found.x, "its norm is fused into it: run before fuse-norm-linear"
-    return (found.x, "its result is read by others too") if len(term.uses) > 1 or term.is_output else found
+    return found.x, "its result is read by others too" if len(term.uses) > 1 or term.is_output else found
 
 
 def _merge(parts: list[FeedForward], made: Made) -> None:

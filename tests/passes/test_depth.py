@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
-from weft.ir import Graph, WeftError, interpret
+from weft.ir import Graph, TensorType, WeftError, dtypes, interpret, ops
 from weft.ir.recipes import Full, Normal
 from weft.passes import Trace, lookup, run_passes
 from weft.passes.trial import EXACT, Trial, difference
 
-from .models import applied, count, worst
+from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO
 
 ATTENTION = Attention(3, rope=RoPE())
@@ -198,3 +198,24 @@ def test_inserted_layers_get_caches_and_go_again() -> None:
     assert worst(before, back) <= EXACT and list(back.params) == list(before.params)
     inputs = Trial().inputs(before)
     np.testing.assert_array_equal(interpret(back, inputs)["logits"], interpret(before, inputs)["logits"])
+
+
+def test_branches_behind_a_scale_end_where_something_can_be_zero() -> None:
+    g = Graph("scaled")
+    x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 6)))
+    for i in range(2):
+        with g.scope(f"layers.{i}"):
+            y = ops.linear(ops.relu(ops.linear(x, weight(g, "up", 9, 6))), weight(g, "w", 6, 9), name="down")
+            x = ops.add(x, ops.mul(weight(g, "scale", 6), y), name="sum")
+    g.add_output("y", x)
+    after = run_passes(g, "insert-layers{after=0}", verify=True)
+    assert after.params["layers.1.w"].recipe == Full(0.0, (6, 9))
+    assert after.params["layers.1.scale"].recipe == g.params["layers.0.scale"].recipe
+    for n in g.nodes:  # and what is not linear at its end cannot be silenced
+        if n.output.name == "layers.0.down":
+            with g.inserting(after=n):
+                bent = ops.exp(n.output)
+            n.output.replace_uses(bent, keep=[bent.producer])  # type: ignore[list-item]
+    trace = Trace()
+    assert str(applied("insert-layers{after=0}", g, trace)) == str(g)
+    assert "exp (%layers.0.exp) makes what it adds, not a linear" in trace.refusals[0].reason

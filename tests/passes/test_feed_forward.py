@@ -145,6 +145,26 @@ def test_feed_forwards_side_by_side_become_one(parts: tuple[MLP | GatedMLP, ...]
     assert count(after, "moe") == len(parts) - len(wide)
 
 
+def test_each_kind_is_merged_by_itself() -> None:
+    before = beside(MLP(7, "gelu"), MLP(5, "relu"), MLP(3, "gelu"), MLP(2, "relu"), GatedMLP(4))
+    trace = Trace()
+    after = applied("merge-shared-experts", before, trace)
+    found = [f for n in after.nodes if isinstance(f := feed_forward(n), FeedForward)]
+    assert sorted((f.activation, f.hidden) for f in found) == [("gelu", 10), ("relu", 7), ("silu", 4)]
+    assert worst(before, after) <= EXACT and len(trace.refusals) == 1
+
+
+def test_norms_that_are_fused_into_linears() -> None:
+    """Gates are seen through them; what would have to read the normed value is not."""
+    fused = run_passes(ZOO["variant/hand-written gate"](), "fold-norm-scale, fuse-norm-linear")
+    assert count(fused, "norm_linear") and count(applied("fuse-glu", fused), "glu") == 2
+    relu = run_passes(fused, "replace-activation{to=relu}, permute-neurons, fold-scale", verify=True)
+    assert count(relu, "glu") == 2
+    trace = Trace()
+    assert not count(applied("upcycle-to-moe{experts=3}", fused, trace), "moe")
+    assert {r.reason for r in trace.refusals} == {"its norm is fused into it: run before fuse-norm-linear"}
+
+
 def test_layers_that_are_applied_twice_merge_alike() -> None:
     block = Block(Attention(3), Shared((GatedMLP(7), GatedMLP(5))))
     before = Decoder(37, 18, 1, Repeat(block, 2)).graph()
@@ -171,7 +191,7 @@ def test_what_is_not_one_feed_forward(
 ) -> None:
     before, trace = beside(*parts, **settings), Trace()
     assert str(applied("merge-shared-experts", before, trace)) == str(before)
-    assert [reason in r.reason for r in trace.refusals] == [True]
+    assert trace.refusals and all(reason in r.reason for r in trace.refusals)
 
 
 def test_a_gate_of_its_own_is_no_part_of_the_sum() -> None:
