@@ -156,7 +156,7 @@ def index() -> str:
     ]
     known = all_passes()
     for purpose, names in by_purpose().items():
-        rows = [f"| [{n}]({n}.md) | {known[n].effect} | {known[n].documentation().summary} |" for n in names]
+        rows = [f"| [{n}]({n}.md) | {known[n].effect} | {_cell(known[n].documentation().summary)} |" for n in names]
         sections.append("\n".join([f"## {purpose}\n", "| pass | effect | what it does |", "|---|---|---|", *rows]))
     return "\n\n".join(sections) + "\n"
 
@@ -164,12 +164,17 @@ def index() -> str:
 def _arguments(found: type[Pass]) -> list[str]:
     """A table of the arguments, if there are any."""
     given = found.arguments()
-    rows = [f"| `{a.name}` | {a.type_text.replace('|', '&#124;')} | {_default(a.required, a.default)} |" for a in given]
+    rows = [f"| `{a.name}` | {_cell(a.type_text)} | {_default(a.required, a.default)} |" for a in given]
     return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
 
 
 def _default(required: bool, default: object) -> str:
     return "must be given" if required else f"`{format_attr(default)}`"
+
+
+def _cell(text: str) -> str:
+    """`text` in a table."""
+    return text.replace("|", "&#124;")
 
 
 def _sentence(text: str) -> str:
