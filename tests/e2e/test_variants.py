@@ -64,6 +64,7 @@ DECODERS = {
     "multi-head, no positions": attends(),
     "multi-query": attends(1, rope=ROPE),
     "window": attends(2, rope=ROPE, window=5),
+    "window, first keys": attends(2, rope=ROPE, window=5, keep_first=2),
     "dilated": attends(2, rope=ROPE, window=8, pattern="dilated", stride=2),
     "strided": attends(2, rope=ROPE, pattern="strided", stride=4),
     "fixed": attends(2, rope=ROPE, pattern="fixed", stride=4, summary=2),
