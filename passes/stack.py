@@ -74,19 +74,24 @@ def _taken_in(nodes: Iterable[Node], y: Value, where: str) -> Value:
 
 
 def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
-    """Call layer i of `stack` `number[i]`, in scopes and in names of values and parameters. No two may become one."""
+    """Call layer i of `stack` `number[i]`, in scopes and in names of values and parameters."""
     layer = re.compile(rf"{re.escape(stack)}\.(\d+)(?=\.|$)")
 
     def renamed(text: str) -> str:
         match = layer.match(text)
         return f"{stack}.{number.get(int(match[1]), match[1])}{text[match.end() :]}" if match else text
 
+    taken: set[str] = set()
     for node in graph.nodes:
         node.scope = renamed(node.scope)
     for value in [*graph.params.values(), *(v for n in graph.nodes for v in n.outputs)]:
-        if (new := renamed(value.name)) != value.name:
-            value.name = new
+        new = renamed(value.name)
+        if new in taken:  # by a parameter that layers share, one of which is there no more
+            new = graph.fresh(new)
+        elif new != value.name:
             graph.fresh(new)  # no later value gets it
+        taken.add(new)
+        value.name = new
     graph.params = {p.name: p for p in graph.params.values()}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
-from weft.ir import Graph, TensorType, WeftError, dtypes, interpret, ops
+from weft.ir import Graph, Param, TensorType, WeftError, dtypes, interpret, ops
 from weft.ir.recipes import Full, Normal
 from weft.passes import Trace, lookup, run_passes
 from weft.passes.trial import EXACT, Trial, difference
@@ -219,3 +219,22 @@ def test_branches_behind_a_scale_end_where_something_can_be_zero() -> None:
     trace = Trace()
     assert str(applied("insert-layers{after=0}", g, trace)) == str(g)
     assert "exp (%layers.0.exp) makes what it adds, not a linear" in trace.refusals[0].reason
+
+
+@pytest.mark.parametrize("layers", ["[0]", "[1]", "[0, 2]"])
+def test_layers_that_share_weights_in_turns(layers: str) -> None:
+    """A weight stays as long as one of its layers does, and is not taken for that of another."""
+    g = Graph("turns")
+    x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 6)))
+    known: dict[int, Param] = {}
+    for i in range(4):
+        with g.scope(f"layers.{i}"):
+            if i < 2:
+                known[i] = weight(g, "w", 6, 6)
+            x = ops.add(x, ops.relu(ops.linear(x, known[i % 2], name="up")), name="sum")
+    g.add_output("y", x)
+    after = run_passes(g, f"prune-layers{{layers={layers}}}", verify=True)
+    streams = {i: p.recipe.stream for i, p in known.items()}  # type: ignore[attr-defined]
+    used = [n.inputs[1].recipe.stream for n in after.nodes if n.op.name == "linear"]  # type: ignore[union-attr]
+    assert used == [streams[i % 2] for i in range(4) if str(i) not in layers]
+    assert len(after.params) == len(set(used))
