@@ -41,7 +41,7 @@ def test_pruned_layers(name: str, layers: str, first: str, tmp_path: Path) -> No
     model, graph = model_and_graph(name, tmp_path)
     whole = reference(model, IDS)
     blocks = model.get_submodule(layers)
-    del blocks[1]  # type: ignore[operator]
+    del blocks[1]
     want = reference(model, IDS)
     pruned = run_passes(graph, f"{first}prune-layers{{layers=[1]}}")
     assert error(logits(pruned), want) <= TOLERANCE < error(whole, want)

@@ -21,7 +21,7 @@ FUSED = "pack-qkv, pack-gate-up, fuse-residual-norm"
 def deep(*hidden: int, **settings: object) -> Graph:
     """A decoder whose layers are told apart by the width of their feed-forwards."""
     blocks = [Block(ATTENTION, GatedMLP(n)) for n in hidden]
-    return Decoder(37, 18, blocks, **settings).graph()  # type: ignore[arg-type]
+    return Decoder(37, 18, blocks, **settings).graph()
 
 
 def same_as(built: Graph, rewritten: Graph, layers: dict[int, int]) -> float:
@@ -52,7 +52,7 @@ def test_layers_that_are_left_are_numbered_anew(layers: str, left: list[int]) ->
     assert [(n.scope, n.op.name) for n in after.nodes] == [(n.scope, n.op.name) for n in built.nodes]
     kept = [i for i, n in enumerate((5, 7, 9, 11)) if n in left]
     pruned = {f"layers.{j}." for j in range(4) if j not in kept}
-    streams = {p.recipe.stream for p in after.params.values() if p.recipe.name == "normal"}  # type: ignore[attr-defined]
+    streams = {p.recipe.stream for p in after.params.values() if p.recipe.name == "normal"}
     assert not any(s.startswith(tuple(pruned)) for s in streams)
     arrays = {n: p.recipe.evaluate(before.archive) for n, p in before.params.items()}
     numbers = dict(enumerate(kept))
@@ -160,7 +160,7 @@ def test_inserted_layers_change_nothing(block: Block, first: str) -> None:
     assert len(after.params) == len(before.params) + 2 * sum(n.startswith("layers.1.") for n in before.params)
     trained = after.clone()  # as soon as the zeros are not, the model is another
     for p in trained.params.values():
-        p.recipe = Full(0.01, p.recipe.dims) if p.recipe == Full(0.0, p.type.concrete({})) else p.recipe  # type: ignore[attr-defined]
+        p.recipe = Full(0.01, p.recipe.dims) if p.recipe == Full(0.0, p.type.concrete({})) else p.recipe
     assert worst(before, trained) > 1e-4
 
 
@@ -215,7 +215,7 @@ def test_branches_behind_a_scale_end_where_something_can_be_zero() -> None:
         if n.output.name == "layers.0.down":
             with g.inserting(after=n):
                 bent = ops.exp(n.output)
-            n.output.replace_uses(bent, keep=[bent.producer])  # type: ignore[list-item]
+            n.output.replace_uses(bent, keep=[bent.producer])
     trace = Trace()
     assert str(applied("insert-layers{after=0}", g, trace)) == str(g)
     assert "exp (%layers.0.exp) makes what it adds, not a linear" in trace.refusals[0].reason
@@ -234,7 +234,7 @@ def test_layers_that_share_weights_in_turns(layers: str) -> None:
             x = ops.add(x, ops.relu(ops.linear(x, known[i % 2], name="up")), name="sum")
     g.add_output("y", x)
     after = run_passes(g, f"prune-layers{{layers={layers}}}", verify=True)
-    streams = {i: p.recipe.stream for i, p in known.items()}  # type: ignore[attr-defined]
-    used = [n.inputs[1].recipe.stream for n in after.nodes if n.op.name == "linear"]  # type: ignore[union-attr]
+    streams = {i: p.recipe.stream for i, p in known.items()}
+    used = [n.inputs[1].recipe.stream for n in after.nodes if n.op.name == "linear"]
     assert used == [streams[i % 2] for i in range(4) if str(i) not in layers]
     assert len(after.params) == len(set(used))

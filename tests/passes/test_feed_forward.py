@@ -42,7 +42,7 @@ def clamped(a: Value, b: Value) -> Value:
 
 
 UNITS: dict[str, Gate] = {
-    **{name: lambda a, b, name=name: ops.mul(activate(a, name), b) for name in ACTIVATIONS},  # type: ignore[misc]
+    **{name: lambda a, b, name=name: ops.mul(activate(a, name), b) for name in ACTIVATIONS},
     "identity": ops.mul,
     "swish(1.3)": lambda a, b: ops.mul(b, ops.swish(a, beta=1.3)),
     "silu, spelled out": lambda a, b: ops.mul(ops.mul(ops.sigmoid(a), a), b),
@@ -122,7 +122,7 @@ class Shared:
 
 
 def beside(*parts: MLP | GatedMLP | MoE, **settings: float) -> Graph:
-    return Decoder(37, 18, 1, Block(Attention(3), Shared(parts, **settings))).graph()  # type: ignore[arg-type]
+    return Decoder(37, 18, 1, Block(Attention(3), Shared(parts, **settings))).graph()
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_of_a_packed_linear_only_the_rows_of_the_queries_change() -> None:
 
 
 def decoder(**settings: object) -> Graph:
-    return Decoder(37, 18, 2, Block(Attention(3), GatedMLP(7), **SCALED), **settings).graph()  # type: ignore[arg-type]
+    return Decoder(37, 18, 2, Block(Attention(3), GatedMLP(7), **SCALED), **settings).graph()
 
 
 def test_a_tied_table_takes_the_factor_and_the_final_norm_its_inverse() -> None:
@@ -94,7 +94,7 @@ def test_without_a_final_norm_a_tied_table_is_copied_or_left() -> None:
     scaled = next(n for n in wrong.nodes if n.output.name == "embed_scaled")
     table = wrong.params["embed.weight"]
     table.recipe = copied.params["embed.weight_2"].recipe
-    scaled.output.replace_uses(scaled.inputs[0])  # type: ignore[arg-type]
+    scaled.output.replace_uses(scaled.inputs[0])
     assert worst(before, wrong) > 0.5
 
 
@@ -166,9 +166,9 @@ def test_what_caps_comes_after_the_factor() -> None:
     head = next(n for n in wrong.nodes if n.output.name == "lm_head")
     with wrong.inserting(after=head):
         twice = ops.affine(head.output, by=2.0)
-    head.output.replace_uses(twice, keep=[twice.producer])  # type: ignore[list-item]
+    head.output.replace_uses(twice, keep=[twice.producer])
     capped = next(n for n in wrong.nodes if n.output.name == "logits_capped")
-    capped.output.replace_uses(capped.inputs[0])  # type: ignore[arg-type]
+    capped.output.replace_uses(capped.inputs[0])
     assert worst(before, wrong) > 0.02
 
 
@@ -186,12 +186,12 @@ def test_queries_that_are_clipped_or_normed_do_not_take_the_scale(name: str, rea
     wrong = before.clone()  # as if nothing stood between
     for node in list(wrong.nodes):
         if node.op.name == "attention":
-            scale = 1 / np.sqrt(node.inputs[0].width // node.attrs["heads"])  # type: ignore[union-attr]
+            scale = 1 / np.sqrt(node.inputs[0].width // node.attrs["heads"])
             node.attrs["scale"] = 1.0
             q = next(n for n in wrong.nodes if n.output.name == node.scope + ".q")
             with wrong.inserting(after=q):
                 less = ops.affine(q.output, by=float(scale))
-            q.output.replace_uses(less, keep=[less.producer])  # type: ignore[list-item]
+            q.output.replace_uses(less, keep=[less.producer])
     assert worst(before, wrong) > 1e-4
 
 

@@ -32,7 +32,7 @@ BLOCK = Block(ATTENTION, GatedMLP(9))
 
 
 def decoder(**settings: object) -> Graph:
-    return Decoder(37, 16, 2, BLOCK, **settings).graph()  # type: ignore[arg-type]
+    return Decoder(37, 16, 2, BLOCK, **settings).graph()
 
 
 # -- pad-vocab
@@ -59,7 +59,7 @@ def test_without_the_slice_there_would_be_logits_of_tokens_that_do_not_exist() -
     before = decoder()
     after = applied("pad-vocab{multiple=8}", before)
     cut = next(n for n in after.nodes if n.op.name == "slice")
-    after.outputs["logits"] = cut.inputs[0]  # type: ignore[assignment]
+    after.outputs["logits"] = cut.inputs[0]
     inputs = Trial().inputs(before)
     logits = Trial().run(after, inputs)["logits"]
     assert logits.shape[-1] == 40 and not logits[..., 37:].any()
@@ -152,7 +152,7 @@ def test_parallel_blocks_look_up_their_feed_forward_too() -> None:
 @pytest.mark.parametrize("settings", [{"positions": LearnedPositions(19)}, {}], ids=["learned", "none"])
 def test_positions_that_are_added_are_in_the_way(settings: dict[str, LearnedPositions]) -> None:
     block = Block(Attention(4), MLP(9), LayerNorm())
-    before, trace = Decoder(37, 16, 2, block, **settings).graph(), Trace()  # type: ignore[arg-type]
+    before, trace = Decoder(37, 16, 2, block, **settings).graph(), Trace()
     after = applied("precompute-first-layer", before, trace)
     assert (str(after) == str(before)) == bool(settings)
     if settings:
