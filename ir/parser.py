@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import dtypes, sizes
 from . import frequencies as _tables  # noqa: F401 - importing these registers all recipes
-from . import matrices as _matrices  # noqa: F401
+from . import matrices as _matrices  # noqa: F401 - and those of matrices
 from .archive import EMPTY, Archive
 from .errors import WeftError
 from .graph import Graph, Value
