@@ -1,4 +1,5 @@
-"""Recipes of linear algebra: products of matrices, products per head, centring, norms of rows, orthogonal matrices.
+"""Recipes of linear algebra: products of matrices, products per head, centring, norms of rows, orthogonal matrices,
+the identity.
 
 Products are summed in float64 and rounded once to the precision of what they read (float32 from checkpoints), so that
 a block of rows is the same whether it is computed alone or with others. Centred and normalized rows stay float64.
@@ -121,6 +122,19 @@ class RowNorm(Recipe):
         rows = rows / np.sqrt(np.square(rows).mean(-1, keepdims=True) + self.eps)
         rows = rows if self.weight is None else rows * self.weight.evaluate(archive)
         return np.asarray(rows if self.bias is None else rows + self.bias.evaluate(archive))
+
+
+@dataclass(frozen=True)
+class Identity(Recipe):
+    """The identity matrix [size, size]."""
+
+    size: int
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.size, self.size
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return np.eye(stop - start, self.size, start, np.float32)
 
 
 @dataclass(frozen=True)

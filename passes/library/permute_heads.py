@@ -98,7 +98,7 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
         return o
     if not (sinks is None or isinstance(sinks, Param)):
         return f"its sinks %{sinks.name} are computed"
-    remade = None if bias is None else biases[bias] if bias in biases else _bias(bias, order)
+    remade = None if bias is None else biases[bias] if bias in biases else rearranged_bias(bias, order)
     if isinstance(remade, str):
         return remade
     if _stands(*found["q"]):
@@ -125,7 +125,7 @@ def _stands(branch: Branch, layout: Layout) -> bool:
     return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
 
 
-def _bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
+def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
     """What makes the bias [batch, heads, seq, keys] of heads in `order`; or why nothing does."""
     if bias.shape[1] == 1:
         return bias

@@ -94,6 +94,7 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
         mx.RowNorm(a, "layer", 0.1, weight=r.Source("a5"), bias=r.Full(0.5, (5,))),
         (A - A.mean(1, keepdims=True)) / np.sqrt(A.var(1, keepdims=True) + 0.1) * np.arange(5) + 0.5,
     ),
+    "identity": (mx.Identity(5), np.eye(5)),
     "orthogonal": (mx.RandomOrthogonal(6, seed=3), mx.RandomOrthogonal(6, seed=3).evaluate(ARCHIVE)),
     "nested": (
         r.Scale(r.Permute(r.Concat((r.Slice(a, 0, 4, 12), b)), (1, 0)), r.Source("a5")),
