@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .completion import complete_pipelines, complete_sources
+from .opting import tell
 from .shown import note, progress
 
 
@@ -20,7 +21,7 @@ from .shown import note, progress
     help="A pipeline to rewrite it by, or @FILE that holds one.",
 )
 @click.option("--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: what holds the weights without rounding.")
-@click.option("--trace", is_flag=True, help="Tell on stderr what the passes did.")
+@click.option("--trace", is_flag=True, help="Tell on stderr what each pass did, and what stopped it.")
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
 def export_command(source: str, kind: str, out: str, passes: str, dtype: str | None, trace: bool, seed: int) -> None:
     """Write SOURCE, rewritten or not, as a checkpoint of another library.
@@ -40,10 +41,9 @@ def export_command(source: str, kind: str, out: str, passes: str, dtype: str | N
 
     from ..exporting import export
 
-    report = Report()
+    report = Report(priced=trace)
     with progress(f"reading {source}") as step:
         family = export(source, out, format=kind, passes=passes, dtype=dtype, seed=seed, report=report, progress=step)
-    if trace and report.records:
-        click.echo(str(report), err=True)
+    tell(report, passes, trace)
     if family:
         note(f"{out} is a {family} model")

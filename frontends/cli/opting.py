@@ -83,7 +83,7 @@ def opt_command(
     model = _piped(folder) if source == "-" else load_source(source)
     report = Report(priced=trace)
     model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report)
-    _tell(report, passes, trace)
+    tell(report, passes, trace)
     if folder:
         from ..model_folder import write_model
 
@@ -97,7 +97,7 @@ def opt_command(
         _write(Path(out), text)
 
 
-def _tell(report: Report, passes: str, trace: bool) -> None:
+def tell(report: Report, passes: str, trace: bool) -> None:
     """What the passes did, on stderr: everything, or what their checks have shown and which named ones did nothing."""
     from ..rewriting import pipeline_text
 

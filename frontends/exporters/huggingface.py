@@ -76,7 +76,12 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         weights = source.weights()
         yield _candidate(config["model_type"], config, {key: weights.shape(key) for key in list(weights.keys())})
     settings = read_settings(graph)
-    for name in sorted(CLASSES, key=lambda name: name != graph.meta.get("model_type")):
+    sparse = settings.moe is not None
+
+    def unlikely(name: str) -> tuple[bool, bool]:
+        return name != graph.meta.get("model_type"), ("moe" in FAMILIES[name].settings) != sparse
+
+    for name in sorted(CLASSES, key=unlikely):
         config = propose(name, FAMILIES[name], settings)
         with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
             yield _candidate(name, {**config, **_tokens(model)}, {})

@@ -22,6 +22,7 @@ from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Normal, Perm
 from weft.passes import run_passes
 
 from .conftest import Save
+from .test_cli import start
 
 # -- recipes read backwards
 
@@ -230,3 +231,21 @@ def test_the_command_refuses_in_one_line(save: Save, tmp_path: Path) -> None:
         assert words in told
     assert {p.name for p in tmp_path.iterdir()} == {"model", "file"}
     assert weft_command("nowhere", "-o", tmp_path / "out")[0] == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "hf", "gguf", "safetensors"])
+def test_a_disk_that_fills_up_is_one_line(kind: str, save: Save, tmp_path: Path) -> None:
+    """Of files that may not grow as large as the weights, nothing is left."""
+    _, folder = save("llama", num_key_value_heads=2)
+    verb = ["opt"] if kind == "folder" else ["export", "--format", kind]
+    process = start(*verb, folder, "-o", tmp_path / "out", cwd=tmp_path, largest=20_000)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert told.startswith(f"weft: error: cannot write to {tmp_path / 'out'}: ") and told.count("\n") == 1
+    assert {p.name for p in tmp_path.iterdir()} == {"model"}
+
+
+def test_what_a_pass_did_not_do_is_told(save: Save, tmp_path: Path) -> None:
+    _, folder = save("llama", num_key_value_heads=2)
+    status, told = weft_command(folder, "-p", "pack-qkv, pack-qkv", "-o", tmp_path / "out")
+    assert status == 0 and "pack-qkv" in told.splitlines()[0]
