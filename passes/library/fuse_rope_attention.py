@@ -43,6 +43,7 @@ class FuseRopeAttention(Pass):
 
     name = "fuse-rope-attention"
     effect = "exact"
+    tradeoff = "a rotation that several operands or attentions share is computed for each of them"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:

@@ -80,6 +80,7 @@ class SlidingWindow(Pass):
 
     name = "sliding-window"
     effect = "conditional"
+    tradeoff = "a window of this size without sinks sees fewer keys"
     size: int
     layers: Layers = "all"
     sinks: int = 0
@@ -136,6 +137,7 @@ class Dilate(Pass):
 
     name = "dilate"
     effect = "changing"
+    tradeoff = "a narrower window than the one there will be sees fewer keys"
     size: int
     stride: int
     layers: Layers = "all"
@@ -183,6 +185,7 @@ class AttentionPattern(Pass):
 
     name = "attention-pattern"
     effect = "changing"
+    tradeoff = "a window that there was may see fewer keys"
     pattern: Literal["dense", "dilated", "strided", "fixed", "chunked"]
     stride: int = 1
     summary: int = 1
