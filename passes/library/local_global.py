@@ -48,7 +48,7 @@ class LocalGlobal(Pass):
 
     name = "local-global"
     effect = "changing"
-    tradeoff = "global layers see all keys, also where they had a window"
+    tradeoff = "layers that become global see all keys, also where they had a window"
     window: int
     pattern: str | tuple[str, ...] = "5:1"
     theta_local: float | None = None

@@ -80,7 +80,7 @@ class SlidingWindow(Pass):
 
     name = "sliding-window"
     effect = "conditional"
-    tradeoff = "a window of this size without sinks sees fewer keys"
+    tradeoff = "the sinks are keys beside those of the window"
     size: int
     layers: Layers = "all"
     sinks: int = 0
@@ -137,7 +137,7 @@ class Dilate(Pass):
 
     name = "dilate"
     effect = "changing"
-    tradeoff = "a narrower window than the one there will be sees fewer keys"
+    tradeoff = "layers whose window was narrower see more keys"
     size: int
     stride: int
     layers: Layers = "all"
@@ -185,7 +185,7 @@ class AttentionPattern(Pass):
 
     name = "attention-pattern"
     effect = "changing"
-    tradeoff = "a window that there was may see fewer keys"
+    tradeoff = "layers that had a window may see more keys"
     pattern: Literal["dense", "dilated", "strided", "fixed", "chunked"]
     stride: int = 1
     summary: int = 1
