@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,8 +188,8 @@ def _attribute(node: Node, name: str) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    numbers: Callable[[Any], bool] = lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)  # noqa: E731
-    return math.isclose(a, b, rel_tol=_CLOSE) if numbers(a) and numbers(b) else bool(a == b)
+    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (a, b))
+    return math.isclose(a, b, rel_tol=_CLOSE) if numbers else bool(a == b)
 
 
 def require(graph: Graph) -> None:
