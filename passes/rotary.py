@@ -45,7 +45,7 @@ def recipe_of(rope: Node) -> RopeFrequencies | None:
 
 def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
     """The parameter made by `recipe`, one for the whole graph."""
-    for known in graph.params.values():
+    for known in reversed(graph.params.values()):  # the layer before has just made it
         if known.recipe == recipe:
             return known
     return graph.add_param("rope.frequencies", TensorType(dtypes.f32, (recipe.dim // 2,)), recipe)
@@ -66,13 +66,13 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
     """Raise WeftError in the name of the pass `name` if the numbers of `recipe` make no frequencies."""
     if recipe.dim < 2 or recipe.dim % 2:
         raise WeftError(f"{name}: {recipe.dim} numbers of a head are no pairs; choose an even rotary_dim")
-    if not recipe.theta > 1:
-        raise WeftError(f"{name}: theta={recipe.theta} must be above 1")
+    if not 1 < recipe.theta <= HIGHEST:
+        raise WeftError(f"{name}: theta={recipe.theta} must be above 1, and at most {HIGHEST:g}")
     for field in ("factor", "beta_fast", "beta_slow", "low_freq", "high_freq"):
         if not (getattr(recipe, field) > 0 and math.isfinite(getattr(recipe, field))):
             raise WeftError(f"{name}: {field}={getattr(recipe, field)} must be positive")
-    if recipe.factor < 1:
-        raise WeftError(f"{name}: factor={recipe.factor} must be at least 1")
+    if not 1 <= recipe.factor <= FARTHEST:
+        raise WeftError(f"{name}: factor={recipe.factor} must be from 1 to {FARTHEST:g}")
     if recipe.scaling == "ntk" and recipe.dim < 4:
         raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
     if recipe.scaling in ("yarn", "llama3") and recipe.original < 1:

@@ -23,7 +23,7 @@ def drawn(seed: int) -> tuple[str, list[Pass]]:
     """A graph by name, and passes to try on it."""
     rng = random.Random(seed)
     name = rng.choice(list(ZOO))
-    firing, others = list(golden()[name]), list(examples())
+    firing, others = list(golden().get(name, ())), list(examples())
     chosen = [rng.choice(firing if firing and rng.random() < 0.7 else others) for _ in range(rng.randint(3, 6))]
     return name, [examples()[applied] for applied in chosen]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft import MLP, Attention, Block, Decoder, LayerNorm, MoE, RoPE
+from weft import MLP, Attention, Block, Decoder, Encoder, LayerNorm, LearnedPositions, MoE, RoPE
 from weft.frontends.presets import PRESETS
 from weft.ir import Graph, WeftError
 from weft.passes import Pass, Trace, run_passes
@@ -21,12 +21,15 @@ from .test_every_pass import examples
 FUSED = "default, fold-norm-scale, fuse-norm-linear"
 LLAMA = PRESETS["llama3.1-405b"].model()
 PLAIN = Block(Attention(heads=8), MLP(64), LayerNorm())
+POST = replace(PLAIN, arrangement="post")
 NOISY = Block(Attention(heads=8, kv_heads=2, rope=RoPE()), MoE(4, 16, 2, noisy=True))
 # The first on which a pass does not refuse is that of its test.
 MODELS: dict[str, Callable[[int], Graph]] = {
     "llama": lambda layers: replace(LLAMA, layers=layers).graph(),
     "with caches": lambda layers: run_passes(MODELS["llama"](layers), "kv-cache"),
     "no positions": lambda layers: Decoder(97, 32, layers, PLAIN, context=64).graph(),
+    "no weights in norms": lambda layers: run_passes(MODELS["llama"](layers), "fold-norm-scale"),
+    "token types": lambda layers: Encoder(97, 32, layers, POST, LearnedPositions(64), token_types=2).graph(),
     "noisy experts": lambda layers: Decoder(97, 32, layers, NOISY, context=64).graph(),
 }
 
