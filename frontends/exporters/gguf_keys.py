@@ -42,7 +42,11 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
 }
 _MIXED = ("llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # may have experts; all but llama must
-_PAIRED = ("llama", "granite", "granitemoe", "olmo", "smollm3")  # q and k have neighbours as pairs: all of them turn
+# What llama.cpp's graphs and loaders of an architecture take: heads that turn in part, heads that are not the width
+# divided by their number, norms of queries and keys.
+_PARTLY = ("gptneox", "phi2", "phi3", "stablelm")
+_FREE = ("llama", "granite", "granitemoe", "smollm3", "gemma", "gemma2", "gemma3", "qwen3", "qwen3moe")
+_NORMED = ("qwen3", "qwen3moe", "gemma3", "stablelm", "command-r", "olmo2", "olmoe")
 # The biases that llama.cpp's loaders want, and those they take: of norms, q k v, output, feed-forward, head.
 _BIASES = {
     **dict.fromkeys(("llama", "granite", "granitemoe"), ("", "qof")),
@@ -65,8 +69,10 @@ def propose(architecture: str, s: Settings) -> dict[str, Any]:
     partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in _each(s, "rope"))
     if (s.moe is not None and architecture not in _MIXED) or (s.moe is None and architecture in _MIXED[1:]):
         raise WeftError(f"{architecture} has {'no' if s.moe is not None else 'only'} experts")
-    if partial and architecture in _PAIRED:
+    if partial and architecture not in _PARTLY:
         raise WeftError(f"{architecture} turns whole heads")
+    if s.head_size * (s.heads or 1) != s.dim and architecture not in _FREE:
+        raise WeftError(f"{architecture} has heads of the width divided by their number")
     eps = "layer_norm_rms_epsilon" if s.norm == "rms" else "layer_norm_epsilon"
     windows = [w for w in _each(s, "window") if w is not None and architecture in _WINDOWED]
     plain = s.head_size**-0.5
@@ -123,7 +129,7 @@ def tensors_there(architecture: str, s: Settings) -> frozenset[str]:
     there = {name: letter in must or (letter in may and has) for letter, (name, has) in biases.items()}
     there |= {
         "output.weight": not s.tie,
-        "blk.0.attn_q_norm.weight": s.qk_norm != "none",
+        "blk.0.attn_q_norm.weight": s.qk_norm != "none" and architecture in _NORMED,
         "blk.0.ffn_norm.weight": s.arrangement != "parallel",
     }
     return frozenset(name for name, is_there in there.items() if is_there)

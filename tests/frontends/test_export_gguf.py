@@ -25,6 +25,7 @@ FEEDS = {"input_ids": IDS, "position_ids": np.tile(np.arange(24), (2, 1))}
 CASES = [(arch, i) for arch, models in MODELS.items() if arch in ARCHITECTURES for i in range(len(models))]
 # Said of gpt2, which has no rotations; follows from Gemma's architecture; of no meaning among experts; ours is how far
 # LongRoPE's short factors reach.
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 UNSAID = ("freq_base", "sliding_window_pattern", "feed_forward_length", "context_length")
 # llama.cpp reads a window in these, and does not apply it; the third Gemma's windows have a pattern of their own
 WINDOWED = {("phi3", 0), ("gemma3", 0)}
@@ -194,7 +195,7 @@ def test_sentencepiece_vocabularies(tmp_path: Path, save: Save) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"model": {"type": "WordLevel", "vocab": {"a": 0}}}', "only BPE tokenizers"),
+        ('{"model": {"type": "WordLevel", "vocab": {"a": 0}}}', "its tokenizer is WordLevel, and GGUF describes BPE"),
         (
             '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "Whitespace"}}',
             "llama.cpp has no name for how the tokenizer cuts text",
@@ -204,6 +205,27 @@ def test_sentencepiece_vocabularies(tmp_path: Path, save: Save) -> None:
 def test_tokenizers_without_a_name(text: str, told: str, save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", num_key_value_heads=2)
     (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(WeftError, match=told):
+        export(folder, tmp_path / "out.gguf", format="gguf")
+
+
+# -- what llama.cpp would not read
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "told"),
+    [
+        ("qwen3_moe", SPARSE | {"norm_topk_prob": False}, "renormalize=true"),
+        ("qwen2", {"num_key_value_heads": 2, "use_sliding_window": True, "max_window_layers": 1}, "window=none"),
+        ("phi", {"qk_layernorm": True}, "the nearest is"),
+        ("cohere", {"head_dim": 12, "num_key_value_heads": 2, "logit_scale": 0.25}, "no architecture of llama"),
+    ],
+)
+def test_what_its_loaders_do_not_take_is_not_written(
+    model_type: str, config: dict[str, Any], told: str, save: Save, tmp_path: Path
+) -> None:
+    """Our importer would read more than llama.cpp does: norms of queries in any architecture, windows, odd heads."""
+    _, folder = save(model_type, pad_token_id=0, **config)
     with pytest.raises(WeftError, match=told):
         export(folder, tmp_path / "out.gguf", format="gguf")
 
