@@ -65,9 +65,9 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
     """Tokens by id, with fillers where the embedding has more rows than that, and their types."""
     vocab, added = read["model"].get("vocab"), {t["id"]: t for t in read.get("added_tokens", [])}
     if not isinstance(vocab, Mapping) or read["model"].get("type") != "BPE":
-        kind = read["model"].get("type")
+        other = read["model"].get("type")
         raise WeftError(
-            f"{model.spec}: its tokenizer is {kind}, and GGUF describes BPE; without tokenizer.json the file has none"
+            f"{model.spec}: its tokenizer is {other}, and GGUF describes BPE; without tokenizer.json the file has none"
         )
     by_id = {i: token for token, i in vocab.items()} | {i: t["content"] for i, t in added.items()}
     count = max(max(by_id) + 1, model.graph.meta.get("vocab") or 0)

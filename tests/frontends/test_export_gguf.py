@@ -22,10 +22,10 @@ from .gguf_models import LONG, MODELS, SHORT, write_gguf
 
 IDS = np.random.default_rng(2).integers(0, 97, (2, 24))
 FEEDS = {"input_ids": IDS, "position_ids": np.tile(np.arange(24), (2, 1))}
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CASES = [(arch, i) for arch, models in MODELS.items() if arch in ARCHITECTURES for i in range(len(models))]
 # Said of gpt2, which has no rotations; follows from Gemma's architecture; of no meaning among experts; ours is how far
 # LongRoPE's short factors reach.
-SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 UNSAID = ("freq_base", "sliding_window_pattern", "feed_forward_length", "context_length")
 # llama.cpp reads a window in these, and does not apply it; the third Gemma's windows have a pattern of their own
 WINDOWED = {("phi3", 0), ("gemma3", 0)}
