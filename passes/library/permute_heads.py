@@ -125,12 +125,17 @@ def _stands(branch: Branch, layout: Layout) -> bool:
     return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
 
 
+def _taken(old: Param, order: tuple[int, ...], axis: int) -> Param:
+    shape = tuple(old.shape)
+    return derive(old, Take(old.recipe, order, axis), (*shape[:axis], len(order), *shape[axis + 1 :]))
+
+
 def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
-    """What makes the bias [batch, heads, seq, keys] of heads in `order`; or why nothing does."""
+    """What makes the bias [batch, heads, seq, keys] of the heads `order`, not always all; or why nothing does."""
     if bias.shape[1] == 1:
         return bias
     if isinstance(bias, Param):
-        return derive(bias, Take(bias.recipe, order, 1))
+        return _taken(bias, order, 1)
     maker = bias.producer
     of_heads = {ops.alibi: ("slopes", 0), ops.relative_position_bias: ("table", 1)}
     if maker is None or maker.op not in of_heads:
@@ -141,7 +146,7 @@ def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] 
         return f"%{old.name if old else name}, of which its bias is made, is computed"
 
     def make() -> Value:
-        new = derive(old, Take(old.recipe, order, axis))
+        new = _taken(old, order, axis)
         with bias.graph.inserting(after=maker):
             return maker.op(new, *maker.inputs[1:], **maker.attrs)
 
