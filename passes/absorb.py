@@ -13,7 +13,7 @@ from weft.ir import Node, Param, Recipe, Value
 from weft.ir.matrices import Centre, MatMul
 from weft.ir.recipes import Add, Permute, Scale
 
-from .edit import changed, derive, supersede
+from .edit import changed, derive, derive_bias, supersede
 
 Along = Callable[[Recipe, int, int], Recipe]  # a recipe, the axis to map, the rank
 Use = tuple[Node, int]
@@ -166,12 +166,6 @@ def write_through(node: Node, along: Along) -> None:
     _reweighed(node, made)
 
 
-def _param(node: Node, name: str) -> Param:
-    found = node.operand(name)
-    assert isinstance(found, Param)
-    return found
-
-
 def _reweighed(node: Node, recipes: Mapping[str, Recipe]) -> Node:
     """`node` with other recipes for the parameters named: itself, or another if biases had to be made."""
     old = {name: node.operand(name) for name in recipes}
@@ -190,11 +184,6 @@ def _derived(node: Node, name: str, recipe: Recipe) -> Param:
     old = node.operand(name)
     if isinstance(old, Param):
         return derive(old, recipe)
-    weight = _param(node, next(w for w, b in _READERS[node.op.name].items() if b == name))
-    made = derive(weight, recipe, tuple(weight.shape[:-1]))
-    if not made.uses:  # just made: it has the name of a weight
-        graph, stem = node.graph, weight.name.removesuffix("weight")
-        del graph.params[made.name]
-        made.name = graph.fresh(f"{stem if stem.endswith('.') else weight.name + '.'}bias")
-        graph.params[made.name] = made
-    return made
+    weight = node.operand(next(w for w, b in _READERS[node.op.name].items() if b == name))
+    assert isinstance(weight, Param)
+    return derive_bias(weight, recipe)

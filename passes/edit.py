@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
+from weft.ir import Graph, Node, Param, Recipe, TensorType, Value
 
 _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = WeakKeyDictionary()
 
@@ -41,35 +41,36 @@ def drop_params(graph: Graph, values: Iterable[Value | None]) -> None:
             graph.erase_param(v)
 
 
-def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None) -> Param:
+def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
     """A parameter beside `old`, of its dtype, made by `recipe`; of its shape unless `shape` says otherwise.
 
     The same recipe derived twice is one parameter, so that shared layers stay shared. `supersede` gives it the name of
-    `old` once nobody reads that any more.
+    `old` once nobody reads that any more; what is something else gets a `name` of its own.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     made = _derived.setdefault(old, {})
     found = made.get((recipe, type))
     if found is None or graph.params.get(found.name) is not found:
-        found = made[recipe, type] = graph.add_param(old.name, type, recipe)
+        found = made[recipe, type] = graph.add_param(name or old.name, type, recipe)
     return found
 
 
-def derive_bias(weight: Param, recipe: Recipe) -> Param:
-    """A bias for linears with `weight` [out, in] that have none, named after it: as `derive` makes it."""
-    name = weight.name
-    name = name.removesuffix("weight") + "bias" if name.endswith("weight") else f"{name}.bias"
-    return called(derive(weight, recipe, (int(weight.shape[0]),)), name)
+def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param:
+    """A bias for what reads `weight` [.., out, in] and has none, named after it; of `rows` instead of out."""
+    stem = weight.name.removesuffix("weight")
+    shape = tuple(weight.shape[:-1]) if rows is None else (rows,)
+    return derive(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
 
 
-def called(param: Param, name: str) -> Param:
-    """`param`, with `name` (or that and a number) if it was just made: if nobody reads it."""
-    if not param.uses:
-        graph = param.graph
-        del graph.params[param.name]
-        param.name = graph.fresh(name)
-        graph.params[param.name] = param
-    return param
+def join(parts: Sequence[Param], recipe: Recipe, shape: tuple[int, ...], name: str) -> Param:
+    """A parameter that `recipe` makes of `parts`, called `name` in the scope that they share; see `derive`."""
+    scope = common_scope([part.name for part in parts])
+    return derive(parts[0], recipe, shape, f"{scope}.{name}" if scope else name)
+
+
+def scoped(graph: Graph, name: str) -> str:
+    """`name` in the scope in which nodes are inserted now."""
+    return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
 
 
 def supersede(old: Value | None, new: Value | None) -> None:
@@ -93,27 +94,18 @@ def reweigh(
     `bias` is left as it is, dropped (None), replaced or added. With other `rows` whoever reads the result must be
     rebuilt too; see `replay`. Names stay.
     """
-    graph, (x, old, old_bias) = linear.graph, (*linear.inputs, None)[:3]
-    assert isinstance(old, Param) and x is not None
-    count = old.shape[0] if rows is None else rows
-    new = derive(old, weight, (count, old.shape[1]))
-    vector = old_bias
+    old, old_bias = linear.operand("weight"), linear.operand("bias")
+    assert isinstance(old, Param)
+    count = int(old.shape[0]) if rows is None else rows
+    new, vector = derive(old, weight, (count, *old.shape[1:])), old_bias
     if isinstance(bias, Recipe):
-        if isinstance(old_bias, Param):
-            vector = derive(old_bias, bias, (count,))
-        else:
-            name = old.name.removesuffix("weight") + "bias" if old.name.endswith("weight") else f"{old.name}.bias"
-            vector = graph.add_param(name, TensorType(old.type.dtype, (count,)), bias)
+        vector = derive(old_bias, bias, (count,)) if isinstance(old_bias, Param) else derive_bias(old, bias, count)
     elif bias is None:
         vector = None
-    with graph.inserting(before=linear):
-        y = ops.linear(x, new, vector)
-    hand_over(linear.output, y)
-    graph.erase(linear)
+    linear = changed(linear, {"weight": new, "bias": vector})
     supersede(old, new)
     supersede(old_bias, vector)
-    assert y.producer is not None
-    return y.producer
+    return linear
 
 
 def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
@@ -128,9 +120,7 @@ def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **at
         given[index] = value
     with node.graph.inserting(before=node):
         outs = node.op.emit(*given, **{**node.attrs, **attrs})
-    for old, new in zip(node.outputs, outs, strict=True):
-        hand_over(old, new)
-    node.graph.erase(node)
+    node.graph.replace(node, *outs)
     made = outs[0].producer
     assert made is not None
     return made

@@ -192,32 +192,18 @@ def take_apart(split: Node) -> list[Value]:
     made, start = [], 0
     for piece in split.outputs:
         stop = start + piece.width
-        count = stop - start
+
+        def part(whole: Param, kind: str, piece: Value = piece, start: int = start, stop: int = stop) -> Param:
+            recipe = rows(whole.recipe, start, stop, graph.archive)
+            return derive(whole, recipe, (stop - start, *whole.shape[1:]), f"{piece.name}.{kind}")
+
         with graph.inserting(before=linear):
-            w = derive(weight, rows(weight.recipe, start, stop, graph.archive), (count, *weight.shape[1:]))
-            b = (
-                derive(bias, rows(bias.recipe, start, stop, graph.archive), (count,))
-                if isinstance(bias, Param)
-                else None
-            )
-            y = ops.linear(x, w, b)
-        for param, kind in ((w, "weight"), (b, "bias")):
-            _rename(param, f"{piece.name}.{kind}")
+            y = ops.linear(x, part(weight, "weight"), part(bias, "bias") if isinstance(bias, Param) else None)
         hand_over(piece, y)
         made.append(y)
         start = stop
     drop(graph, [split, linear])
     return made
-
-
-def _rename(param: Param | None, name: str) -> None:
-    """Call `param`, just made for its first reader, `name`, or that with a number."""
-    if param is None or len(param.uses) > 1:
-        return
-    graph = param.graph
-    del graph.params[param.name]
-    param.name = graph.fresh(name)
-    graph.params[param.name] = param
 
 
 def rows(recipe: Recipe, start: int, stop: int, archive: Archive) -> Recipe:

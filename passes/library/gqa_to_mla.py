@@ -10,7 +10,7 @@ from weft.ir.ops.latent import expanded
 from weft.ir.recipes import Concat, Full, Slice
 
 from ..base import Pass
-from ..edit import called, derive, drop, hand_over, made_of
+from ..edit import derive, drop, hand_over, made_of, scoped
 from ..head_layout import Layout, misfit
 from ..projections import Branch, branch_of, rows
 from ..trace import Trace
@@ -125,11 +125,11 @@ def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
             weights.append(rows(branch.weight.recipe, start, stop, graph.archive))
             b = branch.bias
             biases.append(Full(0.0, (stop - start,)) if b is None else rows(b.recipe, start, stop, graph.archive))
-    made = derive(first.weight, Concat(tuple(weights)), (count, int(first.weight.shape[1])))
-    weight, bias = called(made, _scoped(graph, f"{name}.weight")), None
+    shape = count, int(first.weight.shape[1])
+    weight, bias = derive(first.weight, Concat(tuple(weights)), shape, scoped(graph, f"{name}.weight")), None
     given = next((branch.bias for branch, _ in parts if branch.bias is not None), None)
     if given is not None:
-        bias = called(derive(given, Concat(tuple(biases)), (count,)), _scoped(graph, f"{name}.bias"))
+        bias = derive(given, Concat(tuple(biases)), (count,), scoped(graph, f"{name}.bias"))
     return ops.linear(first.linear.inputs[0], weight, bias, name=name)
 
 
@@ -143,9 +143,5 @@ def _rotated(branch: Branch, spans: Spans, name: str) -> Value:
 def _copies(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
     """The weight that copies spans of a latent of `rank` numbers, one after the other."""
     recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
-    made = derive(branch.weight, recipe, (sum(stop - start for start, stop in spans), rank))
-    return called(made, _scoped(branch.linear.graph, f"{name}.weight"))
-
-
-def _scoped(graph: Graph, name: str) -> str:
-    return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
+    shape = sum(stop - start for start, stop in spans), rank
+    return derive(branch.weight, recipe, shape, scoped(branch.linear.graph, f"{name}.weight"))

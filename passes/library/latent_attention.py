@@ -12,7 +12,7 @@ from weft.ir.archive import Array
 from weft.ir.ops.latent import absorbed, expanded
 
 from ..base import Pass
-from ..edit import called, derive, drop, hand_over, made_of
+from ..edit import derive, drop, hand_over, made_of, scoped
 from ..head_layout import taken
 from ..places import gathered
 from ..projections import is_zero, rows, take_apart
@@ -242,9 +242,9 @@ def _up(linear: Node, wanted: Array, heads: int, name: str) -> Param:
     index = wanted[np.arange(heads) * len(wanted) // heads].reshape(-1).tolist()
     if index == list(range(weight.shape[0])):
         return weight
-    made = derive(weight, taken(weight.recipe, index), (len(index), weight.width))
-    scope = linear.graph.insertion_scope
-    return called(made, f"{scope}.{name}.weight" if scope else f"{name}.weight")
+    return derive(
+        weight, taken(weight.recipe, index), (len(index), weight.width), scoped(linear.graph, f"{name}.weight")
+    )
 
 
 def _parted(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
