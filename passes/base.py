@@ -178,5 +178,5 @@ def lookup(name: str) -> type[Pass]:
     """
     known = all_passes()
     if name not in known:
-        raise unknown("pass", name, known, f"known are {', '.join(known)}")
+        raise unknown("pass", name, known, "see `weft passes`")
     return known[name]

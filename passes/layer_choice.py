@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from weft.ir import Graph, Node, WeftError
 
@@ -62,25 +62,26 @@ def numbers(layers: Layers, count: int) -> list[int]:
     Raises:
         WeftError: if it cannot be read, names a layer that does not exist, or says none.
     """
-    wanted = _read(layers, count)
-    for i in wanted:
+    wanted = list[int]()
+    for i in _read(layers, count):
         if not -count <= i < count:
             raise WeftError(f"there is no layer {i}; the graph has layers 0 to {count - 1}")
+        wanted.append(i)
     if not wanted:
         raise WeftError(f"layers={layers!r} says none of the layers 0 to {count - 1}")
     return sorted({i % count for i in wanted})
 
 
-def _read(layers: Layers, count: int) -> list[int]:
-    """The numbers that `layers` says, as they are."""
+def _read(layers: Layers, count: int) -> Iterable[int]:
+    """The numbers that `layers` says, as they are; of a range that goes too far they are not all made."""
     if not isinstance(layers, str):
-        return [layers] if isinstance(layers, int) else list(layers)
+        return [layers] if isinstance(layers, int) else layers
     text = layers.strip()
     if text in ("all", "even", "odd"):
-        return list(range(text == "odd", count, 1 if text == "all" else 2))
+        return range(text == "odd", count, 1 if text == "all" else 2)
     if any(role in text for role in ROLES) or ":" in text:
         return [i for i, role in enumerate(roles(text, count)) if role == "local"]
-    return [i for part in text.split(",") for i in _range(part.strip(), layers)]
+    return itertools.chain.from_iterable(_range(part.strip(), layers) for part in text.split(","))
 
 
 def roles(pattern: str | Sequence[str], count: int) -> list[str]:
@@ -90,9 +91,9 @@ def roles(pattern: str | Sequence[str], count: int) -> list[str]:
         WeftError: if it cannot be read.
     """
     if isinstance(pattern, str):
-        period = _ratio(pattern)
+        period = _ratio(pattern, count)
         if period is None:
-            period = [role for part in pattern.split("+") for role in _repeated(part, pattern)]
+            period = [role for part in pattern.split("+") for role in _repeated(part, pattern, count)]
     else:
         period = list(pattern)
     if not period or not set(period) <= set(ROLES):
@@ -100,23 +101,25 @@ def roles(pattern: str | Sequence[str], count: int) -> list[str]:
     return list(itertools.islice(itertools.cycle(period), count))
 
 
-def _ratio(text: str) -> list[str] | None:
-    """What ``5:1`` stands for."""
-    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
-    return None if match is None else ["local"] * int(match[1]) + ["global"] * int(match[2])
+def _ratio(text: str, count: int) -> list[str] | None:
+    """What ``5:1`` stands for; of each role no more than `count`."""
+    match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
+    if match is None:
+        return None
+    return ["local"] * min(int(match[1]), count) + ["global"] * min(int(match[2]), count)
 
 
-def _repeated(part: str, pattern: str) -> list[str]:
-    """What ``local*5`` stands for."""
-    match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d+)\s*)?", part)
+def _repeated(part: str, pattern: str, count: int) -> list[str]:
+    """What ``local*5`` stands for; no more than `count`."""
+    match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", part)
     if match is None:
         raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
-    return [match[1]] * int(match[2] or 1)
+    return [match[1]] * min(int(match[2] or 1), count)
 
 
 def _range(part: str, layers: str) -> range:
     """What ``3`` and ``0-5`` stand for."""
-    match = re.fullmatch(r"(-?\d+)(?:\s*-\s*(\d+))?", part)
+    match = re.fullmatch(r"(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?", part)
     if match is None:
         raise WeftError(
             f'cannot read {part!r} of layers={layers!r}: it takes all, even, odd, "0-5, 8" or "local*5 + global"'

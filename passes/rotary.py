@@ -17,6 +17,7 @@ from . import oracle
 from .edit import derive, supersede
 from .trace import Trace
 
+HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: beyond, float32 has no such frequencies
 _THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}
 _SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")
 _NAMES = {"concat", "transpose", "split"}  # these, too, keep a head's numbers together

@@ -8,6 +8,7 @@ Values are numbers, ``true``, ``false``, ``none``, plain words, "quoted text", a
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -162,8 +163,22 @@ class _Parser:
                 items.append(self.value())
             return tuple(items)
         token = self.take("number", "string", "word", "[")
-        if token.kind == "string":
-            return json.loads(token.text)
-        if token.kind == "number":
-            return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else float(token.text)
+        try:
+            if token.kind == "string":
+                return json.loads(token.text)
+            if token.kind == "number":
+                return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else _finite(token.text)
+        except ValueError as e:
+            self.fail(f"{token.text[:20]} cannot be read: {e}", token.at)
         return _CONSTANTS.get(token.text, token.text)
+
+
+def _finite(text: str) -> float:
+    """The number `text`.
+
+    Raises:
+        ValueError: if no float is so large.
+    """
+    if math.isinf(number := float(text)):
+        raise ValueError("the number is too large")
+    return number

@@ -20,6 +20,8 @@ from ..trial import EXACT, Trial
 from .dce import Dce
 from .fuse_residual_norm import FuseResidualNorm
 
+MOST = 1024  # layers inserted at once
+
 
 @dataclass(frozen=True)
 class PruneLayers(Pass):
@@ -132,8 +134,8 @@ class InsertLayers(Pass):
     stack: str = ""
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if self.count < 1:
-            raise WeftError(f"{self.name}: count={self.count} must be positive")
+        if not 1 <= self.count <= MOST:
+            raise WeftError(f"{self.name}: count={self.count} must be from 1 to {MOST}")
         fused = unfuse(graph)
         layers = stack_of(graph, self.stack, self.name)
         if not -len(layers) <= self.after < len(layers):

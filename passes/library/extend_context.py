@@ -18,7 +18,7 @@ from ..edit import derive, supersede
 from ..layer_choice import Layers, chosen
 from ..oracle import temperature
 from ..position_values import first_row, position_tables
-from ..rotary import check_scaling, expected, recipe_of, retune, rotations_of
+from ..rotary import FARTHEST, check_scaling, expected, recipe_of, retune, rotations_of
 from ..trace import Trace
 from ..trial import EXACT, Trial
 
@@ -70,8 +70,8 @@ class ExtendContext(Pass):
     layers: Layers = "all"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if not self.factor >= 1:
-            raise WeftError(f"{self.name}: factor={self.factor} must be at least 1")
+        if not 1 <= self.factor <= FARTHEST:
+            raise WeftError(f"{self.name}: factor={self.factor} must be from 1 to {FARTHEST:g}")
         original = self._original(graph)
         ropes = rotations_of(graph, chosen(graph, self.layers, self.name), self.name, trace)
         tables = position_tables(graph) if self.layers == "all" else []

@@ -13,6 +13,7 @@ from ..feed_forward import FeedForward, Projection, feed_forward
 from ..trace import Trace
 
 STD = 0.02  # of a new router's weights
+MOST = 1024  # experts
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,10 @@ class UpcycleToMoe(Pass):
     seed: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if not 1 <= self.top_k <= self.experts:
-            raise WeftError(f"{self.name}: top_k={self.top_k} is not within 1 and experts={self.experts}")
+        if not 1 <= self.top_k <= self.experts <= MOST:
+            raise WeftError(
+                f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {MOST}, top_k no larger"
+            )
         made: dict[object, Param] = {}
         for node in graph.nodes:
             found = feed_forward(node)

@@ -104,7 +104,8 @@ def test_the_check_notices_other_layers() -> None:
         ("prune-layers{layers=first}", "prune-layers: cannot read 'first'"),
         ("prune-layers{layers=[0], stack=encoder}", "prune-layers: give stack= as one of layers"),
         ("insert-layers{after=3}", "insert-layers: there is no layer 3; layers has 0 to 2"),
-        ("insert-layers{after=0, count=0}", "insert-layers: count=0 must be positive"),
+        ("insert-layers{after=0, count=0}", "insert-layers: count=0 must be from 1 to 1024"),
+        ("insert-layers{after=0, count=1000000000000}", "insert-layers: count=1000000000000 must be from 1 to"),
         ("kv-cache, prune-layers{layers=[0]}", "has caches already; run prune-layers before kv-cache"),
     ],
 )

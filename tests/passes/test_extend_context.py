@@ -113,7 +113,8 @@ def computed_frequencies() -> Graph:
 @pytest.mark.parametrize(
     ("graph", "text", "message"),
     [
-        (rotary(), "extend-context{method=pi, factor=0.5}", "extend-context: factor=0.5 must be at least 1"),
+        (rotary(), "extend-context{method=pi, factor=0.5}", "extend-context: factor=0.5 must be from 1 to 1e\\+06"),
+        (rotary(), "extend-context{method=pi, factor=1e300}", "extend-context: factor=1e\\+300 must be from 1 to"),
         (decoder(), METHODS[0], "graph decoder has no positions to extend \\(no rotations, no table\\)"),
         (decoder(Attention(2, bias=ALiBi())), METHODS[0], "no positions to extend \\(no rotations, no table\\)"),
         (decoder(Attention(2, rope=ROPE)), METHODS[2], "yarn needs original=, the context before it"),

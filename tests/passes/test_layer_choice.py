@@ -31,6 +31,8 @@ FEED = GatedMLP(11)
         ("local*2+global", [0, 1, 3, 4, 6]),
         ("global + local * 3", [1, 2, 3, 5, 6]),
         ("local", [0, 1, 2, 3, 4, 5, 6]),
+        ("999999999:1", [0, 1, 2, 3, 4, 5, 6]),
+        ("local*2 + global*999999999", [0, 1]),
     ],
 )
 def test_layers(layers: Layers, found: list[int]) -> None:
@@ -43,6 +45,9 @@ def test_layers(layers: Layers, found: list[int]) -> None:
         (7, "there is no layer 7; the graph has layers 0 to 6"),
         ("0-7", "there is no layer 7;"),
         (-8, "there is no layer -8;"),
+        ("0-999999999", "there is no layer 7;"),
+        ("-999999999-3", "there is no layer -999999999;"),
+        ("9" * 5000, "cannot read '9999"),
         ((), r"layers=\(\) says none of the layers 0 to 6"),
         ("0:1", "layers='0:1' says none of the layers 0 to 6"),
         ("3-1", "layers='3-1' ends at 1 before it begins at 3"),

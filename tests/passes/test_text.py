@@ -103,7 +103,7 @@ def test_the_kind_of_model_decides_about_caches() -> None:
     ("text", "message"),
     [
         ("dce, pack-qvk", r"column 6: unknown pass 'pack-qvk'; did you mean pack-qkv"),
-        ("xyzzy", r"column 1: unknown pass 'xyzzy'; known are cast, cse, dce"),
+        ("xyzzy", r"column 1: unknown pass 'xyzzy'; see `weft passes`"),
         ("dce, sample", r"column 6: pass sample needs the argument heads \(int\)"),
         ("sample{head=3}", r"pass sample has no argument 'head'; it takes heads, ratio"),
         ("dce{x=1}", r"pass dce has no argument 'x'; it takes none"),
@@ -121,6 +121,9 @@ def test_the_kind_of_model_decides_about_caches() -> None:
         ("dce, ?", r"column 6: unexpected character '\?'"),
         ("default", r"column 1: 'default' has no meaning here"),
         ("dce, -cse", r"column 7: there is no pass 'cse' before this"),
+        ("sample{heads=1, ratio=1e400}", r"column 23: 1e400 cannot be read: the number is too large"),
+        ('sample{heads=1, text="\\q"}', r'column 22: "\\q" cannot be read: Invalid'),
+        (f"sample{{heads={'9' * 5000}}}", r"column 14: 9{20} cannot be read: Exceeds the limit"),
         ("sample{heads=}", r"column 14: expected number or string or word"),
     ],
 )
