@@ -62,10 +62,10 @@ def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param
     return derive(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
 
 
-def join(parts: Sequence[Param], recipe: Recipe, shape: tuple[int, ...], name: str) -> Param:
-    """A parameter that `recipe` makes of `parts`, called `name` in the scope that they share; see `derive`."""
-    scope = common_scope([part.name for part in parts])
-    return derive(parts[0], recipe, shape, f"{scope}.{name}" if scope else name)
+def joint_name(params: Sequence[Param], name: str) -> str:
+    """`name` in the scope that `params` share."""
+    scope = common_scope([param.name for param in params])
+    return f"{scope}.{name}" if scope else name
 
 
 def scoped(graph: Graph, name: str) -> str:

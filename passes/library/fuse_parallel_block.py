@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
-from weft.ir.recipes import Add, Concat, Full
+from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir.recipes import Add, Concat
 
 from ..base import Pass
-from ..edit import common_scope, drop, hand_over
+from ..edit import derive, drop, hand_over, joint_name
 from ..feed_forward import FeedForward, feed_forward
 from ..projections import Projections, projections
 from ..sums import fixed, summands, take_out, totals
 from ..trace import Trace
-
-Made = dict[object, Param]  # what was made, by the parameters it was made of
+from .pack import packed
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class FuseParallelBlock(Pass):
     tradeoff = "the inner results of both branches are copied side by side"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        made: Made = {}
         place = {node: i for i, node in enumerate(graph.nodes)}
         known = [projections(node) for node in graph.nodes if node.op.name == "attention"]
         attentions = {p.o: p for p in known if isinstance(p, Projections)}
@@ -76,12 +74,12 @@ class FuseParallelBlock(Pass):
                 trace.refuse(self.name, at, why)
                 continue
             trace.fired(self.name, at)
-            _way_out(first, last, made)
+            _way_out(first, last)
             ins = [*(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
             if len({n.inputs[0] for n in ins}) > 1:
                 trace.refuse(self.name, at, "its branches read different values: only the way out is one")
             else:
-                _way_in(sorted(dict.fromkeys(ins), key=lambda n: place[n]), made)
+                _way_in(sorted(dict.fromkeys(ins), key=lambda n: place[n]))
 
 
 def _misfit(attention: Projections, feed: FeedForward) -> str | None:
@@ -96,36 +94,23 @@ def _misfit(attention: Projections, feed: FeedForward) -> str | None:
     return None
 
 
-def _param(
-    graph: Graph, name: str, like: list[Node], index: int, recipe: Recipe, shape: tuple[int, ...], made: Made
-) -> Param:
-    """The parameter made of operand `index` of the nodes `like`, made once."""
-    key = (name, *((*n.inputs, None)[index] for n in like))
-    if key not in made:
-        names = [w.name for n in like if (w := n.inputs[1]) is not None]
-        weight, scope = like[0].inputs[1], common_scope(names)
-        assert weight is not None
-        full = f"{scope}.{name}" if scope else name
-        made[key] = graph.add_param(full, TensorType(weight.type.dtype, shape), recipe)
-    return made[key]
+def _weights(nodes: list[Node]) -> list[Param]:
+    return [v for n in nodes if isinstance(v := n.inputs[1], Param)]
 
 
-def _biases(nodes: list[Node]) -> list[Recipe | None]:
-    return [b.recipe if isinstance(b := n.operand("bias"), Param) else None for n in nodes]
+def _biases(nodes: list[Node]) -> list[Param | None]:
+    return [b if isinstance(b := n.operand("bias"), Param) else None for n in nodes]
 
 
-def _way_out(first: Node, last: Node, made: Made) -> None:
+def _way_out(first: Node, last: Node) -> None:
     """Let `last` compute the sum of both, out of what both read."""
     graph, nodes, width = last.graph, [first, last], last.output.width
-    weights = [n.inputs[1] for n in nodes]
-    recipe = Concat(tuple(w.recipe for w in weights if isinstance(w, Param)), 1)
-    weight = _param(graph, "out.weight", nodes, 1, recipe, (width, sum(w.width for w in weights if w)), made)
-    given = [b for b in _biases(nodes) if b is not None]
-    bias = (
-        _param(graph, "out.bias", nodes, 2, given[0] if len(given) == 1 else Add(tuple(given)), (width,), made)
-        if given
-        else None
-    )
+    weights, given, bias = _weights(nodes), [b for b in _biases(nodes) if b is not None], None
+    name, shape = joint_name(weights, "out"), (width, sum(w.width for w in weights))
+    weight = derive(weights[0], Concat(tuple(w.recipe for w in weights), 1), shape, f"{name}.weight")
+    if given:
+        recipe = Add(tuple(b.recipe for b in given)) if len(given) > 1 else given[0].recipe
+        bias = derive(given[0], recipe, (width,), f"{name}.bias")
     take_out(first.output)
     with graph.inserting(before=last):
         both = ops.concat(*(n.inputs[0] for n in nodes), axis=len(last.output.shape) - 1, name="both")
@@ -134,32 +119,22 @@ def _way_out(first: Node, last: Node, made: Made) -> None:
     drop(graph, [first, last])
 
 
-def _way_in(nodes: list[Node], made: Made) -> None:
+def _way_in(nodes: list[Node]) -> None:
     """Make what `nodes`, linears of one value, make with one linear."""
     graph, x = nodes[0].graph, nodes[0].inputs[0]
     assert x is not None
     pieces: list[Value] = []
     splits: list[Node] = []
     for node in nodes:
-        users = node.output.users
-        if (
-            len(users) == 1
-            and users[0].op.name == "split"
-            and users[0].attrs["axis"] % len(x.shape) == len(x.shape) - 1
-        ):
-            pieces += users[0].outputs
-            splits.append(users[0])
+        (reader, *others) = node.output.users
+        last = len(x.shape) - 1
+        if not others and reader.op.name == "split" and reader.attrs["axis"] % len(x.shape) == last:
+            pieces += reader.outputs
+            splits.append(reader)
         else:
             pieces.append(node.output)
-    rows = [n.output.width for n in nodes]
-    recipe = Concat(tuple(w.recipe for n in nodes if isinstance(w := n.inputs[1], Param)))
-    weight = _param(graph, "in.weight", nodes, 1, recipe, (sum(rows), x.width), made)
-    biases, bias = _biases(nodes), None
-    if any(biases):
-        joined = Concat(tuple(b or Full(0.0, (n,)) for b, n in zip(biases, rows, strict=True)))
-        bias = _param(graph, "in.bias", nodes, 2, joined, (sum(rows),), made)
     with graph.inserting(before=nodes[0]):
-        made_at_once = ops.split.emit(ops.linear(x, weight, bias, name="in"), sizes=tuple(p.width for p in pieces))
-    for old, new in zip(pieces, made_at_once, strict=True):
+        made = packed(x, _weights(nodes), _biases(nodes), "in", [piece.width for piece in pieces])
+    for old, new in zip(pieces, made, strict=True):
         hand_over(old, new)
     drop(graph, [*splits, *nodes])

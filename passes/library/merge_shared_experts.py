@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Param, Recipe, TensorType, Value, ops
+from weft.ir import Graph, Value, ops
 from weft.ir.ops.activation import activate
 from weft.ir.recipes import Add, Concat
 
 from ..base import Pass
-from ..edit import common_scope, drop, hand_over, made_of
+from ..edit import derive, drop, hand_over, joint_name, made_of
 from ..feed_forward import FeedForward, Projection, feed_forward
 from ..sums import fixed, summands, take_out, totals
 from ..trace import Trace
-
-Made = dict[object, Param]  # what was made, by the parameters it was made of
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,6 @@ class MergeSharedExperts(Pass):
     effect = "exact"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        made: Made = {}
         place = {node: i for i, node in enumerate(graph.nodes)}
         for total in totals(graph):
             sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # what reads a value, or why it does not count
@@ -75,7 +72,7 @@ class MergeSharedExperts(Pass):
                         trace.refuse(self.name, at, "an add_norm adds nothing else: run unfuse-residual-norm before")
                     elif len(alike) > 1:
                         trace.fired(self.name, at)
-                        _merge(alike, made)
+                        _merge(alike)
                     elif len(kinds) > 1:
                         trace.refuse(self.name, at, "its activation or gate differs from the other's")
 
@@ -98,39 +95,30 @@ def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
     return found.x, "its result is read by others too" if len(term.uses) > 1 or term.is_output else found
 
 
-def _merge(parts: list[FeedForward], made: Made) -> None:
+def _merge(parts: list[FeedForward]) -> None:
     """Let the last of `parts` compute all, and take the others out of the additions."""
     last, graph = parts[-1], parts[0].x.graph
-    scope = common_scope([f.out.params[0].name for f in parts])
     with graph.inserting(before=last.down):
-        up = _wide([f.up for f in parts], 0, scope, "up", last.x, made)
+        up = _wide([f.up for f in parts], 0, "up", last.x)
         if last.gate is None:
             hidden = activate(up, last.activation)
         else:
-            gate = _wide([f.gate for f in parts if f.gate is not None], 0, scope, "gate", last.x, made)
+            gate = _wide([f.gate for f in parts if f.gate is not None], 0, "gate", last.x)
             hidden = ops.glu(gate, up, activation=last.activation, limit=last.limit, shift=last.shift)
-        y = _wide([f.out for f in parts], 1, scope, "down", hidden, made)
+        y = _wide([f.out for f in parts], 1, "down", hidden)
     hand_over(last.down.output, y)
     for f in parts[:-1]:
         take_out(f.down.output)
     drop(graph, made_of([f.down.output for f in parts], [last.x]))
 
 
-def _wide(sides: list[Projection], axis: int, scope: str, name: str, x: Value, made: Made) -> Value:
+def _wide(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
     """`sides` side by side (axis 0), or added up (axis 1), as one linear of x."""
-    graph, weights, biases = x.graph, [s.weight for s in sides], [s.bias for s in sides]
-    count = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
-    full = f"{scope}.{name}" if scope else name
-
-    def param(kind: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
-        key = (kind, *((p, s.start) for s in sides for p in s.params))
-        if key not in made:
-            type = TensorType(sides[0].params[0].type.dtype, shape)
-            made[key] = graph.add_param(f"{full}.{kind}", type, recipe)
-        return made[key]
-
-    weight, bias = param("weight", (count, x.width), Concat(tuple(weights), axis)), None
-    if any(biases):
-        added = Concat(tuple(s.full_bias for s in sides)) if axis == 0 else Add(tuple(b for b in biases if b))
-        bias = param("bias", (count,), added)
+    rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
+    weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1])]
+    recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None
+    weight = derive(weights[0], recipe, (rows, x.width), f"{full}.weight")
+    if biases:
+        added = Concat(tuple(s.full_bias for s in sides)) if axis == 0 else Add(tuple(s.bias for s in sides if s.bias))
+        bias = derive(biases[0], added, (rows,), f"{full}.bias")
     return ops.linear(x, weight, bias, name=name)

@@ -4,45 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from weft.ir import DType, Graph, Node, Param, TensorType, Value, ops
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
 from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Concat, Full
 
 from ..base import Pass
 from ..driver import Refusal, Rule, apply_rules
-from ..edit import common_scope, drop, hand_over
+from ..edit import derive, drop, hand_over, joint_name
 from ..pattern import ANY, Pattern
 from ..trace import Trace
 
-Made = dict[tuple[Value | None, ...], Param]  # packed parameters by what they are packed from
-
 
 def packed(
-    x: Value, weights: Sequence[Param], biases: Sequence[Value | None], name: str, made: Made
+    x: Value,
+    weights: Sequence[Param],
+    biases: Sequence[Value | None],
+    name: str,
+    widths: Sequence[int] | None = None,
 ) -> tuple[Value, ...]:
-    """One linear over the concatenation of `weights` and a split into what each would have made.
+    """One linear over the concatenation of `weights` and a split into what each would have made, or into `widths`.
 
-    Where only some have a bias, the others get zeros. What is packed again (a layer applied twice) is found in
-    `made`, so that shared weights stay shared.
+    Where only some have a bias, the others get zeros. What is packed again (a layer applied twice) has the same
+    parameters, so that shared weights stay shared.
     """
-    graph = x.graph
-    scope = common_scope([w.name for w in weights])
     rows = [int(w.shape[0]) for w in weights]
-
-    def param(key: tuple[Value | None, ...], kind: str, dtype: DType, shape: tuple[int, ...]) -> Param:
-        if key not in made:
-            parts = (p.recipe if isinstance(p, Param) else Full(0.0, (n,)) for p, n in zip(key, rows, strict=True))
-            full = f"{scope}.{name}.{kind}" if scope else f"{name}.{kind}"
-            made[key] = graph.add_param(full, TensorType(dtype, shape), Concat(tuple(parts)))
-        return made[key]
-
-    weight = param(tuple(weights), "weight", weights[0].type.dtype, (sum(rows), weights[0].width))
-    given = [b for b in biases if b is not None]
-    bias = param(tuple(biases), "bias", given[0].type.dtype, (sum(rows),)) if given else None
-    return ops.split.emit(ops.linear(x, weight, bias, name=name), sizes=tuple(rows))
+    full, shape = joint_name(weights, name), (sum(rows), weights[0].width)
+    weight = derive(weights[0], Concat(tuple(w.recipe for w in weights)), shape, f"{full}.weight")
+    given, bias = [b for b in biases if isinstance(b, Param)], None
+    if given:
+        parts = (b.recipe if isinstance(b, Param) else Full(0.0, (n,)) for b, n in zip(biases, rows, strict=True))
+        bias = derive(given[0], Concat(tuple(parts)), (sum(rows),), f"{full}.bias")
+    return ops.split.emit(ops.linear(x, weight, bias, name=name), sizes=tuple(widths or rows))
 
 
 def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
@@ -89,7 +83,6 @@ class PackQkv(Pass):
     tradeoff = "the split copies its pieces where a backend cannot read them in place"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        made: Made = {}
         for attention in graph.nodes:
             if attention.op not in SOFTMAX:
                 continue
@@ -102,7 +95,7 @@ class PackQkv(Pass):
                 by_input.setdefault(node.inputs[0], []).append(node)
             for x, group in by_input.items():
                 if x is not None and len(group) > 1:
-                    _pack(graph, x, group, "".join(linears[n] for n in group), made, trace)
+                    _pack(graph, x, group, "".join(linears[n] for n in group), trace)
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no attention has q, k or v from several linears of the same value")
 
@@ -119,14 +112,14 @@ def _linear_behind(value: Value | None) -> Node | None:
     return None
 
 
-def _pack(graph: Graph, x: Value, group: list[Node], name: str, made: Made, trace: Trace) -> None:
+def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) -> None:
     weights, biases = [n.operand("weight") for n in group], [n.operand("bias") for n in group]
     why = misfit(weights, biases)
     if why:
         trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
         return
     with graph.inserting(before=graph.first(group)):
-        pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name, made)
+        pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name)
     for node, piece in zip(group, pieces, strict=True):
         hand_over(node.output, piece)
     trace.fired("pack-qkv", pieces[0].name)
@@ -166,7 +159,7 @@ class PackGateUp(Pass):
             two = ops.linear(x, gate, gate_bias), ops.linear(x, up, up_bias)
             return ops.glu(*two, activation=ANY("activation"), limit=ANY("limit"))
 
-        apply_rules(graph, [Rule(self.name, Pattern(gated), partial(_pack_gated, made={}))], trace)
+        apply_rules(graph, [Rule(self.name, Pattern(gated), _pack_gated)], trace)
 
 
 def _pack_gated(
@@ -177,12 +170,11 @@ def _pack_gated(
     up_bias: Param | None,
     activation: str,
     limit: float | None,
-    made: Made,
 ) -> Value | Refusal:
     if gate is up:
         return Refusal(f"gate and up both are %{gate.name}")
     why = misfit((gate, up), (gate_bias, up_bias))
     if why:
         return Refusal(why)
-    g, u = packed(x, (gate, up), (gate_bias, up_bias), "gate_up", made)
+    g, u = packed(x, (gate, up), (gate_bias, up_bias), "gate_up")
     return ops.glu(g, u, activation=activation, limit=limit)
