@@ -15,6 +15,8 @@ from ..projections import Branch, branch_of, output_of
 from ..trace import Trace
 from .repeat_heads import unpacked
 
+MOST = 1024  # numbers that a head is made a multiple of
+
 
 @dataclass(frozen=True)
 class PadHeadDim(Pass):
@@ -54,8 +56,8 @@ class PadHeadDim(Pass):
     multiple: int = 8
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if self.multiple < 1:
-            raise WeftError(f"pad-head-dim: multiple={self.multiple} must be positive")
+        if not 1 <= self.multiple <= MOST:
+            raise WeftError(f"pad-head-dim: multiple={self.multiple} must be from 1 to {MOST}")
         for node in graph.nodes:
             if node.op not in SOFTMAX:
                 continue

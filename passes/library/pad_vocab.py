@@ -12,6 +12,8 @@ from ..base import Pass
 from ..edit import derive, hand_over, supersede
 from ..trace import Trace
 
+MOST = 65_536  # tokens that a vocabulary is made a multiple of
+
 
 @dataclass(frozen=True)
 class PadVocab(Pass):
@@ -42,8 +44,8 @@ class PadVocab(Pass):
     multiple: int = 64
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if self.multiple < 1:
-            raise WeftError(f"{self.name}: multiple={self.multiple} must be positive")
+        if not 1 <= self.multiple <= MOST:
+            raise WeftError(f"{self.name}: multiple={self.multiple} must be from 1 to {MOST}")
         head = _head(graph)
         if head is None:
             raise WeftError(f"{self.name}: graph {graph.name} has no output logits that a linear makes")

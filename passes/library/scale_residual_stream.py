@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from weft.ir import Graph, Value, WeftError, ops
@@ -51,8 +50,8 @@ class ScaleResidualStream(Pass):
     factor: float
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if not (math.isfinite(self.factor) and self.factor > 0):
-            raise WeftError(f"{self.name}: factor={self.factor} must be a positive number")
+        if not 1e-6 <= self.factor <= 1e6:
+            raise WeftError(f"{self.name}: factor={self.factor} must be from 1e-06 to 1e+06")
         by = self.factor / graph.meta.get("residual_scale", 1.0)
         found = residual_streams(graph, self.name)
         require(found, self.name, lambda stream: unwritable(stream, norms=True))

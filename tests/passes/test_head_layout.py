@@ -126,7 +126,8 @@ def test_refusals(pipeline: str, name: str, reason: str) -> None:
     [
         ("gqa-to-mha{kv_heads=0}", "kv_heads=0 must be positive"),
         ("permute-heads{order=[0, 0]}", r"order=\[0, 0\] does not name every head from 0 once"),
-        ("pad-head-dim{multiple=0}", "multiple=0 must be positive"),
+        ("pad-head-dim{multiple=0}", "multiple=0 must be from 1 to 1024"),
+        ("pad-head-dim{multiple=1000000000}", "multiple=1000000000 must be from 1 to 1024"),
     ],
 )
 def test_impossible_arguments(pipeline: str, reason: str) -> None:

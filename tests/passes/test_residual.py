@@ -253,7 +253,7 @@ def test_a_second_factor_takes_the_place_of_the_first() -> None:
 
 def test_scaling_refuses() -> None:
     for factor in ("0", "-1.0"):
-        with pytest.raises(WeftError, match=r"scale-residual-stream: factor=.* must be a positive number"):
+        with pytest.raises(WeftError, match=r"scale-residual-stream: factor=.* must be from 1e-06 to 1e\+06"):
             applied(f"scale-residual-stream{{factor={factor}}}", Tiny().graph())
     with pytest.raises(WeftError, match="is an output of the graph"):
         applied("scale-residual-stream{factor=2.0}", ZOO["variant/encoder, ALiBi"]())

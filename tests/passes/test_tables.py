@@ -74,7 +74,7 @@ def test_after_the_logits_of_the_last_token_only() -> None:
 def test_heads_that_cannot_be_padded() -> None:
     with pytest.raises(WeftError, match="has no output logits that a linear makes"):
         applied("pad-vocab", ZOO["family/bert"]())
-    with pytest.raises(WeftError, match="multiple=0 must be positive"):
+    with pytest.raises(WeftError, match="multiple=0 must be from 1 to 65536"):
         applied("pad-vocab{multiple=0}", decoder())
     g = decoder()
     other = next(n for n in g.nodes if n.output.name == "final_norm").output
