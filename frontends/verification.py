@@ -25,11 +25,13 @@ from weft.backends.runtime.generate import Generator
 from weft.ir import dtypes, interpret
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
-from weft.passes import run_passes
+from weft.passes import parse_pipeline, run_passes
+from weft.passes.library.cast import Cast
 from weft.passes.library.quiet_routers import noises
 
 from .families.rope import at_length
 from .internals import Internals, layer_of, stock_inputs
+from .rewriting import rewrite
 from .sources import Model, load_source
 
 Array = NDArray[Any]
@@ -211,7 +213,8 @@ def _graphs(folder: Path, runnable: Generator | Encoder) -> list[Internals]:
 
 
 def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
-    """The source that the manifest names, unchanged since; without the noise of routers, which compiling leaves out."""
+    """The source that the manifest names, unchanged since, rewritten by those passes of its pipeline that compute
+    something else; without the noise of routers, which compiling leaves out."""
     source = manifest.get("source") or {}
     spec = source.get("spec")
     if not spec:
@@ -224,7 +227,11 @@ def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
     if changed := sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name)):
         raise WeftError(f"{folder}: its source {spec} has changed since ({', '.join(changed)}): compile it again")
     at_length(model.graph, int(manifest.get("max_length") or 0))
-    return replace(model, graph=run_passes(model.graph, "quiet-routers")) if noises(model.graph) else model
+    if noises(model.graph):
+        model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
+    passes = parse_pipeline(manifest.get("pipeline") or "").passes
+    other = ", ".join(str(p) for p in passes if p.effect in ("lossy", "changing") and not isinstance(p, Cast))
+    return replace(rewrite(model, other), description=f"{model.description} after {other}") if other else model
 
 
 def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> list[int]:

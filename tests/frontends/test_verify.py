@@ -68,6 +68,19 @@ def test_noise_of_routers_is_left_out_of_the_reference_too(tmp_path: Path) -> No
     assert found.passed and found.divergence is None
 
 
+@pytest.mark.parametrize("forgotten", ['replace-activation{to="gelu_tanh"}', "prune-layers{layers=[1]}"])
+def test_what_passes_change_on_purpose_is_changed_in_the_reference_too(tmp_path: Path, forgotten: str) -> None:
+    folder = compiled(tmp_path, passes="replace-activation{to=gelu_tanh}, prune-layers{layers=[1]}, default")
+    found = verify_folder(folder, tokens=4)
+    assert found.passed and found.divergence is None
+    assert found.reference.endswith('model after replace-activation{to="gelu_tanh"}, prune-layers{layers=[1]}')
+    manifest = (folder / "weft.json").read_text()
+    quoted = json.dumps(forgotten)[1:-1]
+    assert quoted in manifest
+    (folder / "weft.json").write_text(manifest.replace(quoted, "dce"))
+    assert not verify_folder(folder, tokens=4).passed
+
+
 @pytest.mark.parametrize("name", ["hybrid", "tiny_translator"])
 def test_examples_that_do_not_only_look_back_pass(name: str, root: Path, tmp_path: Path) -> None:
     """Experts that choose among the tokens of a call, which therefore is one; an encoder's answer."""
