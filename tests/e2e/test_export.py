@@ -22,6 +22,7 @@ from weft.frontends.sources import Model
 from weft.ir import Graph, WeftError, interpret
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
+from .seq2seq import SEQ2SEQ
 from .test_genai import generated
 
 IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
@@ -168,6 +169,16 @@ def test_encoders_are_no_causal_models(minilm_folder: Path, tmp_path: Path) -> N
     assert all(np.array_equal(before[key], after[key]) for key in after)
     with pytest.raises(WeftError, match="the graph has no logits, so it is no decoder"):
         export(anonymous(model), tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "switch"])
+def test_encoder_decoders_keep_their_config(name: str, tmp_path: Path) -> None:
+    model = SEQ2SEQ[name].save(tmp_path / "hf")
+    export(tmp_path / "hf", tmp_path / "out", passes="pack-qkv, fuse-residual-norm")
+    again, info = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values()), info
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
 
 
 # -- dtypes and files
