@@ -21,6 +21,7 @@ from weft.backends.runtime.session import target_for
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.passes import default_pipeline
+from weft.passes.calibration import CHARACTERS
 
 from .compiler import compile
 from .rewriting import rewrite
@@ -30,7 +31,6 @@ from .sources import Model, load_source
 Progress = Callable[[str, int, int], None]  # stage, done, in all
 WINDOW = 512  # tokens that are read with nothing before them, unless a model takes fewer
 WATCHED = 64  # tokens that are compared inside the models
-CHARACTERS = 32  # of a text file, read for a token that is wanted of it: no text has so long ones
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _open_all(
     if rewrites and not isinstance(original, Model):
         raise WeftError(f"{name} is compiled already, and a pipeline rewrites a source: name what it was compiled from")
     for label, pipeline in rewrites.items():
-        wanted.append((label, rewrite(original, pipeline)))
+        wanted.append((label, rewrite(original, pipeline, progress=progress)))
     found: list[_Candidate] = []
     for i, (name, source) in enumerate(wanted):
         folder = scratch / str(i) if isinstance(source, Model) else Path(source)

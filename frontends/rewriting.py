@@ -8,6 +8,7 @@ from pathlib import Path
 
 from weft.ir.errors import WeftError
 from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
+from weft.passes.pipeline import Progress
 
 from .sources import Model
 
@@ -29,7 +30,7 @@ def pipeline_text(given: str) -> str:
         return given
     path = Path(given.removeprefix("@")).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         why = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
         raise WeftError(f"the pipeline file {path} cannot be read: {why}") from e
@@ -45,11 +46,17 @@ def pipeline_text(given: str) -> str:
 
 
 def rewrite(
-    model: Model, passes: str, *, verify: bool = False, dump: str | Path | None = None, report: Report | None = None
+    model: Model,
+    passes: str,
+    *,
+    verify: bool = False,
+    dump: str | Path | None = None,
+    report: Report | None = None,
+    progress: Progress = lambda name, done, total: None,
 ) -> Model:
     """`model` with its graph rewritten by the pipeline `passes` (text, or a file as of `pipeline_text`).
 
-    `verify`, `dump` and `report` are those of `run_passes`.
+    `verify`, `dump`, `report` and `progress` are those of `run_passes`.
 
     Raises:
         WeftError: if the pipeline is wrong, or a pass cannot do its work.
@@ -57,6 +64,6 @@ def rewrite(
     pipeline = parse_pipeline(pipeline_text(passes), default_pipeline(model.graph))
     if not pipeline.passes:
         return model
-    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report)
+    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, progress=progress)
     done = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
     return replace(model, graph=graph, module=None, pipeline=done)

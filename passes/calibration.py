@@ -21,6 +21,7 @@ from weft.ir.interpreter import bind, run_node
 
 WINDOW = 128  # tokens of a plain text that are read together
 TOGETHER = 512  # tokens of texts that are computed at once
+CHARACTERS = 32  # of a plain text, read for a token that is wanted of it: no text has so long ones
 
 
 def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
@@ -33,7 +34,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         WeftError: if the file cannot be read, holds no tokens or strange ones, or is text and the graph has no
             tokenizer.
     """
-    rows = _rows(graph, Path(path).expanduser())
+    rows = _rows(graph, Path(path).expanduser(), CHARACTERS * (limit + 1))
     vocab = _vocabulary(graph)
     longest = graph.meta.get("max_positions")
     by_length: dict[int, list[Sequence[int]]] = {}
@@ -42,33 +43,33 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
             break
         row = row[: min(limit, longest or limit)]
         limit -= len(row)
+        if strange := [i for i in row if not 0 <= i < vocab]:
+            raise WeftError(f"the calibration text {path} has token {strange[0]}, but the model has only {vocab}")
         by_length.setdefault(len(row), []).append(row)
     by_length.pop(0, None)
     if not by_length:
         raise WeftError(f"the calibration text {path} has no tokens")
-    found = [
+    return [
         np.array(texts[i : i + max(1, TOGETHER // length)], np.int64)
         for length, texts in by_length.items()
         for i in range(0, len(texts), max(1, TOGETHER // length))
     ]
-    for ids in found:
-        if ids.min() < 0 or (vocab is not None and ids.max() >= vocab):
-            wrong = next(int(i) for i in ids.flat if i < 0 or (vocab is not None and i >= vocab))
-            raise WeftError(f"the calibration text {path} has token {wrong}, but the model has only {vocab}")
-    return found
 
 
-def _rows(graph: Graph, path: Path) -> list[Sequence[int]]:
+def _rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
+    """The texts in the file `path`, of a plain one only as much as stands in its first `characters`."""
     try:
         if path.suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
+            with path.open("rb") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
             if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
                 raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [texts, length]")
             return list(np.atleast_2d(array).tolist())
-        text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
-            return _listed(json.loads(text), path)
-    except (OSError, ValueError) as e:
+            return _listed(json.loads(path.read_text(encoding="utf-8")), path)
+        with path.open(encoding="utf-8") as lines:
+            text = lines.read(characters)
+    except (OSError, ValueError, RecursionError) as e:
         why = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
         raise WeftError(f"the calibration text {path} cannot be read: {why}") from e
     if graph.tokenize is None:
@@ -88,14 +89,14 @@ def _listed(found: Any, path: Path) -> list[Sequence[int]]:
     return rows
 
 
-def _vocabulary(graph: Graph) -> int | None:
-    """How many tokens the graph knows: rows of the smallest table that ids index."""
+def _vocabulary(graph: Graph) -> int:
+    """How many tokens the graph knows: rows of the smallest table that ids index, or as many as int32 counts."""
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
         if name in graph.inputs:
             readers = (n for n in graph.inputs[name].users if n.op.name == "embedding")
             tables += [n.inputs[1].shape[0] for n in readers if n.inputs[1] is not None]
-    return min((t for t in tables if isinstance(t, int)), default=None)
+    return min((t for t in tables if isinstance(t, int)), default=2**31)
 
 
 def feeds(graph: Graph, ids: Array) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from weft.ir import Graph, WeftError, print_graph
@@ -64,6 +65,7 @@ class Step:
 
 
 Hook = Callable[[Step], None]
+Progress = Callable[[str, int, int], None]  # name of the pass, done, in all
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
@@ -108,12 +110,13 @@ def run_passes(
     report: Report | None = None,
     hooks: Iterable[Hook] = (),
     seed: int = 0,
+    progress: Progress = lambda name, done, total: None,
 ) -> Graph:
     """Run `pipeline` on a copy of `graph` and return it; the well-formedness of the graph is checked after every pass.
 
     `verify` also shows the declared effect of every pass on small random inputs and weights (from `seed`) through the
     float64 interpreter. `dump` is a folder that gets the text form before and after every pass, as ``NN-pass.weft``.
-    `report` is filled in, `hooks` are called after every pass.
+    `report` is filled in, `hooks` are called after every pass, `progress` by passes that take long.
 
     Raises:
         WeftError: if the text of the pipeline is wrong, a pass cannot do its work, or a check fails (naming the pass).
@@ -137,7 +140,8 @@ def run_passes(
     for phase in pipeline.phases:
         for applied in phase.passes:
             index += 1
-            before, count, trace = current.clone() if verify else None, len(current), Trace()
+            before, count = current.clone() if verify else None, len(current)
+            trace = Trace(progress=partial(progress, applied.name))
             start = time.perf_counter()
             applied.run(current, trace)
             seconds = time.perf_counter() - start

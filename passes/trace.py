@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -33,12 +34,13 @@ class Refused:
 @dataclass
 class Trace:
     """`lines` in order of writing; `rewrites` by rule; `refusals` and the nearest `misses` of rules that never fired,
-    which are among the lines too."""
+    which are among the lines too. A pass that takes long says how far it is by `progress(done, in all)`."""
 
     lines: list[str] = field(default_factory=list)
     rewrites: Counter[str] = field(default_factory=Counter)
     refusals: list[Refused] = field(default_factory=list)
     misses: list[Miss] = field(default_factory=list)
+    progress: Callable[[int, int], None] = field(default=lambda done, total: None, repr=False, compare=False)
 
     def fired(self, rule: str, at: str) -> None:
         """One rewrite by `rule` at the value called `at`."""

@@ -80,9 +80,10 @@ def opt_command(
     folder = _is_folder(out)
     if dtype is not None and not folder:
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
-    model = _piped(folder) if source == "-" else load_source(source)
     report = Report(priced=trace)
-    model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report)
+    with progress(f"reading {source}", "steps") as step:
+        model = _piped(folder) if source == "-" else load_source(source)
+        model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, progress=step)
     tell(report, passes, trace)
     if folder:
         from ..model_folder import write_model

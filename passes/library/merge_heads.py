@@ -111,7 +111,8 @@ class MhaToGqa(Pass):
         if self.method == "svd" and any(isinstance(layouts, dict) for layouts in found.values()):
             texts = read_tokens(graph, self.calibration, self.tokens) if self.calibration else ()
             fitter = Fitter(graph, texts, self.sequential)
-        for node, layouts in found.items():
+        for done, (node, layouts) in enumerate(found.items()):
+            trace.progress(done, len(found))
             at = node.output.name
             if isinstance(layouts, str):
                 trace.refuse(self.name, at, layouts)

@@ -267,6 +267,12 @@ def test_a_text_and_the_order_of_fitting_matter(text: str) -> None:
     assert not same(alone[0], apart[0])
 
 
+def test_it_says_how_far_it_is() -> None:
+    told = list[tuple[str, int, int]]()
+    run_passes(Tiny().graph(), "dce, mha-to-gqa{kv_heads=1}", progress=lambda *step: told.append(step))
+    assert told == [("mha-to-gqa", 0, 2), ("mha-to-gqa", 1, 2)]
+
+
 def test_falls_back_to_means_where_the_basis_is_fixed() -> None:
     trace = Trace()
     graph = MODELS["norms of heads"].graph()
@@ -324,6 +330,9 @@ def test_one_text_or_windows_of_it(tmp_path: Path) -> None:
         ("ids.json", b"[[]]", "has no tokens"),
         ("ids.json", b"[1, ", "cannot be read"),
         ("ids.npy", b"nothing", "cannot be read"),
+        ("ids.npy", b"", "cannot be read"),
+        ("ids.json", b"[99999999999999999999]", "has token 99999999999999999999, but the model has only"),
+        ("ids.json", b"[" * 100_000, "cannot be read: maximum recursion depth"),
     ],
 )
 def test_a_bad_text_is_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
