@@ -7,8 +7,6 @@ from typing import Any
 from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes
 from weft.ir.sizes import Size
 
-from .edit import hand_over
-
 RECURRENCES = {"causal_conv", "selective_scan", "ssd", "linear_attention", "gated_linear_attention"}
 State = tuple[str, tuple[Size, ...]]  # the operand that takes it, its shape
 
@@ -61,8 +59,7 @@ def give_states(graph: Graph, node: Node, number: int) -> None:
         operands[node.op.operand_index(operand)] = past
     with graph.inserting(before=node):
         outs = node.op.emit(*operands, **node.attrs)
-    hand_over(node.output, outs[0])
-    graph.erase(node)
+    graph.replace(node, outs[0])
     for part, present in zip(parts, outs[1:], strict=True):
         graph.add_output(f"present_states.{number}.{part}", present)
 

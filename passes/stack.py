@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, WeftError
 
-from .edit import hand_over
 from .memory import remembers
 
 _LAYER = re.compile(r"((?:.*?\.)?layers)\.(\d+)(?:\.|$)")
@@ -101,11 +100,9 @@ def unfuse(graph: Graph) -> bool:
     for node in fused:
         with graph.inserting(before=node):
             normed, total = node.op.expand(node)
-        hand_over(node.outputs[0], normed)
-        hand_over(node.outputs[1], total)
+        graph.replace(node, normed, total)
         made = [v.producer.scope for v in node.inputs[:2] if v is not None and v.producer is not None]
         layers = {int(match[2]): f"{match[1]}.{match[2]}" for scope in made if (match := _LAYER.match(scope))}
         assert total.producer is not None
         total.producer.scope = layers[max(layers)] if layers else made[-1] if made else ""
-        graph.erase(node)
     return bool(fused)

@@ -140,8 +140,7 @@ class CollapseLinears(Pass):
         wide = derive(table, MatMul(left, right), (count, width))
         with outer.graph.inserting(before=lookup):
             y = ops.embedding(lookup.inputs[0], wide)
-        hand_over(outer.output, y)
-        outer.graph.erase(outer)
+        outer.graph.replace(outer, y)
         outer.graph.erase(lookup)
         supersede(table, wide)
         drop_params(outer.graph, outer.inputs)

@@ -33,8 +33,7 @@ def _fuse(norm: Node, linear: Node, x: Value) -> Value:
     kind = "layer" if is_layer(norm) else "rms"
     with norm.graph.inserting(before=linear):
         y = ops.norm_linear(x, *linear.inputs[1:], kind=kind, eps=norm.attrs["eps"])
-    hand_over(linear.output, y)
-    norm.graph.erase(linear)
+    norm.graph.replace(linear, y)
     return y
 
 

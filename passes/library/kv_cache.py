@@ -14,7 +14,6 @@ from weft.ir.archive import Array
 from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..base import Pass
-from ..edit import hand_over
 from ..key_axis import KeyAxis, bias_makers
 from ..recurrences import give_states, has_state, states
 from ..tokens import Tokens, carries, token_axes, tokenwise
@@ -122,8 +121,7 @@ def _give_cache(graph: Graph, node: Node, number: int, given: dict[str, Value | 
     operands = [given.get(o.name, node.operand(o.name)) for o in node.op.operands]
     with graph.inserting(before=node):
         outs = node.op.emit(*operands, **node.attrs)
-    hand_over(node.output, outs[0])
-    graph.erase(node)
+    graph.replace(node, outs[0])
     for (part, _), present in zip(parts, outs[1:], strict=True):
         graph.add_output(f"present.{number}.{part}", present)
 

@@ -8,7 +8,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 
 from ..absorb import centred, is_layer, read_through
 from ..base import Pass
-from ..edit import changed, drop_params, hand_over
+from ..edit import changed, drop_params
 from ..residual import Stream, require, residual_streams, tables, unwritable, write_mapped
 from ..trace import Trace
 from .fold_norm_scale import Site, site
@@ -94,8 +94,7 @@ def _to_rms(norm: Node) -> None:
     if norm.op.name == "layer_norm":
         with graph.inserting(before=norm):
             y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
-        hand_over(norm.output, y)
-        graph.erase(norm)
+        graph.replace(norm, y)
     else:
         y = changed(norm, {"bias": None} if bias is not None else None, kind="rms").output
     if bias is not None and not isinstance(found, Site):

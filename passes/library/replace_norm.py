@@ -9,7 +9,6 @@ from weft.ir import Graph, Node, Value, WeftError, ops
 
 from ..absorb import NORMS, is_layer
 from ..base import Pass
-from ..edit import hand_over
 from ..trace import Trace
 from ..trial import EXACT, Trial
 
@@ -57,10 +56,7 @@ class ReplaceNorm(Pass):
                 continue
             trace.fired(self.name, norm.output.name)
             with graph.inserting(before=norm):
-                made = self._replaced(norm, eps)
-            for old, new in zip(norm.outputs, made, strict=True):
-                hand_over(old, new)
-            graph.erase(norm)
+                graph.replace(norm, *self._replaced(norm, eps))
 
     def _replaced(self, norm: Node, eps: float) -> tuple[Value, ...]:
         bias = norm.operand("bias") if is_layer(norm) else None
@@ -79,10 +75,7 @@ class ReplaceNorm(Pass):
         for node in spelled.nodes:
             if node.op.name in NORMS:
                 with spelled.inserting(before=node):
-                    made = self._spelled(node)
-                for old, new in zip(node.outputs, made, strict=True):
-                    hand_over(old, new)
-                spelled.erase(node)
+                    spelled.replace(node, *self._spelled(node))
         inputs = trial.inputs(before)
         trial.same(trial.run(spelled, inputs), trial.run(after, inputs), EXACT)
 

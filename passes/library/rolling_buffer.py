@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, WeftError
 from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..base import Pass
-from ..edit import hand_over
+from ..edit import changed
 from ..trace import Trace
 from ..trial import EXACT, Trial
 from .kv_cache import run_in_chunks, within_positions
@@ -68,12 +68,7 @@ class RollingBuffer(Pass):
             for name in ("past_k", "past_v"):
                 if (past := node.operand(name)) is not None:
                     past.type = past.type.with_axis(2, size)
-            with graph.inserting(before=node):
-                outs = node.op.emit(*node.inputs, **{**node.attrs, "rolling": True})
-            for old, new in zip(node.outputs, outs, strict=True):
-                hand_over(old, new)
-            graph.erase(node)
-            trace.fired(self.name, outs[0].name)
+            trace.fired(self.name, changed(node, rolling=True).output.name)
         if not trace.rewrites[self.name]:
             trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
 

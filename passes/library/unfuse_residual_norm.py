@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from weft.ir import Graph
 
 from ..base import Pass
-from ..edit import hand_over
 from ..trace import Trace
 
 
@@ -43,6 +42,4 @@ class UnfuseResidualNorm(Pass):
                 continue
             trace.fired(self.name, node.output.name)
             with graph.inserting(before=node):
-                for old, new in zip(node.outputs, node.op.expand(node), strict=True):
-                    hand_over(old, new)
-            graph.erase(node)
+                graph.replace(node, *node.op.expand(node))
