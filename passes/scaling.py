@@ -14,6 +14,7 @@ from weft.ir import Graph, Node, Param, Recipe, Value
 from weft.ir.matrices import MatMul
 from weft.ir.recipes import Concat, Full, Reshape, Scale
 
+from .absorb import WRITERS
 from .edit import derive, supersede
 from .projections import rows
 
@@ -68,6 +69,20 @@ def _scaled(e: Edit, param: Param) -> Recipe:
 def spread(scalar: Recipe, width: int) -> Recipe:
     """The only number of `scalar`, `width` times: [width]."""
     return MatMul(Full(1.0, (width, 1)), Reshape(scalar, (1,)))
+
+
+def writing(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
+    """The edits that make what `node` writes `factor` times as large (rows start:stop of it), or why there are none."""
+    edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
+    for name, axis in WRITERS[node.op.name].items():
+        operand = node.operand(name)
+        if operand is None and not edits:
+            return f"{at} has no weight"
+        if operand is not None and not isinstance(operand, Param):
+            return f"an operand of {at} is computed"
+        if operand is not None:
+            edits.append(Edit(node, node.op.operand_index(name), factor, len(operand.shape) - axis, start, stop))
+    return edits
 
 
 def reading(value: Value, factor: Factor) -> list[Edit] | str:
@@ -143,16 +158,10 @@ class _Walk:
             self.linear(node, factor)
         elif name == "split":
             self.split(node, demanded)
-        elif name in ("rms_norm", "layer_norm", "add_norm"):
-            first = 2 if name == "add_norm" else 1
-            if value.index or len(demanded) > 1:
-                self.refuse(f"%{value.name} is a sum of residuals")
-            else:
-                self.multiply(node, (first, first + 1), factor, 0, f"{name} (%{value.name}) has no weight")
-        elif name == "embedding":
-            self.multiply(node, (1,), factor, 1, "")
-        elif name == "moe":
-            self.multiply(node, (node.op.operand_index("down"), node.op.operand_index("down_bias")), factor, 1, "")
+        elif name == "add_norm" and (value.index or len(demanded) > 1):
+            self.refuse(f"%{value.name} is a sum of residuals")
+        elif name in WRITERS:
+            self.take(writing(node, factor))
         elif (name in ("add", "sub") and (number or _aligned(node))) or (name == "concat" and number):
             for i in range(len(node.inputs)):
                 self.demand(node, i, factor)
@@ -171,9 +180,9 @@ class _Walk:
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
         elif isinstance(factor, Recipe) or all(n.op.name in ("linear", "norm_linear") for n in weight.users):
-            self.multiply(node, (1, 2), factor, 0, "")
+            self.take(writing(node, factor))
         else:
-            self.multiply(node, (2,), factor, 0, "")
+            self.take([] if bias is None else [Edit(node, 2, factor)])
             self.demand(node, 0, factor)
 
     def split(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
@@ -194,28 +203,14 @@ class _Walk:
             self.refuse(f"%{value.name} is a piece of %{x.name}, which is no packed linear")
             return
         start = sum(node.attrs["sizes"][: value.index])
-        self.multiply(linear, (1, 2), factor, 0, "", start, start + value.width)
+        self.take(writing(linear, factor, start, start + value.width))
 
-    def multiply(
-        self,
-        node: Node,
-        operands: Sequence[int],
-        factor: Factor,
-        axis: int,
-        missing: str,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> None:
-        """End here: multiply those of `operands` that are there; `missing` says why if the first has to be."""
-        present = [i for i in operands if i < len(node.inputs) and node.inputs[i] is not None]
-        if missing and operands[0] not in present:
-            self.refuse(missing)
-            return
-        for i in present:
-            if not isinstance(node.inputs[i], Param):
-                self.refuse(f"an operand of {node.op.name} (%{node.output.name}) is computed")
-                return
-            self.edits.append(Edit(node, i, factor, axis, start, stop))
+    def take(self, found: list[Edit] | str) -> None:
+        """End here, with these edits, or fail."""
+        if isinstance(found, str):
+            self.refuse(found)
+        else:
+            self.edits += found
 
 
 def _aligned(node: Node) -> bool:

@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Param
 
 from ..base import Pass
 from ..edit import changed, drop_params
-from ..scaling import Edit, Factor, absorbed, apply, numbered, reading, spread
+from ..scaling import Edit, Factor, absorbed, apply, numbered, reading, spread, writing
 from ..trace import Trace
 
 
@@ -159,11 +159,10 @@ def _experts(route: Node, factor: Factor) -> list[Edit] | str:
             return f"%{value.name} is an output of the graph"
         for node, i in value.uses:
             if node.op.name == "moe" and i == 1:
-                downs = (node.op.operand_index(name) for name in ("down", "down_bias"))
-                present = [j for j in downs if j < len(node.inputs) and node.inputs[j] is not None]
-                if not all(isinstance(node.inputs[j], Param) for j in present):
-                    return f"the experts of %{node.output.name} are computed"
-                edits += [Edit(node, j, factor, axis=1) for j in present]
+                found = writing(node, factor)
+                if isinstance(found, str):
+                    return found
+                edits += found
             elif node.op.name == "limit_capacity":
                 values.append(node.output)
             elif node.op.name != "load_balance_loss":  # which only asks what is not 0
