@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +21,7 @@ from weft.passes.encoder_decoder import split_encoder
 from weft.passes.memory import remembers
 
 from .families.rope import at_length
-from .manifest import max_source, record
+from .manifest import hashing, max_source, record
 from .rewriting import pipeline_text
 from .sources import Model, load_source
 
@@ -126,7 +123,7 @@ def compile(
         if progress:
             progress("weights", done, total)
 
-    with whole_folder(Path(out)) as folder, _hashing(model) as hashes:
+    with whole_folder(Path(out)) as folder, hashing(model) as hashes:
         export.write(models, folder, step)
         if prepack:
             from weft.backends.onnx import packing
@@ -197,18 +194,6 @@ def _leave_out_losses(graph: Graph, notes: list[str]) -> None:
     for name in [n for n in graph.outputs if n != "logits" and not n.startswith("present")]:
         del graph.outputs[name]
         notes.append(f"the output {name} is left out: it sums over encoder and decoder, which run apart")
-
-
-@contextlib.contextmanager
-def _hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
-    """Hash the files of `model` beside the block; given up when the block ends without asking for the result."""
-    over = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        task = pool.submit(model.hashes, over.is_set)
-        try:
-            yield task.result
-        finally:
-            over.set()
 
 
 def target_pipeline(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -92,3 +96,15 @@ def _absolute(spec: str) -> str:
     if not path.exists():
         return spec
     return f"{path.absolute()}{colon}{name}" if file.endswith(".py") else str(path.absolute())
+
+
+@contextlib.contextmanager
+def hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
+    """Hash the files of `model` beside the block; given up when the block ends without asking for the result."""
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(model.hashes, over.is_set)
+        try:
+            yield task.result
+        finally:
+            over.set()

@@ -29,7 +29,7 @@ from weft.ir.streams import stream
 from .hf.folder import copy_tokenizer, tokenizer_files
 from .hf.safetensors import SafetensorsArchive
 from .hf.writing import STORED, Progress, Tensor, counted, parse_stored, write_shards
-from .manifest import PROVENANCE, provenance
+from .manifest import PROVENANCE, hashing, provenance
 from .sources import Model
 
 GRAPH = "model.weft"
@@ -53,12 +53,12 @@ def write_model(
     for name in tensors:
         graph.params[name].recipe = Source(name)
     graph.meta.pop("source", None)  # the folder itself, wherever it will be
-    with whole_folder(Path(out)) as folder:
+    with whole_folder(Path(out)) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         if model.tokenizer is not None:
             model.tokenizer(folder)
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")
-        record = provenance(model, model.hashes())
+        record = provenance(model, hashes())
         (folder / PROVENANCE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

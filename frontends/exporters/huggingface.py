@@ -21,7 +21,7 @@ from ..families import FAMILIES, describe
 from ..hf import Folder
 from ..hf.checkpoint import CONFIG_NAMES
 from ..hf.writing import Progress, Tensor, counted, parse_stored, write_shards
-from ..manifest import PROVENANCE, provenance
+from ..manifest import PROVENANCE, hashing, provenance
 from ..model_folder import exact
 from ..sources import Model
 from .configs import CLASSES, propose
@@ -51,13 +51,13 @@ def write_huggingface(
         name: Tensor(made.shape, kind, partial(stream, made.recipe, archive)) for name, made in found.tensors.items()
     }
     config = {**found.config, "dtype": CONFIG_NAMES[kind]}
-    with whole_folder(Path(out)) as folder:
+    with whole_folder(Path(out)) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         _write_json(folder / "config.json", config)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        _write_json(folder / PROVENANCE, provenance(model, model.hashes()))
+        _write_json(folder / PROVENANCE, provenance(model, hashes()))
     return found
 
 
