@@ -118,9 +118,11 @@ class _Matcher:
             mine, other = _attribute(ours, name), _attribute(theirs, name)
             if not _same(mine, other):
                 self.part(theirs, at, f"{name}={format_attr(mine)}", f"{name}={format_attr(other)}")
-        pairs = list(zip(self.operands(ours), self.operands(theirs), strict=False))
-        operands = [o.name for o in theirs.op.operands]
-        for i, (mine, other) in enumerate(pairs):
+        pair, operands = (self.operands(ours), self.operands(theirs)), [o.name for o in theirs.op.operands]
+        if len(pair[0]) != len(pair[1]):  # of an op that takes any number
+            self.part(theirs, at, *(f"{len(found)} operands" for found in pair))
+            return
+        for i, (mine, other) in enumerate(zip(*pair, strict=True)):
             name = operands[min(i, len(operands) - 1)]
             neutral = _NEUTRAL.get((theirs.op.name, name))
             if mine is not None and other is not None:

@@ -17,7 +17,7 @@ from weft.frontends.exporters.facts import read_settings
 from weft.frontends.exporters.inversion import Made, inverted
 from weft.frontends.exporters.matching import canonical, match
 from weft.frontends.families import FAMILIES
-from weft.ir import Graph, MemoryArchive, Recipe, WeftError
+from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, dtypes, ops, sizes
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Normal, Permute, Reshape, Scale, Slice, Source, Take
 from weft.passes import run_passes
 
@@ -249,3 +249,17 @@ def test_what_a_pass_did_not_do_is_told(save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", num_key_value_heads=2)
     status, told = weft_command(folder, "-p", "pack-qkv, pack-qkv", "-o", tmp_path / "out")
     assert status == 0 and "pack-qkv" in told.splitlines()[0]
+
+
+def test_ops_of_any_number_of_operands() -> None:
+    """What is left over is not passed over."""
+
+    def joined(count: int) -> Graph:
+        graph = Graph()
+        x = graph.add_input("x", TensorType(dtypes.f32, (sizes.sym("batch"), 4)))
+        graph.add_output("y", ops.concat(*[x] * count, axis=0))
+        return graph
+
+    (told,) = match(joined(3), joined(2)).differences
+    assert (told.ours, told.theirs) == ("3 operands", "2 operands")
+    assert match(joined(2), joined(2)).differences == []
