@@ -11,6 +11,7 @@ from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret
 from weft.ir.archive import Array
 from weft.ir.recipes import Full
 
+from ..absorb import WRITERS
 from ..base import Pass
 from ..edit import drop
 from ..layer_choice import Layers, numbers
@@ -201,8 +202,8 @@ def _ends(value: Value, found: set[Param]) -> str | None:
     if node is None:
         return f"%{value.name} is not computed in the layer"
     name = node.op.name
-    if name in _WEIGHTS:
-        params = [v for k in _WEIGHTS[name] if (v := node.operand(k)) is not None]
+    if name in ("linear", "norm_linear", "moe"):
+        params = [v for k in WRITERS[name] if (v := node.operand(k)) is not None]
         found.update(p for p in params if isinstance(p, Param))
         return (
             None if all(isinstance(p, Param) for p in params) else f"the weights of {name} (%{value.name}) are computed"
@@ -221,9 +222,6 @@ def _ends(value: Value, found: set[Param]) -> str | None:
         operands = node.inputs if name == "add" else node.inputs[:1]
         return next((why for v in operands if v is not None and (why := _ends(v, found))), None)
     return f"{name} (%{value.name}) makes what it adds, not a linear"
-
-
-_WEIGHTS = {"linear": ("weight", "bias"), "norm_linear": ("weight", "bias"), "moe": ("down", "down_bias")}
 
 
 def _adds_nothing(layer: Layer) -> bool:

@@ -44,23 +44,35 @@ def site(norm: Node) -> Site | str:
     return Site(norm, tuple(dict.fromkeys(node for node, _ in found)))
 
 
-def exclusive(
-    sites: dict[Node, Site], refuse: Callable[[Node, str], None], needed: Callable[[Site], bool]
-) -> dict[Node, Site]:
-    """Those of `sites` whose weights nobody else reads, so that changing them copies none.
+def sites(
+    graph: Graph,
+    name: str,
+    trace: Trace,
+    find: Callable[[Node], Site | str | None],
+    untie: bool,
+    needed: Callable[[Site], bool] = lambda s: True,
+) -> list[Site]:
+    """What `find` finds for the norms of `graph`; those it gives a reason for are refused in the name of the pass.
 
-    Weights may be shared among sites with equal norm weights, as those of shared layers are. Sites whose weights need
-    not change (`needed`) share them with anybody.
+    Unless `untie`, so are those whose weights somebody else reads, if they need to change (`needed`): changing them
+    would copy them. They may be shared among sites with equal norm weights, as those of shared layers are.
     """
-    left = dict(sites)
-    while True:
-        reading = {reader: s for s in left.values() for reader in s.readers}
-        stuck = {n: why for n, s in left.items() if needed(s) and (why := _shared(s, reading)) is not None}
-        for norm, why in stuck.items():
-            refuse(norm, why)
-            del left[norm]
+    found: dict[Node, Site] = {}
+    for norm in (n for n in graph.nodes if n.op.name in NORMS):
+        one = find(norm)
+        if isinstance(one, str):
+            trace.refuse(name, norm.output.name, one)
+        elif one is not None:
+            found[norm] = one
+    while not untie:
+        reading = {reader: s for s in found.values() for reader in s.readers}
+        stuck = {n: why for n, s in found.items() if needed(s) and (why := _shared(s, reading)) is not None}
         if not stuck:
-            return left
+            break
+        for norm, why in stuck.items():
+            trace.refuse(name, norm.output.name, f"{why}; untie=true copies it")
+            del found[norm]
+    return list(found.values())
 
 
 def _shared(s: Site, reading: dict[Node, Site]) -> str | None:
@@ -121,19 +133,9 @@ class FoldNormScale(Pass):
     untie: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        def refuse(norm: Node, why: str) -> None:
-            trace.refuse(self.name, norm.output.name, why)
+        def found(norm: Node) -> Site | str | None:
+            return site(norm) if norm.operand("weight") or _bias(norm) else None
 
-        sites: dict[Node, Site] = {}
-        for node in graph.nodes:
-            if node.op.name in NORMS and (node.operand("weight") or _bias(node)):
-                found = site(node)
-                if isinstance(found, str):
-                    refuse(node, found)
-                else:
-                    sites[node] = found
-        if not self.untie:
-            sites = exclusive(sites, lambda n, why: refuse(n, f"{why}; untie=true copies it"), lambda s: True)
-        for norm in list(sites):
-            trace.fired(self.name, norm.output.name)
-            fold(sites[norm])
+        for one in sites(graph, self.name, trace, found, self.untie):
+            trace.fired(self.name, one.norm.output.name)
+            fold(one)

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 
-from ..absorb import NORMS, centred, is_layer, read_through
+from ..absorb import centred, is_layer, read_through
 from ..base import Pass
 from ..edit import drop, hand_over
 from ..trace import Trace
-from .fold_norm_scale import Site, exclusive, fold, site
+from .fold_norm_scale import Site, fold, site, sites
 
 
-def _fusible(norm: Node) -> Site | str:
-    """The linears that alone read `norm`, directly, or what else does."""
+def _fusible(norm: Node) -> Site | str | None:
+    """The linears that alone read `norm`, directly, or what else does; None if nobody does."""
     found = site(norm)
     if isinstance(found, str):
         return found
     for reader in (*norm.output.users, *found.readers):
         if reader.op.name != "linear":
             return f"it is read by {reader.op.name} (%{reader.output.name})"
-    return found
+    return found if found.readers else None
 
 
 def _changes_weights(s: Site) -> bool:
@@ -71,20 +71,7 @@ class FuseNormLinear(Pass):
     untie: bool = False
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        def refuse(norm: Node, why: str) -> None:
-            trace.refuse(self.name, norm.output.name, why)
-
-        sites: dict[Node, Site] = {}
-        for node in graph.nodes:
-            if node.op.name in NORMS:
-                found = _fusible(node)
-                if isinstance(found, str):
-                    refuse(node, found)
-                elif found.readers:
-                    sites[node] = found
-        if not self.untie:
-            sites = exclusive(sites, lambda n, why: refuse(n, f"{why}; untie=true copies it"), _changes_weights)
-        for one in sites.values():
+        for one in sites(graph, self.name, trace, _fusible, self.untie, _changes_weights):
             found = fold(one)
             norm, linears = found.norm, found.readers
             if is_layer(norm):
