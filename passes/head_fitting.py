@@ -25,13 +25,13 @@ CAUTION = 5.0  # how many tokens for each number of the outputs' inputs count as
 
 @dataclass
 class Fit:
-    """New linears of an attention: weight and bias by role (q, k, v, o), why some are missing, and whether it has been
-    given to an attention already.
+    """New linears of an attention: weight and bias by role (q, k, v, o), why some are missing, and whether the output
+    has made up for what was lost.
     """
 
     linears: dict[str, tuple[Recipe, Recipe | None]]
     reasons: list[str]
-    used: bool = False
+    settled: bool = False
 
 
 class Fitter:
@@ -83,17 +83,16 @@ class Fitter:
             )
         return fit
 
-    def make_up(self, was: Node, node: Node, fit: Fit) -> Recipe | None:
-        """The weight of the output linear of `node`, which replaced the attention `was` in the graph, for it to add
-        what `was` added before; None where nothing is known of that, or where it has that weight.
+    def make_up(self, was: Node, node: Node, fit: Fit) -> None:
+        """Let the output linear of `node`, which has the linears of `fit` and replaced the attention `was` in the
+        graph, add what `was` added before: once for each fit, and where that is known.
 
-        Least squares on the text, for the sum of what was lost in this attention and before it, and the less text there
-        is, the nearer to the weight that it has.
+        Least squares on the text, with a ridge: the less text there is, the nearer to the weight that it has.
         """
         old, new = output_of(self._twins[was]), output_of(node)
-        if fit.used or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
-            return None
-        fit.used = True
+        if fit.settled or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
+            return
+        fit.settled = True
         weight = self._evaluated(new.operand("weight"))
         gram, missed, count = np.zeros((weight.shape[1],) * 2), np.zeros_like(weight), 0
         inputs = self._now(node.output)
@@ -104,12 +103,8 @@ class Fitter:
             gram += y.T @ y
             missed += lost.T @ y
             count += len(y)
-        gram += CAUTION / count * np.trace(gram) * np.eye(len(gram))
-        fit.linears["o"] = (
-            self._put(f"{node.output.name}.o.weight", weight + np.linalg.solve(gram, missed.T).T, new),
-            None,
-        )
-        return fit.linears["o"][0]
+        gram += CAUTION / count * (np.trace(gram) or 1.0) * np.eye(len(gram))
+        self._put(f"{node.output.name}.o.weight", weight + np.linalg.solve(gram, missed.T).T, new)
 
     def _evaluated(self, param: Value | None) -> Array:
         assert isinstance(param, Param)

@@ -58,14 +58,16 @@ class MhaToGqa(Pass):
       queries; Q'_h takes up the factor.
 
     L Lᵀ is the second moment of what the heads read, of white noise without a `calibration`: a text file, or token ids
-    (.npy, .json), of which `tokens` are read. It counts keys by how much heads heed them, and values as attention
-    averages them. `sequential`: later layers are fitted to what the changed earlier ones make of the text. Where heads
-    have norms (of queries and keys) or the output a gate, the basis is fixed, and svd falls back to the mean, with a
-    note in the trace.
+    (.npy, .json), of which `tokens` are read. Half of it is that of tokens, half that of what attention makes of them:
+    for values their averages, for keys their differences among those that a query attends to; and heads whose attention
+    is spread count for more. `sequential`: later layers are fitted to what the changed earlier ones make of the text,
+    and each output map then makes up for what its attention lost, by least squares with a ridge. Where heads have norms
+    (of queries and keys) or the output a gate, the basis is fixed, and svd falls back to the mean, with a note in the
+    trace.
 
     Condition: k and v come from linears, with nothing but norms, scales, clips and rotations between. Nothing is lost
-    where the heads that become one are equal (svd: equal but for their basis). An error where `kv_heads` does not
-    divide the heads there are, or where there are caches.
+    where the heads that become one are equal (svd: equal but for their basis). Refused behind fuse-rope-attention. An
+    error where `kv_heads` does not divide the heads there are, or where there are caches.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).
@@ -99,7 +101,7 @@ class MhaToGqa(Pass):
         self._check_arguments()
         if remembers(graph):
             raise WeftError(f"{self.name}: graph {graph.name} has caches already; run {self.name} before kv-cache")
-        sites = [n for n in graph.nodes if n.op is ops.attention and n.attrs["kv_heads"] != self.kv_heads]
+        sites = [n for n in graph.nodes if n.attrs.get("kv_heads", self.kv_heads) != self.kv_heads]
         for node in sites:
             if node.attrs["kv_heads"] % self.kv_heads:
                 raise WeftError(
@@ -119,8 +121,8 @@ class MhaToGqa(Pass):
                 continue
             fit = fitter.fit(node, self.kv_heads) if fitter else Fit({}, [])
             now = _converted(node, layouts, self.kv_heads, fit)
-            if fitter and "o" in fit.linears and (weight := fitter.make_up(node, now, fit)):
-                _reweigh(now, "o", weight, None)
+            if fitter and "o" in fit.linears:
+                fitter.make_up(node, now, fit)
             for reason in fit.reasons:
                 trace.note(f"{self.name}: warning: %{at} gets means instead of fitted {reason}")
             trace.fired(self.name, at)
@@ -133,6 +135,8 @@ class MhaToGqa(Pass):
 
     def _layouts(self, node: Node) -> dict[str, Layout] | str:
         """How keys and values of the attention `node` are laid out anew, or why they cannot be."""
+        if node.op is not ops.attention:
+            return f"it is {node.op.name}; run mha-to-gqa before what made it so"
         if node.operand("v") is None:
             return "its keys are its values too"
         old, found = int(node.attrs["kv_heads"]), dict[str, Layout]()

@@ -297,10 +297,34 @@ def test_a_layer_applied_twice_keeps_one_set_of_weights(text: str) -> None:
         q, k, v = (ops.linear(x, made[r]) for r in "qkv")
         x = ops.add(x, ops.linear(ops.attention(q, k, v, heads=HEADS, kv_heads=6), made["o"]))
     graph.add_output("x", x)
-    for method in METHODS:
+    for method in (*METHODS, f"svd, calibration={json.dumps(text)}"):
         merged = applied(f"mha-to-gqa{{kv_heads=2, method={method}}}", graph)
-        assert list(merged.params) == ["table", "o", "q", "k", "v"]
+        assert sorted(merged.params) == ["k", "o", "q", "table", "v"]
         run_passes(graph, f"mha-to-gqa{{kv_heads=2, method={method}}}", verify=True)
+
+
+def test_outputs_make_up_for_what_was_lost(text: str) -> None:
+    graph = attention_graph(drawn(6, "qkv"), 6, 4)
+    way = f"mha-to-gqa{{kv_heads=1, method=svd, calibration={json.dumps(text)}"
+    alone, made_up = (applied(f"{way}{more}}}", graph) for more in (", sequential=false", ""))
+    assert alone.params["v.weight"].recipe.evaluate(alone.archive).tolist() == (
+        made_up.params["v.weight"].recipe.evaluate(made_up.archive).tolist()
+    )
+    errors = []
+    for merged in (alone, made_up):
+        total = 0.0
+        for ids in read_tokens(graph, text, 100):
+            at = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+            a, b = (interpret(g, {"input_ids": ids, "position_ids": at})["y"] for g in (graph, merged))
+            total += float(((a - b) ** 2).sum())
+        errors.append(total)
+    assert errors[1] < 0.95 * errors[0]
+
+
+def test_fused_rotations_are_refused() -> None:
+    trace, graph = Trace(), applied("fuse-rope-attention", Tiny().graph())
+    assert applied("mha-to-gqa{kv_heads=1}", graph, trace) == graph
+    assert {r.reason for r in trace.refusals} == {"it is rotary_attention; run mha-to-gqa before what made it so"}
 
 
 def test_one_text_or_windows_of_it(tmp_path: Path) -> None:
