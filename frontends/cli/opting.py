@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.backends.folder import reason, whole_file
+from weft.backends.folder import check_free, reason, whole_file
 from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
@@ -80,6 +80,8 @@ def opt_command(
     folder = _is_folder(out)
     if dtype is not None and not folder:
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
+    if folder:
+        check_free(Path(out))
     report = Report(priced=trace)
     with progress(f"reading {source}", "steps") as step:
         model = _piped(folder) if source == "-" else load_source(source)
@@ -144,7 +146,10 @@ def _text(graph: Graph) -> str:
     """
     from weft.ir.archive import Overlay
 
-    computed = set(graph.archive.computed) if isinstance(graph.archive, Overlay) else set()
+    archive, computed = graph.archive, set[str]()
+    while isinstance(archive, Overlay):
+        computed.update(archive.computed)
+        archive = archive.base
     for param in graph.params.values():
         if not computed.isdisjoint(param.recipe.sources()):
             raise WeftError(f"{param.name} was computed, which text cannot hold; name a folder, as -o {graph.name}/")

@@ -142,9 +142,9 @@ def test_random_weights_become_numbers(tmp_path: Path) -> None:
 
 def computed(tmp_path: Path) -> Model:
     """A model one of whose parameters a pass has computed."""
-    graph = Graph("small", Overlay(MemoryArchive({})))
-    assert isinstance(graph.archive, Overlay)
-    graph.archive.put("svd", np.eye(3))
+    first = Overlay(MemoryArchive({}))
+    first.put("svd", np.eye(3))
+    graph = Graph("small", Overlay(first))  # another pass came after it
     x = graph.add_input("x", TensorType(dtypes.f32, (sizes.sym("batch"), 3)))
     weight = graph.add_param("w", TensorType(dtypes.f32, (3, 3)), Source("svd"))
     graph.add_output("y", ops.linear(x, weight))
@@ -168,6 +168,9 @@ def test_bad_input_is_one_line(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "full/mine").write_text("mine")
     assert "a file with that name is in the way" in refused("opt", llama, "-o", tmp_path / "file")
     assert "holds files that weft did not write" in refused("opt", llama, "-o", tmp_path / "full")
+    impossible = "mha-to-gqa{kv_heads=5}"  # is not tried for a folder that cannot be written
+    assert "kv_heads=5 does not divide" in refused("opt", llama, "-p", impossible, "-o", tmp_path / "out")
+    assert "in the way" in refused("opt", llama, "-p", impossible, "-o", tmp_path / "file")
     assert "cannot write to /proc/new" in refused("opt", llama, "-o", "/proc/new")
     assert "unknown dtype" in refused("opt", llama, "-o", tmp_path / "out", "--dtype", "f33")
     assert "cannot be written in i8" in refused("opt", llama, "-o", tmp_path / "out", "--dtype", "i8")
