@@ -23,10 +23,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
         WeftError: if `out` cannot be written: a file is in the way, no permission, or the disk is full.
     """
     out = out.absolute()
-    if out.exists() and not out.is_dir():
-        raise WeftError(f"cannot write to {out}: a file with that name is in the way")
-    if out.is_dir() and any(out.iterdir()) and not is_ours(out):
-        raise WeftError(f"will not replace {out}: it holds files that weft did not write; name an empty or new folder")
+    check_free(out)
     partial: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +36,19 @@ def whole_folder(out: Path) -> Iterator[Path]:
     finally:
         if partial is not None and partial.exists():
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_free(out: Path) -> None:
+    """Raise WeftError if `whole_folder` would not take the place of `out`; to be asked before long work for it."""
+    out = out.absolute()
+    try:
+        if out.exists() and not out.is_dir():
+            raise WeftError(f"cannot write to {out}: a file with that name is in the way")
+        ours = not out.is_dir() or is_ours(out) or not any(out.iterdir())
+    except OSError as e:
+        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+    if not ours:
+        raise WeftError(f"will not replace {out}: it holds files that weft did not write; name an empty or new folder")
 
 
 @contextlib.contextmanager
@@ -100,6 +110,8 @@ def reason(e: OSError) -> str:
         return "the disk is full; free some space or name a folder on another disk"
     if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{(e.strerror or 'not permitted').lower()}; name a folder you may write to"
+    if e.errno in (errno.EEXIST, errno.ENOTDIR):
+        return "a file is in the way"
     if e.errno == errno.EFBIG:
         return "the file would exceed the largest size allowed here (see ulimit -f)"
     return (e.strerror or str(e)).lower()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from weft.backends.folder import check_free
 from weft.ir.errors import WeftError
 from weft.passes import Report
 
@@ -47,6 +48,8 @@ def export(
     """
     if format not in FORMATS:
         raise WeftError(f"unknown format {format!r}; weft exports {', '.join(FORMATS)}")
+    if format == "hf":
+        check_free(Path(out))
     model = load_source(source, seed=seed)
     if passes.strip():
         model = rewrite(model, passes, report=report)

@@ -160,9 +160,13 @@ class _Parser:
             while not self.accept("]"):
                 if items:
                     self.take(",", "]")
-                items.append(self.value())
+                items.append(self.one_value())
             return tuple(items)
-        token = self.take("number", "string", "word", "[")
+        return self.one_value("[")
+
+    def one_value(self, *otherwise: str) -> Any:
+        """A value that is no list; what is none is told to be expected, or `otherwise`."""
+        token = self.take("number", "string", "word", *otherwise)
         try:
             if token.kind == "string":
                 return json.loads(token.text)
