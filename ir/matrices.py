@@ -1,5 +1,4 @@
-"""Recipes of linear algebra: products of matrices, products per head, centring, norms of rows, orthogonal matrices,
-the identity.
+"""Recipes of linear algebra: products of matrices, centring, norms of rows, orthogonal matrices, the identity.
 
 Products are summed in float64 and rounded once to the precision of what they read (float32 from checkpoints), so that
 a block of rows is the same whether it is computed alone or with others. Centred and normalized rows stay float64.
@@ -42,32 +41,6 @@ class MatMul(Recipe):
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
         return _product(self.left.read(archive, start, stop), self.right.evaluate(archive))
-
-
-@dataclass(frozen=True)
-class HeadMatMul(Recipe):
-    """Per head a product: `left` [heads·m, k], `right` [heads·k, n] → [heads·m, n], head h being left_h right_h."""
-
-    left: Recipe
-    right: Recipe
-    heads: int
-
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        left, right = self.left.shape(archive), self.right.shape(archive)
-        fits = len(left) == len(right) == 2 and left[0] % self.heads == 0 and right[0] == self.heads * left[1]
-        if not fits:
-            raise WeftError(f"cannot multiply {self.heads} heads of a tensor of shape {left} by those of shape {right}")
-        return left[0], right[1]
-
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        rows, inner = self.left.shape(archive)
-        per = rows // self.heads
-        found = []
-        for head in range(start // per, -(-stop // per)):
-            first, last = max(start, head * per), min(stop, (head + 1) * per)
-            right = self.right.read(archive, head * inner, (head + 1) * inner)
-            found.append(_product(self.left.read(archive, first, last), right))
-        return np.concatenate(found)
 
 
 @dataclass(frozen=True)

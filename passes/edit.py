@@ -63,9 +63,13 @@ def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param
 
 
 def joint_name(params: Sequence[Param], name: str) -> str:
-    """`name` in the scope that `params` share."""
-    scope = common_scope([param.name for param in params])
-    return f"{scope}.{name}" if scope else name
+    """`name` in the scope that `params` share: behind the longest dotted prefix of all their names."""
+    shared: list[str] = []
+    for parts in zip(*(param.name.split(".") for param in params), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join([*shared, name])
 
 
 def scoped(graph: Graph, name: str) -> str:
@@ -126,6 +130,17 @@ def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **at
     return made
 
 
+def only_params(values: Iterable[Value | None]) -> bool:
+    """Whether those of `values` that are there are parameters, none of them computed."""
+    return all(v is None or isinstance(v, Param) for v in values)
+
+
+def cuts_rows(split: Node) -> bool:
+    """Whether `split` cuts the last axis, every row into pieces."""
+    x = split.inputs[0]
+    return x is not None and bool(split.attrs["axis"] % len(x.shape) == len(x.shape) - 1)
+
+
 def made_of(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:
     """The nodes between `known` and `values`: all that `values` are computed with, not looking behind `known`."""
     stop, found, stack = set(known), dict[Node, None](), list(values)
@@ -136,13 +151,3 @@ def made_of(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node
         found[value.producer] = None
         stack += [v for v in value.producer.inputs if v is not None]
     return list(found)
-
-
-def common_scope(names: Sequence[str]) -> str:
-    """The longest dotted prefix that all names share."""
-    shared: list[str] = []
-    for parts in zip(*(n.split(".") for n in names), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared)

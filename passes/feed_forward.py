@@ -14,6 +14,7 @@ from weft.ir.op import Trait
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes import Full
 
+from .edit import cuts_rows, only_params
 from .projections import rows
 
 
@@ -139,12 +140,12 @@ def projected(value: Value) -> Projection | None:
     node, start = value.producer, 0
     if node is not None and node.op.name == "split":
         x = node.inputs[0]
-        if x is None or node.attrs["axis"] % len(x.shape) != len(x.shape) - 1:
+        if x is None or not cuts_rows(node):
             return None
         start, node = sum(node.attrs["sizes"][: value.index]), x.producer
     if node is None or node.op.name not in ("linear", "norm_linear"):
         return None
-    if not all(v is None or isinstance(v, Param) for v in node.inputs[1:]):
+    if not only_params(node.inputs[1:]):
         return None
     return Projection(node, value, start, start + value.width)
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Node, Param, Value, ops
+from weft.ir import Node, Value, ops
 from weft.ir.archive import Array
 from weft.ir.interpreter import run_node
 from weft.ir.sizes import names
+
+from .edit import only_params
 
 _MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsqueeze, ops.squeeze)
 _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
@@ -107,7 +109,7 @@ def origin(value: Value) -> Origin | str:
         value = node.inputs[0]
     if node is None:
         return f"no linear makes %{value.name}"
-    if not all(v is None or isinstance(v, Param) for v in (node.operand("weight"), node.operand("bias"))):
+    if not only_params(node.inputs[1:]):
         return f"the weight of %{node.output.name} is computed"
     labels = _labelled(node.output)
     steps: list[tuple[Node, Array]] = []

@@ -13,9 +13,9 @@ from weft.ir import Archive, Node, Param, Recipe, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full, Slice, Take
 
-from .edit import derive, drop, hand_over
+from .edit import cuts_rows, derive, drop, hand_over, only_params
 
-_THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}
+THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the first operand token by token
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def output_of(node: Node) -> Node | str:
         who = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
         return f"the result is read by {who}, not by one linear"
     (o,) = linears
-    if not all(v is None or isinstance(v, Param) for v in o.inputs[1:]):
+    if not only_params(o.inputs[1:]):
         return f"the weight of the linear behind it (%{o.output.name}) is computed"
     return o
 
@@ -152,21 +152,20 @@ def _branch(value: Value, reader: Node) -> Branch | str:
             break
         x = node.inputs[0]
         if node.op.name == "split" and x is not None and x.producer is not None and x.producer.op.name == "linear":
-            cut = node.attrs["axis"] % len(x.shape) == len(x.shape) - 1 and len(x.users) == 1 and not x.is_output
+            cut = cuts_rows(node) and len(x.users) == 1 and not x.is_output
             if not cut:
                 return f"is a piece of %{x.name}, which cannot be taken apart"
             node = x.producer
             break
         if node.op.name == "norm_linear":
             return f"is made by norm_linear (%{value.name}); fuse-norm-linear has to come later"
-        if not _THROUGH & node.op.traits or x is None:
+        if not THROUGH & node.op.traits or x is None:
             return f"is made by {node.op.name} (%{value.name}), not by a linear"
         between.insert(0, node)
         at, value = node, x
     if node is None:
         return f"is %{value.name}, which no linear makes"
-    operands = (node.operand("weight"), node.operand("bias"))
-    if not isinstance(operands[0], Param) or not (operands[1] is None or isinstance(operands[1], Param)):
+    if not only_params(node.inputs[1:]):
         return f"has a linear (%{node.output.name}) whose weight is computed"
     return Branch(node, value, tuple(between))
 

@@ -11,14 +11,13 @@ import numpy as np
 from weft.ir import Graph, Node, Param, TensorType, WeftError, dtypes
 from weft.ir.archive import Array
 from weft.ir.frequencies import RopeFrequencies
-from weft.ir.op import Trait
 
 from . import oracle
 from .edit import derive, supersede
+from .projections import THROUGH
 from .trace import Trace
 
 HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: beyond, float32 has no such frequencies
-_THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}
 _SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")
 _NAMES = {"concat", "transpose", "split"}  # these, too, keep a head's numbers together
 
@@ -33,7 +32,7 @@ def rotations(attention: Node) -> list[Node]:
             continue
         if node.op.name == "rope":
             found[node] = None
-        elif _THROUGH & node.op.traits or node.op.name in _NAMES:
+        elif THROUGH & node.op.traits or node.op.name in _NAMES:
             stack += [v for v in node.inputs if v is not None]
     return list(found)
 

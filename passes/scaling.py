@@ -15,7 +15,7 @@ from weft.ir.matrices import MatMul
 from weft.ir.recipes import Concat, Full, Reshape, Scale
 
 from .absorb import WRITERS
-from .edit import derive, supersede
+from .edit import cuts_rows, derive, supersede
 from .projections import rows
 
 Factor = float | Recipe  # a number, or a vector along the last axis of what is multiplied
@@ -198,8 +198,7 @@ class _Walk:
         packed = (
             linear is not None and linear.op.name in ("linear", "norm_linear") and isinstance(linear.inputs[1], Param)
         )
-        last = node.attrs["axis"] % len(x.shape) == len(x.shape) - 1
-        if linear is None or not packed or not last or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
+        if linear is None or not packed or not cuts_rows(node) or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
             self.refuse(f"%{value.name} is a piece of %{x.name}, which is no packed linear")
             return
         start = sum(node.attrs["sizes"][: value.index])

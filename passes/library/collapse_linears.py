@@ -10,7 +10,7 @@ from weft.ir.matrices import MatMul
 from weft.ir.recipes import Add, Concat, Full, Permute, Reshape, Scale
 
 from ..base import Pass
-from ..edit import derive, drop_params, hand_over, supersede
+from ..edit import derive, drop_params, hand_over, only_params, supersede
 from ..feed_forward import private, projected
 from ..projections import take_apart
 from ..trace import Trace
@@ -163,7 +163,7 @@ def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
         if node.op.name == "affine":
             scale *= node.attrs["by"]
         else:
-            if not all(v is None or isinstance(v, Param) for v in node.inputs[1:]):
+            if not only_params(node.inputs[1:]):
                 return
             step, added = (v.recipe if isinstance(v, Param) else None for v in (*node.inputs[1:], None)[:2])
             assert step is not None

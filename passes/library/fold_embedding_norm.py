@@ -9,7 +9,7 @@ from weft.ir.matrices import RowNorm
 
 from ..absorb import is_layer
 from ..base import Pass
-from ..edit import derive, drop, hand_over, supersede
+from ..edit import derive, drop, hand_over, only_params, supersede
 from ..trace import Trace
 
 
@@ -61,7 +61,7 @@ class FoldEmbeddingNorm(Pass):
 
     def _obstacle(self, norm: Node, lookup: Node) -> str | None:
         table, rows = lookup.inputs[1], lookup.output
-        if not isinstance(table, Param) or not all(v is None or isinstance(v, Param) for v in norm.inputs[1:]):
+        if not isinstance(table, Param) or not only_params(norm.inputs[1:]):
             return "its weight, or the table, is computed"
         others = [n for n in rows.users if n is not norm]
         if others or rows.is_output:

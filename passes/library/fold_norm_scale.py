@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Value
 
 from ..absorb import NORMS, read_through, reads, scaled, unable, weights_read_with
 from ..base import Pass
-from ..edit import changed, drop_params
+from ..edit import changed, drop_params, only_params
 from ..trace import Trace
 
 
@@ -39,7 +39,7 @@ def site(norm: Node) -> Site | str:
         why = unable(node, i)
         if why is not None:
             return why
-    if not all(v is None or isinstance(v, Param) for v in (norm.operand("weight"), _bias(norm))):
+    if not only_params((norm.operand("weight"), _bias(norm))):
         return "its weight is computed"
     return Site(norm, tuple(dict.fromkeys(node for node, _ in found)))
 

@@ -8,7 +8,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat
 
 from ..base import Pass
-from ..edit import derive, drop, hand_over, joint_name
+from ..edit import cuts_rows, derive, drop, hand_over, joint_name, only_params
 from ..feed_forward import FeedForward, feed_forward
 from ..projections import Projections, projections
 from ..sums import fixed, summands, take_out, totals
@@ -87,7 +87,7 @@ def _misfit(attention: Projections, feed: FeedForward) -> str | None:
     for node in nodes:
         if node.op.name != "linear":
             return f"%{node.output.name} has its norm fused into it: run before fuse-norm-linear"
-        if not all(v is None or isinstance(v, Param) for v in node.inputs[1:]):
+        if not only_params(node.inputs[1:]):
             return f"the weight of %{node.output.name} is computed"
     if len({v.type.dtype for n in nodes for v in n.inputs[1:] if v is not None}) > 1:
         return "its weights have different dtypes"
@@ -127,8 +127,7 @@ def _way_in(nodes: list[Node]) -> None:
     splits: list[Node] = []
     for node in nodes:
         (reader, *others) = node.output.users
-        last = len(x.shape) - 1
-        if not others and reader.op.name == "split" and reader.attrs["axis"] % len(x.shape) == last:
+        if not others and reader.op.name == "split" and cuts_rows(reader):
             pieces += reader.outputs
             splits.append(reader)
         else:

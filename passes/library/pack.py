@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.op import Trait
 from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Concat, Full
 
@@ -14,6 +13,7 @@ from ..base import Pass
 from ..driver import Refusal, Rule, apply_rules
 from ..edit import derive, drop, hand_over, joint_name
 from ..pattern import ANY, Pattern
+from ..projections import THROUGH
 from ..trace import Trace
 
 
@@ -102,11 +102,10 @@ class PackQkv(Pass):
 
 def _linear_behind(value: Value | None) -> Node | None:
     """The linear that makes `value`, looking through what treats its first operand row by row."""
-    through = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}
     while value is not None and (node := value.producer) is not None:
         if node.op.name == "linear":
             return node
-        if not through & node.op.traits:
+        if not THROUGH & node.op.traits:
             return None
         value = node.inputs[0]
     return None

@@ -9,7 +9,7 @@ from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full
 
 from ..base import Pass
-from ..edit import derive, hand_over, supersede
+from ..edit import derive, hand_over, only_params, supersede
 from ..trace import Trace
 
 MOST = 65_536  # tokens that a vocabulary is made a multiple of
@@ -50,7 +50,7 @@ class PadVocab(Pass):
         if head is None:
             raise WeftError(f"{self.name}: graph {graph.name} has no output logits that a linear makes")
         weight, at = head.inputs[1], head.output.name
-        if not isinstance(weight, Param) or not all(v is None or isinstance(v, Param) for v in head.inputs[1:]):
+        if not isinstance(weight, Param) or not only_params(head.inputs[1:]):
             trace.refuse(self.name, at, "its weight is computed")
             return
         vocab = head.output.width

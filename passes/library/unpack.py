@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Param
+from weft.ir import Graph
 
 from ..base import Pass
+from ..edit import cuts_rows, only_params
 from ..projections import take_apart
 from ..trace import Trace
 
@@ -45,11 +46,11 @@ class Unpack(Pass):
             if node.op.name != "split" or x is None or x.producer is None or x.producer.op.name != "linear":
                 continue
             at = node.output.name
-            if node.attrs["axis"] % len(x.shape) != len(x.shape) - 1:
+            if not cuts_rows(node):
                 trace.refuse(self.name, at, f"the split cuts axis {node.attrs['axis']}, not the last")
             elif len(x.users) > 1 or x.is_output:
                 trace.refuse(self.name, at, f"%{x.name} is read by others too")
-            elif not all(v is None or isinstance(v, Param) for v in x.producer.inputs[1:]):
+            elif not only_params(x.producer.inputs[1:]):
                 trace.refuse(self.name, at, f"the weight of %{x.name} is computed")
             else:
                 take_apart(node)

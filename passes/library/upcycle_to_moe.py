@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Param, Recipe, TensorType, WeftError, ops
+from weft.ir import Graph, Param, WeftError, ops
 from weft.ir.recipes import Concat, Normal, Reshape
 
 from ..base import Pass
-from ..edit import common_scope, drop, hand_over, made_of
+from ..edit import derive, drop, hand_over, joint_name, made_of
 from ..feed_forward import FeedForward, Projection, feed_forward
 from ..trace import Trace
 
@@ -55,7 +55,6 @@ class UpcycleToMoe(Pass):
             raise WeftError(
                 f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {MOST}, top_k no larger"
             )
-        made: dict[object, Param] = {}
         for node in graph.nodes:
             found = feed_forward(node)
             if isinstance(found, str):
@@ -69,33 +68,25 @@ class UpcycleToMoe(Pass):
                 trace.refuse(self.name, node.output.name, why)
             elif found is not None:
                 trace.fired(self.name, node.output.name)
-                self._upcycle(found, made)
+                self._upcycle(found)
 
-    def _upcycle(self, f: FeedForward, made: dict[object, Param]) -> None:
-        """Replace `f`; what was made of the same weights (a layer applied twice) is found in `made`."""
+    def _upcycle(self, f: FeedForward) -> None:
         graph, down = f.down.graph, f.out.params[0]
-        scope = common_scope([p.name for p in f.params])
-        width = (f.x.width,)
-
-        def param(name: str, key: object, shape: tuple[int, ...], recipe: Recipe) -> Param:
-            if (name, key) not in made:
-                full = f"{scope}.{name}" if scope else name
-                made[name, key] = graph.add_param(full, TensorType(down.type.dtype, shape), recipe)
-            return made[name, key]
 
         def stacked(side: Projection | None, name: str, bias: bool = False) -> Param | None:
-            recipe = None if side is None else side.bias if bias else side.weight
-            if side is None or recipe is None:
+            param, recipe = (None, None) if side is None else (side.params[bias], side.bias if bias else side.weight)
+            if side is None or param is None or recipe is None:
                 return None
-            shape = (self.experts, side.stop - side.start, *(() if bias else (side.x.width,)))
-            kind = f"experts.{name}_bias" if bias else f"experts.{name}"
-            return param(kind, (side.params, side.start), shape, Reshape(Concat((recipe,) * self.experts), shape))
+            shape = (self.experts, side.stop - side.start, *param.shape[1:])
+            full = joint_name(f.params, f"experts.{name}_bias" if bias else f"experts.{name}")
+            return derive(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
 
-        shape = (self.experts, *width)
+        shape = (self.experts, f.x.width)
         drawn = Normal(shape, STD, f"{down.name} router", self.seed)
+        router = derive(down, drawn, shape, joint_name(f.params, "router.weight"))
         sides = {"up": f.up, "down": f.out, "gate": f.gate}
         with graph.inserting(before=f.down):
-            logits = ops.linear(f.x, param("router.weight", f.params, shape, drawn), name="router")
+            logits = ops.linear(f.x, router, name="router")
             combine = ops.route(logits, k=self.top_k)
             y = ops.moe(
                 f.x,

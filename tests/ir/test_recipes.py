@@ -83,10 +83,6 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     "matmul": (mx.MatMul(a, r.Permute(b, (1, 0))), A @ B.T),
     "matmul vector": (mx.MatMul(a, r.Source("a5")), A.astype(float) @ np.arange(5)),
     "matmul stack": (mx.MatMul(t, r.Slice(a, 0, 0, 3)), T @ A[:3]),
-    "head matmul": (
-        mx.HeadMatMul(r.Slice(b, 1, 0, 3), a, heads=4),
-        np.concatenate([B[2 * h : 2 * h + 2, :3] @ A[3 * h : 3 * h + 3] for h in range(4)]),
-    ),
     "centre rows": (mx.Centre(a, 0), A - A.mean(0)),
     "centre columns": (mx.Centre(a, 1), A - A.mean(1, keepdims=True)),
     "row norm": (mx.RowNorm(t, "rms", 0.1), T / np.sqrt(np.square(T).mean(-1, keepdims=True) + 0.1)),
