@@ -5,7 +5,7 @@ rotary, biases, 12 heads to 6 and 1): cosine between the embeddings of its lines
 
     python tests/weights.py SmolLM2-135M-Instruct.Q4_1.gguf .cache/weights
     python tests/weights.py all-MiniLM-L6-v2 .cache/weights
-    python benchmarks/bench_heads.py [--tokens 6144]
+    python benchmarks/bench_heads.py [MODEL ...] [--tokens 4096]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from machine import facts, save
+from machine import RESULTS, facts, save
 from smollm2 import GGUF
 
 import weft
@@ -25,6 +25,8 @@ from weft.frontends.rewriting import rewrite
 from weft.frontends.sources import load_source
 
 CALIBRATION, HELD_OUT = (Path(__file__).parent / "texts" / f"{name}.txt" for name in ("calibration", "held_out"))
+HEADS = {GGUF.name: (1,), "all-MiniLM-L6-v2": (6, 1)}  # KV heads that are left
+CONTEXT = 96  # tokens of a window, or the most of a line
 METHODS = {
     "first": "method=first",
     "mean": "method=mean",
@@ -33,7 +35,7 @@ METHODS = {
 }
 
 
-def scores(model: Path, heads: tuple[int, ...], tokens: int, context: int) -> dict[str, Any]:
+def scores(model: Path, heads: tuple[int, ...], tokens: int) -> dict[str, Any]:
     """What the original and its conversions score on the held-out text, and how long converting takes."""
     original, made, seconds = load_source(model), [], {}
     for count in heads:
@@ -43,7 +45,7 @@ def scores(model: Path, heads: tuple[int, ...], tokens: int, context: int) -> di
             made.append(replace(converted, description=f"{count} KV heads, {name}"))
             seconds[made[-1].description] = round(time.perf_counter() - start, 1)
     found = weft.evaluate(
-        made, against=replace(original, description="original"), text=HELD_OUT, tokens=tokens, context=context
+        made, against=replace(original, description="original"), text=HELD_OUT, tokens=tokens, context=CONTEXT
     )
     rows = {}
     for score in found.scores:
@@ -55,14 +57,14 @@ def scores(model: Path, heads: tuple[int, ...], tokens: int, context: int) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=6144, help="held-out tokens that are read")
+    parser.add_argument("models", nargs="*", default=list(HEADS), help="which to measure; results of others are kept")
+    parser.add_argument("--tokens", type=int, default=4096, help="held-out tokens that are read")
     given = parser.parse_args()
-    result = {
-        "machine": facts("numpy", "onnxruntime"),
-        "SmolLM2-135M": scores(GGUF, (1,), given.tokens, 96),
-        "all-MiniLM-L6-v2": scores(GGUF.with_name("all-MiniLM-L6-v2"), (6, 1), given.tokens, 96),
-    }
-    save("heads", result)
+    for model in given.models:
+        found = {"machine": facts("numpy", "onnxruntime")} | scores(GGUF.with_name(model), HEADS[model], given.tokens)
+        path = RESULTS / "heads.json"
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        save("heads", kept | {model: found})
 
 
 if __name__ == "__main__":

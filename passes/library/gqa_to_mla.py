@@ -71,6 +71,7 @@ def _convert(node: Node) -> str | None:
         return "it has a cache of its KV heads; run gqa-to-mla before kv-cache"
     if heads == kv_heads:
         return "every query head has a KV head to itself"
+    found: dict[str, Branch] = {}
     for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
@@ -79,16 +80,17 @@ def _convert(node: Node) -> str | None:
         same = Layout(tuple(range(count)), branch.start.width // count)
         if (reason := misfit(branch, same)) is not None or not branch.plain or ropes > (role != "v"):
             return reason or f"{role} is normalized, scaled or rotated on its way from the linear to the attention"
-    q, k, v = (unpacked(node, role) for role in "qkv")
-    x, d = k.linear.inputs[0], k.start.width // kv_heads
-    if x is None or v.linear.inputs[0] is not x:
+        found[role] = branch
+    x, d = found["k"].linear.inputs[0], found["k"].start.width // kv_heads
+    if x is None or found["v"].linear.inputs[0] is not x:
         return "its keys and values are made of different values"
-    frequencies = None if k.rope is None else k.rope.operand("frequencies")
+    frequencies = None if found["k"].rope is None else found["k"].rope.operand("frequencies")
     turned = 0 if frequencies is None else 2 * frequencies.width
     if turned and kv_heads > 1:
         return f"its {kv_heads} KV heads are rotated each by itself; mha-to-gqa{{kv_heads=1}} makes one of them"
     if turned == d:
         return "its keys are rotated whole, which leaves nothing to a latent"
+    q, k, v = (unpacked(node, role) for role in "qkv")
     own, dv, groups = d - turned, v.start.width // kv_heads, [h * kv_heads // heads for h in range(heads)]
     rank = kv_heads * (own + dv)
     with node.graph.inserting(before=node):
