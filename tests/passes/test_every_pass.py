@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, WeftError, interpret, parse, verify
+from weft.ir import Graph, WeftError, interpret, ops, parse, verify
 from weft.passes import Pass, Trace, all_passes, parse_pipeline
 from weft.passes.costs import cost
+from weft.passes.library.dce import Dce
 from weft.passes.trial import Trial
 
 from .zoo import ZOO
@@ -121,3 +122,35 @@ def test_every_pass_does_what_it_declares(name: str) -> None:
 
 def test_every_pass_fires_somewhere() -> None:
     assert {applied for counts in golden().values() for applied in counts} == set(examples())
+
+
+def clumsy(by: float, trade: str = "", *, counts: bool = True) -> Pass:
+    """A pass that multiplies what a norm makes by a number, and says that it is exact."""
+
+    class Clumsy(Dce):
+        tradeoff = trade
+
+        def run(self, graph: Graph, trace: Trace) -> None:
+            norm = next(node for node in graph.nodes if node.op.name == "rms_norm")
+            with graph.inserting(after=norm):
+                product = ops.affine(norm.output, by=by)
+            assert product.producer is not None
+            norm.output.replace_uses(product, keep=[product.producer])
+            if counts:
+                trace.fired(self.name, norm.output.name)
+
+    return Clumsy()
+
+
+@pytest.mark.parametrize(
+    ("applied", "fault"),
+    [
+        (clumsy(2.0), "output logits differs"),
+        (clumsy(1.0), "FLOPs instead of"),
+        (clumsy(1.0, "a product"), "a second run changes more"),
+        (clumsy(1.0, counts=False), "counts 0 rewrites"),
+    ],
+)
+def test_faults_are_noticed(applied: Pass, fault: str) -> None:
+    with pytest.raises((AssertionError, WeftError), match=fault):
+        rewrites(applied, Before(ZOO["variant/grouped"]()))
