@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param
 from weft.ir.matrices import RandomOrthogonal
 
-from ..absorb import is_layer, multiplied, read_through, reads, unable
+from ..absorb import is_layer, multiplied, read_through
 from ..base import Pass
 from ..residual import Stream, require, residual_streams, unwritable, write_mapped
 from ..trace import Trace
+from .fold_norm_scale import Site, site
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def _readers(stream: Stream) -> Iterator[Node]:
         if norm.op.name == "norm_linear":
             yield norm
         else:
-            found = reads(norm.output)
-            assert not isinstance(found, str)
-            yield from (node for node, _ in found)
+            found = site(norm)
+            assert isinstance(found, Site)
+            yield from found.readers
 
 
 def _obstacle(stream: Stream) -> str | None:
@@ -92,10 +93,7 @@ def _obstacle(stream: Stream) -> str | None:
             continue
         if norm.operand("weight") is not None:
             return f"%{name} has a weight; run fold-norm-scale{{untie=true}} before"
-        found = reads(norm.output)
+        found = site(norm)
         if isinstance(found, str):
-            return found
-        for node, i in found:
-            if why := unable(node, i):
-                return f"%{name} cannot be turned back: {why}"
+            return f"%{name} cannot be turned back: {found}"
     return None
