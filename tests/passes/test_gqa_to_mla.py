@@ -96,8 +96,9 @@ def test_without_rotation_of_its_own_each_key_head_would_be_another() -> None:
         ),
     ],
 )
-def test_refusals(model: Tiny, reason: str) -> None:
-    trace, graph = Trace(), model.graph()
+@pytest.mark.parametrize("packing", ["dce", "pack-qkv"])
+def test_refusals(model: Tiny, reason: str, packing: str) -> None:
+    trace, graph = Trace(), applied(packing, model.graph())
     assert applied("gqa-to-mla", graph, trace) == graph
     assert {r.reason for r in trace.refusals} == {reason}
 
