@@ -25,6 +25,7 @@ from weft.ir.parser import parse
 from weft.ir.recipe import Recipe
 from weft.ir.recipes import Concat, Full, Normal, Permute, Reshape, Slice, Source, Take
 from weft.ir.streams import stream
+from weft.ir.verifier import verify
 
 from .hf.folder import copy_tokenizer, tokenizer_files
 from .hf.safetensors import SafetensorsArchive
@@ -75,6 +76,7 @@ def read_model(spec: str, path: Path) -> Model:
     graph = parse(text, str(path / GRAPH))
     graph.meta["source"] = {"format": "weft", "path": str(path)}
     graph.archive = SafetensorsArchive(path)
+    verify(graph, recipes=True)
     read = {key for p in graph.params.values() for key in p.recipe.sources()}
     files = tokenizer_files(path)
 

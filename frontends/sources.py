@@ -206,6 +206,7 @@ def _line_in(path: Path, error: BaseException) -> str:
 
 def _from_text(spec: str, path: Path) -> Model:
     from weft.ir.parser import parse
+    from weft.ir.verifier import verify
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -215,6 +216,7 @@ def _from_text(spec: str, path: Path) -> Model:
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
     graph = parse(text, str(path))
     open_archive(graph, str(path))
+    verify(graph, recipes=True)
     return Model(graph, spec, f"IR text {path.name}", files=(path,), random_init=_is_random(graph))
 
 

@@ -132,9 +132,9 @@ def _piped(complete: bool) -> Model:
     from ..sources import Model, open_archive
 
     graph = parse(sys.stdin.read(), "<stdin>")
-    verify(graph)
     if complete:
         open_archive(graph, "<stdin>")
+    verify(graph, recipes=complete)
     return Model(graph, "-", "IR text on stdin")
 
 

@@ -111,7 +111,7 @@ class MhaToGqa(Pass):
         found = {node: self._layouts(node) for node in sites}
         fitter = None
         if self.method == "svd" and any(isinstance(layouts, dict) for layouts in found.values()):
-            texts = read_tokens(graph, self.calibration, self.tokens) if self.calibration else ()
+            texts = read_tokens(graph, self.calibration, self.tokens) if self.calibration is not None else ()
             fitter = Fitter(graph, texts, self.sequential)
         for done, (node, layouts) in enumerate(found.items()):
             trace.progress(done, len(found))

@@ -176,8 +176,12 @@ def test_bad_input_is_one_line(llama: Path, tmp_path: Path) -> None:
     assert "cannot be written in i8" in refused("opt", llama, "-o", tmp_path / "out", "--dtype", "i8")
     assert "--dtype is how a folder stores" in refused("opt", llama, "--dtype", "f16")
     done("opt", llama, "-o", tmp_path / "out")
+    text = (tmp_path / "out/model.weft").read_text()
     for name, broken, told in (
         ("model.weft", "graph", "model.weft"),
+        ("model.weft", text.replace("norm.weight: f32[32]", "norm.weight: f32[31]"), "f32[batch, seq, 32]"),
+        ("model.weft", text.replace("embed.weight: f32[", "embed.weight: f32[1"), "has a recipe of shape"),
+        ("model.weft", text.replace('("embed.weight")', '("gone")'), "has no tensor 'gone'"),
         ("model.safetensors", "x", "is not a safetensors file"),
     ):
         good = (tmp_path / "out" / name).read_bytes()
