@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.ir import dtypes
+from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes import Full, Scale
+from weft.ir.recipes import Full, Normal, Scale, Source
 from weft.passes.edit import reweigh
 from weft.passes.projections import projections
 
 from ..families import Loaded
+from ..hf.writing import STORED
+from ..model_folder import exact
 from ..sources import Model
 from .inversion import Made, Shape, inverted
 from .matching import Match, canonical, match, require
@@ -88,6 +92,16 @@ def tensors_of(theirs: Graph, found: Match, candidate: Candidate) -> dict[str, M
             recipe = value.recipe if isinstance(value, Param) else Full(value, shape)
             wanted.append((param.recipe, Made(recipe, shape)))
     return inverted(wanted, candidate.layout)
+
+
+def exact_dtype(graph: Graph, tensors: Iterable[Made]) -> DType:
+    """The dtype that holds `tensors`, made of the parameters of `graph`, without rounding: the one that the graph was
+    cast to, or the one that the checkpoint has where its numbers only moved, else f32."""
+    own = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, Normal)}
+    if len(own) == 1 and own < set(STORED) and dtypes.f32 not in own:
+        return own.pop()
+    kinds = {exact(made.recipe, dtypes.f32, graph.archive) for made in tensors}
+    return kinds.pop() if len(kinds) == 1 else dtypes.f32
 
 
 def _rescaled(graph: Graph) -> Iterator[Graph]:

@@ -24,10 +24,9 @@ from weft.ir.streams import stream
 from ..families import describe
 from ..gguf.family import FAMILIES
 from ..hf.writing import STORED, Progress, Tensor, counted, stored_blocks
-from ..model_folder import exact
 from ..sources import Model
 from .facts import read_settings
-from .fitting import Candidate, Fit, fit
+from .fitting import Candidate, Fit, exact_dtype, fit
 from .gguf_keys import ARCHITECTURES, INTERNAL, divide_frequencies, factors, propose, tensors_there
 from .gguf_tokens import tokenizer_metadata
 from .inversion import Made
@@ -57,8 +56,7 @@ def write_gguf(
         raise WeftError(f"a GGUF file cannot be written in {wanted}; choose {', '.join(map(str, KINDS))}")
     found = fit(model, partial(_candidates, model), "architecture of llama.cpp")
     archive = model.graph.archive
-    kinds = {exact(made.recipe, dtypes.f32, archive) for made in found.tensors.values() if len(made.shape) > 1}
-    kind = wanted or (kinds.pop() if len(kinds) == 1 else dtypes.f32)
+    kind = wanted or exact_dtype(model.graph, (made for made in found.tensors.values() if len(made.shape) > 1))
     tensors = {name: _tensor(made, kind, archive) for name, made in found.tensors.items()}
     with whole_file(Path(out)) as path:
         _write(path, found, {**tokenizer_metadata(model), **_facts(model, kind)}, tensors, progress)

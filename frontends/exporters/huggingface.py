@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.folder import whole_folder
-from weft.ir import dtypes
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.streams import stream
@@ -22,11 +20,10 @@ from ..hf import Folder
 from ..hf.checkpoint import CONFIG_NAMES
 from ..hf.writing import Progress, Tensor, counted, parse_stored, write_shards
 from ..manifest import PROVENANCE, hashing, provenance
-from ..model_folder import exact
 from ..sources import Model
 from .configs import CLASSES, propose
 from .facts import read_settings
-from .fitting import Candidate, Fit, fit
+from .fitting import Candidate, Fit, exact_dtype, fit
 from .inversion import Shape
 
 
@@ -45,8 +42,7 @@ def write_huggingface(
     wanted = None if dtype is None else parse_stored(dtype)
     found = fit(model, partial(_candidates, model), "Hugging Face family")
     archive = model.graph.archive
-    kinds = {exact(made.recipe, dtypes.f32, archive) for made in found.tensors.values()}
-    kind: DType = wanted or (kinds.pop() if len(kinds) == 1 else dtypes.f32)
+    kind = wanted or exact_dtype(model.graph, found.tensors.values())
     tensors = {
         name: Tensor(made.shape, kind, partial(stream, made.recipe, archive)) for name, made in found.tensors.items()
     }

@@ -195,6 +195,10 @@ def test_a_dtype_can_be_chosen(tmp_path: Path) -> None:
         assert str(loaded(tmp_path / str(dtype)).dtype) == f"torch.{stored}"
     with pytest.raises(WeftError, match="cannot be written in i8"):
         export(tmp_path / "hf", tmp_path / "out", dtype="i8")
+    export(
+        tmp_path / "hf", tmp_path / "cast", passes="cast{dtype=f16}"
+    )  # the graph's own comes before the checkpoint's
+    assert {str(t.dtype) for t in tensors(tmp_path / "cast").values()} == {"float16"}
     export(tmp_path / "hf", tmp_path / "mixed", passes="fold-scale, fold-norm-scale")
     assert {str(t.dtype) for t in tensors(tmp_path / "mixed").values()} == {"float32"}
 
