@@ -115,7 +115,8 @@ def reweigh(
 def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
     """`node` with other `operands` (by their names in the op) and attributes; it is erased, and names stay.
 
-    Outputs of another type are handed over as well: whoever reads them must fit or be changed in turn.
+    Outputs of another type are handed over as well: whoever reads them must fit or be changed in turn. It may have
+    more outputs than before.
     """
     given = list(node.inputs)
     for name, value in (operands or {}).items():
@@ -124,7 +125,7 @@ def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **at
         given[index] = value
     with node.graph.inserting(before=node):
         outs = node.op.emit(*given, **{**node.attrs, **attrs})
-    node.graph.replace(node, *outs)
+    node.graph.replace(node, *outs[: len(node.outputs)])
     made = outs[0].producer
     assert made is not None
     return made

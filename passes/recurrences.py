@@ -7,6 +7,8 @@ from typing import Any
 from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes
 from weft.ir.sizes import Size
 
+from .edit import changed
+
 RECURRENCES = {"causal_conv", "selective_scan", "ssd", "linear_attention", "gated_linear_attention"}
 State = tuple[str, tuple[Size, ...]]  # the operand that takes it, its shape
 
@@ -51,16 +53,11 @@ def give_states(graph: Graph, node: Node, number: int) -> None:
     """
     if node.op.name == "linear_attention" and node.operand("key_mask") is not None:
         raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
-    operands: list[Value | None] = [*node.inputs, *[None] * (len(node.op.operands) - len(node.inputs))]
-    parts = states(node)
+    parts, given = states(node), dict[str, Value | None]()
     for part, (operand, shape) in parts.items():
         dtype = node.output.type.dtype if part == "conv" else dtypes.f32
-        past = graph.add_input(f"past_states.{number}.{part}", TensorType(dtype, shape))
-        operands[node.op.operand_index(operand)] = past
-    with graph.inserting(before=node):
-        outs = node.op.emit(*operands, **node.attrs)
-    graph.replace(node, outs[0])
-    for part, present in zip(parts, outs[1:], strict=True):
+        given[operand] = graph.add_input(f"past_states.{number}.{part}", TensorType(dtype, shape))
+    for part, present in zip(parts, changed(node, given).outputs[1:], strict=True):
         graph.add_output(f"present_states.{number}.{part}", present)
 
 

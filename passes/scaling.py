@@ -15,7 +15,8 @@ from weft.ir.matrices import MatMul
 from weft.ir.recipes import Concat, Full, Reshape, Scale
 
 from .absorb import WRITERS
-from .edit import cuts_rows, derive, supersede
+from .edit import derive, supersede
+from .feed_forward import projected
 from .projections import rows
 
 Factor = float | Recipe  # a number, or a vector along the last axis of what is multiplied
@@ -194,15 +195,11 @@ class _Walk:
                 self.refuse(f"the pieces of %{x.name} would be multiplied by different factors")
             self.demand(node, 0, factor)
             return
-        linear = x.producer
-        packed = (
-            linear is not None and linear.op.name in ("linear", "norm_linear") and isinstance(linear.inputs[1], Param)
-        )
-        if linear is None or not packed or not cuts_rows(node) or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
+        packed = projected(value)
+        if packed is None or len(demanded) > 1 or len(x.uses) > 1 or x.is_output:
             self.refuse(f"%{value.name} is a piece of %{x.name}, which is no packed linear")
-            return
-        start = sum(node.attrs["sizes"][: value.index])
-        self.take(writing(linear, factor, start, start + value.width))
+        else:
+            self.take(writing(packed.node, factor, packed.start, packed.stop))
 
     def take(self, found: list[Edit] | str) -> None:
         """End here, with these edits, or fail."""

@@ -14,6 +14,7 @@ from weft.ir.archive import Array
 from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..base import Pass
+from ..edit import changed
 from ..key_axis import KeyAxis, bias_makers
 from ..recurrences import give_states, has_state, states
 from ..tokens import Tokens, carries, token_axes, tokenwise
@@ -118,11 +119,7 @@ def _give_cache(graph: Graph, node: Node, number: int, given: dict[str, Value | 
         shape = (k.shape[0], heads, sizes.sym("capacity"), fresh.width // heads)
         past = graph.add_input(f"past_key_values.{number}.{part}", TensorType(fresh.type.dtype, shape))
         given[f"past_{part[0]}"] = past
-    operands = [given.get(o.name, node.operand(o.name)) for o in node.op.operands]
-    with graph.inserting(before=node):
-        outs = node.op.emit(*operands, **node.attrs)
-    graph.replace(node, outs[0])
-    for (part, _), present in zip(parts, outs[1:], strict=True):
+    for (part, _), present in zip(parts, changed(node, given).outputs[1:], strict=True):
         graph.add_output(f"present.{number}.{part}", present)
 
 
