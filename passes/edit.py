@@ -95,8 +95,8 @@ def reweigh(
 ) -> Node:
     """The node `linear` with another weight, erased for it: `rows` (as many as before if None) of the same width.
 
-    `bias` is left as it is, dropped (None), replaced or added. With other `rows` whoever reads the result must be
-    rebuilt too; see `replay`. Names stay.
+    `bias` is left as it is, dropped (None), replaced or added. With other `rows` whoever reads the result must
+    fit or be changed in turn. Names stay.
     """
     old, old_bias = linear.operand("weight"), linear.operand("bias")
     assert isinstance(old, Param)

@@ -1,13 +1,12 @@
 """The linear maps around an attention: where q, k and v come from, and where the output goes.
 
-`projections` reads them, through packed linears too; `separated` takes packed ones apart, so that each has a weight of
-its own; `replay` makes the way from a linear to the attention again, for another number of heads.
+`projections` reads them, through packed linears too; `unpacked` takes packed ones apart, so that each has a weight of
+its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from weft.ir import Archive, Node, Param, Recipe, Value, WeftError, ops
 from weft.ir.op import Trait
@@ -92,11 +91,6 @@ class Projections:
         return self.q.start.width // self.heads
 
     @property
-    def value_dim(self) -> int:
-        """Width of a head's values."""
-        return self.node.output.width // self.heads
-
-    @property
     def branches(self) -> tuple[Branch, ...]:
         return (self.q, self.k) if self.v is None else (self.q, self.k, self.v)
 
@@ -170,15 +164,15 @@ def _branch(value: Value, reader: Node) -> Branch | str:
     return Branch(node, value, tuple(between))
 
 
-def separated(found: Projections) -> Projections:
-    """`found` after every packed linear among them was taken apart."""
-    for branch in found.branches:
-        if branch.packed and not branch.linear.erased:
-            assert branch.start.producer is not None
-            take_apart(branch.start.producer)
-    again = projections(found.node)
-    assert isinstance(again, Projections)
-    return again
+def unpacked(node: Node, role: str) -> Branch:
+    """The branch to the operand `role` of the attention `node`, its linear taken apart if it is packed."""
+    branch = branch_of(node, role)
+    assert isinstance(branch, Branch)
+    if branch.packed and branch.start.producer is not None:
+        take_apart(branch.start.producer)
+        branch = branch_of(node, role)
+        assert isinstance(branch, Branch)
+    return branch
 
 
 def take_apart(split: Node) -> list[Value]:
@@ -241,31 +235,3 @@ def _count(recipe: Recipe, archive: Archive) -> int | None:
         return recipe.shape(archive)[0]
     except WeftError:
         return None
-
-
-def replay(branch: Branch, value: Value, reader: Node) -> Value:
-    """What `branch` makes of `value` [batch, seq, heads·d] instead of its start, for as many heads as fit.
-
-    The nodes are new, before `reader`, and have the names of the old ones, which are left for `drop`.
-
-    Raises:
-        WeftError: if an operand between, such as the weight of a norm over all heads, does not fit that many heads.
-    """
-    before, after = branch.start.width, value.width
-
-    def fitted(size: Any) -> Any:
-        return size * after // before
-
-    with value.graph.inserting(before=reader):
-        for node in branch.between:
-            attrs = dict(node.attrs)
-            if node.op.name == "rope":
-                attrs["heads"] = fitted(attrs["heads"])
-            elif node.op.name == "reshape":
-                batch, seq, heads, *rest = attrs["shape"]
-                attrs["shape"] = (batch, seq, fitted(heads), *rest)
-            value = node.op(value, *node.inputs[1:], **attrs)
-            node.output.name, value.name = value.name, node.output.name
-            assert value.producer is not None
-            value.producer.scope = node.scope
-    return value

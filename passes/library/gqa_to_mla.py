@@ -12,9 +12,8 @@ from weft.ir.recipes import Concat, Full, Slice
 from ..base import Pass
 from ..edit import derive, drop, hand_over, made_of, scoped
 from ..head_layout import Layout, misfit
-from ..projections import Branch, branch_of, rows
+from ..projections import Branch, branch_of, rows, unpacked
 from ..trace import Trace
-from .repeat_heads import unpacked
 
 _OWN = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the form sets
 

@@ -14,10 +14,9 @@ from ..edit import changed, reweigh
 from ..head_fitting import Fit, Fitter
 from ..head_layout import Layout, lay, misfit, taken
 from ..memory import remembers
-from ..projections import Branch, branch_of, output_of
+from ..projections import Branch, branch_of, output_of, unpacked
 from ..trace import Trace
 from ..trial import EXACT, Trial
-from .repeat_heads import unpacked
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from weft.ir.ops.fused_attention import SOFTMAX
 from ..base import Pass
 from ..edit import changed, supersede
 from ..head_layout import Layout, growth, lay, misfit
-from ..projections import Branch, branch_of, output_of
+from ..projections import Branch, branch_of, output_of, unpacked
 from ..trace import Trace
-from .repeat_heads import unpacked
 
 MOST = 1024  # numbers that a head is made a multiple of
 

@@ -16,11 +16,10 @@ from ..calibration import Activations, read_tokens
 from ..edit import changed, derive, drop, supersede
 from ..head_layout import Layout, lay, misfit
 from ..layer_choice import Layers, chosen
-from ..projections import Branch, branch_of, output_of
+from ..projections import Branch, branch_of, output_of, unpacked
 from ..trace import Trace
 from ..trial import EXACT, Trial
 from .permute_heads import rearranged_bias
-from .repeat_heads import unpacked
 
 
 @dataclass(frozen=True)

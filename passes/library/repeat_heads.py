@@ -10,7 +10,7 @@ from weft.ir.ops.fused_attention import SOFTMAX
 from ..base import Pass
 from ..edit import changed
 from ..head_layout import Layout, lay, misfit
-from ..projections import Branch, branch_of, take_apart
+from ..projections import Branch, branch_of, unpacked
 from ..trace import Trace
 
 
@@ -87,14 +87,3 @@ def _repeat(node: Node, wanted: int) -> str | None:
     lay(node, {role: (unpacked(node, role), layout) for role, (_, layout) in found.items()})
     changed(node, kv_heads=wanted)
     return None
-
-
-def unpacked(node: Node, role: str) -> Branch:
-    """The branch to the operand `role` of the attention `node`, its linear taken apart if it is packed."""
-    branch = branch_of(node, role)
-    assert isinstance(branch, Branch)
-    if branch.packed and branch.start.producer is not None:
-        take_apart(branch.start.producer)
-        branch = branch_of(node, role)
-        assert isinstance(branch, Branch)
-    return branch
