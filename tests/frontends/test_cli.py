@@ -32,7 +32,10 @@ model = Decoder(vocab=12, dim=32, layers=3, block=block, context=64)
 """
 WORDS = ["<s>", "</s>", "user", "assistant", "hello", "there", "what", "is", "the", "sky", "blue", "."]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}assistant"
-COMMANDS = ("compile", "run", "inspect", "opt", "export", "verify", "eval", "ops", "passes", "presets", "families", "completion")
+COMMANDS = (
+    *("compile", "run", "inspect", "opt", "export", "verify", "eval"),
+    *("ops", "passes", "presets", "families", "completion"),
+)
 
 
 def weft_command(*args: str | Path, **options: Any) -> Result:
