@@ -31,6 +31,7 @@ from .hf.folder import copy_tokenizer, tokenizer_files
 from .hf.safetensors import SafetensorsArchive
 from .hf.writing import STORED, Progress, Tensor, counted, parse_stored, write_shards
 from .manifest import PROVENANCE, hashing, provenance
+from .metadata import check_metadata
 from .sources import Model
 
 GRAPH = "model.weft"
@@ -74,6 +75,7 @@ def read_model(spec: str, path: Path) -> Model:
     except (OSError, UnicodeDecodeError) as e:
         raise WeftError(f"{path / GRAPH} cannot be read: {e}") from e
     graph = parse(text, str(path / GRAPH))
+    check_metadata(graph, str(path / GRAPH))
     graph.meta["source"] = {"format": "weft", "path": str(path)}
     graph.archive = SafetensorsArchive(path)
     verify(graph, recipes=True)

@@ -208,6 +208,8 @@ def _from_text(spec: str, path: Path) -> Model:
     from weft.ir.parser import parse
     from weft.ir.verifier import verify
 
+    from .metadata import check_metadata
+
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -215,6 +217,7 @@ def _from_text(spec: str, path: Path) -> Model:
     if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
     graph = parse(text, str(path))
+    check_metadata(graph, str(path))
     open_archive(graph, str(path))
     verify(graph, recipes=True)
     return Model(graph, spec, f"IR text {path.name}", files=(path,), random_init=_is_random(graph))

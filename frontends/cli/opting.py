@@ -129,9 +129,11 @@ def _piped(complete: bool) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
     from weft.ir import parse, verify
 
+    from ..metadata import check_metadata
     from ..sources import Model, open_archive
 
     graph = parse(sys.stdin.read(), "<stdin>")
+    check_metadata(graph, "<stdin>")
     if complete:
         open_archive(graph, "<stdin>")
     verify(graph, recipes=complete)

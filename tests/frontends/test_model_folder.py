@@ -181,6 +181,12 @@ def test_bad_input_is_one_line(llama: Path, tmp_path: Path) -> None:
         ("model.weft", "graph", "model.weft"),
         ("model.weft", text.replace("norm.weight: f32[32]", "norm.weight: f32[31]"), "f32[batch, seq, 32]"),
         ("model.weft", text.replace("embed.weight: f32[", "embed.weight: f32[1"), "has a recipe of shape"),
+        ("model.weft", text.replace('kind = "decoder"', "kind = 3"), "meta kind = 3 is no kind of model: decoder"),
+        ("model.weft", text.replace("context = ", "context = -"), "is no positive integer"),
+        ("model.weft", text.replace("eos_token_ids = [2]", "eos_token_ids = 3"), "eos_token_ids = 3 is no list of"),
+        ("model.weft", text.replace("bos_token_id = 1", 'bos_token_id = "x"'), 'bos_token_id = "x" is no token'),
+        ("model.weft", text.replace("vocab = ", "residual_scale = 0 meta vocab = "), "= 0 is no positive number"),
+        ("model.weft", text.replace("vocab = ", "source = [] meta vocab = "), "source = [] is no source, which has"),
         ("model.weft", text.replace('("embed.weight")', '("gone")'), "has no tensor 'gone'"),
         ("model.safetensors", "x", "is not a safetensors file"),
     ):

@@ -1,0 +1,47 @@
+"""The metadata of a graph that is read from text, which anybody may have edited, is what others take it for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+
+
+def check_metadata(graph: Graph, name: str) -> None:
+    """Raise WeftError if `graph`, read from `name`, says something of itself that cannot be."""
+    for key, (wanted, fits) in _FACTS.items():
+        value = graph.meta.get(key)
+        if value is not None and not fits(value):
+            raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is no {wanted}")
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _token(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_token, value))
+
+
+def _source(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key, ""), str) for key in ("format", "path"))
+
+
+_KINDS = ("decoder", "encoder", "encoder-decoder")
+_COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
+_TOKENS = ("bos", "pad", "decoder_start", "forced_bos", "forced_eos")
+_FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": (f"kind of model: {', '.join(_KINDS)}", lambda value: value in _KINDS),
+    **dict.fromkeys(_COUNTS, ("positive integer", _count)),
+    **{f"{name}_token_id": ("token", _token) for name in _TOKENS},
+    "eos_token_ids": ("list of tokens", _tokens),
+    "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
+    "source": ("source, which has a format and a path", _source),
+}
