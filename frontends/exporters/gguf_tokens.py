@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.backends.runtime.folder import read_json
 from weft.ir.errors import WeftError
 
 from ..gguf import GGUFArchive
@@ -36,11 +37,17 @@ def tokenizer_metadata(model: Model) -> dict[str, Any]:
 
 
 def _of_files(folder: Path, model: Model) -> dict[str, Any]:
+    from tokenizers import Tokenizer
+
     if not (folder / "tokenizer.json").is_file():
         raise WeftError(f"{model.spec}: its tokenizer has no tokenizer.json, so GGUF metadata cannot be made of it")
+    try:
+        Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as e:  # tokenizers raises nothing more specific
+        raise WeftError(f"{model.spec}: its tokenizer.json is not a readable tokenizer: {e}") from e
     read = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    config = read_json(config_file) if config_file.is_file() else {}
     template = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
     tokens, types = _tokens(read, model)
     said: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}

@@ -195,7 +195,12 @@ def test_sentencepiece_vocabularies(tmp_path: Path, save: Save) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"model": {"type": "WordLevel", "vocab": {"a": 0}}}', "its tokenizer is WordLevel, and GGUF describes BPE"),
+        ("{", "its tokenizer.json is not a readable tokenizer: EOF"),
+        ("{}", "its tokenizer.json is not a readable tokenizer: Model missing"),
+        (
+            '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
+            "its tokenizer is WordLevel, and GGUF describes BPE",
+        ),
         (
             '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "Whitespace"}}',
             "llama.cpp has no name for how the tokenizer cuts text",
