@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .completion import complete_pipelines, complete_sources
-from .shown import count, progress, size, table
+from .shown import as_json, count, progress, size, table
 
 if TYPE_CHECKING:
     from ..evaluation import Evaluation, Score
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
-@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+@click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
 def eval_command(
     models: tuple[str, ...],
     against: str,
@@ -45,7 +45,7 @@ def eval_command(
     context: int | None,
     layers: bool,
     device: str,
-    as_json: bool,
+    wants_json: bool,
 ) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
 
@@ -73,12 +73,10 @@ def eval_command(
             device=device,
             progress=step,
         )
-    if as_json:
-        import json
-
-        click.echo(json.dumps(found.json(), indent=2))
-        return
-    _show(found)
+    if wants_json:
+        click.echo(as_json(found.json()))
+    else:
+        _show(found)
 
 
 def _named(pipelines: Iterable[str]) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -61,6 +63,19 @@ def size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.2f} GiB"
+
+
+def as_json(found: Any) -> str:
+    """`found` as JSON, which knows no infinity and no NaN: null stands for them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(found), indent=2)
 
 
 def note(message: str) -> None:

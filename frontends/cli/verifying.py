@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .shown import progress
+from .shown import as_json, progress
 
 if TYPE_CHECKING:
     from ..verification import Verification
@@ -22,7 +22,7 @@ DIFFERENT = 1
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
-@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+@click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
 @click.pass_context
 def verify_command(
     ctx: click.Context,
@@ -31,7 +31,7 @@ def verify_command(
     prompt: str | None,
     tokens: int,
     device: str,
-    as_json: bool,
+    wants_json: bool,
 ) -> None:
     """Run the compiled model in FOLDER beside its reference, and exit with status 1 where they differ beyond rounding.
 
@@ -48,11 +48,10 @@ def verify_command(
 
     with progress("opening", "steps") as step:
         found = verify_folder(folder, against=against, prompt=prompt, tokens=tokens, device=device, progress=step)
-    if as_json:
-        import json
+    if wants_json:
         from dataclasses import asdict
 
-        click.echo(json.dumps({**asdict(found), "folder": folder, "passed": found.passed}, indent=2))
+        click.echo(as_json({**asdict(found), "folder": folder, "passed": found.passed}))
     else:
         _show(found)
     if not found.passed:

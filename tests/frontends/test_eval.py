@@ -19,6 +19,7 @@ from weft import compile as compile_model
 from weft import evaluate, load_source
 from weft.frontends import scoring
 from weft.frontends.cli import cli
+from weft.frontends.cli.shown import as_json
 from weft.ir import interpret
 from weft.ir.errors import WeftError
 
@@ -234,6 +235,11 @@ def test_the_command_prints_a_table_and_json(llamas: tuple[Path, Path], text: Pa
     given = json.loads(weft_command(*args, "--json").stdout)
     assert [s["name"] for s in given["scores"]] == [*map(str, llamas), "half"]
     assert f"{given['scores'][1]['nll']:.4f}" in lines[5] and given["scores"][2]["kl"] < 1e-3
+
+
+def test_json_has_no_infinity() -> None:
+    found = {"scores": ({"perplexity": math.inf, "nll": 701.5}, {"kl": math.nan}), "tokens": 3}
+    assert json.loads(as_json(found)) == {"scores": [{"perplexity": None, "nll": 701.5}, {"kl": None}], "tokens": 3}
 
 
 def refused(*args: str | Path) -> str:
