@@ -26,7 +26,6 @@ from weft.ir import dtypes, interpret
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 from weft.passes import parse_pipeline, run_passes
-from weft.passes.library.cast import Cast
 from weft.passes.library.quiet_routers import noises
 
 from .families.rope import at_length
@@ -38,6 +37,8 @@ Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]  # stage, done, in all
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
+# What compiling does of itself, which is judged; what other passes change is changed in the reference too.
+JUDGED = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
 COMPARING = {"expert_choice", "limit_capacity"}  # routers that compare the tokens of a call
 
 
@@ -230,7 +231,7 @@ def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
     if noises(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
     passes = parse_pipeline(manifest.get("pipeline") or "").passes
-    other = ", ".join(str(p) for p in passes if p.effect in ("lossy", "changing") and not isinstance(p, Cast))
+    other = ", ".join(str(p) for p in passes if p.effect != "exact" and p.name not in JUDGED)
     return replace(rewrite(model, other), description=f"{model.description} after {other}") if other else model
 
 

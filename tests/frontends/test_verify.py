@@ -68,12 +68,15 @@ def test_noise_of_routers_is_left_out_of_the_reference_too(tmp_path: Path) -> No
     assert found.passed and found.divergence is None
 
 
-@pytest.mark.parametrize("forgotten", ['replace-activation{to="gelu_tanh"}', "prune-layers{layers=[1]}"])
+ON_PURPOSE = ['replace-activation{to="gelu_tanh"}', "prune-layers{layers=[1]}", "sliding-window{size=3}"]
+
+
+@pytest.mark.parametrize("forgotten", ON_PURPOSE)
 def test_what_passes_change_on_purpose_is_changed_in_the_reference_too(tmp_path: Path, forgotten: str) -> None:
-    folder = compiled(tmp_path, passes="replace-activation{to=gelu_tanh}, prune-layers{layers=[1]}, default")
+    folder = compiled(tmp_path, passes=f"{', '.join(ON_PURPOSE)}, default")
     found = verify_folder(folder, tokens=4)
     assert found.passed and found.divergence is None
-    assert found.reference.endswith('model after replace-activation{to="gelu_tanh"}, prune-layers{layers=[1]}')
+    assert found.reference.endswith("model after " + ", ".join(ON_PURPOSE))
     manifest = (folder / "weft.json").read_text()
     quoted = json.dumps(forgotten)[1:-1]
     assert quoted in manifest
