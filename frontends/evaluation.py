@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def evaluate(
         opened = _open_all(models, against, rewrites or {}, Path(scratch), device, progress)
         window = _window(opened, context)
         runners = [c.model for c in opened]
-        encode = _tokenizer(opened, str(text))
+        encode = _tokenizer(opened)
         encoders = [m for m in runners if isinstance(m, Encoder)]
         found: list[dict[str, float]]
         if encoders:
@@ -174,7 +174,7 @@ def _open_all(
     """All models, the original first; what is no compiled folder becomes one in `scratch`.
 
     Raises:
-        WeftError: if one cannot be read, or is of another kind or vocabulary than the first.
+        WeftError: if one cannot be read, or is of another kind or vocabulary than the first, or none has a tokenizer.
     """
     wanted = [(_name(m), m if _compiled(m) else load_source(m)) for m in (against, *models)]
     name, original = wanted[0]
@@ -182,6 +182,8 @@ def _open_all(
         raise WeftError(f"{name} is compiled already, and a pipeline rewrites a source: name what it was compiled from")
     for label, pipeline in rewrites.items():
         wanted.append((label, rewrite(original, pipeline, progress=progress)))
+    if not any(_reads_text(source) for _, source in wanted):  # said before gigabytes are written
+        raise _no_tokenizer(name for name, _ in wanted)
     found: list[_Candidate] = []
     for i, (name, source) in enumerate(wanted):
         folder = scratch / str(i) if isinstance(source, Model) else Path(source)
@@ -207,6 +209,15 @@ def _name(model: Any) -> str:
 
 def _compiled(model: Any) -> bool:
     return isinstance(model, (str, Path)) and any((Path(model) / name).is_file() for name in (MANIFEST, GENAI))
+
+
+def _reads_text(source: Any) -> bool:
+    """Whether a model, or a compiled folder, has a tokenizer."""
+    return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
+
+
+def _no_tokenizer(names: Iterable[str]) -> WeftError:
+    return WeftError(f"no tokenizer to read the text with: none of {', '.join(names)} has one")
 
 
 def _check_kind(name: str, kind: Any) -> None:
@@ -236,7 +247,7 @@ def _window(opened: Sequence[_Candidate], context: int | None) -> int:
     return context or min(WINDOW, shortest.longest)
 
 
-def _tokenizer(opened: Sequence[_Candidate], text: str) -> Callable[[str, int | None], list[int]]:
+def _tokenizer(opened: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
     """What makes tokens of a text, at most so many: the first tokenizer there is."""
     for candidate in opened:
         folder = candidate.model.folder
@@ -244,8 +255,7 @@ def _tokenizer(opened: Sequence[_Candidate], text: str) -> Callable[[str, int | 
             tokenizer, vocab = candidate.model.tokenizer, candidate.vocab
             break
     else:
-        names = ", ".join(c.name for c in opened)
-        raise WeftError(f"no tokenizer to read {text} with: none of {names} has one")
+        raise _no_tokenizer(c.name for c in opened)
 
     def encode(content: str, limit: int | None) -> list[int]:
         ids = tokenizer.encode(content, limit=limit)
