@@ -42,7 +42,7 @@ def scores(model: Path, heads: tuple[int, ...], tokens: int) -> dict[str, Any]:
         for name, method in METHODS.items():
             start = time.perf_counter()
             converted = rewrite(original, f"mha-to-gqa{{kv_heads={count}, {method}}}")
-            made.append(replace(converted, description=f"{count} KV heads, {name}"))
+            made.append(replace(converted, description=f"{count} KV head{'s' * (count > 1)}, {name}"))
             seconds[made[-1].description] = round(time.perf_counter() - start, 1)
     found = weft.evaluate(
         made, against=replace(original, description="original"), text=HELD_OUT, tokens=tokens, context=CONTEXT
