@@ -153,7 +153,7 @@ class Sinusoid(Recipe):
         angles = np.outer(places, self.base ** (-np.arange(0, self.dim, 2) / self.dim))
         pair = [np.sin(angles), np.cos(angles)]
         out = np.stack(pair, -1).reshape(stop - start, -1) if self.interleaved else np.concatenate(pair, 1)
-        return out[:, : self.dim].astype(np.float32)
+        return out[:, : self.dim]
 
 
 @dataclass(frozen=True)

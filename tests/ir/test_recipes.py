@@ -106,7 +106,7 @@ def test_evaluates(recipe: r.Recipe, whole: np.ndarray) -> None:
     found = recipe.evaluate(ARCHIVE)
     assert recipe.shape(ARCHIVE) == whole.shape == found.shape
     np.testing.assert_allclose(found, whole, rtol=2e-7, atol=1e-7)
-    wide = ("literal", "centre", "row_norm", "random_orthogonal")
+    wide = ("literal", "centre", "row_norm", "random_orthogonal", "sinusoid")
     assert found.dtype == np.float32 or not isinstance(found.flat[0], np.floating) or recipe.name in wide
 
 
