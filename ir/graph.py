@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .archive import EMPTY, Archive
 from .errors import WeftError
+from .outputs import Outputs
 from .recipe import Recipe
 from .types import TensorType
 
@@ -59,7 +60,7 @@ class Value:
 
     @property
     def is_output(self) -> bool:
-        return any(v is self for v in self.graph.outputs.values())
+        return bool(self.graph.outputs.names(self))
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -83,9 +84,8 @@ class Value:
         for node, i in self.uses:
             if node not in kept:
                 node.set_input(i, new)
-        for name, v in self.graph.outputs.items():
-            if v is self:
-                self.graph.outputs[name] = new
+        for name in self.graph.outputs.names(self):
+            self.graph.outputs[name] = new
 
 
 class Param(Value):
@@ -160,7 +160,7 @@ class Graph:
         self.tokenize: Callable[[Sequence[str]], list[list[int]]] | None = None
         self.meta: dict[str, AttrValue] = {}
         self.inputs: dict[str, Value] = {}
-        self.outputs: dict[str, Value] = {}
+        self.outputs = Outputs()
         self.params: dict[str, Param] = {}
         self._names: dict[str, int] = {}
         self._first: Node | None = None

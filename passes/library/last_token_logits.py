@@ -96,7 +96,7 @@ def _narrowed(graph: Graph, tokens: Tokens) -> list[Node]:
     logits = graph.outputs["logits"]
     chosen: dict[Node, None] = {}
     for node in graph.reversed_nodes:
-        outputs = [name for name, v in graph.outputs.items() if v in node.outputs]
+        outputs = [name for v in node.outputs for name in graph.outputs.names(v)]
         users = [n for v in node.outputs for n in v.users]
         feeds = all(n in chosen for n in users) and all(name == "logits" for name in outputs)
         if feeds and (users or logits in node.outputs) and tokenwise(node, tokens) is not None:

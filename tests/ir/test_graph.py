@@ -137,6 +137,22 @@ def test_insertion_takes_over_the_scope() -> None:
     assert graph.insertion_scope == ""
 
 
+def test_outputs_know_their_values_whatever_is_done_to_them() -> None:
+    graph, (first, last) = chain(2)
+    graph.add_output("z", last.output)
+    graph.outputs["y"] = first.output  # keeps its place
+    assert list(graph.outputs.items()) == [("y", first.output), ("z", last.output)]
+    assert (first.output.is_output, graph.outputs.names(last.output)) == (True, ("z",))
+    graph.outputs["w"] = graph.outputs.pop("z")
+    graph.replace(last, first.output)
+    assert graph.outputs.names(first.output) == ("y", "w") and not last.output.is_output
+    del graph.outputs["y"]
+    assert first.output.is_output
+    graph.outputs.clear()
+    assert not first.output.is_output and not graph.outputs
+    graph.erase(first)
+
+
 def test_walk_sees_what_is_inserted_behind() -> None:
     graph, _ = chain(3)
     seen = []

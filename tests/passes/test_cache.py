@@ -257,7 +257,7 @@ def test_a_wrong_row_is_caught() -> None:
 )
 def test_last_token_logits_says_what_it_needs(text: str, output: str, message: str) -> None:
     g = Tiny().graph()
-    g.outputs = {output: g.outputs["logits"]}
+    g.outputs[output] = g.outputs.pop("logits")
     with pytest.raises(WeftError, match=re.escape(message)):
         applied(f"{text}, last-token-logits", g)
 
