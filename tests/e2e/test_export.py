@@ -266,9 +266,11 @@ def test_smollm2_from_gguf_to_transformers(smollm2: tuple[Path, Path], smollm2_g
 
 
 def test_one_key_and_value_head_in_every_runtime(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """SmolLM2 with its three key/value heads averaged: transformers and onnxruntime-genai agree, and the cache is
+    """SmolLM2 with one key/value head fitted to its three: transformers and onnxruntime-genai agree, and the cache is
     a third."""
-    whole, small = load_source(smollm2_gguf), rewrite(load_source(smollm2_gguf), "mha-to-gqa{kv_heads=1, method=mean}")
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 49_152, (1, 96)))
+    fitted = f"mha-to-gqa{{kv_heads=1, method=svd, calibration={json.dumps(str(tmp_path / 'ids.npy'))}}}"
+    whole, small = load_source(smollm2_gguf), rewrite(load_source(smollm2_gguf), fitted)
     assert weft.inspect(whole).cache_per_token == 3 * weft.inspect(small).cache_per_token
     export(small, tmp_path / "hf")
     prompt = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")("The capital of France is")["input_ids"]
