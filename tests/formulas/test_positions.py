@@ -27,7 +27,7 @@ def sinusoidal(x: Array, w: Weights) -> Array:
     for i, position in enumerate(AT):
         for c in range(x.shape[1]):
             angle = position / 10000 ** (2 * (c // 2) / x.shape[1])
-            y[i, c] += np.float32(math.cos(angle) if c % 2 else math.sin(angle))
+            y[i, c] += math.cos(angle) if c % 2 else math.sin(angle)
     return y
 
 
