@@ -6,6 +6,7 @@ for the model. It reads with plain file reads (pages of mapped files count as re
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
@@ -93,12 +94,19 @@ class Overlay:
     """The archive `base` with computed tensors on top: what passes that must look at weights make.
 
     The computed tensors are spilled to an unnamed temporary file, so that memory is needed for one of them only.
+
+    Raises:
+        WeftError: if there is nowhere to make such a file.
     """
 
     def __init__(self, base: Archive) -> None:
         self.base = base
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
-        weakref.finalize(self, self._file.close)
+        with contextlib.ExitStack() as files:
+            try:
+                self._file = files.enter_context(tempfile.TemporaryFile())
+            except OSError as e:
+                raise WeftError(f"no temporary file for computed tensors can be made: {e.strerror or e}") from e
+            weakref.finalize(self, files.pop_all().close)  # it lives as long as this object
         self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
 import re
@@ -13,8 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import dtypes, sizes
-from . import frequencies as _tables  # noqa: F401 - importing these registers all recipes
-from . import matrices as _matrices  # noqa: F401 - and those of matrices
 from .archive import EMPTY, Archive
 from .errors import WeftError
 from .graph import Graph, Value
@@ -22,6 +21,9 @@ from .op import Attr, lookup
 from .recipe import REGISTRY, Recipe
 from .sizes import Size
 from .types import TensorType
+
+for _module in ("frequencies", "matrices"):  # with `recipes`, which `recipe` needs anyway, they register all recipes
+    importlib.import_module(f"{__package__}.{_module}")
 
 T = TypeVar("T")
 _TOKEN = re.compile(

@@ -41,7 +41,7 @@ def read_settings(graph: Graph) -> Settings:
         "norm_bias": norm is not None and norm.op.name == "layer_norm" and norm.operand("bias") is not None,
         "eps": norm.attrs["eps"] if norm is not None else 1e-6,
         "arrangement": _arrangement(graph, first),
-        "residual_scale": _factor(first.found.o.output) if first.found.o is not None else 1.0,
+        "residual_scale": _factor(first.found.o.output),
         "qkv_bias": any(branch.bias is not None for layer in layers for branch in layer.found.branches),
         "out_bias": any(_bias(layer.found.o) for layer in layers),
         "qk_norm": _qk_norm(first),
@@ -51,7 +51,7 @@ def read_settings(graph: Graph) -> Settings:
         "scale": _alike([layer.found.node.attrs["scale"] for layer in layers]),
         "softcap": first.found.node.attrs["softcap"],
     }
-    width = int(first.found.o.operand("weight").shape[0])  # type: ignore[union-attr]  # a linear has one
+    width = first.found.o.output.width
     return Settings(
         layers=len(layers), dim=width, heads=first.found.heads, **options, **_dense(graph), **ends, moe=mixtures
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,3 +245,9 @@ def test_overlay_adds_computed_tensors() -> None:
     assert (overlay.dtype("new"), overlay.dtype("half")) == (dtypes.f64, dtypes.f16)
     assert overlay.computed == ("new", "number", "b")
     assert set(overlay.keys()) == {*ARCHIVE.keys(), "new", "number"}
+
+
+def test_overlay_without_a_place_to_spill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(WeftError, match="no temporary file for computed tensors can be made: No such file"):
+        Overlay(ARCHIVE)
