@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face models, every parameter randomized, and their own code run in float64."""
+"""A tiny architecture; tiny Hugging Face models, every parameter randomized, and their own code run in float64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from . import command
 
 LENGTH = 24  # of the test sequences
 TINY = {
@@ -83,3 +85,11 @@ def exactly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, np.ndarr
 def ids(rng: np.random.Generator) -> np.ndarray:
     """Two rows of token ids."""
     return rng.integers(0, 97, (2, LENGTH))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """An architecture file."""
+    path = tmp_path / "tiny.py"
+    path.write_text(command.TINY)
+    return path

@@ -21,8 +21,8 @@ from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, dtypes,
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Normal, Permute, Reshape, Scale, Slice, Source, Take
 from weft.passes import run_passes
 
+from .command import start
 from .conftest import Save
-from .test_cli import start
 
 # -- recipes read backwards
 

@@ -10,12 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.cli import cli
 from weft.frontends.hf import writing
 from weft.frontends.model_folder import write_model
 from weft.frontends.rewriting import pipeline_text, rewrite
@@ -25,28 +23,11 @@ from weft.ir.archive import Overlay
 from weft.ir.recipes import Scale, Source
 from weft.passes import parse_pipeline
 
+from .command import done, refused
 from .conftest import Save
 
 IDS = np.arange(12).reshape(2, 6) % 11
 FEEDS = {"input_ids": IDS, "position_ids": np.tile(np.arange(6), (2, 1))}
-
-
-def weft_command(*args: str | Path, **options: Any) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in args], **options)
-
-
-def done(*args: str | Path, **options: Any) -> Result:
-    result = weft_command(*args, **options)
-    assert result.exit_code == 0, result.stderr
-    return result
-
-
-def refused(*args: str | Path) -> str:
-    """The one line that a command which exits with 2 prints."""
-    result = weft_command(*args)
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.splitlines()
-    return line
 
 
 def logits(source: Any) -> np.ndarray:
