@@ -1,0 +1,73 @@
+"""What every kernel here needs to know: whether Triton can run on a tensor, on which device, and with which launch.
+
+The kernels stand beside a generated model as a package of their own and import nothing but torch and Triton. Where
+Triton cannot run, a launcher computes the same with torch, and `refusal` says why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU-only machine: launchers compute with torch
+    triton = tl = None
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, block by block, for tests
+OLDEST = (8, 0)  # compute capability with bf16 products
+PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
+
+
+def jit(fn: Callable[..., Any]) -> Any:
+    """`triton.jit` where there is Triton; elsewhere `fn`, which nobody calls."""
+    return fn if triton is None else triton.jit(fn)
+
+
+@lru_cache
+def capability(index: int) -> tuple[int, int]:
+    """Compute capability of CUDA device `index`."""
+    return torch.cuda.get_device_capability(index)
+
+
+def refusal(x: torch.Tensor) -> str | None:
+    """Why Triton cannot run on the device of `x`, in a few words; None if it can."""
+    if triton is None:
+        return "Triton is not installed"
+    if INTERPRETED:
+        return None
+    if not x.is_cuda:
+        return f"Triton does not run on {x.device.type}"
+    if (found := capability(x.device.index or 0)) < OLDEST:
+        return f"compute capability {found[0]}.{found[1]} is older than {OLDEST[0]}.{OLDEST[1]}"
+    return None
+
+
+def has_pdl(x: torch.Tensor) -> bool:
+    """Whether kernels on the device of `x` may start before the ones before them have ended."""
+    return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A compiled form of a kernel that ships: what the offline check compiles, and what it must find.
+
+    `types` are the Triton types of the arguments that are not constants, in order ("*bf16", "*fp32", "i32", …);
+    pointers count as aligned to 16 bytes, and so do the integers named in `divisible`. `vectors` says that 16-byte
+    loads from global memory must be there.
+    """
+
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    warps: int = 4
+    stages: int = 3
+    pdl: bool = True
+    vectors: bool = True
+    divisible: Sequence[str] = field(default=())
