@@ -12,12 +12,16 @@ import hypothesis
 import numpy as np
 import pytest
 
+from .device import gpus
+
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / ".cache" / "weights"
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores already
+if not gpus():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported; see backends/torch/kernels
 
 hypothesis.settings.register_profile("weft", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("weft")

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
+from ..device import gpus
 
-
-def _gpus() -> int:
-    """How many GPUs the NVIDIA driver reports."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    return 0 if failed else count.value
-
-
-collect_ignore_glob = [] if _gpus() else ["test_*.py"]
+collect_ignore_glob = [] if gpus() else ["test_*.py"]

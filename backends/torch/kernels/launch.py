@@ -1,12 +1,12 @@
 """What every kernel here needs to know: whether Triton can run on a tensor, on which device, and with which launch.
 
 The kernels stand beside a generated model as a package of their own and import nothing but torch and Triton. Where
-Triton cannot run, a launcher computes the same with torch, and `refusal` says why.
+Triton cannot run, a launcher computes the same with torch, and `refusal` says why. Where `refusal` is None, a tensor
+that is not on a CUDA device means Triton's interpreter: `INTERP=not x.is_cuda`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +20,7 @@ try:
 except ImportError:  # a CPU-only machine: launchers compute with torch
     triton = tl = None
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, block by block, for tests
+INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
 
@@ -54,13 +54,19 @@ def has_pdl(x: torch.Tensor) -> bool:
     return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
 
 
+def options(x: torch.Tensor, warps: int = 4, stages: int = 3) -> dict[str, Any]:
+    """The keywords of a launch that are not arguments of the kernel; a multiply-add is one instruction."""
+    return {"num_warps": warps, "num_stages": stages, "launch_pdl": has_pdl(x), "enable_fp_fusion": True}
+
+
 @dataclass(frozen=True)
 class Variant:
     """A compiled form of a kernel that ships: what the offline check compiles, and what it must find.
 
-    `types` are the Triton types of the arguments that are not constants, in order ("*bf16", "*fp32", "i32", …);
-    pointers count as aligned to 16 bytes, and so do the integers named in `divisible`. `vectors` says that 16-byte
-    loads from global memory must be there.
+    `types` are the Triton types of the arguments that are not constants ("*bf16", "*fp32", "i32", …); pointers count
+    as aligned to 16 bytes, and the integers named in `divisible` are multiples of 16. `constants` are all other
+    arguments, with None for a pointer that is not given. `vectors` says that 16-byte loads from global memory must be
+    there, `pdl` that the kernel waits for the one before it and lets the next one start.
     """
 
     kernel: Any

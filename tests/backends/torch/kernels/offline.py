@@ -1,0 +1,91 @@
+"""Compiles what kernels ship for an H200 that is not there, and prints as JSON what the machine code is like.
+
+A script of its own, because Triton must be imported without TRITON_INTERPRET: `python offline.py norm_linear …`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from weft.backends.torch import kernels
+from weft.backends.torch.kernels.launch import Variant
+
+TARGET = GPUTarget("cuda", 90, 32)
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+VECTOR_LOADS = re.compile(r"ld\.global\S*\.(v4\.[bfsu]32|v2\.[bfsu]64)|cp\.async\.c[ag]\S* .*, 0x10\b|cp\.async\.bulk")
+
+
+def names() -> list[str]:
+    """The kernel files that ship: all in the folder that list variants."""
+    files = sorted(Path(kernels.__path__[0]).glob("[a-z]*.py"))
+    return [file.stem for file in files if "\ndef variants(" in file.read_text()]
+
+
+def label(name: str, variant: Variant) -> str:
+    """A variant as a test names it."""
+    shown = " ".join(f"{key}={value}" for key, value in variant.constants.items() if value not in (None, False))
+    return f"{name}.{variant.kernel.__name__} {next(iter(variant.types.values()))} {shown}"
+
+
+def compiled(variant: Variant) -> Any:
+    """The variant compiled for TARGET: Triton's CompiledKernel, whose `asm` holds PTX and cubin."""
+    arguments = variant.kernel.arg_names
+    given = {*variant.types, *variant.constants}
+    assert set(arguments) == given, f"arguments without type or value, or unknown: {set(arguments) ^ given}"
+    aligned = {name for name, kind in variant.types.items() if kind[0] == "*"} | {*variant.divisible}
+    source = ASTSource(
+        variant.kernel,
+        {name: variant.types.get(name, "constexpr") for name in arguments},
+        dict(variant.constants),
+        {(arguments.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {
+        "num_warps": variant.warps,
+        "num_stages": variant.stages,
+        "launch_pdl": variant.pdl,
+        "enable_fp_fusion": True,
+    }
+    return triton.compile(source, target=TARGET, options=options)
+
+
+def facts(variant: Variant) -> dict[str, Any]:
+    """What the machine code of a variant is like; sizes in bytes per thread or block."""
+    asm = compiled(variant).asm
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    resources = {key.lower(): int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    return {
+        **resources,
+        "vector_loads": len(VECTOR_LOADS.findall(asm["ptx"])),
+        "waits": asm["ptx"].count("griddepcontrol.wait"),
+        "launches_dependents": asm["ptx"].count("griddepcontrol.launch_dependents"),
+        "wants": {"vectors": variant.vectors, "pdl": variant.pdl},
+    }
+
+
+def main(chosen: list[str]) -> None:
+    """Print, per variant of the chosen kernel files, its facts."""
+    found = {}
+    for name in chosen:
+        for variant in importlib.import_module(f"{kernels.__name__}.{name}").variants():
+            found[label(name, variant)] = facts(variant)
+    json.dump(found, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

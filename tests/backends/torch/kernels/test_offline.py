@@ -1,0 +1,41 @@
+"""Every configuration that ships compiles for an H200: 16-byte loads, nothing spilled, dependent launch as meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .offline import names
+
+PARTS = 2  # processes that share the kernels, one per test and so one per test worker
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_what_ships_compiles_to_good_machine_code(part: int, tmp_path: Path) -> None:
+    chosen = names()[part::PARTS]
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("offline.py"), *chosen],
+        env={**env, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {label.split(".")[0] for label in found} == {*chosen}
+    wrong = []
+    for label, facts in found.items():
+        wants = facts["wants"]
+        good = {
+            "spills": facts["stack"] == facts["local"] == 0,
+            "16-byte loads": facts["vector_loads"] > 0 or not wants["vectors"],
+            "dependent launch": (facts["waits"] > 0 and facts["launches_dependents"] > 0) or not wants["pdl"],
+        }
+        wrong += [f"{label}: {what}: {facts}" for what, ok in good.items() if not ok]
+    assert not wrong, "\n".join(wrong)

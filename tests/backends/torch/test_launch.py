@@ -1,0 +1,44 @@
+"""Whether Triton can run on a tensor; the interpreter that the kernel tests switch on must not leak out of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from weft.backends.torch.kernels import launch
+
+
+class OnCuda:
+    """What `refusal` and `has_pdl` ask of a tensor on the first CUDA device."""
+
+    is_cuda, device = True, torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "pdl"),
+    [((7, 5), "compute capability 7.5 is older than 8.0", False), ((8, 0), None, False), ((9, 0), None, True)],
+)
+def test_a_gpu_is_judged_by_its_compute_capability(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[int, int], reason: str | None, pdl: bool
+) -> None:
+    monkeypatch.setattr(launch, "capability", lambda index: found)
+    monkeypatch.setattr(launch, "triton", launch.triton or launch)
+    x = cast(torch.Tensor, OnCuda())
+    assert launch.refusal(x) == reason
+    assert launch.has_pdl(x) is pdl
+
+
+@pytest.mark.skipif(launch.triton is None, reason="asks what is said where Triton is installed")
+def test_a_cpu_tensor_is_refused_outside_the_kernel_tests() -> None:
+    assert launch.refusal(torch.empty(0)) == "Triton does not run on cpu"
+
+
+def test_without_triton_every_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "triton", None)
+    assert launch.refusal(torch.empty(0)) == "Triton is not installed"
+
+    def kernel(x: Any) -> None: ...
+
+    assert launch.jit(kernel) is kernel
