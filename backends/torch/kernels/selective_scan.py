@@ -1,0 +1,290 @@
+"""The recurrence of Mamba (Gu & Dao 2023, arXiv 2312.00752), for prompts and for one token.
+
+h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t and y_t = C_t h_t + D x_t per channel, states in f32. One warp holds four
+channels a thread with all their states in registers and goes through time token by token: no barrier, no shared memory,
+one exponential per state and token, which is what bounds it. A prompt is cut into chunks that run side by side. What
+enters a chunk follows from what the chunks before it do to a state: starting from zero they end in E, and any other
+start decays to exp(A ΣΔ) times itself. So the chunks are read twice, first for E and ΣΔ, then for y. That is two
+exponentials per state and token; a scan over time within the warp would cost log₂(chunk) products and moves instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from . import launch
+from .launch import Variant, has_pdl, jit, options, tl, triton
+
+PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
+SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
+STEP_BLOCK = 32  # channels of a program of the one-token kernel, which needs as many programs as it can get
+MOST_STATES = 64  # more do not fit in the registers of a warp
+
+
+@jit
+def _advance(state, a, step, x, b):
+    """The state [states, channels] after one more token; a is A log₂ e."""
+    return tl.exp2(a * step[None, :]) * state + b[:, None] * (step * x)[None, :]
+
+
+@jit
+def _load(ptr, row, stride, at, mask):
+    """Row `row` of a matrix in f32."""
+    return tl.load(ptr + row.to(tl.int64) * stride + at, mask=mask, other=0.0).to(tl.float32)
+
+
+@jit
+def _end_kernel(
+    x_ptr, delta_ptr, a_ptr, b_ptr, ends_ptr, sums_ptr, seq, chunk, x_row, delta_row, b_row,
+    CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Per chunk but the last: the state it ends in if it starts from zero, and ΣΔ. a [states, channels] is A log₂ e."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    part, batch = tl.program_id(0), tl.program_id(2)
+    channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
+    mine, known = channel < CHANNELS, n < STATES
+    both, cell = known[:, None] & mine[None, :], n[:, None] * CHANNELS + channel[None, :]
+    a = tl.load(a_ptr + cell, mask=both, other=0.0)
+    first = batch * seq + part * chunk
+    x, step = _load(x_ptr, first, x_row, channel, mine), _load(delta_ptr, first, delta_row, channel, mine)
+    b = _load(b_ptr, first, b_row, n, known)
+    state, total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
+    for t in range(chunk):
+        row = first + tl.minimum(t + 1, chunk - 1)  # read ahead by one token
+        next_x, next_step = _load(x_ptr, row, x_row, channel, mine), _load(delta_ptr, row, delta_row, channel, mine)
+        next_b = _load(b_ptr, row, b_row, n, known)
+        state = _advance(state, a, step, x, b)
+        total += step
+        x, step, b = next_x, next_step, next_b
+    at = (batch * (tl.num_programs(0) + 1) + part).to(tl.int64)
+    tl.store(sums_ptr + at * CHANNELS + channel, total, mask=mine)
+    tl.store(ends_ptr + at * STATES * CHANNELS + cell, state, mask=both)
+
+
+@jit
+def _scan_kernel(
+    x_ptr, delta_ptr, a_ptr, b_ptr, c_ptr, d_ptr, past_ptr, ends_ptr, sums_ptr, y_ptr, present_ptr,
+    seq, chunk, x_row, delta_row, b_row, c_row,
+    CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y of one chunk, and the state after the last."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    part, parts, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
+    channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
+    mine, known = channel < CHANNELS, n < STATES
+    both, cell = known[:, None] & mine[None, :], n[:, None] * CHANNELS + channel[None, :]
+    a = tl.load(a_ptr + cell, mask=both, other=0.0)
+    state, d = tl.zeros((BLOCK_N, BLOCK_C), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
+    whole = batch.to(tl.int64) * STATES * CHANNELS
+    if past_ptr is not None:
+        state = tl.load(past_ptr + whole + cell, mask=both, other=0.0).to(tl.float32)
+    if d_ptr is not None:
+        d = tl.load(d_ptr + channel, mask=mine, other=0.0).to(tl.float32)
+    for before in range(part):
+        at = (batch * parts + before).to(tl.int64)
+        decay = tl.exp2(a * _load(sums_ptr, at, CHANNELS, channel, mine)[None, :])
+        state = decay * state + tl.load(ends_ptr + at * STATES * CHANNELS + cell, mask=both, other=0.0)
+
+    first, count = batch * seq + part * chunk, tl.minimum(chunk, seq - part * chunk)
+    x, step = _load(x_ptr, first, x_row, channel, mine), _load(delta_ptr, first, delta_row, channel, mine)
+    b, c = _load(b_ptr, first, b_row, n, known), _load(c_ptr, first, c_row, n, known)
+    for t in range(count):
+        row = first + tl.minimum(t + 1, count - 1)
+        next_x, next_step = _load(x_ptr, row, x_row, channel, mine), _load(delta_ptr, row, delta_row, channel, mine)
+        next_b, next_c = _load(b_ptr, row, b_row, n, known), _load(c_ptr, row, c_row, n, known)
+        state = _advance(state, a, step, x, b)
+        y = tl.sum(state * c[:, None], axis=0) + d * x
+        tl.store(y_ptr + (first + t).to(tl.int64) * CHANNELS + channel, y.to(y_ptr.dtype.element_ty), mask=mine)
+        x, step, b, c = next_x, next_step, next_b, next_c
+    if present_ptr is not None and part == parts - 1:
+        tl.store(present_ptr + whole + cell, state.to(present_ptr.dtype.element_ty), mask=both)
+
+
+@jit
+def _step_kernel(
+    x_ptr, delta_ptr, a_ptr, b_ptr, c_ptr, d_ptr, past_ptr, y_ptr, present_ptr, x_row, delta_row, b_row, c_row,
+    CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token. a is A as it is, [channels, states]; present may be past, as each thread rewrites what it has read."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    batch = tl.program_id(1)
+    channel, n = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
+    mine, known = channel < CHANNELS, n < STATES
+    both = known[:, None] & mine[None, :]
+    a = tl.load(a_ptr + channel[None, :] * STATES + n[:, None], mask=both, other=0.0).to(tl.float32)
+    d = tl.zeros((BLOCK_C,), tl.float32)
+    if d_ptr is not None:
+        d = tl.load(d_ptr + channel, mask=mine, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    cell = (batch.to(tl.int64) * STATES + n)[:, None] * CHANNELS + channel[None, :]
+    state = tl.load(past_ptr + cell, mask=both, other=0.0).to(tl.float32)
+    x, step = _load(x_ptr, batch, x_row, channel, mine), _load(delta_ptr, batch, delta_row, channel, mine)
+    b, c = _load(b_ptr, batch, b_row, n, known), _load(c_ptr, batch, c_row, n, known)
+    state = _advance(state, a * 1.4426950408889634, step, x, b)
+    tl.store(present_ptr + cell, state.to(present_ptr.dtype.element_ty), mask=both)
+    y = tl.sum(state * c[:, None], axis=0) + d * x
+    tl.store(y_ptr + batch.to(tl.int64) * CHANNELS + channel, y.to(y_ptr.dtype.element_ty), mask=mine)
+
+
+def refusal(x: torch.Tensor, a: torch.Tensor) -> str | None:
+    """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
+    if torch.float64 in (x.dtype, a.dtype):
+        return "the kernel computes in f32"
+    if a.shape[1] > MOST_STATES:
+        return f"more than {MOST_STATES} states per channel"
+    return launch.refusal(x)
+
+
+def _check(
+    x: torch.Tensor, delta: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, past: torch.Tensor | None
+) -> None:
+    channels, states = a.shape
+    if x.shape != delta.shape or x.shape[-1] != channels:
+        raise ValueError(f"x {[*x.shape]} and delta {[*delta.shape]} do not fit a {[*a.shape]}")
+    if not b.shape == c.shape == (*x.shape[:-1], states):
+        raise ValueError(f"b {[*b.shape]} and c {[*c.shape]} must be {[*x.shape[:-1], states]}")
+    if past is not None and past.shape != (len(x), states, channels):
+        raise ValueError(f"past {[*past.shape]} must be {[len(x), states, channels]}")
+
+
+def reference(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None = None,
+    past: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What `selective_scan` computes, token by token, in f32 (f64 for f64)."""
+    _check(x, delta, a, b, c, past)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    xs, steps, rates, bs, cs = (t.to(wide) for t in (x, delta, a.T, b, c))
+    state = xs.new_zeros(len(x), *rates.shape) if past is None else past.to(wide)
+    ys = []
+    for t in range(x.shape[1]):
+        step = steps[:, t, None]
+        state = torch.exp(step * rates) * state + bs[:, t, :, None] * (step * xs[:, t, None])
+        ys.append((cs[:, t, :, None] * state).sum(1))
+    y = torch.stack(ys, 1)
+    y = (y if d is None else y + d.to(wide) * xs).to(x.dtype)
+    return y if past is None else (y, state.to(past.dtype))
+
+
+def _rows(t: torch.Tensor) -> torch.Tensor:
+    """t [batch, seq, width] with tokens at one distance and widths side by side, as a slice of a projection is."""
+    even = t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1)
+    return t if even else t.contiguous()
+
+
+def _block(states: int) -> int:
+    """Channels of a program of the prompt kernels: as many as leave its states in registers."""
+    return max(32, min(128, 2048 // int(triton.next_power_of_2(states))))
+
+
+def selective_scan(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None = None,
+    past: torch.Tensor | None = None,
+    *,
+    chunk: int | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The recurrence over a prompt.
+
+    x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels]; any
+    floating dtypes, slices of a wider last axis included → y like x. With `past` [batch, states, channels], the state
+    before x, also the one after x, a new tensor like past. `chunk`: tokens that one program goes through; chosen by
+    shape if none.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    if refusal(x, a) is not None:
+        return reference(x, delta, a, b, c, d, past)
+    _check(x, delta, a, b, c, past)
+    (batch, seq, channels), states = x.shape, a.shape[1]
+    sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states)}
+    blocks = triton.cdiv(channels, sizes["BLOCK_C"])
+    wanted = max(1, min(seq // SHORTEST, PROGRAMS // (blocks * batch)))
+    chunk = triton.cdiv(seq, wanted) if chunk is None else min(chunk, seq)
+    parts = triton.cdiv(seq, chunk)
+    x, delta, b, c = (_rows(t) for t in (x, delta, b, c))
+    rates = (a.T.float() * math.log2(math.e)).contiguous()
+    d, past = (None if t is None else t.contiguous() for t in (d, past))
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    present = None if past is None else torch.empty_like(past)
+    ends = rates.new_empty(batch, parts, states, channels)
+    sums = rates.new_empty(batch, parts, channels)
+    rows = x.stride(1), delta.stride(1), b.stride(1)
+    more = {**sizes, "BLOCK_N": triton.next_power_of_2(states), "PDL": has_pdl(x), **options(x, warps=1)}
+    if parts > 1:
+        _end_kernel[(parts - 1, blocks, batch)](x, delta, rates, b, ends, sums, seq, chunk, *rows, **more)
+    _scan_kernel[(parts, blocks, batch)](
+        x, delta, rates, b, c, d, past, ends, sums, y, present, seq, chunk, *rows, c.stride(1), **more
+    )
+    return y if present is None else (y, present)
+
+
+def selective_step(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    past: torch.Tensor,
+    present: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of `selective_scan`: x, delta [batch, channels], b, c [batch, states] → y like x, and the new state.
+
+    The new state is written to `present`, which may be `past` itself (in place), or to a new tensor.
+
+    Raises:
+        ValueError: the shapes do not fit, or a state is not contiguous.
+    """
+    _check(x, delta, a, b, c, past)
+    present = torch.empty_like(past) if present is None else present
+    if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
+        raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
+    if refusal(x, a) is not None:
+        y, after = reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
+        present.copy_(after)
+        return y[:, 0], present
+    (batch, channels), states = x.shape, a.shape[1]
+    x, delta, b, c = (t if t.stride(1) == 1 else t.contiguous() for t in (x, delta, b, c))
+    d = None if d is None else d.contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _step_kernel[(triton.cdiv(channels, STEP_BLOCK), batch)](
+        x, delta, a.contiguous(), b, c, d, past, y, present, x.stride(0), delta.stride(0), b.stride(0), c.stride(0),
+        CHANNELS=channels, STATES=states, BLOCK_C=STEP_BLOCK, BLOCK_N=triton.next_power_of_2(states), PDL=has_pdl(x),
+        **options(x, warps=1),
+    )  # fmt: skip
+    return y, present
+
+
+def variants() -> list[Variant]:
+    """Mamba-130M and 2.8B (1536 and 5120 channels), Falcon-Mamba-7B (8192), and as many states as there may be."""
+    found = []
+    strides = dict.fromkeys(("x_row", "delta_row", "b_row", "c_row"), "i32")
+    for kind, channels, states in (("*bf16", 5120, 16), ("*fp16", 8192, 16), ("*fp32", 1536, 16), ("*bf16", 1024, 64)):
+        data = dict.fromkeys(("x_ptr", "delta_ptr", "b_ptr", "c_ptr", "y_ptr", "d_ptr"), kind)
+        state = dict.fromkeys(("a_ptr", "past_ptr", "present_ptr", "ends_ptr", "sums_ptr"), "*fp32")
+        offered = {**data, **state, "seq": "i32", "chunk": "i32", **strides}
+        for kernel in (_end_kernel, _scan_kernel, _step_kernel):
+            types = {name: offered[name] for name in kernel.arg_names if name in offered}
+            block = STEP_BLOCK if kernel is _step_kernel else _block(states)
+            sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": block, "BLOCK_N": states, "PDL": True}
+            found.append(Variant(kernel, types, sizes, 1, divisible=[name for name in strides if name in types]))
+    return found

@@ -1,0 +1,31 @@
+"""How near a kernel must come to a formula in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def rounded(x: NDArray[np.float64], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """x in `dtype` on `device`."""
+    return torch.from_numpy(np.asarray(x)).to(device, dtype)
+
+
+def exact(x: torch.Tensor) -> NDArray[np.float64]:
+    """The numbers that x holds."""
+    array: NDArray[np.float64] = x.detach().cpu().double().numpy()
+    return array
+
+
+def assert_close(got: torch.Tensor, want: NDArray[np.float64], terms: int) -> None:
+    """`got` is `want`, rounded once to its dtype after sums of `terms` products in f32, against the largest of `want`.
+
+    The bound: half a unit of the dtype with room for a tie, and 4 eps(f32) √terms.
+    """
+    assert got.shape == want.shape
+    bound = 0.75 * torch.finfo(got.dtype).eps + 4 * torch.finfo(torch.float32).eps * terms**0.5
+    error = np.abs(exact(got) - want).max() / np.abs(want).max()
+    assert error <= bound, f"{error:.2e} is more than {bound:.2e}"
