@@ -1,0 +1,62 @@
+"""Distance as a bias on attention scores, or as vectors beside keys and values."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .indexing import softmax_or_zeros, wide
+
+
+def alibi(slopes: Tensor, distance: Tensor) -> Tensor:
+    """The bias slope · (j − i) as [batch, heads, seq, keys]: slopes [heads], distance j − i [batch, seq, keys] (Press
+    2022, arXiv 2108.12409)."""
+    return (wide(slopes)[:, None, None] * distance[:, None]).to(slopes.dtype)
+
+
+def distance_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
+    """Bucket of each distance ≥ 0: half of `count` are exact, the others grow logarithmically up to `max_distance`."""
+    exact = count // 2
+    rate = (count - exact) / math.log(max_distance / exact)
+    far = torch.log(distance.clamp(min=1).float() / exact) * rate + (exact + 1e-5)  # 1e-5: more than rounding takes
+    return torch.where(distance < exact, distance, far.long().clamp(max=count - 1))
+
+
+def relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> Tensor:
+    """T5's bias table[bucket(j − i)] as [batch, heads, seq, keys], half of the buckets for the future: table [buckets,
+    heads], distance j − i [batch, seq, keys] (Raffel 2020, arXiv 1910.10683)."""
+    count = table.shape[0] // 2
+    bucket = distance_buckets(distance.abs(), count, max_distance) + count * (distance > 0)
+    return table[bucket].permute(0, 3, 1, 2)
+
+
+def causal_relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> Tensor:
+    """T5's bias table[bucket(i − j)] of decoders as [batch, heads, seq, keys], bucket 0 for the future: table [buckets,
+    heads], distance j − i [batch, seq, keys] (Raffel 2020, arXiv 1910.10683)."""
+    bucket = distance_buckets((-distance).clamp(min=0), table.shape[0], max_distance)
+    return table[bucket].permute(0, 3, 1, 2)
+
+
+def relative_rows(table: Tensor, distance: Tensor) -> Tensor:
+    """clip(j − i, ±R) + R as [batch, 1, seq, keys], the rows of table [2R + 1, d] for distances [batch, seq, keys]."""
+    reach = table.shape[0] // 2
+    return distance[:, None].clamp(-reach, reach) + reach
+
+
+def relative_attention(
+    q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor | None, distance: Tensor, seen: Tensor
+) -> Tensor:
+    """Attention with relative keys and values (Shaw 2018, arXiv 1803.02155): scores q_i·(k_j + w_K[r])/√d, output
+    Σ_j α_ij (v_j + w_V[r]), r = clip(j − i, ±R) + R. q [batch, heads, seq, d], k and v [batch, heads, keys, d], tables
+    [2R + 1, d], distance j − i [batch, seq, keys]; `seen` broadcasts to [batch, heads, seq, keys]."""
+    rows = relative_rows(key_table, distance)
+    relative = (q @ key_table.mT).gather(-1, rows.expand(*q.shape[:2], -1, -1))
+    scores = (q @ k.mT + relative) / math.sqrt(q.shape[-1])
+    weights = softmax_or_zeros(scores.masked_fill(~seen, -math.inf))
+    if value_table is None:
+        return weights @ v
+    by_row = torch.zeros_like(weights[..., :1]).expand(*weights.shape[:-1], value_table.shape[0])
+    by_row = by_row.scatter_add(-1, relative_rows(value_table, distance).expand_as(weights), weights)
+    return weights @ v + by_row @ value_table

@@ -1,0 +1,20 @@
+"""Short causal convolutions over time."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Depthwise convolution over the past: x [batch, seq, channels], weight [channels, width] → like x."""
+    padded = F.pad(x.mT, (weight.shape[1] - 1, 0))
+    return F.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT
+
+
+def causal_conv_from(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`causal_conv` after the rows past [batch, width − 1, channels] → y like x, and the last width − 1 rows."""
+    seen = torch.cat([past, x], 1)
+    y = F.conv1d(seen.mT, weight[:, None], bias, groups=weight.shape[0]).mT
+    return y, seen[:, x.shape[1] :].clone()
