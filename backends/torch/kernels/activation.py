@@ -1,0 +1,46 @@
+"""Activations by the names that architectures use: in registers of a kernel, and with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+from .launch import jit, tl
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+@jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """The activation called ACTIVATION of x, fp32 of any shape; tanh is 2σ(2x) − 1, which no x can overflow."""
+    if ACTIVATION == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "gelu_quick":
+        x = x * tl.sigmoid(1.702 * x)
+    elif ACTIVATION == "relu":
+        x = tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif ACTIVATION == "sigmoid":
+        x = tl.sigmoid(x)
+    elif ACTIVATION == "tanh":
+        x = 2 * tl.sigmoid(2 * x) - 1
+    else:
+        tl.static_assert(ACTIVATION == "identity", "unknown activation")
+    return x

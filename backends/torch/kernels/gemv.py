@@ -1,0 +1,153 @@
+"""What the products of few rows share: norm(x) Wᵀ for up to 8 rows x, read from W once, on CUDA cores.
+
+At batch 1 a linear layer is as fast as its weights arrive. So each block owns a few rows of W and streams them with
+16-byte loads, each thread several at a time, and multiplies in fp32. The norm costs no pass of its own: an RMS norm
+divides by one number per row of x, which is known once the columns have passed and then divides the sums (FlashNorm,
+arXiv 2407.09577); x comes from cache. The first weights are asked for before the kernel that writes x has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import launch
+from .launch import jit, tl
+from .norm import Norm
+
+MOST_ROWS = 8  # of x; for more, tensor cores are due
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+PROCESSORS = 132  # streaming multiprocessors of an H200
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a block works: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load."""
+
+    batch: int
+    rows: int
+    columns: int
+    vector: int
+    warps: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of the kernels that this is."""
+        return {"BLOCK_M": self.batch, "BLOCK_N": self.rows, "BLOCK_K": self.columns, "VECTOR": self.vector}
+
+
+def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1) -> Tile:
+    """The tile for `batch` rows of x and W [outputs, inputs]; `least` is how many rows of W must go together.
+
+    Warps share the columns: as many as leave few lanes without a column. Rows: enough for 64 bytes on the way per
+    thread, fewer where that leaves multiprocessors with less than four blocks.
+    """
+    vector = 16 // dtype.itemsize
+    warps = next(w for w in (4, 2, 1) if w == 1 or -inputs % (32 * vector * w) <= inputs // 8)
+    rows = next(r for r in (8, 4, 2, 1) if r == least or outputs // r >= (16 if r == 8 else 4) * PROCESSORS)
+    rows = min(rows, 4) if batch > 2 else rows
+    return Tile(1 << (batch - 1).bit_length(), max(rows, least), 32 * vector * warps, vector, warps)
+
+
+def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor | None) -> None:
+    """Check that x [..., in], weight [out, in], norm and bias [out] fit.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x {list(x.shape)} does not fit weight {list(weight.shape)} [out, in]")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias {list(bias.shape)} does not fit weight {list(weight.shape)} [out, in]")
+    norm.check(x.shape[-1])
+
+
+def refusal(x: torch.Tensor, *weights: torch.Tensor | None) -> str | None:
+    """Why these kernels do not take x [..., in] with `weights`, in a few words; None if they do."""
+    given = [weight for weight in weights if weight is not None]
+    if reason := launch.refusal(x):
+        return reason
+    if x.dtype not in DTYPES:
+        return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
+    if any(weight.dtype != x.dtype for weight in given):
+        return f"weights are not {x.dtype} as x is"
+    if x.numel() > MOST_ROWS * x.shape[-1]:
+        return f"more than {MOST_ROWS} rows"
+    if not all(weight.is_contiguous() for weight in given):
+        return "weights are not contiguous"
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *given)):
+        return "a gradient is wanted"
+    return None
+
+
+def typed(dtype: torch.dtype, pointers: str, given: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """For a Variant: types of the `pointers` that are `given`, and None for the others."""
+    names, there = pointers.split(), given.split()
+    types = {name: f"*{DTYPES[dtype]}" for name in names if name in there}
+    return types, dict.fromkeys(name for name in names if name not in there)
+
+
+@jit
+def fold(x, VECTOR: tl.constexpr):
+    """Sums of VECTOR neighbours [a, b, c] → [a, b, c / VECTOR]: what one thread holds, so nothing is exchanged."""
+    return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // VECTOR, VECTOR]), axis=3)
+
+
+@jit
+def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Mean and 1/√(variance + ε) [BLOCK_M, 1, 1] of rows at pointers x, columns k [1, 1, BLOCK_K] onward."""
+    total = tl.zeros([BLOCK_M, 1, BLOCK_K], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
+    mean = tl.sum(total, axis=2)[:, :, None] / K
+    squares = tl.zeros([BLOCK_M, 1, BLOCK_K], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        centred = tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32) - mean
+        squares += tl.where(k + start < K, centred * centred, 0.0)
+    return mean, tl.rsqrt(tl.sum(squares, axis=2)[:, :, None] / K + eps)
+
+
+@jit
+def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VECTOR: tl.constexpr):
+    """One step along the columns: its part of the products [BLOCK_M, BLOCK_N, …] and of Σx² [BLOCK_M, 1, …]."""
+    v = tl.load(x, mask=k < end, other=0.0).to(tl.float32)
+    squares = fold(v * v, VECTOR) if NORM == "rms" else 0.0
+    if NORM == "layer":
+        v = (v - mean) * rstd
+    if gain is not None:
+        v *= tl.load(gain + k, mask=k < end, other=0.0).to(tl.float32)
+    if shift is not None:
+        v += tl.load(shift + k, mask=k < end, other=0.0).to(tl.float32)
+    return fold(weights.to(tl.float32) * v, VECTOR), squares
+
+
+@jit
+def products(
+    x, weight, gain, shift, rows, M, K, begin, end, eps,
+    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [·, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
+
+    Nothing of x is read before the kernel ahead has ended, and nothing else may be before this returns. Rows of x
+    beyond M repeat the last.
+    """
+    k = begin + tl.arange(0, BLOCK_K)[None, None, :]
+    m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None]
+    from_x = x + m * K + k
+    from_weight = weight + rows.to(tl.int64)[None, :, None] * K + k
+    first = tl.load(from_weight, mask=k < end, other=0.0, eviction_policy="evict_first")
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    mean, rstd = moments(from_x, k, K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
+    total, squares = weighted(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)
+    for start in range(BLOCK_K, end - begin, BLOCK_K):
+        at = k + start
+        more = tl.load(from_weight + start, mask=at < end, other=0.0, eviction_policy="evict_first")
+        part, part_squares = weighted(more, from_x + start, gain, shift, at, end, mean, rstd, NORM, VECTOR)
+        total += part
+        squares += part_squares
+    y = tl.sum(total, axis=2)
+    return y * tl.rsqrt(tl.sum(squares, axis=2) / K + eps) if NORM == "rms" else y

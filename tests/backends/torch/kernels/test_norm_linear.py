@@ -1,0 +1,133 @@
+"""act(norm(x) Wᵀ + b) against float64: dtypes, norms, activations, rows and sizes that fit no block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from weft.backends.torch.kernels import gemv
+from weft.backends.torch.kernels import norm_linear as module
+from weft.backends.torch.kernels.activation import ACTIVATIONS
+from weft.backends.torch.kernels.norm import Norm
+from weft.backends.torch.kernels.norm_linear import norm_linear, reference
+
+from .oracles import assert_near, draw, norm64
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def sigma(x: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "silu": lambda x: x * sigma(x),
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "gelu_quick": lambda x: x * sigma(1.702 * x),
+    "relu": lambda x: x.clamp(min=0),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+    "sigmoid": sigma,
+    "tanh": lambda x: (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x)),
+}
+
+
+def make_norm(kind: str, width: int, dtype: torch.dtype, device: torch.device) -> Norm:
+    gain = draw(width, seed=3, dtype=dtype, device=device) if kind != "none" else None
+    shift = draw(width, seed=4, dtype=dtype, device=device) if kind == "layer" else None
+    return Norm(kind, gain, shift, eps=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "dtype", "kind", "biased"),
+    [
+        (1, 7, 576, BF16, "rms", False),
+        (1, 5, 1100, BF16, "none", True),
+        (3, 6, 301, FP16, "layer", True),
+        (8, 3, 130, FP32, "rms", True),
+        (2, 9, 64, FP32, "layer", False),
+        (5, 4, 1, FP32, "none", False),
+    ],
+)
+def test_agrees_with_float64(
+    device: torch.device, rows: int, outputs: int, inputs: int, dtype: torch.dtype, kind: str, biased: bool
+) -> None:
+    x = draw(rows, inputs, seed=1, dtype=dtype, device=device) + 1
+    weight = draw(outputs, inputs, seed=2, dtype=dtype, device=device)
+    bias = draw(outputs, seed=5, dtype=dtype, device=device) if biased else None
+    norm = make_norm(kind, inputs, dtype, device)
+    assert gemv.refusal(x, weight, norm.gain, norm.shift, bias) is None
+    normed, offset = norm64(x, norm), 0 if bias is None else bias.double()
+    exact = normed @ weight.double().T + offset
+    size = (normed.abs() + 1) @ weight.double().abs().T + 1
+    found = norm_linear(x, weight, bias, norm=norm)
+    assert found.dtype == dtype
+    assert_near(found, exact, size, inputs)
+    assert_near(reference(x, weight, bias, norm=norm), exact, size, inputs, inner=dtype)
+
+
+def test_blocks_of_many_rows_agree(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rows of W per block, as in a head, and a last block that has fewer."""
+    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+    x, weight = (draw(n, 80, seed=n, dtype=BF16, device=device) for n in (1, 131))
+    assert gemv.tile(1, 131, 80, BF16).rows == 8
+    exact = x.double() @ weight.double().T
+    found = norm_linear(x, weight, dtype=FP32)
+    assert found.dtype == FP32
+    assert_near(found, exact, x.double().abs() @ weight.double().abs().T, 80)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(device: torch.device, name: str) -> None:
+    assert {*ACTIVATIONS} == {*FORMULAS}
+    x = torch.linspace(-9, 9, 8, device=device)[:, None]
+    weight = torch.tensor([[1.0], [0.1]], device=device)
+    product = x.double() @ weight.double().T
+    exact, size = FORMULAS[name](product), product.abs() ** (2 if name == "relu2" else 1) + 1
+    assert_near(norm_linear(x, weight, activation=name), exact, size, 4)
+    assert_near(reference(x, weight, activation=name), exact, size, 4)
+
+
+def test_leading_axes_stay_and_strides_may_be_any(device: torch.device) -> None:
+    x = draw(2, 3, 40, seed=1, dtype=FP32, device=device)
+    weight = draw(3, 40, seed=2, dtype=FP32, device=device)
+    last = x[:, -1:]
+    exact = last.double() @ weight.double().T
+    assert_near(norm_linear(last, weight), exact, last.double().abs() @ weight.double().abs().T, 40)
+
+
+def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "norm_linear_kernel", None)  # not to be launched
+    x, weight = (draw(n, 16, seed=n, dtype=FP32, device=device) for n in (9, 4))
+    refused = [
+        (x, weight, "more than 8 rows"),
+        (x[:1].double(), weight.double(), "torch.float64 is none of bf16, fp16, fp32"),
+        (x[:1], weight.clone().requires_grad_(), "a gradient is wanted"),
+        (x[:1], weight.T.contiguous().T, "weights are not contiguous"),
+    ]
+    for given, w, reason in refused:
+        assert gemv.refusal(given, w) == reason
+        assert_near(norm_linear(given, w).detach(), (given.double() @ w.double().T).detach(), torch.full((), 40.0), 16)
+    assert gemv.refusal(x[:1], weight.bfloat16()) == "weights are not torch.float32 as x is"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weight": torch.zeros(4, 5)}, r"x \[1, 6\] does not fit weight \[4, 5\]"),
+        ({"bias": torch.zeros(5)}, r"bias \[5\] does not fit weight \[4, 6\]"),
+        ({"activation": "swoosh"}, "activation 'swoosh' is none of identity, silu"),
+        ({"norm": Norm("batch")}, "norm kind 'batch' is none of none, rms, layer"),
+        ({"norm": Norm("rms", shift=torch.zeros(6))}, "a norm of kind 'rms' has no shift"),
+        ({"norm": Norm("none", gain=torch.zeros(6))}, "a norm of kind 'none' has no gain"),
+        ({"norm": Norm("rms", gain=torch.zeros(5))}, r"gain \[5\] of the norm is not \[6\]"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(changed: dict[str, object], message: str) -> None:
+    given: dict[str, object] = {"x": torch.zeros(1, 6), "weight": torch.zeros(4, 6), "bias": None} | changed
+    with pytest.raises(ValueError, match=message):
+        norm_linear(**given)  # type: ignore[arg-type]  # a dict of arguments, wrong on purpose
