@@ -20,6 +20,8 @@ try:
 except ImportError:  # a CPU-only machine: launchers compute with torch
     triton = tl = None
 
+__all__ = ["INTERPRETED", "Variant", "has_pdl", "jit", "options", "refusal", "tl", "triton"]
+
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
