@@ -1,0 +1,74 @@
+"""What the attention kernels share: scores for powers of 2, and softmax attention in plain torch.
+
+Kernels take powers of 2, as the hardware does: a score in natural units counts log2(e) times.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .launch import jit, tl
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels, as Triton names them
+
+
+@jit
+def base2(score):
+    """A score in natural units, for powers of 2."""
+    return score.to(tl.float32) * 1.4426950408889634
+
+
+@jit
+def scaled(product, scale, SOFTCAP: tl.constexpr):
+    """Scores of products q·k, for powers of 2: scale · product = x, or with SOFTCAP > 0 SOFTCAP · tanh(x / SOFTCAP)."""
+    if SOFTCAP > 0:
+        tanh = 1 - 2 / (1 + tl.exp2(base2(product) * (2 * scale / SOFTCAP)))
+        return base2(tanh) * SOFTCAP
+    return product * (scale * 1.4426950408889634)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float | None,
+    *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """softmax(scale · q kᵀ + bias) v over the keys that are `seen`, in at least f32, with gradients.
+
+    q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv] in
+    the dtype of q; query head h reads KV head ⌊h·kv_heads/heads⌋. `seen` bool and `bias` broadcast to [batch, heads,
+    seq, keys]. `scale` is 1/√d by default; `softcap` caps scores before the bias; `sinks` [heads] add a key of that
+    score with value 0. A row that sees nothing is 0.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.to(wide).unflatten(1, (k.shape[1], -1))
+    scores = torch.einsum("bngsd,bntd->bngst", grouped, k.to(wide)).flatten(1, 2)
+    scores = scores * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~seen, torch.finfo(wide).min)
+    if sinks is not None:
+        sink = sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = torch.softmax(scores, -1)[..., : k.shape[2]].masked_fill(~seen, 0)
+    mixed = torch.einsum("bngst,bntd->bngsd", weights.unflatten(1, (k.shape[1], -1)), v.to(wide))
+    return mixed.flatten(1, 2).to(q.dtype)
+
+
+def power_of_2(n: int, least: int = 1) -> int:
+    """The smallest power of 2 that is neither below n nor `least`."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def learns(*tensors: torch.Tensor | None) -> bool:
+    """Whether gradients are wanted, which kernels for inference do not give."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

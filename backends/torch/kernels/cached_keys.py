@@ -1,0 +1,78 @@
+"""Which keys of a cache the newest token of a text sees, and in which slots they are: what the decode kernels share.
+
+Position p is in slot p. In a rolling cache it is in slot p modulo the capacity; if the first `keep` slots stay, in slot
+keep + (p − keep) modulo the others.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .launch import jit, tl
+
+
+@jit
+def seen(position, WINDOW: tl.constexpr, KEEP: tl.constexpr):
+    """What the query at `position` sees: the number of keys at the start of the text, the first position of the other
+    keys, and the number of all, i32. Without WINDOW (0) all keys are others."""
+    end = position.to(tl.int32) + 1
+    kept = 0
+    first = 0
+    if WINDOW > 0:
+        kept = tl.minimum(end, KEEP)
+        first = tl.maximum(end - WINDOW, kept)
+    return kept, first, tl.maximum(kept + end - first, 0)
+
+
+@jit
+def located(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr):
+    """The positions and the slots of the keys numbered `i` of those seen; RING slots behind KEEP roll, or none (0)."""
+    at = tl.where(i < kept, i, first + i - kept)
+    if RING > 0:
+        return at, tl.where(at < KEEP, at, KEEP + (at - KEEP) % RING)
+    return at, at
+
+
+@jit
+def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Ask for the `rows` of WIDTH numbers at `slot` [n] in L2, line by line of 128 bytes.
+
+    It reads no value, and L2 is where all writes of the device arrive. So this may come before `gdc_wait`, with a
+    position that is out of date: then it helps less, and harms nothing.
+    """
+    LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = PADDED // LINE if PADDED > LINE else 1
+    column = tl.minimum(tl.arange(0, LINES) * LINE, WIDTH - 1)
+    slot = tl.minimum(tl.maximum(slot, 0), capacity - 1)
+    at = (rows + slot[:, None] * stride + column[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1)
+
+
+def shown(
+    positions: torch.Tensor, capacity: int, window: int | None, keep_first: int, rolling: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether tokens at `positions` [batch] see each slot, bool [batch, capacity], and how far behind it is (≤ 0)."""
+    newest = positions.reshape(-1, 1)
+    at = torch.arange(capacity, device=positions.device)[None]
+    if rolling:
+        rolled = newest - (newest - at) % (capacity - keep_first)
+        at = torch.where(at < keep_first, at, torch.where(rolled < keep_first, -1, rolled))
+    there = (at >= 0) & (at <= newest)
+    if window is not None:
+        there &= (newest - at < window) | (at < keep_first)
+    return there, at - newest
+
+
+def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> dict[str, int]:
+    """The constants of `seen` and `located`; ValueError if the cache is too small for its window."""
+    if rolling and (window is None or window + keep_first > capacity):
+        raise ValueError(
+            f"a rolling cache of {capacity} keys does not hold window={window} and keep_first={keep_first}"
+        )
+    keep = 0 if window is None else keep_first
+    return {"WINDOW": window or 0, "KEEP": keep, "RING": capacity - keep if rolling else 0}
+
+
+def reach(capacity: int, window: int | None, keep_first: int) -> int:
+    """How many keys a query sees at most."""
+    return capacity if window is None else min(capacity, window + keep_first)

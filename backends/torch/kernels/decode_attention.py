@@ -1,0 +1,293 @@
+"""Attention of one new token per row to its KV cache: grouped-query flash decoding with split keys, in one launch.
+
+One program takes all query heads of a KV head, as the rows of a matrix product, through one of the splits of the keys
+(Flash-Decoding, Dao 2023; grouped queries: Ainslie 2023, arXiv 2305.13245; softmax: Dao 2022, arXiv 2205.14135). How
+many splits there are is fixed by the launch, and they share what the query of a row really sees, which is read from
+`positions` on the device; those left without keys end at once. So a CUDA graph serves any length.
+
+Under programmatic dependent launch this kernel may start while the one before it still runs, and kernels before that
+one too. What they write (the query, the newest key and value, the positions) is read after `gdc_wait`; before it, the
+cache is only prefetched to L2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from . import cached_keys, split_keys
+from .attend import DTYPES, attend, base2, learns, power_of_2, scaled
+from .cached_keys import located, prefetch, seen
+from .launch import Variant, has_pdl, jit, options, tl
+from .launch import refusal as device_refusal
+from .split_keys import is_last, merged, per_split, store_part
+
+HEADS = 64  # query heads that a program takes at most
+WIDEST = 1536  # numbers of a key and its value, padded: what shared memory holds
+STAGE = 36 * 1024  # bytes of keys and values per stage: three programs fit on a multiprocessor, two stages each
+
+
+@jit
+def decode_kernel(
+    q,
+    k,
+    v,
+    positions,
+    sinks,
+    slopes,
+    out,
+    partial,
+    state,
+    tickets,
+    k_batch,
+    k_head,
+    k_slot,
+    v_batch,
+    v_head,
+    v_slot,
+    capacity,
+    scale,
+    D: tl.constexpr,
+    D_PADDED: tl.constexpr,
+    DV: tl.constexpr,
+    DV_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    TAKEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEEP: tl.constexpr,
+    RING: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    MERGE_COLUMNS: tl.constexpr,
+    MERGE_STEP: tl.constexpr,
+    PDL: tl.constexpr,
+    INTERP: tl.constexpr,
+):
+    """Grid [splits, kv_heads · blocks of heads, batch]: TAKEN of the GROUP query heads of a KV head, KEYS keys at a
+    time."""
+    split, splits, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
+    BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
+    kv_head, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
+    k += batch.to(tl.int64) * k_batch + kv_head.to(tl.int64) * k_head
+    v += batch.to(tl.int64) * v_batch + kv_head.to(tl.int64) * v_head
+    n = tl.arange(0, KEYS)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
+        at, slot = located(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
+        prefetch(k, slot, k_slot, capacity, D, D_PADDED)
+        prefetch(v, slot, v_slot, capacity, DV, DV_PADDED)
+        tl.extra.cuda.gdc_wait()
+
+    position = tl.load(positions + batch, cache_modifier=".cg")
+    kept, first, keys = seen(position, WINDOW, KEEP)
+    share = per_split(keys, splits, KEYS)
+    used = tl.maximum(tl.cdiv(keys, share), 1)
+    if split >= used:
+        return
+
+    r, d, dv = tl.arange(0, ROWS), tl.arange(0, D_PADDED), tl.arange(0, DV_PADDED)
+    real = (r < TAKEN) & (block * TAKEN + r < GROUP)
+    head = kv_head * GROUP + block * TAKEN + r
+    first_row = batch * (tl.num_programs(1) // BLOCKS * GROUP)
+    query = tl.load(q + (first_row + head)[:, None] * D + d[None, :], real[:, None] & (d < D)[None, :], other=0.0)
+    m = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DV_PADDED], tl.float32)
+    if sinks is not None:  # a key of split 0, with value 0
+        m = tl.where(split == 0, base2(tl.load(sinks + head, real, other=0.0)), m)
+        total = tl.where(split == 0, 1.0, total)
+    if slopes is not None:
+        slope = base2(tl.load(slopes + head, real, other=0.0))
+    if INTERP:
+        query = query.to(tl.float32)
+    end = tl.minimum((split + 1) * share, keys)
+    for start in tl.range(split * share, end, KEYS):
+        i = start + n
+        at, slot = located(i, kept, first, KEEP, RING)
+        key = tl.load(k + slot[:, None] * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
+        value = tl.load(v + slot[:, None] * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
+        if INTERP:
+            key, value = key.to(tl.float32), value.to(tl.float32)
+        score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
+        if slopes is not None:
+            score += slope[:, None] * (at - position).to(tl.float32)[None, :]
+        score = tl.where((i < end)[None, :], score, -float("inf"))
+        higher = tl.maximum(m, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        old = tl.exp2(m - higher)
+        total = total * old + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="tf32x3")
+        m = higher
+
+    out += (first_row + kv_head * GROUP + block * TAKEN).to(tl.int64) * DV
+    TYPE: tl.constexpr = out.dtype.element_ty
+    if used == 1:
+        y = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + r[:, None] * DV + dv[None, :], y.to(TYPE), real[:, None] & (dv < DV)[None, :])
+        return
+    group = batch * tl.num_programs(1) + tl.program_id(1)
+    partial += group.to(tl.int64) * splits * (TAKEN * DV)
+    state += group * splits * (2 * TAKEN)
+    store_part(partial, state, acc, m, total, split, r, dv, TAKEN, DV)
+    if is_last(tickets + group, used):
+        row = tl.arange(0, MERGE_ROWS)
+        there = (row < TAKEN) & (block * TAKEN + row < GROUP)
+        for start in range(0, DV, MERGE_COLUMNS):
+            column = start + tl.arange(0, MERGE_COLUMNS)
+            y = merged(partial, state, used, row, column, TAKEN, DV, MERGE_STEP)
+            tl.store(out + row[:, None] * DV + column[None, :], y.to(TYPE), there[:, None] & (column < DV)[None, :])
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    softcap: float | None = None,
+    rolling: bool = False,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`decode_attention` in plain torch, with gradients."""
+    there, distance = cached_keys.shown(positions, k.shape[2], window, keep_first, rolling)
+    bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
+    y = attend(q[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
+    return y[:, :, 0]
+
+
+def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
+    """Why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    if dtype not in DTYPES:
+        return f"no kernel for {dtype}"
+    if (padded := power_of_2(head_dim) + power_of_2(value_dim)) > WIDEST // (dtype.itemsize // 2):
+        return f"a key and its value are {padded} numbers, more than shared memory holds"
+    return None
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    softcap: float | None = None,
+    rolling: bool = False,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+    tickets: torch.Tensor | None = None,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """softmax(scale · q kᵀ) v of one new token per row, whose key and value are in the cache already.
+
+    q [batch, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv], positions i64 [batch] or
+    [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys, which comes out as 0) →
+    [batch, heads, dv]. `scale` is 1/√d by default. Of a window the last `window` keys are seen, and the first
+    `keep_first`. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first`
+    slots, which stay (window + keep_first ≤ capacity). `softcap` bounds scores; `sinks` [heads] add a key of that score
+    with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `split_keys.tickets`, batch · heads are enough. `splits`
+    of the keys are chosen by default. For inference: gradients come from `reference`.
+    """
+    _check(q, k, v, positions)
+    batch, heads, d = q.shape
+    kv_heads, capacity, dv = *k.shape[1:3], v.shape[3]
+    mask = cached_keys.mask(capacity, window, keep_first, rolling)
+    if device_refusal(q) or refusal(d, dv, q.dtype) or learns(q, k, v, sinks, slopes):
+        masks: dict[str, Any] = {"window": window, "keep_first": keep_first, "softcap": softcap, "rolling": rolling}
+        return reference(q, k, v, positions, scale=scale, sinks=sinks, slopes=slopes, **masks)
+    k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (k, v))
+    shape = _shape(d, dv, heads // kv_heads, q.element_size())
+    groups = kv_heads * -(-shape["GROUP"] // shape["TAKEN"])
+    most = -(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"])
+    splits = splits or split_keys.count(q, batch * groups, most)
+    rows = batch * groups * splits * shape["TAKEN"]
+    out = q.new_empty(batch, heads, dv)
+    decode_kernel[(splits, groups, batch)](
+        q.contiguous(),
+        k,
+        v,
+        positions.contiguous(),
+        sinks,
+        slopes,
+        out,
+        q.new_empty(rows * dv, dtype=torch.float32),
+        q.new_empty(rows * 2, dtype=torch.float32),
+        split_keys.tickets(q, batch * groups) if tickets is None else tickets,
+        *k.stride()[:3],
+        *v.stride()[:3],
+        capacity,
+        1 / math.sqrt(d) if scale is None else scale,
+        **shape,
+        **mask,
+        SOFTCAP=softcap or 0.0,
+        PDL=has_pdl(q),
+        INTERP=not q.is_cuda,
+        **options(q),
+    )
+    return out
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> None:
+    """One clear sentence on what does not belong together."""
+    if q.dim() != 3 or k.dim() != 4 or k.shape[:3] != v.shape[:3] or q.shape[::2] != k.shape[::3]:
+        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no [batch, heads, d] and its caches")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
+    if positions.numel() != q.shape[0]:
+        raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
+
+
+def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
+    """The constants that follow from head sizes, query heads per KV head, and bytes per number."""
+    d_padded, dv_padded = power_of_2(d, 16), power_of_2(dv, 16)
+    taken = -(-group // -(-group // HEADS))
+    keys = STAGE // ((d_padded + dv_padded) * size)
+    return {
+        **{"D": d, "D_PADDED": d_padded, "DV": dv, "DV_PADDED": dv_padded},
+        **{"GROUP": group, "TAKEN": taken, "ROWS": power_of_2(taken, 16)},
+        "KEYS": min(128, max(16, power_of_2(keys + 1) // 2)),
+        **split_keys.merging(power_of_2(taken), dv_padded),
+    }
+
+
+def variants() -> list[Variant]:
+    """Head sizes, groups and dtypes that ship, and each kind of mask."""
+    plain = [("bf16", 128, 4), ("bf16", 64, 8), ("fp16", 256, 2), ("bf16", 80, 1), ("bf16", 16, 71), ("fp32", 128, 4)]
+    found = [_variant(dtype, d, d, group) for dtype, d, group in plain]
+    found += [_variant("bf16", 576, 512, 16), _variant("fp32", 256, 256, 8), _variant("bf16", 128, 128, 48)]
+    ring = cached_keys.mask(4096, 1024, 4, rolling=True)
+    found += [
+        _variant("bf16", 256, 256, 4, (), **ring, SOFTCAP=50.0),
+        _variant("bf16", 64, 64, 8, ("sinks",), WINDOW=128),
+    ]
+    return [*found, _variant("bf16", 128, 128, 1, ("slopes",))]
+
+
+def _variant(dtype: str, d: int, dv: int, group: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
+    strides = ("k_batch", "k_head", "k_slot", "v_batch", "v_head", "v_slot")
+    scratch = {"partial": "*fp32", "state": "*fp32", "tickets": "*i32"}
+    absent: dict[str, Any] = {name: None for name in ("sinks", "slopes") if name not in biases}
+    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "SOFTCAP": 0.0}
+    shape = _shape(d, dv, group, 4 if dtype == "fp32" else 2)
+    return Variant(
+        kernel=decode_kernel,
+        types={
+            **dict.fromkeys(("q", "k", "v", "out", *biases), f"*{dtype}"),
+            **{"positions": "*i64", **scratch, **dict.fromkeys((*strides, "capacity"), "i32"), "scale": "fp32"},
+        },
+        constants={**shape, **unmasked, **mask, **absent, "PDL": True, "INTERP": False},
+        divisible=strides,
+    )

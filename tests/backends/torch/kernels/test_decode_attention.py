@@ -1,0 +1,147 @@
+"""Decode attention against attention in float64, position by position, and against the op it implements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weft.backends.torch.kernels import split_keys
+from weft.backends.torch.kernels.decode_attention import decode_attention, reference, refusal
+from weft.ir import ops
+
+from .cached_text import Text, bound
+
+B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def _tensors(dtype: torch.dtype, device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+    return [torch.from_numpy(a).to(device, dtype) for a in arrays]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "d", "dv", "capacity", "positions", "options"),
+    [
+        pytest.param(F32, 4, 2, 16, 16, 40, [0, 17, -1, 39], {}, id="lengths"),
+        pytest.param(B16, 4, 1, 80, 48, 300, [299, 130], {"splits": 3}, id="bf16-mqa-odd-widths"),
+        pytest.param(F16, 3, 3, 33, 33, 200, [150], {}, id="f16-mha-odd-widths"),
+        pytest.param(F32, 71, 1, 16, 16, 640, [630], {"splits": 5}, id="two-blocks-of-heads-merged-in-two-steps"),
+        pytest.param(F32, 2, 1, 576, 512, 70, [64, 15], {}, id="latent-widths"),
+        pytest.param(F32, 4, 2, 16, 24, 400, [399, 140], {"window": 200, "softcap": 2.0}, id="window-softcap"),
+        pytest.param(
+            F32, 4, 2, 16, 16, 300, [3, 280, 1], {"window": 9, "keep_first": 3, "scale": 0.4}, id="keep-first"
+        ),
+        pytest.param(F32, 4, 2, 16, 16, 20, [300, 7, 19, 20], {"window": 20, "rolling": True}, id="rolling"),
+        pytest.param(
+            F32, 2, 2, 16, 16, 160, [700, 40, 161], {"window": 150, "keep_first": 5, "rolling": True}, id="rolling-keep"
+        ),
+        pytest.param(F32, 6, 2, 16, 16, 300, [299, -1, 2], {"sinks": True, "splits": 4}, id="sinks"),
+        pytest.param(F32, 6, 2, 16, 16, 300, [280, 60], {"slopes": True, "splits": 2}, id="alibi"),
+        pytest.param(B16, 4, 2, 64, 64, 20, [900], {"window": 12, "keep_first": 4, "rolling": True, "sinks": True}),
+    ],
+)
+def test_it_attends_to_what_each_position_sees(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    dv: int,
+    capacity: int,
+    positions: list[int],
+    options: dict[str, Any],
+    device: torch.device,
+) -> None:
+    torch.manual_seed(3)
+    text = Text.random(len(positions), kv_heads, max(positions) + 1, d, dv, dtype)
+    q, sinks = torch.randn(len(positions), heads, d).to(dtype), torch.randn(heads).to(dtype)
+    slopes = 2.0 ** -torch.arange(1, heads + 1).to(dtype)
+    given = {"scale": d**-0.5, **options}
+    extra = {name: t for name, t in (("sinks", sinks), ("slopes", slopes)) if given.pop(name, False)}
+    splits, rolling = given.pop("splits", None), given.pop("rolling", False)
+    wanted = text.attended(
+        q.double().numpy(), positions, **given, **{name: t.double().numpy() for name, t in extra.items()}
+    )
+    caches = text.caches(positions, capacity, given.get("keep_first", 0), rolling)
+    k, v = _tensors(dtype, device, *caches)
+    at = torch.tensor(positions, device=device)
+    given |= {"rolling": rolling, **{name: t.to(device) for name, t in extra.items()}}
+    allowed = bound(dtype, text.values, d + max(positions) + 1)
+    for y in (
+        decode_attention(q.to(device), k, v, at, splits=splits, **given),
+        reference(q.to(device), k, v, at, **given),
+    ):
+        assert y.dtype == dtype
+        assert np.abs(y.double().cpu().numpy() - wanted).max() < allowed
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+def test_it_is_the_op_for_one_new_token(rolling: bool, device: torch.device) -> None:
+    torch.manual_seed(4)
+    capacity, window, keep, heads, kv_heads, d = 24, 12, 3, 4, 2, 16
+    newest = np.array([[5], [23]])
+    q, k, v = (torch.randn(2, 1, count * d).double().numpy() for count in (heads, kv_heads, kv_heads))
+    past = [torch.randn(2, kv_heads, capacity, d).double().numpy() for _ in "kv"]
+    masks = {"window": window, "keep_first": keep, "rolling": rolling, "softcap": 5.0}
+    y, *present = ops.attention.reference(
+        q, k, v, None, None, None, *past, newest, heads=heads, kv_heads=kv_heads, causal=True, **masks
+    )
+    query, *caches = _tensors(F32, device, q.reshape(2, heads, d), *present)
+    mine = decode_attention(query, *caches, torch.from_numpy(newest).to(device), **masks)
+    assert np.abs(mine.double().cpu().numpy() - y.reshape(2, heads, d)).max() < bound(F32, present[1], d + window)
+
+
+def test_splits_leave_their_tickets_as_they_were_and_the_result_the_same(device: torch.device) -> None:
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(shape, device=device) for shape in ((1, 2, 16), (1, 1, 400, 16), (1, 1, 400, 16)))
+    at, tickets = torch.tensor([399], device=device), torch.zeros(3, dtype=torch.int32, device=device)
+    first = decode_attention(q, k, v, at, tickets=tickets, splits=4)
+    assert tickets.tolist() == [0, 0, 0]
+    assert torch.equal(decode_attention(q, k, v, at, tickets=tickets, splits=4), first)
+    at.fill_(9)  # a replay at a length that one split holds
+    y = decode_attention(q, k, v, at, tickets=tickets, splits=4)
+    assert torch.allclose(y, reference(q, k, v, at), atol=1e-5, rtol=0)
+    assert tickets.tolist() == [0, 0, 0]
+
+
+def test_caches_may_be_views_of_any_strides(device: torch.device) -> None:
+    torch.manual_seed(6)
+    q, packed = torch.randn(2, 4, 16, device=device), torch.randn(2, 30, 2, 2, 16, device=device)  # tokens first
+    k, v = packed[:, :, 0].transpose(1, 2), packed[:, :, 1].transpose(1, 2)
+    at = torch.tensor([[29], [11]], device=device)
+    y = decode_attention(q, k, v, at)
+    assert torch.equal(y, decode_attention(q, k.contiguous(), v.contiguous(), at))
+    assert torch.allclose(y, reference(q, k, v, at), atol=1e-5, rtol=0)
+
+
+def test_gradients_come_from_plain_torch(device: torch.device) -> None:
+    torch.manual_seed(7)
+    q = torch.randn(1, 2, 8, device=device, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(1, 1, 6, 8, device=device, dtype=torch.float64, requires_grad=True) for _ in "kv")
+    at = torch.tensor([3], device=device)
+    assert torch.autograd.gradcheck(lambda *t: decode_attention(*t, at, window=3, keep_first=1, softcap=3.0), (q, k, v))
+
+
+def test_the_number_of_splits_fills_the_device_and_no_more_than_the_keys() -> None:
+    x = torch.zeros(1)
+    assert split_keys.count(x, groups=1, most=100) == split_keys.PROGRAMS * split_keys.INTERPRETED
+    assert split_keys.count(x, groups=5, most=100) == 2
+    assert split_keys.count(x, groups=500, most=100) == 1
+    assert split_keys.count(x, groups=1, most=3) == 3
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    assert refusal(128, 128, B16) is None
+    assert refusal(128, 128, torch.float64) == "no kernel for torch.float64"
+    assert "more than shared memory holds" in str(refusal(2048, 512, B16))
+    q, cache, at = torch.zeros(1, 4, 8), torch.zeros(1, 2, 10, 8), torch.zeros(1, dtype=torch.int64)
+    for wrong, options, why in (
+        ((q[0], cache, cache, at), {}, r"are no \[batch, heads, d\] and its caches"),
+        ((q[:, :3], cache, cache, at), {}, "3 query heads are no multiple of 2 KV heads"),
+        ((q.half(), cache, cache, at), {}, "differ in dtype"),
+        ((q, cache, cache, at.repeat(2)), {}, "must be one per row"),
+        ((q, cache, cache, at), {"rolling": True, "window": 9, "keep_first": 2}, "does not hold window=9"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            decode_attention(*wrong, **options)
