@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from weft.backends.torch.kernels.norm import Norm
 
 
+def sigma(x: torch.Tensor) -> torch.Tensor:
+    """The logistic function."""
+    return 1 / (1 + torch.exp(-x))
+
+
+FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "silu": lambda x: x * sigma(x),
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "gelu_quick": lambda x: x * sigma(1.702 * x),
+    "relu": lambda x: x.clamp(min=0),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+    "sigmoid": sigma,
+    "tanh": lambda x: (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x)),
+}
+
+
 def draw(*shape: int, seed: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> torch.Tensor:
     """Normal numbers, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).to(device)
+
+
+def make_norm(kind: str, width: int, dtype: torch.dtype, device: torch.device) -> Norm:
+    """A norm of `kind` with weights drawn, and an ε that shows."""
+    gain = draw(width, seed=3, dtype=dtype, device=device) if kind != "none" else None
+    shift = draw(width, seed=4, dtype=dtype, device=device) if kind == "layer" else None
+    return Norm(kind, gain, shift, eps=1e-3)
 
 
 def norm64(x: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -14,32 +11,9 @@ from weft.backends.torch.kernels.activation import ACTIVATIONS
 from weft.backends.torch.kernels.norm import Norm
 from weft.backends.torch.kernels.norm_linear import norm_linear, reference
 
-from .oracles import assert_near, draw, norm64
+from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-def sigma(x: torch.Tensor) -> torch.Tensor:
-    return 1 / (1 + torch.exp(-x))
-
-
-FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "identity": lambda x: x,
-    "silu": lambda x: x * sigma(x),
-    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
-    "gelu_tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
-    "gelu_quick": lambda x: x * sigma(1.702 * x),
-    "relu": lambda x: x.clamp(min=0),
-    "relu2": lambda x: x.clamp(min=0) ** 2,
-    "sigmoid": sigma,
-    "tanh": lambda x: (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x)),
-}
-
-
-def make_norm(kind: str, width: int, dtype: torch.dtype, device: torch.device) -> Norm:
-    gain = draw(width, seed=3, dtype=dtype, device=device) if kind != "none" else None
-    shift = draw(width, seed=4, dtype=dtype, device=device) if kind == "layer" else None
-    return Norm(kind, gain, shift, eps=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""y = act(norm(x) W_gateᵀ) ⊙ norm(x) W_upᵀ for up to 8 rows in one kernel (GLU variants, arXiv 2002.05202).
+
+The ungated form, act(norm(x) W_upᵀ), is `norm_linear` with an activation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from .activation import ACTIVATIONS, activate
+from .gemv import check, products, refusal, tile, typed
+from .launch import Variant, has_pdl, jit, options, tl, triton
+from .norm import NO_NORM, Norm
+
+
+@jit
+def norm_glu_kernel(
+    x, weight, gain, shift, bias, y, M, N, K, eps,
+    NORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A block computes BLOCK_N / 2 gates of the N and the ups that they gate."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    HALF: tl.constexpr = BLOCK_N // 2
+    first = tl.program_id(0) * HALF
+    both = tl.arange(0, BLOCK_N)
+    rows = tl.minimum(first + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
+    out = products(x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, PDL)
+    if bias is not None:
+        out += tl.load(bias + rows).to(tl.float32)[None, :]
+    gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))
+    m, n = tl.arange(0, BLOCK_M)[:, None], first + tl.arange(0, HALF)[None, :]
+    tl.store(y + m * N + n, activate(gate, ACTIVATION) * up, mask=(m < M) & (n < N))
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm = NO_NORM,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """What `norm_glu` computes, with torch."""
+    gate, up = F.linear(norm(x), weight, bias).chunk(2, -1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+def norm_glu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm = NO_NORM,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """act(gate) ⊙ up with [gate, up] = norm(x) Wᵀ + b: x [..., in] → [..., hidden].
+
+    weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. Sums, activation and product are fp32,
+    and only the result is rounded. What `refusal` names is computed with torch.
+
+    Raises:
+        ValueError: if shapes do not fit, or the norm or activation is unknown.
+    """
+    check(x, weight, norm, bias)
+    if len(weight) % 2:
+        raise ValueError(f"weight {list(weight.shape)} has no even number of rows: gates, then as many ups")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
+    if refusal(x, weight, norm.gain, norm.shift, bias):
+        return reference(x, weight, bias, norm=norm, activation=activation)
+    N, K = len(weight) // 2, weight.shape[1]
+    flat = x.reshape(-1, K).contiguous()
+    y = x.new_empty(*x.shape[:-1], N)
+    plan = tile(len(flat), 2 * N, K, x.dtype, least=2)
+    norm_glu_kernel[(triton.cdiv(N, plan.rows // 2),)](
+        flat, weight, norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
+        NORM=norm.kind, ACTIVATION=activation, **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
+    )  # fmt: skip
+    return y
+
+
+def variants() -> list[Variant]:
+    """SwiGLU of 8 B and of 135 M parameters, four rows of a GEGLU with LayerNorm, eight rows in fp32."""
+    return [
+        _variant(1, 14336, 4096, torch.bfloat16, "rms", "silu"),
+        _variant(1, 1536, 576, torch.bfloat16, "rms", "silu"),
+        _variant(4, 6144, 2048, torch.float16, "layer", "gelu_tanh"),
+        _variant(8, 14336, 4096, torch.float32, "rms", "silu"),
+    ]
+
+
+def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str, activation: str) -> Variant:
+    plan = tile(m, 2 * n, k, dtype, least=2)
+    given = "x weight gain y" + (" shift bias" if norm == "layer" else "")
+    pointers, absent = typed(dtype, "x weight gain shift bias y", given)
+    return Variant(
+        norm_glu_kernel,
+        pointers | {"M": "i32", "N": "i32", "K": "i32", "eps": "fp32"},
+        absent | plan.constants | {"NORM": norm, "ACTIVATION": activation, "PDL": True},
+        warps=plan.warps,
+        stages=1,
+        divisible=("N", "K"),
+    )

@@ -1,0 +1,78 @@
+"""act(norm(x) W_gateᵀ) ⊙ norm(x) W_upᵀ against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.backends.torch.kernels import gemv
+from weft.backends.torch.kernels.activation import ACTIVATIONS
+from weft.backends.torch.kernels.norm_glu import norm_glu, reference
+
+from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+STEEPEST = 2.0  # |act(a) − act(b)| ≤ 2 |a − b| for all but relu2
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "inputs", "dtype", "kind", "activation", "biased"),
+    [
+        (1, 5, 576, BF16, "rms", "silu", False),
+        (3, 7, 201, FP16, "layer", "gelu_tanh", True),
+        (8, 3, 130, FP32, "rms", "gelu", True),
+        (2, 9, 33, FP32, "none", "relu", False),
+    ],
+)
+def test_agrees_with_float64(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    few: bool,
+    rows: int,
+    hidden: int,
+    inputs: int,
+    dtype: torch.dtype,
+    kind: str,
+    activation: str,
+    biased: bool,
+) -> None:
+    if not few:
+        monkeypatch.setattr(gemv, "PROCESSORS", 1)  # so that blocks take as many rows as they do of large weights
+    x = draw(rows, inputs, seed=1, dtype=dtype, device=device) + 1
+    weight = draw(2 * hidden, inputs, seed=2, dtype=dtype, device=device, scale=inputs**-0.5)
+    bias = draw(2 * hidden, seed=5, dtype=dtype, device=device) if biased else None
+    norm = make_norm(kind, inputs, dtype, device)
+    assert gemv.refusal(x, weight, norm.gain, norm.shift, bias) is None
+    normed, offset = norm64(x, norm), 0 if bias is None else bias.double()
+    gate, up = (normed @ weight.double().T + offset).chunk(2, -1)
+    gate_size, up_size = ((normed.abs() + 1) @ weight.double().abs().T + 1 + abs(offset)).chunk(2, -1)
+    exact = FORMULAS[activation](gate) * up
+    size = STEEPEST * 2 * gate_size * up_size
+    found = norm_glu(x, weight, bias, norm=norm, activation=activation)
+    assert found.dtype == dtype
+    assert_near(found, exact, size, inputs)
+    assert_near(reference(x, weight, bias, norm=norm, activation=activation), exact, size, inputs, inner=dtype)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(device: torch.device, activation: str) -> None:
+    x = torch.linspace(-5, 5, 8, device=device)[:, None]
+    weight = torch.tensor([[1.0], [0.5]], device=device)
+    exact = FORMULAS[activation](x.double()) * x.double() * 0.5
+    assert_near(norm_glu(x, weight, activation=activation), exact, x.double().abs() ** 3 + 1, 4)
+
+
+def test_leading_axes_stay(device: torch.device) -> None:
+    x, weight = draw(2, 1, 40, seed=1, dtype=FP32, device=device), draw(6, 40, seed=2, dtype=FP32, device=device)
+    assert torch.equal(norm_glu(x, weight), norm_glu(x[:, 0], weight)[:, None])
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    x = torch.zeros(1, 6)
+    with pytest.raises(ValueError, match=r"weight \[3, 6\] has no even number of rows"):
+        norm_glu(x, torch.zeros(3, 6))
+    with pytest.raises(ValueError, match="activation 'swoosh' is none of identity, silu"):
+        norm_glu(x, torch.zeros(4, 6), activation="swoosh")
+    with pytest.raises(ValueError, match=r"bias \[2\] does not fit weight \[4, 6\]"):
+        norm_glu(x, torch.zeros(4, 6), torch.zeros(2))
