@@ -1,0 +1,316 @@
+"""The lines of a method: expressions set into one another where that reads well, and names for what is left."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .library import IMPORTS, library
+from .program import Held, Leaf, Operand, Slot, Statement, Var
+from .structure import Call, Item, Loop, Method, inside, reads, relative
+
+RESERVED = {"self", "cache", "state", "layer", "own", "batch", "length", *IMPORTS}
+WIDTH = 92  # of a line that an expression may grow to
+
+
+@dataclass(eq=False)
+class Line:
+    """``targets = tree``, a whole statement, or a return; names in `tree` are tokens until they are chosen."""
+
+    targets: list[Var | Held]
+    tree: ast.AST
+    comment: str = ""
+    replaces: Operand | None = None
+    movable: bool = False  # an expression that may be set into the one that reads it
+    loop: tuple[tuple[Var, Operand], ...] = ()  # results of a loop, and what enters it in their place
+
+
+@dataclass
+class Body:
+    """A forward: its parameters with annotations and defaults, and its lines."""
+
+    parameters: list[str]
+    lines: list[str] = field(default_factory=list)
+
+
+class _Writer:
+    def __init__(self, method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> None:
+        self.method, self.given, self.hidden, self.top = method, given, hidden, top
+        self.tokens: dict[int, str] = {}
+        self.objects: dict[str, Operand] = {}
+        self.lines: list[Line] = []
+        self.uses: dict[Operand, int] = {}
+        self.states: dict[Item, str] = {}
+
+    # -- text with tokens
+
+    def token(self, o: Operand) -> str:
+        """What stands for an operand until names are chosen."""
+        if isinstance(o, Leaf) or (isinstance(o, Held) and inside(o.path, self.method.path)):
+            return attribute("self", relative(o.path, self.method.path))
+        assert isinstance(o, (Var, Held))
+        name = self.tokens.setdefault(id(o), f"_{len(self.tokens)}_")
+        self.objects[name] = o
+        return name
+
+    def state(self, item: Item) -> str:
+        """The name of what a step keeps."""
+        return self.states[item]
+
+    def expression(self, text: str) -> ast.expr:
+        return ast.parse(text, mode="eval").body
+
+    # -- lines
+
+    def write(self) -> tuple[list[str], list[str]]:
+        for item in self.method.items:
+            for o in set(reads(item)):
+                self.uses[o] = self.uses.get(o, 0) + (2 if isinstance(item, Loop) else list(reads(item)).count(o))
+        for o in self.method.outputs:
+            self.uses[o] = self.uses.get(o, 0) + 1
+        self._name_states()
+        for item in self.method.items:
+            self._add(item)
+        outputs = ", ".join(self.token(o) for o in self.method.outputs)
+        self.lines.append(Line([], self._inlined(self.expression(f"({outputs})"), 7), replaces=None))
+        return _named(self.lines, self.given, self.objects, self.hidden)
+
+    def _name_states(self) -> None:
+        stateful = self.method.stateful
+        if len(stateful) == 1:
+            self.states[stateful[0]] = "None if cache is None else cache[0]" if self._wrapped(stateful[0]) else "cache"
+            return
+        taken: list[str] = []
+        for item in stateful:
+            slots = [o.name for o in reads(item) if isinstance(o, Slot)]
+            stem = slots[0] if slots else _first(item).path.rpartition(".")[2].rstrip("0123456789") or "state"
+            name = stem if stem not in (*taken, "cache") else f"{stem}_{len(taken) + 1}"
+            taken.append(name)
+            self.states[item] = name
+        if taken:
+            text = f"{', '.join(taken)} = cache or (None,) * {len(taken)}"
+            self.lines.append(Line([], ast.parse(text).body[0]))
+
+    def _wrapped(self, item: Item) -> bool:
+        return self.top and not isinstance(item, Loop)
+
+    def _add(self, item: Item) -> None:
+        if isinstance(item, Loop):
+            self._add_loop(item)
+            return
+        if isinstance(item, Call):
+            arguments = [self.token(o) for o in item.inputs]
+            if item.slots:
+                arguments.append(self.state(item))
+            text = f"{attribute('self', relative(item.path, self.method.path))}({', '.join(arguments)})"
+            replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
+            self._append(item.results, text, "", replaces)
+            return
+        tokens = [self.state(item) if isinstance(o, Slot) else self.token(o) for o in item.operands]
+        text = item.text.format(*tokens)
+        if not item.results:
+            self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)))
+            return
+        replaces = None if item.replaces is None else item.operands[item.replaces]
+        self._append(item.results, text, item.comment, replaces)
+
+    def _append(self, results: tuple[Var, ...], text: str, comment: str, replaces: Operand | None) -> None:
+        names = sum(len(v.name) + 2 for v in results) + 10
+        comments: list[str] = [comment] if comment else []
+        tree = self._inlined(self.expression(text), names, comments)
+        movable = len(results) == 1 and self.uses.get(results[0]) == 1
+        self.lines.append(Line([*results], tree, comments[-1] if comments else "", replaces, movable))
+
+    def _inlined(self, tree: ast.AST, room: int, comments: list[str] | None = None) -> ast.AST:
+        """`tree` with expressions of earlier lines set into it, nearest first, as long as the line stays short."""
+        for line in reversed(self.lines):
+            if not line.movable:
+                continue
+            (target,) = line.targets
+            token = self.token(target)
+            places = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == token]
+            if len(places) != 1:
+                continue
+            grown = _Put(token, line.tree).visit(ast.parse(ast.unparse(tree)))
+            if len(self._shown(grown)) + room > WIDTH:
+                continue
+            body = grown.body[0]
+            tree = body.value if isinstance(body, ast.Expr) else body
+            if comments is not None and line.comment and not comments:
+                comments.append(line.comment)
+            self.lines.remove(line)
+        return tree
+
+    def _shown(self, tree: ast.AST) -> str:
+        text = ast.unparse(tree)
+        for token, o in self.objects.items():
+            text = text.replace(token, o.name if isinstance(o, Var) else "weight")
+        return text
+
+    def _add_loop(self, loop: Loop) -> None:
+        calls, first = loop.calls, loop.calls[0]
+        results = loop.results
+        entering = [first.inputs[i] for i in loop.chained]
+        chain = {call: {i: j for j, i in enumerate(loop.chained)} for call in calls}
+        argument_lists = [
+            [self.token(results[chain[c][i]]) if i in chain[c] else self.token(o) for i, o in enumerate(c.inputs)]
+            for c in calls
+        ]
+        shared, rest = _common(argument_lists)
+        same = all(c.path == first.path for c in calls)
+        local = relative(first.path, self.method.path)
+        sources: list[tuple[str, str]] = []  # loop variable, iterable
+        if same:
+            callee = attribute("self", local)
+        else:
+            callee = "layer"
+            sources.append(("layer", attribute("self", local.rpartition(".")[0])))
+        arguments = list(shared)
+        if rest is not None:
+            sources.append(("own", rest))
+            arguments.append("*own")
+        if loop.slots:
+            state = self.state(loop)
+            sources.append(("state", f"{state} or [None] * {len(calls)}"))
+            arguments.append("state")
+        if not sources:
+            head = f"for _ in range({len(calls)})"
+        elif len(sources) == 1:
+            head = f"for {sources[0][0]} in {sources[0][1]}"
+        else:
+            head = f"for {', '.join(s[0] for s in sources)} in zip({', '.join(s[1] for s in sources)})"
+        targets = ", ".join(self.token(v) for v in results)
+        text = f"{head}:\n    {targets} = {callee}({', '.join(arguments)})"
+        pairs = tuple(zip(results, entering, strict=True))
+        self.lines.append(Line([*results], ast.parse(text).body[0], loop=pairs))
+
+
+class _Put(ast.NodeTransformer):
+    """Puts an expression in the place of a name."""
+
+    def __init__(self, name: str, expression: ast.AST) -> None:
+        self.name, self.expression = name, expression
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802 - ast calls it so
+        return self.expression if node.id == self.name else node
+
+
+def _common(lists: list[list[str]]) -> tuple[list[str], str | None]:
+    """The arguments that all calls have in common from the first on, and the text of the others, call by call."""
+    shared: list[str] = []
+    for column in zip(*lists, strict=False):
+        if len({*column}) != 1:
+            break
+        shared.append(column[0])
+    rests = [f"({', '.join(a[len(shared) :])}{',' if len(a) == len(shared) + 1 else ''})" for a in lists]
+    return shared, None if set(rests) == {"()"} else periodic(rests)
+
+
+def periodic(texts: list[str]) -> str:
+    """A list of `texts` as Python, what repeats written once."""
+    n = len(texts)
+    for size in range(1, n // 2 + 1):
+        if texts[size:] == texts[:-size]:
+            whole, left = divmod(n, size)
+            text = f"[{', '.join(texts[:size])}] * {whole}"
+            return f"{text} + [{', '.join(texts[:left])}]" if left else text
+    return f"[{', '.join(texts)}]"
+
+
+def _first(item: Item) -> Call:
+    found = item.calls[0] if isinstance(item, Loop) else item
+    assert isinstance(found, Call)
+    return found
+
+
+def _alike(o: Operand, results: Iterable[Var]) -> bool:
+    """Whether a result has the shape of an operand, and so may take its name."""
+    return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
+
+
+def attribute(base: str, path: str) -> str:
+    """The text that reaches `path` from `base`."""
+    for part in path.split(".") if path else []:
+        base += f"[{part}]" if part.isdigit() else f".{part}"
+    return base
+
+
+def _named(
+    lines: list[Line], given: list[Var | Held], objects: dict[str, Operand], hidden: Var | None
+) -> tuple[list[str], list[str]]:
+    """The names of `given`, and `lines` as text, every token a name; one is used again once nobody reads what had it."""
+    tokens = {id(o): t for t, o in objects.items()}
+    last: dict[str, int] = {}
+    for i, line in enumerate(lines):
+        for n in ast.walk(line.tree):
+            if isinstance(n, ast.Name) and n.id in objects:
+                last[n.id] = i
+        for _, entering in line.loop:
+            last[tokens.get(id(entering), "")] = max(i, last.get(tokens.get(id(entering), ""), 0))
+    names: dict[str, str] = {}
+    holder: dict[str, str] = {}  # name -> token that has it
+
+    def free(name: str, at: int) -> bool:
+        token = holder.get(name)
+        return (token is None or last.get(token, -1) <= at) and name not in RESERVED and name not in library()
+
+    def take(token: str, name: str, at: int) -> None:
+        base, n = name if not keyword.iskeyword(name) else f"{name}_", 1
+        name = base
+        while not free(name, at):
+            n += 1
+            name = f"{base}_{n}"
+        names[token], holder[name] = name, token
+
+    for o in given:
+        token = tokens.setdefault(id(o), f"_given{len(tokens)}_")
+        objects[token] = o
+        wanted = "x" if o is hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
+        if wanted == "cache":
+            names[token] = "cache"
+        else:
+            last.setdefault(token, -1)
+            last[token] = max(last[token], 0)
+            take(token, wanted, -1)
+    out = []
+    for i, line in enumerate(lines):
+        entering = {id(v): o for v, o in line.loop}
+        for target in line.targets:
+            token = tokens.setdefault(id(target), f"_t{len(tokens)}_")
+            objects[token] = target
+            old = entering.get(id(target), line.replaces)
+            old_token = tokens.get(id(old)) if old is not None else None
+            if (
+                old_token in names
+                and last.get(old_token or "", -1) <= i
+                and holder.get(names[old_token or ""]) == old_token
+            ):
+                names[token] = names[old_token or ""]
+                holder[names[token]] = token
+            else:
+                wanted = target.name if isinstance(target, Var) else "weight"
+                take(token, wanted, i)
+                if id(target) in entering:
+                    out.append(f"{names[token]} = {names[old_token or '']}")
+        text = ast.unparse(_Rename(names).visit(line.tree))
+        if line.targets and not line.loop:
+            text = f"{', '.join(names[tokens[id(t)]] for t in line.targets)} = {text}"
+        elif not line.targets and i == len(lines) - 1:
+            text = f"return {text}"
+        out += [*text.splitlines()[:-1], text.splitlines()[-1] + (f"  # {line.comment}" if line.comment else "")]
+    return [names[tokens[id(o)]] for o in given], out
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802 - ast calls it so
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
+
+
+def write_body(method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> tuple[list[str], list[str]]:
+    """The names of the parameters `given`, and the lines of the forward of `method`; `hidden` is called x."""
+    return _Writer(method, given, hidden, top).write()

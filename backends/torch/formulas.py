@@ -1,0 +1,59 @@
+"""Parameters that are no weights: those that a line of Python makes, and those that are kept as constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.ir.frequencies import AlibiSlopes, RopeFrequencies, RopeTable, Sinusoid
+from weft.ir.recipe import Recipe
+from weft.ir.recipes import Full, Literal, Normal, Source
+
+CONSTANTS = (AlibiSlopes, Literal, RopeFrequencies, RopeTable, Sinusoid)
+
+
+def formula(recipe: Recipe) -> str | None:
+    """Python text that makes what `recipe` does on the device of the tensor ``{0}``; None where none is short enough."""
+    if isinstance(recipe, AlibiSlopes):
+        return f"alibi_slopes({recipe.heads}, {recipe.max_bias!r}, {{0}}.device)"
+    if not isinstance(recipe, RopeFrequencies):
+        return None
+    r = recipe
+    if r.scaling in ("none", "linear", "ntk", "dynamic"):
+        theta = _number(_theta(r))
+        return f"rope_frequencies({r.dim}, {theta}, {{0}}.device)" + (
+            f" / {_number(r.factor)}" if r.scaling == "linear" else ""
+        )
+    if r.scaling == "llama3":
+        given = (r.factor, r.low_freq, r.high_freq, r.original)
+    elif r.scaling == "yarn" and r.truncate:
+        given = (r.factor, r.beta_fast, r.beta_slow, r.original)
+    else:
+        return None
+    numbers = ", ".join(map(_number, given))
+    return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {_number(r.theta)}, {{0}}.device), {_number(r.theta)}, {numbers})"
+
+
+def is_constant(recipe: Recipe) -> bool:
+    """Whether a parameter is a table that nobody trains: no checkpoint, no random number and no initial value in it."""
+    kinds = {type(r) for r in _parts(recipe)}
+    return bool(kinds.intersection(CONSTANTS)) and not kinds.intersection((Source, Normal, Full))
+
+
+def _theta(r: RopeFrequencies) -> float:
+    """The base after NTK-aware scaling."""
+    if r.scaling not in ("ntk", "dynamic"):
+        return r.theta
+    growth = r.factor
+    if r.scaling == "dynamic":
+        growth = max(1.0, growth * r.length / r.original - growth + 1)
+    return float(r.theta * growth ** (r.dim / (r.dim - 2)))
+
+
+def _number(x: float) -> str:
+    return str(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(x)
+
+
+def _parts(recipe: Recipe) -> Iterator[Recipe]:
+    yield recipe
+    for part in recipe.parts:
+        yield from _parts(part)

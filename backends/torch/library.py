@@ -1,0 +1,79 @@
+"""The parts that generated sources are made of: their names, and the text of those that a source uses."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import parts
+
+IMPORTS = {  # what a name in a generated source stands for
+    "math": "import math",
+    "partial": "from functools import partial",
+    "torch": "import torch",
+    "F": "import torch.nn.functional as F",
+    "Tensor": "from torch import Tensor, nn",
+    "nn": "from torch import Tensor, nn",
+    "checkpoint": "from torch.utils.checkpoint import checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A function or class of `parts`: its source, and the names it uses."""
+
+    name: str
+    source: str
+    uses: frozenset[str]
+
+
+@functools.cache
+def library() -> dict[str, Part]:
+    """All parts by name, in the order of their files."""
+    found = {}
+    for info in sorted(pkgutil.iter_modules(parts.__path__), key=lambda i: i.name):
+        text = inspect.getsource(importlib.import_module(f"{parts.__name__}.{info.name}"))
+        lines = text.splitlines()
+        for node in ast.parse(text).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign)):
+                target = node.targets[0] if isinstance(node, ast.Assign) else None
+                name = target.id if isinstance(target, ast.Name) else getattr(node, "name", "")
+                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+                source = "\n".join(lines[first - 1 : node.end_lineno])
+                found[name] = Part(name, source, names(node))
+    return found
+
+
+def names(tree: ast.AST) -> frozenset[str]:
+    """The names that `tree` reads."""
+    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    for n in ast.walk(tree):  # annotations may be text
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier():
+            found.add(n.value)
+    return frozenset(found)
+
+
+def used_parts(wanted: Iterable[str]) -> list[Part]:
+    """The parts among the names `wanted` and what they use, in the order of the library."""
+    known = library()
+    needed: set[str] = set()
+    queue = [n for n in wanted if n in known]
+    while queue:
+        name = queue.pop()
+        if name not in needed:
+            needed.add(name)
+            queue += [n for n in known[name].uses if n in known]
+    return [part for name, part in known.items() if name in needed]
+
+
+def imports(used: Iterable[str]) -> list[str]:
+    """The import lines for the names `used`, standard library first."""
+    lines = {IMPORTS[n] for n in used if n in IMPORTS}
+    standard = sorted(line for line in lines if "torch" not in line)
+    others = sorted((line for line in lines if "torch" in line), key=lambda s: (s.startswith("from"), s))
+    return [*standard, *([""] if standard and others else []), *others]

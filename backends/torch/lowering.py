@@ -1,0 +1,122 @@
+"""How ops become Python: a registry of lowerings, and the walk over a graph that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from weft.ir.graph import Graph, Node, Value
+from weft.ir.op import Op, Trait
+from weft.passes import Trace, legalize
+
+from .program import Emitter, Held, Operand, Program, Statement, Var
+from .positions import begin, end
+from .states import cached_nodes, counts_keys
+
+Emit = Callable[[Emitter, Node], "Operand | Iterable[Operand] | None"]
+When = Callable[[Node], str | None]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One way to write `op`; `when` says why it refuses a node, None if it takes it."""
+
+    name: str
+    when: When
+    emit: Emit
+
+
+LOWERINGS: dict[str, list[Lowering]] = {}
+
+
+def lowering(*ops: Op, when: When = lambda node: None) -> Callable[[Emit], Emit]:
+    """Register the decorated function as a lowering of `ops`, tried after those registered before.
+
+    It returns what the outputs of the node became, or None where it has told the emitter itself.
+    """
+
+    def register(emit: Emit) -> Emit:
+        for op in ops:
+            name = getattr(emit, "__name__", op.name)
+            LOWERINGS.setdefault(op.name, []).append(Lowering(name, when, emit))
+        return emit
+
+    return register
+
+
+def refusals(node: Node) -> list[str] | None:
+    """Why no lowering takes `node`, one line each; None if one does."""
+    from . import ops as _all  # noqa: F401 - importing the package fills the registry
+
+    found = []
+    for candidate in LOWERINGS.get(node.op.name, []):
+        reason = candidate.when(node)
+        if reason is None:
+            return None
+        found.append(f"{candidate.name}: {reason}")
+    return found or ["no lowering is registered"]
+
+
+def lower(graph: Graph, trace: Trace | None = None) -> Program:
+    """The program of `graph`, whose ops are legal afterwards (their bodies take the place of what has no lowering).
+
+    A graph of a decoder without caches also gets them: its program keeps, where it is given a cache, what tokens of
+    later calls need.
+
+    Raises:
+        WeftError: naming an op that cannot be written.
+    """
+    graph = graph.clone()
+    legalize(graph, refusals, trace or Trace())
+    cached = cached_nodes(graph)
+    emitter = Emitter(graph, cached, counts_keys(graph, cached))
+    begin(emitter)
+    head = _head(graph) if emitter.cached else None
+    for node in list(graph.nodes):
+        emitter.enter(node)
+        chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
+        made = chosen.emit(emitter, node)
+        if made is not None:
+            results = [made] if isinstance(made, (Var, Held)) else list(made)
+            for value, operand in zip(node.outputs, results, strict=True):
+                emitter[value] = operand
+        if head is not None and head[0] in node.outputs:
+            _pick_last(emitter, *head)
+    emitter.leave()
+    program = emitter.program
+    program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
+    program.statements = end(emitter, _needed(program))
+    return program
+
+
+def _head(graph: Graph) -> tuple[Value, str] | None:
+    """The last value before the logits that mixes anything but the numbers of one token, and the scope that reads it."""
+    value = graph.outputs.get("logits")
+    scope = ""
+    while value is not None and value.producer is not None and len(value.uses) <= 1:
+        node = value.producer
+        read = [v for v in node.inputs if v is not None and v.producer is not None]
+        alone = Trait.ROWWISE in node.op.traits or Trait.ELEMENTWISE in node.op.traits
+        if not alone or len(read) != 1 or len(read[0].uses) != 1 or read[0].shape[:-1] != value.shape[:-1]:
+            break
+        value, scope = read[0], node.scope
+    return None if value is None or value is graph.outputs["logits"] or len(value.shape) != 3 else (value, scope)
+
+
+def _pick_last(emitter: Emitter, value: Value, scope: str) -> None:
+    """Let what follows `value` see one token of each row, where the model is told which."""
+    emitter.scope, made = scope, emitter[value]
+    last = emitter.give("last", "None", "Tensor | None")
+    emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", made, last, name="x", replaces=0)
+
+
+def _needed(program: Program) -> list[Statement]:
+    """The statements that outputs depend on, in order."""
+    wanted: set[Operand] = set(program.outputs.values())
+    kept = []
+    for s in reversed(program.statements):
+        if not s.results or wanted.intersection(s.results):
+            kept.append(s)
+            wanted.update(s.operands)
+    kept.reverse()
+    return kept

@@ -1,0 +1,109 @@
+"""Linear maps, embeddings, norms and gated units."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Value
+
+from ..lowering import lowering
+from ..program import Emitter, Var
+from .elementwise import activation, number
+
+
+def operand(node: Node, name: str) -> Value:
+    """An operand that must be there."""
+    value = node.operand(name)
+    assert value is not None
+    return value
+
+
+@lowering(ops.linear)
+def _linear(e: Emitter, node: Node) -> Var:
+    x, weight, bias = operand(node, "x"), operand(node, "weight"), node.operand("bias")
+    out, width = weight.shape
+    leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
+    if leaf is not None:
+        return e.emit("{1}({0})", x, leaf)
+    rest = () if bias is None else (bias,)
+    return e.emit("F.linear({0}, {1}" + (", {2})" if rest else ")"), x, weight, *rest)
+
+
+@lowering(ops.matmul)
+def _matmul(e: Emitter, node: Node) -> Var:
+    return e.emit("{0} @ {1}", *(v for v in node.inputs if v is not None))
+
+
+@lowering(ops.embedding)
+def _embedding(e: Emitter, node: Node) -> Var:
+    ids, table = operand(node, "ids"), operand(node, "table")
+    rows, width = table.shape
+    leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
+    name = "x" if ids in e.graph.inputs.values() else ""
+    if leaf is not None:
+        return e.emit("{1}({0})", ids, leaf, name=name)
+    return e.emit("F.embedding({0}, {1})", ids, table, name=name)
+
+
+@lowering(ops.rms_norm)
+def _rms_norm(e: Emitter, node: Node) -> Var:
+    x, weight, eps = operand(node, "x"), node.operand("weight"), node.attrs["eps"]
+    leaf = None if weight is None else e.leaf(f"nn.RMSNorm({x.width}, eps={eps!r})", weight=weight)
+    if leaf is not None:
+        return e.emit("{1}({0})", x, leaf)
+    rest = () if weight is None else (weight,)
+    return e.emit(f"F.rms_norm({{0}}, ({x.width},), {'{1}' if rest else 'None'}, {eps!r})", x, *rest)
+
+
+@lowering(ops.layer_norm)
+def _layer_norm(e: Emitter, node: Node) -> Var:
+    x, weight, bias, eps = operand(node, "x"), node.operand("weight"), node.operand("bias"), node.attrs["eps"]
+    rest = "" if bias is not None else ", bias=False"
+    leaf = None
+    if weight is not None:
+        leaf = e.leaf(f"nn.LayerNorm({x.width}, eps={eps!r}{rest})", weight=weight, bias=bias)
+    if leaf is not None:
+        return e.emit("{1}({0})", x, leaf)
+    given = [v for v in (weight, bias) if v is not None]
+    places = ["{1}" if weight is not None else "None", f"{{{len(given)}}}" if bias is not None else "None"]
+    return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *given)
+
+
+@lowering(ops.add_norm)
+def _add_norm(e: Emitter, node: Node) -> tuple[Var, Var]:
+    x, y, weight, bias = (node.operand(n) for n in ("x", "y", "weight", "bias"))
+    assert x is not None and y is not None
+    total = e.emit("{0} + {1}", x, y, name="x", replaces=0)
+    eps, width = node.attrs["eps"], x.width
+    name = node.outputs[0].name.rpartition(".")[2]
+    if node.attrs["kind"] == "rms":
+        leaf = None if weight is None else e.leaf(f"nn.RMSNorm({width}, eps={eps!r})", weight=weight)
+        text = f"F.rms_norm({{0}}, ({width},), {'{1}' if weight is not None else 'None'}, {eps!r})"
+    else:
+        rest = "" if bias is not None else ", bias=False"
+        leaf = None
+        if weight is not None:
+            leaf = e.leaf(f"nn.LayerNorm({width}, eps={eps!r}{rest})", weight=weight, bias=bias)
+        given = ("{1}" if weight is not None else "None", "{2}" if bias is not None else "None")
+        text = f"F.layer_norm({{0}}, ({width},), {', '.join(given)}, {eps!r})"
+    if leaf is not None:
+        return e.emit("{1}({0})", total, leaf, name=name), total
+    return e.emit(text, total, *(v for v in (weight, bias) if v is not None), name=name), total
+
+
+@lowering(ops.glu)
+def _glu(e: Emitter, node: Node) -> Var:
+    gate, up = operand(node, "gate"), operand(node, "up")
+    limit, shift = node.attrs["limit"], node.attrs["shift"]
+    a, b = e[gate], e[up]
+    if limit is not None:
+        a = e.emit(f"{{0}}.clamp(max={number(limit)})", a, name="gate", replaces=0)
+        b = e.emit(f"{{0}}.clamp({number(-limit)}, {number(limit)})", b, name="up", replaces=0)
+    other = "{1}" if shift == 0 else f"({{1}} + {number(shift)})"
+    return e.emit(f"({activation(node.attrs['activation'])}) * {other}", a, b)
+
+
+@lowering(ops.head_linear)
+def _head_linear(e: Emitter, node: Node) -> Var:
+    heads, inverse = node.attrs["heads"], node.attrs["inverse"]
+    text = f"head_linear({{0}}, {{1}}, {heads}{', inverse=True' if inverse else ''})"
+    return e.emit(text, operand(node, "x"), operand(node, "weight"))

@@ -1,0 +1,153 @@
+"""Elementwise ops, reductions and activations: mostly one name of torch each."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.dtypes import DType
+from weft.ir.graph import Node
+
+from ..lowering import lowering
+from ..program import TORCH_NAMES, Emitter, Var
+
+TEXTS = {
+    "abs": "{0}.abs()",
+    "add": "{0} + {1}",
+    "ceil": "{0}.ceil()",
+    "cos": "{0}.cos()",
+    "div": "{0} / {1}",
+    "equal": "{0} == {1}",
+    "erf": "{0}.erf()",
+    "exp": "{0}.exp()",
+    "floor": "{0}.floor()",
+    "floordiv": "{0} // {1}",
+    "less": "{0} < {1}",
+    "less_equal": "{0} <= {1}",
+    "log": "{0}.log()",
+    "logical_and": "{0} & {1}",
+    "logical_not": "~{0}",
+    "logical_or": "{0} | {1}",
+    "maximum": "torch.maximum({0}, {1})",
+    "minimum": "torch.minimum({0}, {1})",
+    "mod": "{0} % {1}",
+    "mul": "{0} * {1}",
+    "neg": "-{0}",
+    "pow": "{0} ** {1}",
+    "reciprocal": "{0}.reciprocal()",
+    "relu": "F.relu({0})",
+    "relu2": "F.relu({0}).square()",
+    "rsqrt": "{0}.rsqrt()",
+    "sigmoid": "{0}.sigmoid()",
+    "sin": "{0}.sin()",
+    "softplus": "F.softplus({0})",
+    "sqrt": "{0}.sqrt()",
+    "square": "{0}.square()",
+    "sub": "{0} - {1}",
+    "tanh": "{0}.tanh()",
+    "where": "torch.where({0}, {1}, {2})",
+}
+ACTIVATIONS = {  # of glu and moe, see `activation`
+    "identity": "{0}",
+    "sigmoid": "{0}.sigmoid()",
+    "relu": "F.relu({0})",
+    "relu2": "F.relu({0}).square()",
+    "gelu": "F.gelu({0})",
+    "gelu_tanh": 'F.gelu({0}, approximate="tanh")',
+    "gelu_quick": "{0} * (1.702 * {0}).sigmoid()",
+    "silu": "F.silu({0})",
+    "tanh": "{0}.tanh()",
+}
+
+
+@lowering(*(getattr(ops, "where" if name == "where" else name) for name in TEXTS))
+def _elementwise(e: Emitter, node: Node) -> Var:
+    values = [v for v in node.inputs if v is not None]
+    shape = node.output.shape
+    replaces = next((i for i, v in enumerate(values) if v.producer is not None and v.shape == shape), None)
+    return e.emit(TEXTS[node.op.name], *values, replaces=replaces)
+
+
+@lowering(ops.swish)
+def _swish(e: Emitter, node: Node) -> Var:
+    beta = node.attrs["beta"]
+    text = "F.silu({0})" if beta == 1 else f"{{0}} * ({number(beta)} * {{0}}).sigmoid()"
+    return e.emit(text, node.inputs[0], replaces=0)
+
+
+@lowering(ops.gelu)
+def _gelu(e: Emitter, node: Node) -> Var:
+    kind = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}[node.attrs["approximate"]]
+    return e.emit(ACTIVATIONS[kind], node.inputs[0], replaces=0)
+
+
+@lowering(ops.elu)
+def _elu(e: Emitter, node: Node) -> Var:
+    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.inputs[0], replaces=0)
+
+
+@lowering(ops.affine)
+def _affine(e: Emitter, node: Node) -> Var:
+    by, plus = node.attrs["by"], node.attrs["plus"]
+    text = "{0}" if by == 1 else f"{{0}} * {number(by)}"
+    text += f" + {number(plus)}" if plus > 0 else f" - {number(-plus)}" if plus < 0 else ""
+    return e.emit(text, node.inputs[0], replaces=0)
+
+
+@lowering(ops.clip)
+def _clip(e: Emitter, node: Node) -> Var:
+    return e.emit(f"{{0}}.clamp({number(node.attrs['low'])}, {number(node.attrs['high'])})", node.inputs[0], replaces=0)
+
+
+@lowering(ops.cast)
+def _cast(e: Emitter, node: Node) -> Var:
+    (x,) = node.inputs
+    assert x is not None
+    to = node.attrs["to"]
+    if to.is_float and x.type.dtype.is_float:  # the model computes in the dtype of its weights
+        return e.emit("{0}", x, replaces=0)
+    return e.emit(f"{{0}}.to({dtype_text(to)})", x)
+
+
+@lowering(ops.sum, ops.mean, ops.max, ops.min, ops.prod)
+def _reduce(e: Emitter, node: Node) -> Var:
+    axes, keep = node.attrs["axes"], node.attrs["keepdims"]
+    rest = ", keepdim=True" if keep else ""
+    name = {"max": "amax", "min": "amin"}.get(node.op.name, node.op.name)
+    if name == "prod":  # torch reduces one axis at a time
+        text = "{0}" + "".join(f".prod({a}{rest})" for a in sorted((_front(a, node) for a in axes), reverse=True))
+    else:
+        text = f"{{0}}.{name}({', '.join(map(str, axes)) if len(axes) == 1 else tuple(axes)}{rest})"
+    return e.emit(text, node.inputs[0])
+
+
+@lowering(ops.cumsum)
+def _cumsum(e: Emitter, node: Node) -> Var:
+    axis = node.attrs["axis"]
+    text = f"{{0}}.cumsum({axis})"
+    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.inputs[0])
+
+
+@lowering(ops.softmax)
+def _softmax(e: Emitter, node: Node) -> Var:
+    return e.emit(f"{{0}}.softmax({node.attrs['axis']}).nan_to_num(0.0)", node.inputs[0])
+
+
+def activation(name: str) -> str:
+    """The text of the activation called `name` of ``{0}``."""
+    if name.startswith("swish("):
+        return f"{{0}} * ({name[6:-1]} * {{0}}).sigmoid()"
+    return ACTIVATIONS[name]
+
+
+def _front(axis: int, node: Node) -> int:
+    assert node.inputs[0] is not None
+    return axis % len(node.inputs[0].shape)
+
+
+def number(x: float) -> str:
+    """A number as Python spells it."""
+    return {"inf": "torch.inf", "-inf": "-torch.inf"}.get(repr(x), repr(x))
+
+
+def dtype_text(dtype: DType) -> str:
+    """A dtype as torch spells it."""
+    return f"torch.{TORCH_NAMES[dtype.name]}"

@@ -1,0 +1,146 @@
+"""Ops that move numbers about."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Value
+
+from ..lowering import lowering
+from ..program import Emitter, Var
+from ..positions import key_positions
+from .elementwise import number
+
+
+def _first(node: Node) -> Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+@lowering(ops.reshape)
+def _reshape(e: Emitter, node: Node) -> Var:
+    x, to = _first(node), node.output.shape
+    own = x.shape
+    if own == to:
+        return e.emit("{0}", x, replaces=0)
+    comment = f"[{', '.join(map(str, to))}]"
+    if len(to) == len(own) + 1 and to[: len(own) - 1] == own[:-1] and isinstance(own[-1], int):
+        return e.emit(f"{{0}}.unflatten(-1, ({to[-2]}, {to[-1]}))", x, replaces=0, comment=comment)
+    if len(to) == len(own) - 1 and to[:-1] == own[:-2] and isinstance(to[-1], int):
+        return e.emit(f"{{0}}.flatten({len(to) - 1})", x, replaces=0, comment=comment)
+    text, sizes = e.shape(to, x, first=1)
+    return e.emit(f"{{0}}.reshape({text})", x, *sizes, comment=comment)
+
+
+@lowering(ops.transpose)
+def _transpose(e: Emitter, node: Node) -> Var:
+    x, axes = _first(node), node.attrs["axes"]
+    moved = [i for i, a in enumerate(axes) if i != a]
+    comment = f"[{', '.join(map(str, node.output.shape))}]"
+    if len(moved) == 2:
+        return e.emit(f"{{0}}.transpose({moved[0]}, {moved[1]})", x, replaces=0, comment=comment)
+    return e.emit(f"{{0}}.permute({', '.join(map(str, axes))})", x, replaces=0, comment=comment)
+
+
+@lowering(ops.unsqueeze)
+def _unsqueeze(e: Emitter, node: Node) -> Var:
+    places = ["None" if i in node.attrs["axes"] else ":" for i in range(len(node.output.shape))]
+    while places and places[-1] == ":":
+        places.pop()
+    return e.emit(f"{{0}}[{', '.join(places)}]" if places else "{0}", _first(node), replaces=0)
+
+
+@lowering(ops.squeeze)
+def _squeeze(e: Emitter, node: Node) -> Var:
+    axes = node.attrs["axes"]
+    text = f"{axes[0]}" if len(axes) == 1 else f"{tuple(axes)}"
+    return e.emit(f"{{0}}.squeeze({text})", _first(node), replaces=0)
+
+
+@lowering(ops.expand)
+def _expand(e: Emitter, node: Node) -> Var:
+    x = _first(node)
+    own = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
+    texts, sizes = [], []
+    for have, want in zip(own, node.output.shape, strict=True):
+        if have == want and have is not None:
+            texts.append("-1")
+        else:
+            text, used = e.shape((want,), first=1 + len(sizes))
+            texts.append(text)
+            sizes += used
+    return e.emit(f"{{0}}.expand({', '.join(texts)})", x, *sizes, replaces=0)
+
+
+@lowering(ops.concat)
+def _concat(e: Emitter, node: Node) -> Var:
+    places = ", ".join(f"{{{i}}}" for i in range(len(node.inputs)))
+    return e.emit(f"torch.cat(({places}{',' if len(node.inputs) == 1 else ''}), {node.attrs['axis']})", *_all(node))
+
+
+@lowering(ops.split)
+def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
+    names = tuple(v.name.rpartition(".")[2] for v in node.outputs)
+    text = f"{{0}}.split(({', '.join(map(str, node.attrs['sizes']))}), {node.attrs['axis']})"
+    return e.many(text, _first(node), names=names, shapes=tuple(v.shape for v in node.outputs))
+
+
+@lowering(ops.slice_)
+def _slice(e: Emitter, node: Node) -> Var:
+    x, (axis, start, stop, step) = _first(node), (node.attrs[k] for k in ("axis", "start", "stop", "step"))
+    axis %= len(x.shape)
+    begin, first = e.shape((start,), x, first=1)
+    end, last = e.shape((stop,), x, first=1 + len(first))
+    whole = stop == x.shape[axis]
+    cut = f"{'' if start == 0 else begin}:{'' if whole else end}" + (f":{step}" if step != 1 else "")
+    used = [*([] if start == 0 else first), *([] if whole else last)]
+    if start == 0 and last and not whole:  # the only size there is counts from 1
+        cut = f":{e.shape((stop,), x, first=1)[0]}" + (f":{step}" if step != 1 else "")
+    return e.emit(f"{{0}}[{', '.join([':'] * axis + [cut])}]", x, *used)
+
+
+@lowering(ops.pad)
+def _pad(e: Emitter, node: Node) -> Var:
+    x, axis = _first(node), node.attrs["axis"] % len(_first(node).shape)
+    before, after = node.attrs["before"], node.attrs["after"]
+    zeros = "0, 0, " * (len(x.shape) - 1 - axis)
+    return e.emit(f"F.pad({{0}}, ({zeros}{before}, {after}), value={number(node.attrs['value'])})", x)
+
+
+@lowering(ops.iota)
+def _iota(e: Emitter, node: Node) -> Var:
+    x = _first(node)
+    if node in e.counts_keys:
+        return e.emit("{0}[0]", key_positions(e))
+    return e.emit(f"torch.arange({{0}}.shape[{node.attrs['axis']}], device={{0}}.device)", x)
+
+
+@lowering(ops.one_hot)
+def _one_hot(e: Emitter, node: Node) -> Var:
+    return e.emit(f"F.one_hot({{0}}, {node.attrs['depth']}).float()", _first(node))
+
+
+@lowering(ops.gather)
+def _gather(e: Emitter, node: Node) -> Var:
+    x, axis = _first(node), node.attrs["axis"] % len(_first(node).shape)
+    return e.emit(f"{{0}}[{', '.join([':'] * axis + ['{1}'])}]", *_all(node))
+
+
+@lowering(ops.gather_rows)
+def _gather_rows(e: Emitter, node: Node) -> Var:
+    return e.emit("gather_rows({0}, {1})", *_all(node))
+
+
+@lowering(ops.scatter_rows)
+def _scatter_rows(e: Emitter, node: Node) -> Var:
+    return e.emit(f"scatter_rows({{0}}, {{1}}, {{2}}, {node.attrs['axis']})", *_all(node))
+
+
+@lowering(ops.top_k)
+def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
+    names = tuple(v.name.rpartition(".")[2] for v in node.outputs)
+    return e.many(f"top_k({{0}}, {node.attrs['k']})", _first(node), names=names)
+
+
+def _all(node: Node) -> list[Value]:
+    return [v for v in node.inputs if v is not None]

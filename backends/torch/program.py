@@ -1,0 +1,301 @@
+"""What a graph becomes on its way to Python: statements over named tensors, modules and weights, each in a scope.
+
+A lowering turns a node into one or a few `Statement`s. Their text is a Python expression in which ``{0}``, ``{1}`` …
+stand for the operands. `structure` then gathers the statements of a scope into a method, and `source` writes it down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.sizes import Call, Poly, Size, sym
+from weft.ir.types import Shape
+
+from .formulas import formula, is_constant
+
+TORCH_NAMES = {  # of dtypes
+    **{"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool"},
+    **{"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8"},
+}
+TOP = ""  # the scope of the model itself
+
+
+@dataclass(eq=False)
+class Var:
+    """What a statement makes, or the model is given: a tensor (of `shape`, where known), or a number.
+
+    `name` is what it would like to be called; `type` is its annotation, and `default` what it is if it is left out.
+    """
+
+    name: str
+    shape: Shape | None = None
+    type: str = "Tensor"
+    default: str = ""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A module of torch (or of the parts) at `path` that a statement calls; `init` makes it."""
+
+    path: str
+    init: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that a module holds at `path`: a parameter; or a `constant`, which is never trained or rounded."""
+
+    path: str
+    shape: tuple[int, ...]
+    constant: bool = False
+    dtype: str = ""  # as torch spells it, if it is not that of the model
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a layer keeps from call to call, None where there is no cache; `init` makes it for `batch` and `length`."""
+
+    name: str
+    init: str
+    type: str
+
+
+Operand = Var | Leaf | Held | Slot
+
+
+@dataclass(eq=False)
+class Statement:
+    """``results = text``, where `operands` fill the places of `text`; `replaces` is the operand that the (first) result
+    takes the place of, so that it may take over its name; `comment` says what the eye should know (a new layout)."""
+
+    text: str
+    operands: tuple[Operand, ...]
+    results: tuple[Var, ...]
+    scope: str
+    replaces: int | None = None
+    comment: str = ""
+
+
+@dataclass
+class Program:
+    """The statements of a model in order, the values it is given and returns, and where weights come from."""
+
+    name: str
+    inputs: list[Var] = field(default_factory=list)
+    outputs: dict[str, Operand] = field(default_factory=dict)
+    statements: list[Statement] = field(default_factory=list)
+    weights: dict[str, Param] = field(default_factory=dict)  # state_dict key -> parameter of the graph
+    cached: bool = False
+
+
+class Emitter:
+    """Collects the statements of one graph; lowerings receive it. ``emitter[value]`` is what a value became.
+
+    `cached` are the nodes that keep something from call to call where the model is given a cache.
+    """
+
+    def __init__(self, graph: Graph, cached: set[Node], keys: set[Node]) -> None:
+        self.graph = graph
+        self.cached = cached
+        self.counts_keys = keys
+        self.program = Program(graph.name, cached=bool(cached))
+        self._made: dict[Value, Operand] = {}
+        self._heads: dict[Value, tuple[int, Var]] = {}  # [batch, heads, seq, width] of [batch, seq, heads·width]
+        self._leaves: dict[str, tuple[Leaf, tuple[Param, ...]]] = {}
+        self._hoisted: dict[Hashable, tuple[Var, ...]] = {}
+        self.scope = TOP
+        self.node: Node | None = None
+        self.start: Var | None = None  # how many tokens the cache held before the call
+        for name, value in graph.inputs.items():
+            self.program.inputs.append(var := Var(name, value.type.shape))
+            self._made[value] = var
+
+    def enter(self, node: Node) -> None:
+        """What is emitted from now on stands for `node`."""
+        self.node, self.scope = node, node.scope
+
+    def leave(self) -> None:
+        """What is emitted from now on stands for no node."""
+        self.node, self.scope = None, TOP
+
+    def __getitem__(self, value: Value) -> Operand:
+        if value not in self._made:
+            if isinstance(value, Param):
+                self._made[value] = self.hold(value)
+            else:
+                made = self._heads[value][1]
+                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", made, name=_local(value))
+        return self._made[value]
+
+    def __setitem__(self, value: Value, made: Operand) -> None:
+        self._made[value] = made
+
+    def give(self, name: str, default: str, type: str) -> Var:
+        """The input of the model called `name`; a new one, that may be left out, if the graph has none."""
+        for var in self.program.inputs:
+            if var.name == name:
+                return var
+        self.program.inputs.append(var := Var(name, type=type, default=default))
+        return var
+
+    # -- heads
+
+    def heads(self, value: Value, count: int) -> Var:
+        """`value` [batch, seq, count·width] as [batch, count, seq, width]."""
+        if (known := self._heads.get(value)) is not None and known[0] == count:
+            return known[1]
+        split = value.producer
+        if split is not None and split.op.name == "reshape" and len(split.inputs[0].shape) == 4:  # type: ignore[union-attr]
+            apart = split.inputs[0]
+            if apart is not None and apart.shape[2] == count:
+                return self.emit("{0}.transpose(1, 2)", apart, name=_local(value), replaces=0)
+        width = value.width // count
+        shape = ", ".join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))
+        text = f"{{0}}.unflatten(-1, ({count}, {width})).transpose(1, 2)"
+        return self.emit(text, value, name=_local(value), replaces=0, comment=f"[{shape}]")
+
+    def set_heads(self, value: Value, count: int, made: Var) -> None:
+        """`value` [batch, seq, count·width] stands, for whom it suits, as `made` [batch, count, seq, width]."""
+        self._heads[value] = count, made
+
+    # -- statements
+
+    def emit(
+        self,
+        text: str,
+        *operands: Value | Operand,
+        name: str = "",
+        shape: Shape | None = None,
+        replaces: int | None = None,
+        comment: str = "",
+    ) -> Var:
+        """Append a statement in the current scope that makes one value, called `name` or as the node's output is."""
+        return self.many(text, *operands, names=(name,), shapes=(shape,), replaces=replaces, comment=comment)[0]
+
+    def many(
+        self,
+        text: str,
+        *operands: Value | Operand,
+        names: tuple[str, ...],
+        shapes: tuple[Shape | None, ...] = (),
+        replaces: int | None = None,
+        comment: str = "",
+    ) -> tuple[Var, ...]:
+        """Append a statement that makes several values."""
+        given = tuple(self[o] if isinstance(o, Value) else o for o in operands)
+        own = _local(self.node.output) if self.node is not None else "value"
+        shapes = shapes or (None,) * len(names)
+        made = tuple(Var(n or own, s) for n, s in zip(names, shapes, strict=True))
+        self.program.statements.append(Statement(text, given, made, self.scope, replaces, comment))
+        return made
+
+    def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str, comment: str = "") -> Var:
+        """The value of a statement in the model's own forward, made once for each `key`, that layers share."""
+        return self.hoist_many(key, text, *operands, names=(name,), comment=comment)[0]
+
+    def hoist_many(
+        self, key: Hashable, text: str, *operands: Value | Operand, names: tuple[str, ...], comment: str = ""
+    ) -> tuple[Var, ...]:
+        """The values of such a statement."""
+        if key not in self._hoisted:
+            outer, self.scope = self.scope, TOP
+            try:
+                self._hoisted[key] = self.many(text, *operands, names=names, comment=comment)
+            finally:
+                self.scope = outer
+        return self._hoisted[key]
+
+    # -- weights
+
+    def leaf(self, init: str, **weights: Value | None) -> Leaf | None:
+        """The module that holds `weights` under these names, made by `init`; None where the graph names or shares them
+        so that no one module does: then the statement reads the weights themselves."""
+        given = {name: w for name, w in weights.items() if w is not None}
+        paths = {w.name.removesuffix(f".{name}") for name, w in given.items()}
+        if len(paths) != 1 or not all(isinstance(w, Param) for w in given.values()):
+            return None
+        params = tuple(w for w in given.values() if isinstance(w, Param))
+        (path,) = paths
+        if not path or any(w.name != f"{path}.{name}" for name, w in given.items()) or not self._inside(path):
+            return None
+        leaf = Leaf(path, init)
+        if path not in self._leaves:
+            if any(p in self._made for p in params):
+                return None
+            self._leaves[path] = leaf, params
+            for p in params:
+                self._made[p] = Held(p.name, tuple(p.type.concrete({})))
+                self.program.weights[p.name] = p
+        return leaf if self._leaves[path] == (leaf, params) else None
+
+    def _inside(self, path: str) -> bool:
+        """Whether the module at `path` stands in the scope of the node."""
+        return not self.scope or path.startswith(f"{self.scope}.")
+
+    def hold(self, param: Param) -> Operand:
+        """A parameter of the graph: a tensor that a module of the same path holds, or one that a formula makes."""
+        if (text := formula(param.recipe)) is not None:
+            like = next(iter(self.graph.inputs.values()))
+            return self.hoist(param.recipe, text, like, name=param.name.replace(".", "_"))
+        self.program.weights[param.name] = param
+        whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
+        return Held(param.name, tuple(param.type.concrete({})), is_constant(param.recipe) or bool(whole), whole)
+
+    # -- sizes
+
+    def size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
+        """`size` as text, its places numbered from 0, and its operands: an axis of one of the values `near`, if any."""
+        if isinstance(size, int):
+            return str(size), []
+        for v in near:
+            if size in v.shape and isinstance(v.shape, tuple) and not isinstance(self[v], Held):
+                return f"{{0}}.shape[{v.shape.index(size)}]", [self[v]]
+        operands: list[Operand] = []
+        terms = [self._term(mono, factor, operands) for mono, factor in size.terms]
+        return "(" + " + ".join(terms) + ")" if len(terms) > 1 else terms[0], operands
+
+    def _term(self, mono: tuple[tuple[str | Call, int], ...], factor: int, operands: list[Operand]) -> str:
+        parts = [str(factor)] if factor != 1 or not mono else []
+        for atom, power in mono:
+            if isinstance(atom, Call):
+                args = []
+                for arg in atom.args:
+                    text, used = self.size(arg)
+                    args.append(_renumbered(text, len(operands)))
+                    operands.extend(used)
+                one = f"({' // '.join(args)})" if atom.fn == "floordiv" else f"{atom.fn}({', '.join(args)})"
+            else:
+                one = f"{{{len(operands)}}}"
+                operands.append(self._named_size(atom))
+            parts += [one] * power
+        return " * ".join(parts)
+
+    def _named_size(self, name: str) -> Var:
+        for value in self.graph.inputs.values():
+            if sym(name) in value.shape:
+                axis = value.shape.index(sym(name))
+                return self.hoist(("size", name), f"{{0}}.shape[{axis}]", value, name=name)
+        raise WeftError(f"size {name} is not the size of any axis of the graph inputs")
+
+    def shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
+        """`shape` as comma-separated text whose places are numbered from `first`, and its operands."""
+        texts, operands = [], list[Operand]()
+        for s in shape:
+            text, used = self.size(s, *near)
+            texts.append(_renumbered(text, first + len(operands)))
+            operands += used
+        return ", ".join(texts), operands
+
+
+def _local(value: Value) -> str:
+    """The last part of the name of a value."""
+    return value.name.rpartition(".")[2]
+
+
+def _renumbered(text: str, by: int) -> str:
+    """`text` with its places moved up by `by`."""
+    return re.sub(r"\{(\d+)\}", lambda m: f"{{{int(m[1]) + by}}}", text)

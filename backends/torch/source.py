@@ -1,0 +1,285 @@
+"""The text of a model: its classes, innermost first, behind the parts that they use."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from weft.ir.graph import Graph
+
+from .body import attribute, periodic, write_body
+from .library import imports, library, names, used_parts
+from .lowering import lower
+from .program import TOP, Held, Leaf, Slot, Statement, Var
+from .structure import Call, Item, Loop, Method, reads, relative, structure
+
+CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A generated module: its `text`, whose class `Model` it is about, and the graph's parameters by state_dict key."""
+
+    text: str
+    weights: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Class:
+    """What the template says of a class."""
+
+    name: str
+    doc: str
+    init: list[str]
+    parameters: list[str]
+    lines: list[str]
+    returns: str
+    cache: str = ""
+    cache_type: str = ""
+    cache_doc: str = ""
+    constants: bool = False
+
+
+def write_source(graph: Graph) -> Source:
+    """The Python source of `graph`.
+
+    Raises:
+        WeftError: naming an op that cannot be written.
+    """
+    program = lower(graph)
+    top = structure(program)
+    writer = _Writer(program.inputs, {v: s.scope for s in program.statements for v in s.results})
+    writer.write(top)
+    text = _template().render(
+        title=f"{graph.name}.", about="about", imports="{imports}", parts=[], classes=list(writer.classes.values())
+    )
+    used = names(ast.parse(text.replace("{imports}", "")))
+    parts = used_parts(used)
+    needed = used.union(*(p.uses for p in parts), {"Tensor", "nn", "torch"})
+    text = _template().render(
+        title=f"{graph.name}.",
+        about="about",
+        imports="\n".join(imports(needed)),
+        parts=[p.source for p in parts],
+        classes=list(writer.classes.values()),
+    )
+    return Source(formatted(text), dict(program.weights))
+
+
+def formatted(text: str) -> str:
+    """`text` in the style of ruff's formatter, where ruff is installed."""
+    try:
+        from ruff.__main__ import find_ruff_bin
+    except ImportError:
+        return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
+    import subprocess
+
+    command = [find_ruff_bin(), "format", "--isolated", "--line-length", "110", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _template() -> jinja2.Template:
+    folder = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("model.py.j2")
+
+
+class _Writer:
+    def __init__(self, inputs: list[Var], scopes: dict[Var, str]) -> None:
+        self.inputs = inputs
+        self.scopes = scopes
+        self.names: dict[Hashable, str] = {}
+        self.classes: dict[str, Class] = {}
+
+    def write(self, method: Method) -> str:
+        """The name of the class of `method`, which is written where it is new, behind those of inner modules."""
+        if method.key in self.names:
+            return self.names[method.key]
+        inner = {path: self.write(m) for path, m in method.modules.items()}
+        top = method.path == TOP
+        name = self._fresh("Model" if top else _class_name(method.path))
+        self.names[method.key] = name
+        given = self._given(method)
+        hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
+        called, lines = write_body(method, given, hidden, top)
+        parameters = ["self", *(_parameter(o, n) for o, n in zip(given, called, strict=True))]
+        if method.slots and not top:
+            parameters.append(f"cache: {self._cache_type(method)} | None = None")
+        results = len(method.outputs)
+        returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        cache = _new_cache(method) if method.slots else ""
+        if cache and top:
+            single = len(method.stateful) == 1
+            cache = (
+                f"Cache({cache if single and isinstance(method.stateful[0], Loop) else _listed(cache, single)}, length)"
+            )
+        constants = top and any(isinstance(h, Held) and h.constant for m in _all(method) for h in m.holds.values())
+        self.classes[name] = Class(
+            name,
+            _doc(method),
+            _init(method, inner),
+            parameters,
+            lines,
+            returns,
+            cache,
+            "Cache" if top else self._cache_type(method),
+            "Room for `length` tokens of `batch` texts.",
+            constants,
+        )
+        return name
+
+    def _given(self, method: Method) -> list[Var | Held]:
+        if method.path != TOP:
+            return method.inputs
+        used = set(method.inputs)
+        return sorted((v for v in self.inputs if v in used or not v.default), key=lambda v: bool(v.default))
+
+    def _is_hidden(self, v: Var) -> bool:
+        return self.scopes.get(v, TOP) != TOP or v.name == "x"
+
+    def _cache_type(self, method: Method) -> str:
+        kinds = [_kind(item, self) for item in method.stateful]
+        return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+
+    def _fresh(self, name: str) -> str:
+        taken = {*self.classes, *library(), *self.names.values()}
+        found, n = name, 1
+        while found in taken:
+            n += 1
+            found = f"{name}{n}"
+        return found
+
+
+def _kind(item: Item, writer: _Writer) -> str:
+    if isinstance(item, Loop):
+        return f"list[{writer._cache_type(item.calls[0].callee)}]"
+    if isinstance(item, Call):
+        return writer._cache_type(item.callee)
+    return next(o.type for o in item.operands if isinstance(o, Slot))
+
+
+def _listed(text: str, single: bool) -> str:
+    return f"[{text}]" if single else f"[*{text}]"
+
+
+def _all(method: Method) -> list[Method]:
+    return [method, *(m for inner in method.modules.values() for m in _all(inner))]
+
+
+def _class_name(path: str) -> str:
+    parts = [p for p in path.split(".") if not p.isdigit()]
+    return CLASSES.get(parts[-1], "".join(w.capitalize() for w in parts[-1].split("_")))
+
+
+def _parameter(o: Var | Held, name: str) -> str:
+    if isinstance(o, Held):
+        return f"{name}: Tensor"
+    return f"{name}: {o.type}" + (f" = {o.default}" if o.default else "")
+
+
+def _doc(method: Method) -> str:
+    return "Doc."
+
+
+def _new_cache(method: Method) -> str:
+    texts = []
+    for item in method.stateful:
+        if isinstance(item, Statement):
+            slot = next(o for o in item.operands if isinstance(o, Slot))
+            texts.append(slot.init.format(like=_some_weight(method)))
+            continue
+        calls = item.calls if isinstance(item, Loop) else [item]
+        paths = [attribute("self", relative(c.path, method.path)) for c in calls]
+        if isinstance(item, Call):
+            texts.append(f"{paths[0]}.new_cache(batch, length)")
+        elif len({*paths}) == 1:
+            texts.append(f"[{paths[0]}.new_cache(batch, length) for _ in range({len(calls)})]")
+        else:
+            container = attribute("self", relative(calls[0].path, method.path).rpartition(".")[0])
+            texts.append(f"[layer.new_cache(batch, length) for layer in {container}]")
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _some_weight(method: Method) -> str:
+    """A weight of the module, whose dtype and device the cache shares."""
+    for path, held in method.holds.items():
+        if isinstance(held, Leaf):
+            return attribute("self", relative(path, method.path)) + ".weight"
+        if not held.constant:
+            return attribute("self", relative(path, method.path))
+    return "next(self.parameters())"
+
+
+def _init(method: Method, inner: dict[str, str]) -> list[str]:
+    """The lines that make what the module holds."""
+    tree: dict[str, Any] = {}
+    entries: dict[str, str | Leaf | Held] = {relative(p, method.path): name for p, name in inner.items()}
+    entries |= {relative(p, method.path): held for p, held in method.holds.items()}
+    order = _order(method)
+    for path, entry in sorted(entries.items(), key=lambda e: order.get(e[0], len(order))):
+        *outer, last = path.split(".")
+        node = tree
+        for part in outer:
+            node = node.setdefault(part, {})
+        node[last] = entry
+    lines: list[str] = []
+    _hold(lines, "self", tree)
+    return lines or ["pass"]
+
+
+def _order(method: Method) -> dict[str, int]:
+    """Where things are first used."""
+    found: dict[str, int] = {}
+    for item in method.items:
+        calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, Call) else []
+        paths = [c.path for c in calls] or [o.path for o in reads(item) if isinstance(o, (Leaf, Held))]
+        for p in paths:
+            found.setdefault(relative(p, method.path), len(found))
+    return found
+
+
+def _hold(lines: list[str], base: str, tree: dict[str, Any]) -> None:
+    for name, entry in tree.items():
+        place = attribute(base, name)
+        if isinstance(entry, Held):
+            if entry.constant:
+                lines.append(f'{base}.register_buffer("{name}", torch.empty({entry.shape}{_of(entry.dtype)}))')
+            else:
+                lines.append(f"{place} = nn.Parameter(torch.empty({', '.join(map(str, entry.shape)) or '()'}))")
+        elif isinstance(entry, Leaf):
+            lines.append(f"{place} = {entry.init}")
+        elif isinstance(entry, str):
+            lines.append(f"{place} = {entry}()")
+        elif all(k.isdigit() for k in entry):
+            _hold_list(lines, place, entry)
+        else:
+            lines.append(f"{place} = nn.Module()")
+            _hold(lines, place, entry)
+
+
+def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:
+    count = max(int(k) for k in entries) + 1
+    items = [entries.get(str(i)) for i in range(count)]
+    kinds = [i if isinstance(i, str) else i.init if isinstance(i, Leaf) else "nn.Module" for i in items]
+    if any(isinstance(i, Leaf) for i in items):
+        lines.append(f"{place} = nn.ModuleList([{', '.join(k if '(' in k else k + '()' for k in kinds)}])")
+    elif len({*kinds}) == 1:
+        lines.append(f"{place} = nn.ModuleList({kinds[0]}() for _ in range({count}))")
+    else:
+        lines.append(f"{place} = nn.ModuleList(kind() for kind in {periodic(kinds)})")
+    for i, item in enumerate(items):
+        if isinstance(item, dict):
+            _hold(lines, f"{place}[{i}]", item)
+
+
+def _of(dtype: str) -> str:
+    return f", dtype={dtype}" if dtype else ""
