@@ -64,19 +64,19 @@ def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor 
     norm.check(x.shape[-1])
 
 
-def refusal(x: torch.Tensor, *weights: torch.Tensor | None) -> str | None:
-    """Why these kernels do not take x [..., in] with `weights`, in a few words; None if they do."""
-    given = [weight for weight in weights if weight is not None]
+def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
+    """Why these kernels do not take x [..., in] with weights and whatever `others`, in a few words; None if they do."""
+    given = [tensor for tensor in others if tensor is not None]
     if reason := launch.refusal(x):
         return reason
     if x.dtype not in DTYPES:
         return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
-    if any(weight.dtype != x.dtype for weight in given):
-        return f"weights are not {x.dtype} as x is"
+    if any(tensor.dtype != x.dtype for tensor in given):
+        return f"not all is {x.dtype} as x is"
     if x.numel() > MOST_ROWS * x.shape[-1]:
         return f"more than {MOST_ROWS} rows"
-    if not all(weight.is_contiguous() for weight in given):
-        return "weights are not contiguous"
+    if not all(tensor.is_contiguous() for tensor in given):
+        return "not all is contiguous"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *given)):
         return "a gradient is wanted"
     return None
@@ -124,23 +124,26 @@ def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VE
 
 
 @jit
+def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
+    """What `products` begins with, asked for before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
+    k = begin + tl.arange(0, BLOCK_K)[None, None, :]
+    at = weight + rows.to(tl.int64)[None, :, None] * K + k
+    return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
+
+
+@jit
 def products(
-    x, weight, gain, shift, rows, M, K, begin, end, eps,
+    first, x, weight, gain, shift, rows, M, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [·, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
 
-    Nothing of x is read before the kernel ahead has ended, and nothing else may be before this returns. Rows of x
-    beyond M repeat the last.
+    A norm needs all columns. Rows of x beyond M repeat the last.
     """
     k = begin + tl.arange(0, BLOCK_K)[None, None, :]
     m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None]
     from_x = x + m * K + k
     from_weight = weight + rows.to(tl.int64)[None, :, None] * K + k
-    first = tl.load(from_weight, mask=k < end, other=0.0, eviction_policy="evict_first")
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     mean, rstd = moments(from_x, k, K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
     total, squares = weighted(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)
     for start in range(BLOCK_K, end - begin, BLOCK_K):

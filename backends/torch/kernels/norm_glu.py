@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from .activation import ACTIVATIONS, activate
-from .gemv import check, products, refusal, tile, typed
+from .gemv import check, first_weights, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
 
@@ -24,14 +24,17 @@ def norm_glu_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     HALF: tl.constexpr = BLOCK_N // 2
-    first = tl.program_id(0) * HALF
+    begin = tl.program_id(0) * HALF
     both = tl.arange(0, BLOCK_N)
-    rows = tl.minimum(first + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
-    out = products(x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, PDL)
+    rows = tl.minimum(begin + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    out = products(first, x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))
-    m, n = tl.arange(0, BLOCK_M)[:, None], first + tl.arange(0, HALF)[None, :]
+    m, n = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, HALF)[None, :]
     tl.store(y + m * N + n, activate(gate, ACTIVATION) * up, mask=(m < M) & (n < N))
 
 

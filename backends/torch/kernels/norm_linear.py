@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from .activation import ACTIVATIONS, activate
-from .gemv import check, products, refusal, tile, typed
+from .gemv import check, first_weights, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
 
@@ -22,7 +22,10 @@ def norm_linear_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    out = products(x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, PDL)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    out = products(first, x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     m = tl.arange(0, BLOCK_M)

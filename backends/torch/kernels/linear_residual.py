@@ -1,0 +1,198 @@
+"""y = residual + s·norm(x Wᵀ + b) for up to 8 rows in one kernel: the last step of attention and of a feed-forward.
+
+Where W has too few rows to occupy the GPU, its columns are split between blocks, and the last block of a row's adds
+what all of them stored, in their order: the result does not depend on which came last. A norm of the product, which
+sandwich norms have (arXiv 2105.13290), needs all outputs; the last block of all of them applies it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from . import gemv
+from .gemv import Tile, check, first_weights, products, refusal, tile, typed
+from .launch import Variant, has_pdl, jit, options, tl, triton
+from .norm import NO_NORM, Norm
+from .split_keys import is_last
+from .split_keys import tickets as shared_tickets
+
+
+@jit
+def gathered(partial, bias, m, n, M, N, SPLITS: tl.constexpr):
+    """x Wᵀ + b at outputs n of rows m, broadcast together, from what SPLITS blocks stored; 0 outside."""
+    there = (m < M) & (n < N)
+    total = tl.load(partial + m * N + n, mask=there, other=0.0, cache_modifier=".cg")
+    for split in range(1, SPLITS):
+        total += tl.load(partial + (split * M + m) * N + n, mask=there, other=0.0, cache_modifier=".cg")
+    if bias is not None:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    return total
+
+
+@jit
+def store_normed(
+    partial, bias, residual, gain, shift, y, M, N, scale, eps,
+    NORM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """residual + scale · norm(x Wᵀ + b) of all rows and outputs, BLOCK_H outputs at a time."""
+    m, h = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_H)[None, :]
+    mean = tl.zeros([BLOCK_M, 1], tl.float32)
+    if NORM == "layer":
+        for start in range(0, N, BLOCK_H):
+            mean += tl.sum(gathered(partial, bias, m, start + h, M, N, SPLITS), axis=1)[:, None] / N
+    squares = tl.zeros([BLOCK_M, 1], tl.float32)
+    for start in range(0, N, BLOCK_H):
+        centred = gathered(partial, bias, m, start + h, M, N, SPLITS) - mean
+        squares += tl.sum(tl.where(start + h < N, centred * centred, 0.0), axis=1)[:, None]
+    rstd = tl.rsqrt(squares / N + eps)
+    for start in range(0, N, BLOCK_H):
+        n = start + h
+        there = (m < M) & (n < N)
+        out = (gathered(partial, bias, m, n, M, N, SPLITS) - mean) * rstd
+        if gain is not None:
+            out *= tl.load(gain + n, mask=n < N, other=0.0).to(tl.float32)
+        if shift is not None:
+            out += tl.load(shift + n, mask=n < N, other=0.0).to(tl.float32)
+        before = tl.load(residual + m * N + n, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + m * N + n, before + scale * out, mask=there)
+
+
+@jit
+def linear_residual_kernel(
+    x, weight, bias, residual, gain, shift, y, partial, tickets, M, N, K, each, scale, eps,
+    NORM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A block computes BLOCK_N outputs of all rows over `each` columns; SPLITS blocks share a row's columns."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    block, split = tl.program_id(0), tl.program_id(1)
+    begin, end = split * each, tl.minimum(split * each + each, K)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.minimum(n, N - 1)
+    first = first_weights(weight, rows, K, begin, end, BLOCK_K)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    m, n = tl.arange(0, BLOCK_M)[:, None], n[None, :]
+    at, there = m * N + n, (m < M) & (n < N)
+    before = tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+    out = products(
+        first, x, weight, None, None, rows, M, K, begin, end, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR
+    )  # fmt: skip
+    if SPLITS == 1 and NORM == "none":
+        if bias is not None:
+            out += tl.load(bias + rows).to(tl.float32)[None, :]
+        tl.store(y + at, before + scale * out, mask=there)
+    else:
+        tl.store(partial + split * M * N + at, out, mask=there)
+        if NORM == "none":
+            if is_last(tickets + block, SPLITS):
+                tl.store(y + at, before + scale * gathered(partial, bias, m, n, M, N, SPLITS), mask=there)
+        else:
+            if is_last(tickets, SPLITS * tl.num_programs(0)):
+                store_normed(
+                    partial, bias, residual, gain, shift, y, M, N, scale, eps, NORM, SPLITS, BLOCK_M, BLOCK_H
+                )  # fmt: skip
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    norm: Norm = NO_NORM,
+) -> torch.Tensor:
+    """What `linear_residual` computes, with torch."""
+    return residual + scale * norm(F.linear(x, weight, bias))
+
+
+def linear_residual(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    norm: Norm = NO_NORM,
+    tickets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [..., out].
+
+    Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are the model's own counters
+    of blocks that are ready; without them launches on a stream share some. What `refusal` names is computed with torch.
+
+    Raises:
+        ValueError: if shapes do not fit, or the norm is unknown.
+    """
+    check(x, weight, NO_NORM, bias)
+    norm.check(len(weight))
+    if residual.shape != (*x.shape[:-1], len(weight)):
+        raise ValueError(f"residual {list(residual.shape)} does not fit x {list(x.shape)} Wᵀ, {len(weight)} wide")
+    if refusal(x, weight, residual, bias, norm.gain, norm.shift):
+        return reference(x, weight, residual, bias, scale=scale, norm=norm)
+    N, K = weight.shape
+    flat = x.reshape(-1, K).contiguous()
+    M, plan = len(flat), tile(len(flat), N, K, x.dtype)
+    splits, each = columns(N, K, plan)
+    y = torch.empty_like(residual)
+    partial = None
+    if splits > 1 or norm.kind != "none":
+        partial = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
+        tickets = shared_tickets(x, N) if tickets is None else tickets
+    linear_residual_kernel[(triton.cdiv(N, plan.rows), splits)](
+        flat, weight, bias, residual, norm.gain, norm.shift, y, partial, tickets,
+        M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=held(N, plan), **plan.constants,
+        PDL=has_pdl(x), **options(x, plan.warps, 1),
+    )  # fmt: skip
+    return y
+
+
+def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
+    """Between how many blocks the columns of a row are split, and how many columns each takes.
+
+    They are split where there are less than two blocks per multiprocessor, up to four, but not below two steps each.
+    """
+    blocks, steps = -(-outputs // plan.rows), -(-inputs // plan.columns)
+    wanted = -(-4 * gemv.PROCESSORS // blocks) if blocks < 2 * gemv.PROCESSORS else 1
+    each = -(-steps // max(1, min(wanted, steps // 2)))
+    return -(-steps // each), each * plan.columns
+
+
+def held(outputs: int, plan: Tile) -> int:
+    """How many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
+    return min(1 << (outputs - 1).bit_length(), 64 * 32 * plan.warps // plan.batch)
+
+
+def variants() -> list[Variant]:
+    """Output and down projections of 8 B and of 135 M parameters, eight rows, a narrow one that is split, norms."""
+    return [
+        _variant(1, 4096, 14336, torch.bfloat16),
+        _variant(1, 576, 1536, torch.bfloat16),
+        _variant(8, 2048, 2048, torch.float16, bias=True),
+        _variant(1, 256, 4096, torch.float32),
+        _variant(1, 2304, 9216, torch.bfloat16, norm="rms"),
+        _variant(4, 256, 4096, torch.bfloat16, norm="layer", bias=True),
+    ]
+
+
+def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str = "none", bias: bool = False) -> Variant:
+    plan = tile(m, n, k, dtype)
+    splits, _ = columns(n, k, plan)
+    given = "x weight residual y" + " bias" * bias + {"none": "", "rms": " gain", "layer": " gain shift"}[norm]
+    pointers, constants = typed(dtype, "x weight bias residual gain shift y", given)
+    shared = {"partial": "*fp32", "tickets": "*i32"}
+    if splits > 1 or norm != "none":
+        pointers |= shared
+    else:
+        constants |= dict.fromkeys(shared)
+    return Variant(
+        linear_residual_kernel,
+        pointers | {"M": "i32", "N": "i32", "K": "i32", "each": "i32", "scale": "fp32", "eps": "fp32"},
+        constants | plan.constants | {"NORM": norm, "SPLITS": splits, "BLOCK_H": held(n, plan), "PDL": True},
+        warps=plan.warps,
+        stages=1,
+        divisible=("N", "K", "each"),
+    )
