@@ -179,7 +179,7 @@ def reference(
     return y if past is None else (y, state.to(past.dtype))
 
 
-def _rows(t: torch.Tensor) -> torch.Tensor:
+def rows(t: torch.Tensor) -> torch.Tensor:
     """t [batch, seq, width] with tokens at one distance and widths side by side, as a slice of a projection is."""
     even = t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1)
     return t if even else t.contiguous()
@@ -220,19 +220,19 @@ def selective_scan(
     wanted = max(1, min(seq // SHORTEST, PROGRAMS // (blocks * batch)))
     chunk = triton.cdiv(seq, wanted) if chunk is None else min(chunk, seq)
     parts = triton.cdiv(seq, chunk)
-    x, delta, b, c = (_rows(t) for t in (x, delta, b, c))
+    x, delta, b, c = (rows(t) for t in (x, delta, b, c))
     rates = (a.T.float() * math.log2(math.e)).contiguous()
     d, past = (None if t is None else t.contiguous() for t in (d, past))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     present = None if past is None else torch.empty_like(past)
     ends = rates.new_empty(batch, parts, states, channels)
     sums = rates.new_empty(batch, parts, channels)
-    rows = x.stride(1), delta.stride(1), b.stride(1)
+    strides = x.stride(1), delta.stride(1), b.stride(1)
     more = {**sizes, "BLOCK_N": triton.next_power_of_2(states), "PDL": has_pdl(x), **options(x, warps=1)}
     if parts > 1:
-        _end_kernel[(parts - 1, blocks, batch)](x, delta, rates, b, ends, sums, seq, chunk, *rows, **more)
+        _end_kernel[(parts - 1, blocks, batch)](x, delta, rates, b, ends, sums, seq, chunk, *strides, **more)
     _scan_kernel[(parts, blocks, batch)](
-        x, delta, rates, b, c, d, past, ends, sums, y, present, seq, chunk, *rows, c.stride(1), **more
+        x, delta, rates, b, c, d, past, ends, sums, y, present, seq, chunk, *strides, c.stride(1), **more
     )
     return y if present is None else (y, present)
 

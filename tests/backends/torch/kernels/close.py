@@ -20,12 +20,17 @@ def exact(x: torch.Tensor) -> NDArray[np.float64]:
     return array
 
 
-def assert_close(got: torch.Tensor, want: NDArray[np.float64], terms: int) -> None:
+def assert_close(
+    got: torch.Tensor, want: NDArray[np.float64], terms: int, inner: tuple[int, torch.dtype] = (0, torch.float32)
+) -> None:
     """`got` is `want`, rounded once to its dtype after sums of `terms` products in f32, against the largest of `want`.
 
-    The bound: half a unit of the dtype with room for a tie, and 4 eps(f32) √terms.
+    The bound: half a unit of the dtype with room for a tie, 4 eps(f32) √terms, and half a unit for each of the `inner`
+    roundings of operands on the way, to that dtype; they hit every term by itself, so that they do not grow with them.
     """
     assert got.shape == want.shape
+    count, dtype = inner
     bound = 0.75 * torch.finfo(got.dtype).eps + 4 * torch.finfo(torch.float32).eps * terms**0.5
+    bound += count * torch.finfo(dtype).eps / 2
     error = np.abs(exact(got) - want).max() / np.abs(want).max()
     assert error <= bound, f"{error:.2e} is more than {bound:.2e}"

@@ -83,7 +83,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
     given = case((2, 5, 6, 4), torch.float32, device)
     wide = torch.cat([given.b, given.c, given.x, given.delta], -1)
     b, c, x, delta = wide.split([4, 4, 6, 6], -1)
-    assert kernel._rows(x).data_ptr() == x.data_ptr()
+    assert kernel.rows(x).data_ptr() == x.data_ptr()
     for got, want in zip(
         kernel.selective_scan(x, delta, given.a, b, c, given.d, given.past), unrolled(given), strict=True
     ):

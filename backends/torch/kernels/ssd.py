@@ -1,0 +1,381 @@
+"""The recurrence of Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), for prompts and for one token.
+
+h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ and y_t = h_tᵀ C_t + D x_t per head, A, D scalars, the state h [states, p] in
+f32. A prompt is cut into chunks, each gone through in blocks of 64 tokens, in three kernels: the state that every chunk
+ends in if it starts from zero (products of matrices); the states that the chunks do start from (a running sum, one
+term a chunk); and y, which in a block is C times the state at its start plus the masked products C Bᵀ within it. The
+state at the start of a block is never formed: C times it is C h for the chunk's start, and block by block up to here it
+decays by one scalar and gains (C Bᵀ) x with every token's decay folded into x. Exponentials of matrices are left only
+within a block.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import launch
+from .launch import Variant, has_pdl, jit, options, tl, triton
+from .selective_scan import rows
+
+TOKENS = 64  # of a block
+CHUNK = 4  # blocks: longer chunks write fewer states, shorter ones have more programs
+STEP_WIDTH = 32  # columns of the state that a program of the one-token kernel has
+MOST_STATES, MOST_WIDTH = 256, 128
+
+
+@jit
+def _dot(a, b, INTERP: tl.constexpr):
+    if INTERP:  # products of bf16 are wrong there
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@jit
+def _decays(delta_ptr, row, there, stride, head, a):
+    """Δ of a block of tokens; the sum of Δ A log₂ e up to each, itself included; and of all."""
+    step = tl.load(delta_ptr + row * stride + head, mask=there, other=0.0).to(tl.float32)
+    return step, tl.cumsum(step * a, 0), tl.sum(step * a, 0)
+
+
+@jit
+def _end_kernel(
+    x_ptr, delta_ptr, a_ptr, b_ptr, ends_ptr, sums_ptr, seq, x_row, delta_row, b_row,
+    STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Per chunk: BLOCK_P columns of the state [states, p] that it ends in if it starts from zero, and ΣΔ A log₂ e.
+
+    SHARE heads read one B."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    SPLITS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
+    head, heads, batch = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS, tl.program_id(2)
+    part, n, p = tl.program_id(1), tl.arange(0, BLOCK_N), (tl.program_id(0) % SPLITS) * BLOCK_P + tl.arange(0, BLOCK_P)
+    a = tl.load(a_ptr + head).to(tl.float32) * 1.4426950408889634
+    state, total = tl.zeros((BLOCK_N, BLOCK_P), tl.float32), 0.0
+    for block in range(CHUNK):
+        t = (part * CHUNK + block) * TOKENS + tl.arange(0, TOKENS)
+        there, row = t < seq, (batch * seq + t).to(tl.int64)
+        step, sums, whole = _decays(delta_ptr, row, there, delta_row, head, a)
+        at = x_ptr + row[:, None] * x_row + head * WIDTH + p[None, :]
+        x = tl.load(at, mask=there[:, None] & (p < WIDTH)[None, :], other=0.0)
+        at = b_ptr + row[None, :] * b_row + (head // SHARE) * STATES + n[:, None]
+        b = tl.load(at, mask=there[None, :] & (n < STATES)[:, None], other=0.0)
+        driven = (x.to(tl.float32) * (step * tl.exp2(whole - sums))[:, None]).to(x.dtype)
+        state = tl.exp2(whole) * state + _dot(b, driven, INTERP)
+        total += whole
+    at = ((batch * tl.num_programs(1) + part) * heads + head).to(tl.int64)
+    tl.store(sums_ptr + at, total)
+    cell = (at * STATES + n)[:, None] * WIDTH + p[None, :]
+    tl.store(ends_ptr + cell, state, mask=(n < STATES)[:, None] & (p < WIDTH)[None, :])
+
+
+@jit
+def _start_kernel(
+    ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """What a chunk from zero ends in gives way to what the chunk starts from; `present` is the end of the last one."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine, own = cell < SIZE, (batch * heads + head).to(tl.int64) * SIZE
+    state = tl.zeros((BLOCK,), tl.float32)
+    if past_ptr is not None:
+        state = tl.load(past_ptr + own + cell, mask=mine, other=0.0).to(tl.float32)
+    at = (batch * parts * heads + head).to(tl.int64)
+    end, whole = tl.load(ends_ptr + at * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + at)
+    for part in range(parts):
+        to = ends_ptr + (at + part * heads) * SIZE + cell
+        ahead = at + tl.minimum(part + 1, parts - 1) * heads  # read ahead by one chunk
+        next_end, next_whole = tl.load(ends_ptr + ahead * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + ahead)
+        tl.store(to, state, mask=mine)
+        state = tl.exp2(whole) * state + end
+        end, whole = next_end, next_whole
+    if present_ptr is not None:
+        tl.store(present_ptr + own + cell, state.to(present_ptr.dtype.element_ty), mask=mine)
+
+
+@jit
+def _product(c_rows, b_rows, c_there, b_there, ACROSS, STATES: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, INTERP: tl.constexpr,
+):  # fmt: skip
+    """C of a block of tokens, [tokens, states], times [states, WIDTH], whose rows are ACROSS apart."""
+    y, n = tl.zeros((c_rows.shape[0], WIDTH), tl.float32), tl.arange(0, BLOCK_K)
+    for first in range(0, BLOCK_N, BLOCK_K):
+        known = first + n < STATES
+        c = tl.load(c_rows + (first + n)[None, :], mask=c_there[:, None] & known[None, :], other=0.0)
+        b = tl.load(b_rows + (first + n)[:, None] * ACROSS, mask=known[:, None] & b_there[None, :], other=0.0)
+        y += _dot(c, b.to(c.dtype), INTERP)
+    return y
+
+
+@jit
+def _scan_kernel(
+    x_ptr, delta_ptr, a_ptr, b_ptr, c_ptr, d_ptr, starts_ptr, y_ptr, seq, x_row, delta_row, b_row, c_row,
+    STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y of one block."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    head, heads, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
+    p, within = tl.arange(0, BLOCK_P), tl.arange(0, TOKENS)
+    wide, group = p < WIDTH, (head // SHARE) * STATES
+    part, before = tl.program_id(1) // CHUNK, tl.program_id(1) % CHUNK
+    a = tl.load(a_ptr + head).to(tl.float32) * 1.4426950408889634
+    t = tl.program_id(1) * TOKENS + within
+    there, row = t < seq, (batch * seq + t).to(tl.int64)
+    c_rows = c_ptr + row[:, None] * c_row + group
+    start = ((batch * tl.cdiv(tl.cdiv(seq, TOKENS), CHUNK) + part) * heads + head).to(tl.int64)
+    y = _product(
+        c_rows, starts_ptr + start * STATES * WIDTH + p[None, :], there, wide, WIDTH,
+        STATES, BLOCK_N, BLOCK_K, BLOCK_P, INTERP,
+    )  # fmt: skip
+    for block in range(before):
+        s = (batch * seq + (part * CHUNK + block) * TOKENS + within).to(tl.int64)
+        b_rows = b_ptr + s[None, :] * b_row + group
+        pairs = _product(c_rows, b_rows, there, within >= 0, 1, STATES, BLOCK_N, BLOCK_K, TOKENS, INTERP)
+        step, sums, whole = _decays(delta_ptr, s, within >= 0, delta_row, head, a)
+        x = tl.load(x_ptr + s[:, None] * x_row + head * WIDTH + p[None, :], mask=wide[None, :], other=0.0)
+        driven = (x.to(tl.float32) * (step * tl.exp2(whole - sums))[:, None]).to(x.dtype)
+        y = tl.exp2(whole) * y + _dot(pairs.to(x.dtype), driven, INTERP)
+
+    b_rows = b_ptr + row[None, :] * b_row + group
+    pairs = _product(c_rows, b_rows, there, there, 1, STATES, BLOCK_N, BLOCK_K, TOKENS, INTERP)
+    step, sums, _ = _decays(delta_ptr, row, there, delta_row, head, a)
+    x_at = x_ptr + row[:, None] * x_row + head * WIDTH + p[None, :]
+    x = tl.load(x_at, mask=there[:, None] & wide[None, :], other=0.0)
+    gap = tl.where(within[:, None] >= within[None, :], sums[:, None] - sums[None, :], float("-inf"))
+    pairs = (pairs * tl.exp2(gap) * step[None, :]).to(x.dtype)
+    y = tl.exp2(sums)[:, None] * y + _dot(pairs, x, INTERP)
+    if d_ptr is not None:
+        y += tl.load(d_ptr + head).to(tl.float32) * x.to(tl.float32)
+    y_at = y_ptr + (row[:, None] * heads + head) * WIDTH + p[None, :]
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=there[:, None] & wide[None, :])
+
+
+@jit
+def _step_kernel(
+    x_ptr, delta_ptr, a_ptr, b_ptr, c_ptr, d_ptr, past_ptr, y_ptr, present_ptr, x_row, delta_row, b_row, c_row,
+    STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One token; present may be past, as each thread rewrites what it has read."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
+    n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    known, wide = n < STATES, p < WIDTH
+    a, d = tl.load(a_ptr + head).to(tl.float32), 0.0
+    if d_ptr is not None:
+        d = tl.load(d_ptr + head).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    cell = ((batch * heads + head) * STATES + n)[:, None] * WIDTH + p[None, :]
+    state = tl.load(past_ptr + cell, mask=known[:, None] & wide[None, :], other=0.0).to(tl.float32)
+    step = tl.load(delta_ptr + batch * delta_row + head).to(tl.float32)
+    x = tl.load(x_ptr + batch * x_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
+    group = (head // SHARE) * STATES + n
+    b = tl.load(b_ptr + batch * b_row + group, mask=known, other=0.0).to(tl.float32)
+    c = tl.load(c_ptr + batch * c_row + group, mask=known, other=0.0).to(tl.float32)
+    state = tl.exp2(step * a * 1.4426950408889634) * state + b[:, None] * (step * x)[None, :]
+    tl.store(present_ptr + cell, state.to(present_ptr.dtype.element_ty), mask=known[:, None] & wide[None, :])
+    y = tl.sum(state * c[:, None], axis=0) + d * x
+    tl.store(y_ptr + (batch * heads + head) * WIDTH + p, y.to(y_ptr.dtype.element_ty), mask=wide)
+
+
+def refusal(x: torch.Tensor, b: torch.Tensor, heads: int, groups: int = 1) -> str | None:
+    """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
+    if x.dtype == torch.float64:
+        return "the kernel computes in f32"
+    states, width = b.shape[-1] // groups, x.shape[-1] // heads
+    if states > MOST_STATES or width > MOST_WIDTH:
+        return f"a state [{states}, {width}] is larger than [{MOST_STATES}, {MOST_WIDTH}]"
+    if b.dtype != x.dtype:
+        return f"x is {x.dtype} and b {b.dtype}"
+    return launch.refusal(x)
+
+
+def _check(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    past: torch.Tensor | None,
+    heads: int,
+    groups: int,
+) -> tuple[int, int]:
+    """States and width of a head."""
+    if heads % groups or x.shape[-1] % heads or b.shape[-1] % groups:
+        raise ValueError(f"x {[*x.shape]} and b {[*b.shape]} do not fall into {heads} heads and {groups} groups")
+    if delta.shape != (*x.shape[:-1], heads) or a.shape != (heads,):
+        raise ValueError(f"delta {[*delta.shape]} and a {[*a.shape]} do not fit {heads} heads of x {[*x.shape]}")
+    if b.shape != c.shape or b.shape[:-1] != x.shape[:-1]:
+        raise ValueError(f"b {[*b.shape]} and c {[*c.shape]} do not fit x {[*x.shape]}")
+    states, width = b.shape[-1] // groups, x.shape[-1] // heads
+    if past is not None and past.shape != (len(x), heads, states, width):
+        raise ValueError(f"past {[*past.shape]} must be {[len(x), heads, states, width]}")
+    return states, width
+
+
+def reference(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None = None,
+    past: torch.Tensor | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What `ssd` computes, token by token, in f32 (f64 for f64)."""
+    states, width = _check(x, delta, a, b, c, past, heads, groups)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    xs = x.to(wide).unflatten(2, (heads, width))
+    steps = delta.to(wide)[..., None, None]
+    bs, cs = (t.to(wide).unflatten(2, (groups, states)).repeat_interleave(heads // groups, 2) for t in (b, c))
+    decays = torch.exp(steps * a.to(wide)[:, None, None])
+    state = xs.new_zeros(len(x), heads, states, width) if past is None else past.to(wide)
+    ys = []
+    for t in range(x.shape[1]):
+        state = decays[:, t] * state + steps[:, t] * bs[:, t, :, :, None] * xs[:, t, :, None]
+        ys.append((state * cs[:, t, :, :, None]).sum(2))
+    y = torch.stack(ys, 1)
+    y = (y if d is None else y + d.to(wide)[:, None] * xs).to(x.dtype).flatten(2)
+    return y if past is None else (y, state.to(past.dtype))
+
+
+def _sizes(dtype: torch.dtype, states: int, width: int) -> tuple[dict[str, int], dict[str, int], int, int]:
+    """Constants and warps of `_end_kernel` and of `_scan_kernel`: what fits in registers."""
+    wide = dtype == torch.float32
+    block_n, block_p = (max(16, int(triton.next_power_of_2(n))) for n in (states, width))
+    both = {"STATES": states, "WIDTH": width, "CHUNK": CHUNK, "TOKENS": TOKENS, "BLOCK_N": block_n}
+    end = {**both, "BLOCK_P": max(16, min(block_p, 8192 // block_n))}
+    scan = {**both, "BLOCK_P": block_p, "BLOCK_K": min(block_n, 32 if wide else 64)}
+    return end, scan, 8 if wide else 4, 8 if wide or block_n * block_p > 8192 else 4
+
+
+def ssd(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None = None,
+    past: torch.Tensor | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The recurrence over a prompt.
+
+    x [batch, seq, heads·p], delta [batch, seq, heads], a (negative) and d [heads], b, c [batch, seq, groups·states]
+    (head h reads group ⌊h·groups/heads⌋); slices of a wider last axis included → y like x. With `past` [batch, heads,
+    states, p], the state before x, also the one after x, a new tensor like past.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    if refusal(x, b, heads, groups) is not None:
+        return reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+    states, width = _check(x, delta, a, b, c, past, heads, groups)
+    batch, seq, _ = x.shape
+    x, delta, b, c = (rows(t) for t in (x, delta, b, c))
+    a, d, past = (None if t is None else t.contiguous() for t in (a, d, past))
+    parts = triton.cdiv(seq, TOKENS * CHUNK)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    present = None if past is None else torch.empty_like(past)
+    starts = torch.empty(batch, parts, heads, states, width, dtype=torch.float32, device=x.device)
+    sums = torch.empty(batch, parts, heads, dtype=torch.float32, device=x.device)
+    end, scan, end_warps, scan_warps = _sizes(x.dtype, states, width)
+    more = {"SHARE": heads // groups, "INTERP": not x.is_cuda, "PDL": has_pdl(x)}
+    strides, splits = (x.stride(1), delta.stride(1), b.stride(1)), triton.cdiv(width, end["BLOCK_P"])
+    _end_kernel[(heads * splits, parts, batch)](
+        x, delta, a, b, starts, sums, seq, *strides, **end, **more, **options(x, end_warps, stages=2)
+    )
+    _start_kernel[(triton.cdiv(states * width, 1024), heads, batch)](
+        starts, sums, past, present, parts, SIZE=states * width, BLOCK=1024, PDL=has_pdl(x), **options(x)
+    )
+    _scan_kernel[(heads, triton.cdiv(seq, TOKENS), batch)](
+        x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **more, **options(x, scan_warps, stages=2)
+    )
+    return y if present is None else (y, present)
+
+
+def ssd_step(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    past: torch.Tensor,
+    present: torch.Tensor | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of `ssd`: x, delta, b, c [batch, …] without seq → y like x, and the new state.
+
+    The new state is written to `present`, which may be `past` itself (in place), or to a new tensor.
+
+    Raises:
+        ValueError: the shapes do not fit, or a state is not contiguous.
+    """
+    states, width = _check(x, delta, a, b, c, past, heads, groups)
+    present = torch.empty_like(past) if present is None else present
+    if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
+        raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
+    if refusal(x, b, heads, groups) is not None:
+        x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
+        y, after = reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+        present.copy_(after)
+        return y[:, 0], present
+    x, delta, b, c = (t if t.stride(1) == 1 else t.contiguous() for t in (x, delta, b, c))
+    a, d = (None if t is None else t.contiguous() for t in (a, d))
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _step_kernel[(triton.cdiv(width, STEP_WIDTH), heads, len(x))](
+        x, delta, a, b, c, d, past, y, present, x.stride(0), delta.stride(0), b.stride(0), c.stride(0),
+        STATES=states, WIDTH=width, SHARE=heads // groups, BLOCK_N=triton.next_power_of_2(states), BLOCK_P=STEP_WIDTH,
+        PDL=has_pdl(x), **options(x),
+    )  # fmt: skip
+    return y, present
+
+
+def variants() -> list[Variant]:
+    """Mamba-2 and Codestral-Mamba (128 states, heads of 64), Falcon-H1 (256 states), Nemotron-H (heads of 80)."""
+    found = []
+    for dtype, states, width, share in (
+        (torch.bfloat16, 128, 64, 80),
+        (torch.float16, 256, 64, 32),
+        (torch.bfloat16, 128, 80, 16),
+        (torch.bfloat16, 256, 128, 32),
+        (torch.float32, 128, 64, 80),
+        (torch.float32, 256, 64, 32),
+    ):
+        kind = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}.get(dtype, "*fp32")
+        data = dict.fromkeys(("x_ptr", "delta_ptr", "b_ptr", "c_ptr", "y_ptr", "d_ptr", "a_ptr"), kind)
+        state = dict.fromkeys(("past_ptr", "present_ptr", "ends_ptr", "starts_ptr", "sums_ptr"), "*fp32")
+        distances = dict.fromkeys(("x_row", "b_row", "c_row", "delta_row"), "i32")
+        offered = {**data, **state, "seq": "i32", "parts": "i32", **distances}
+        end, scan, end_warps, scan_warps = _sizes(dtype, states, width)
+        step = {**scan, "BLOCK_P": STEP_WIDTH}
+        more = {"SHARE": share, "INTERP": False, "PDL": True, "SIZE": states * width, "BLOCK": 1024}
+        for kernel, sizes, warps, stages in (
+            (_end_kernel, end, end_warps, 2),
+            (_start_kernel, {}, 4, 3),
+            (_scan_kernel, scan, scan_warps, 2),
+            (_step_kernel, step, 4, 3),
+        ):
+            types = {name: offered[name] for name in kernel.arg_names if name in offered}
+            constants = {name: value for name, value in {**sizes, **more}.items() if name in kernel.arg_names}
+            divisible = [name for name in ("x_row", "b_row", "c_row") if name in types]
+            found.append(Variant(kernel, types, constants, warps, stages, divisible=divisible))
+    return found
