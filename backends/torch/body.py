@@ -85,9 +85,10 @@ class _Writer:
         taken: list[str] = []
         for item in stateful:
             slots = [o.name for o in reads(item) if isinstance(o, Slot)]
-            stem = slots[0] if slots else _first(item).path.rpartition(".")[2].rstrip("0123456789") or "state"
-            name = stem if stem not in (*taken, "cache") else f"{stem}_{len(taken) + 1}"
-            taken.append(name)
+            stem = slots[0] if slots else _words(_first(item).path)[-1]
+            name = f"{stem}_cache" if stem != "cache" else "kv_cache"
+            taken.append(name if name not in taken else f"{name}_{len(taken) + 1}")
+            name = taken[-1]
             self.states[item] = name
         if taken:
             text = f"{', '.join(taken)} = cache or (None,) * {len(taken)}"
@@ -166,7 +167,12 @@ class _Writer:
             callee = attribute("self", local)
         else:
             callee = "layer"
-            sources.append(("layer", attribute("self", local.rpartition(".")[0])))
+            container = local.rpartition(".")[0]
+            numbers = [int(c.path.rpartition(".")[2]) for c in calls]
+            inner = (relative(p, self.method.path).rpartition(".") for p in self.method.modules)
+            count = sum(stem == container and number.isdigit() for stem, _, number in inner)
+            cut = "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
+            sources.append(("layer", attribute("self", container) + cut))
         arguments = list(shared)
         if rest is not None:
             sources.append(("own", rest))
@@ -223,6 +229,10 @@ def _first(item: Item) -> Call:
     found = item.calls[0] if isinstance(item, Loop) else item
     assert isinstance(found, Call)
     return found
+
+
+def _words(path: str) -> list[str]:
+    return [p for p in path.split(".") if not p.isdigit()] or ["layers"]
 
 
 def _alike(o: Operand, results: Iterable[Var]) -> bool:

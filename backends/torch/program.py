@@ -6,6 +6,7 @@ stand for the operands. `structure` then gathers the statements of a scope into 
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ class Statement:
     scope: str
     replaces: int | None = None
     comment: str = ""
+    early: bool = False  # shared by layers: it stands before them
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Emitter:
 
     def enter(self, node: Node) -> None:
         """What is emitted from now on stands for `node`."""
-        self.node, self.scope = node, node.scope
+        self.node, self.scope = node, attribute_path(node.scope)
 
     def leave(self) -> None:
         """What is emitted from now on stands for no node."""
@@ -155,7 +157,7 @@ class Emitter:
                 return self.emit("{0}.transpose(1, 2)", apart, name=_local(value), replaces=0)
         width = value.width // count
         shape = ", ".join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))
-        text = f"{{0}}.unflatten(-1, ({count}, {width})).transpose(1, 2)"
+        text = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)"
         return self.emit(text, value, name=_local(value), replaces=0, comment=f"[{shape}]")
 
     def set_heads(self, value: Value, count: int, made: Var) -> None:
@@ -205,6 +207,7 @@ class Emitter:
             outer, self.scope = self.scope, TOP
             try:
                 self._hoisted[key] = self.many(text, *operands, names=names, comment=comment)
+                self.program.statements[-1].early = True
             finally:
                 self.scope = outer
         return self._hoisted[key]
@@ -220,7 +223,10 @@ class Emitter:
             return None
         params = tuple(w for w in given.values() if isinstance(w, Param))
         (path,) = paths
-        if not path or any(w.name != f"{path}.{name}" for name, w in given.items()) or not self._inside(path):
+        if not path or any(w.name != f"{path}.{name}" for name, w in given.items()):
+            return None
+        path = attribute_path(path)
+        if not self._inside(path):
             return None
         leaf = Leaf(path, init)
         if path not in self._leaves:
@@ -228,8 +234,9 @@ class Emitter:
                 return None
             self._leaves[path] = leaf, params
             for p in params:
-                self._made[p] = Held(p.name, tuple(p.type.concrete({})))
-                self.program.weights[p.name] = p
+                key = attribute_path(p.name)
+                self._made[p] = Held(key, tuple(p.type.concrete({})))
+                self.program.weights[key] = p
         return leaf if self._leaves[path] == (leaf, params) else None
 
     def _inside(self, path: str) -> bool:
@@ -241,9 +248,10 @@ class Emitter:
         if (text := formula(param.recipe)) is not None:
             like = next(iter(self.graph.inputs.values()))
             return self.hoist(param.recipe, text, like, name=param.name.replace(".", "_"))
-        self.program.weights[param.name] = param
+        key = attribute_path(param.name)
+        self.program.weights[key] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
-        return Held(param.name, tuple(param.type.concrete({})), is_constant(param.recipe) or bool(whole), whole)
+        return Held(key, tuple(param.type.concrete({})), is_constant(param.recipe) or bool(whole), whole)
 
     # -- sizes
 
@@ -289,6 +297,12 @@ class Emitter:
             texts.append(_renumbered(text, first + len(operands)))
             operands += used
         return ", ".join(texts), operands
+
+
+def attribute_path(path: str) -> str:
+    """`path` with every part a name that Python takes for an attribute: ``in`` becomes ``in_``."""
+    parts = (re.sub(r"\W", "_", part) for part in path.split("."))
+    return ".".join(f"{p}_" if keyword.iskeyword(p) else p for p in parts)
 
 
 def _local(value: Value) -> str:

@@ -118,10 +118,9 @@ class _Writer:
         returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
         cache = _new_cache(method) if method.slots else ""
         if cache and top:
-            single = len(method.stateful) == 1
-            cache = (
-                f"Cache({cache if single and isinstance(method.stateful[0], Loop) else _listed(cache, single)}, length)"
-            )
+            whole = len(method.stateful) == 1 and isinstance(method.stateful[0], Loop)
+            listed = f"[{cache}]" if len(method.stateful) == 1 else f"[{cache[1:-1]}]"
+            cache = f"Cache({cache if whole else listed}, length)"
         constants = top and any(isinstance(h, Held) and h.constant for m in _all(method) for h in m.holds.values())
         self.classes[name] = Class(
             name,
@@ -167,10 +166,6 @@ def _kind(item: Item, writer: _Writer) -> str:
     return next(o.type for o in item.operands if isinstance(o, Slot))
 
 
-def _listed(text: str, single: bool) -> str:
-    return f"[{text}]" if single else f"[*{text}]"
-
-
 def _all(method: Method) -> list[Method]:
     return [method, *(m for inner in method.modules.values() for m in _all(inner))]
 
@@ -204,8 +199,12 @@ def _new_cache(method: Method) -> str:
         elif len({*paths}) == 1:
             texts.append(f"[{paths[0]}.new_cache(batch, length) for _ in range({len(calls)})]")
         else:
-            container = attribute("self", relative(calls[0].path, method.path).rpartition(".")[0])
-            texts.append(f"[layer.new_cache(batch, length) for layer in {container}]")
+            container = relative(calls[0].path, method.path).rpartition(".")[0]
+            numbers = [int(c.path.rpartition(".")[2]) for c in calls]
+            inner = (relative(p, method.path).rpartition(".") for p in method.modules)
+            count = sum(stem == container and number.isdigit() for stem, _, number in inner)
+            cut = "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
+            texts.append(f"[layer.new_cache(batch, length) for layer in {attribute('self', container)}{cut}]")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 

@@ -137,8 +137,6 @@ class _Builder:
         method.holds = {
             p: h for p, h in self.held.items() if inside(p, path) and not any(inside(p, m) for m in modules)
         }
-        if path == TOP:  # what nobody inside reads belongs to whom it is named after all the same
-            pass
         method.inputs = _inputs(method)
         method.key = _key(method)
         return method
@@ -198,13 +196,11 @@ def _dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) -> nx.Di
     maker = {v: i for i, (_, members) in enumerate(groups) for s in members for v in s.results}
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(range(len(groups)))
-    last: dict[Slot, int] = {}
     for i, (_, members) in enumerate(groups):
         for s in members:
             for o in s.operands:
                 if isinstance(o, Var) and maker.get(o, i) != i:
                     graph.add_edge(maker[o], i)
-    del last
     return graph
 
 
@@ -216,7 +212,8 @@ def _cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
 
 
 def _ordered(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple[str | None, list[Statement]]]:
-    order = nx.lexicographical_topological_sort(_dependencies(groups))
+    early = [name is None and members[0].early for name, members in groups]
+    order = nx.lexicographical_topological_sort(_dependencies(groups), key=lambda i: (not early[i], i))
     return [groups[i] for i in order]
 
 
@@ -295,7 +292,7 @@ def _follows(path: str, after: str) -> bool:
 def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
     calls = [c for c in run if isinstance(c, Call)]
     same = len({c.path for c in calls}) == 1
-    if not same and (len({c.path for c in calls}) != len(calls) or not calls[0].path.endswith(".0")):
+    if not same and len({c.path for c in calls}) != len(calls):
         return None
     if len({len(c.results) for c in calls}) != 1 or len({c.slots for c in calls}) != 1:
         return None
