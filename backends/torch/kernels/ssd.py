@@ -288,7 +288,7 @@ def ssd(
     states, width = _check(x, delta, a, b, c, past, heads, groups)
     batch, seq, _ = x.shape
     x, delta, b, c = (rows(t) for t in (x, delta, b, c))
-    a, d, past = (None if t is None else t.contiguous() for t in (a, d, past))
+    a, (d, past) = a.contiguous(), (None if t is None else t.contiguous() for t in (d, past))
     parts = triton.cdiv(seq, TOKENS * CHUNK)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     present = None if past is None else torch.empty_like(past)
@@ -339,7 +339,7 @@ def ssd_step(
         present.copy_(after)
         return y[:, 0], present
     x, delta, b, c = (t if t.stride(1) == 1 else t.contiguous() for t in (x, delta, b, c))
-    a, d = (None if t is None else t.contiguous() for t in (a, d))
+    a, d = a.contiguous(), None if d is None else d.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _step_kernel[(triton.cdiv(width, STEP_WIDTH), heads, len(x))](
         x, delta, a, b, c, d, past, y, present, x.stride(0), delta.stride(0), b.stride(0), c.stride(0),

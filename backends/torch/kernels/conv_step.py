@@ -1,0 +1,124 @@
+"""One token of the causal depthwise convolution that Mamba, Mamba-2 and their kin put before their recurrence.
+
+It shifts its state, multiplies, adds and applies the activation in one kernel. In Mamba (arXiv 2312.00752) two
+projections lie between it and the recurrence; in Mamba-2 (arXiv 2405.21060) all heads read the same convolved B and C,
+so that heads which convolved for themselves would race for the state. Hence a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import launch
+from .activation import ACTIVATIONS, activate
+from .launch import Variant, has_pdl, jit, options, tl, triton
+
+BLOCK = 128  # channels of a program
+
+
+@jit
+def _conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, past_ptr, y_ptr, present_ptr, x_row,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    batch = tl.program_id(1).to(tl.int64)
+    channel, tap = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TAPS)[None, :]
+    mine, at = channel < CHANNELS, channel[:, None]
+    weight = tl.load(weight_ptr + at * WIDTH + tap, mask=mine[:, None] & (tap < WIDTH), other=0.0).to(tl.float32)
+    y = tl.zeros((BLOCK,), tl.float32)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + channel, mask=mine, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    state = batch * (WIDTH - 1) * CHANNELS + tap * CHANNELS + at
+    before = tl.load(past_ptr + state, mask=mine[:, None] & (tap < WIDTH - 1), other=0.0)
+    x = tl.load(x_ptr + batch * x_row + at, mask=mine[:, None], other=0.0)
+    seen = tl.where(tap < WIDTH - 1, before, x.to(before.dtype))
+    tl.debug_barrier()  # past may be present: all is read before anything is written
+    tl.store(present_ptr + state - CHANNELS, seen, mask=mine[:, None] & (tap > 0) & (tap < WIDTH))
+    y += tl.sum(tl.where(tap < WIDTH - 1, before.to(tl.float32), x.to(tl.float32)) * weight, axis=1)
+    y = activate(y, ACTIVATION).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + batch * CHANNELS + channel, y, mask=mine)
+
+
+def refusal(x: torch.Tensor) -> str | None:
+    """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    return "the kernel computes in f32" if x.dtype == torch.float64 else launch.refusal(x)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, past: torch.Tensor, activation: str) -> None:
+    batch, channels = x.shape
+    if weight.ndim != 2 or len(weight) != channels:
+        raise ValueError(f"weight {[*weight.shape]} must be [{channels}, width] for x {[*x.shape]}")
+    if past.shape != (batch, weight.shape[1] - 1, channels):
+        raise ValueError(f"past {[*past.shape]} must be {[batch, weight.shape[1] - 1, channels]}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    past: torch.Tensor,
+    present: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `conv_step` computes, with torch."""
+    _check(x, weight, past, activation)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    seen = torch.cat([past.to(wide), x[:, None].to(wide)], 1)  # [batch, width, channels]
+    y = (seen * weight.T.to(wide)).sum(1)
+    y = ACTIVATIONS[activation](y if bias is None else y + bias.to(wide)).to(x.dtype)
+    after = seen[:, 1:].to(past.dtype)
+    return y, after if present is None else present.copy_(after)
+
+
+def conv_step(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    past: torch.Tensor,
+    present: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y = activation(Σ_j weight[:, j] · the input width − 1 − j tokens ago + bias), and the last width − 1 inputs.
+
+    x [batch, channels], which may be a slice of a projection, weight [channels, width], bias [channels], past [batch,
+    width − 1, channels] → y like x. What was seen is written to `present`, which may be `past` itself, or to a new
+    tensor like it.
+
+    Raises:
+        ValueError: the shapes do not fit, a state is not contiguous, or the activation is unknown.
+    """
+    _check(x, weight, past, activation)
+    target = torch.empty_like(past) if present is None else present
+    if target.shape != past.shape or not (past.is_contiguous() and target.is_contiguous()):
+        raise ValueError(f"past {[*past.shape]} and present {[*target.shape]} must be alike and contiguous")
+    if refusal(x) is not None:
+        return reference(x, weight, bias, past, target, activation=activation)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    (batch, channels), width = x.shape, weight.shape[1]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _conv_kernel[(triton.cdiv(channels, BLOCK), batch)](
+        x, weight.contiguous(), None if bias is None else bias.contiguous(), past, y, target, x.stride(0),
+        CHANNELS=channels, WIDTH=width, TAPS=triton.next_power_of_2(width), ACTIVATION=activation, BLOCK=BLOCK,
+        PDL=has_pdl(x), **options(x),
+    )  # fmt: skip
+    return y, target
+
+
+def variants() -> list[Variant]:
+    """Mamba-2.8B (5120 channels), Mamba-2-2.7B (5376), Falcon-Mamba-7B (8192). A few bytes per channel: no vectors."""
+    found = []
+    for kind, state, channels in (("*bf16", "*bf16", 5120), ("*fp16", "*fp32", 8192), ("*fp32", "*fp32", 5376)):
+        types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "y_ptr"), kind)
+        types |= {"past_ptr": state, "present_ptr": state, "x_row": "i32"}
+        sizes = {"CHANNELS": channels, "WIDTH": 4, "TAPS": 4, "ACTIVATION": "silu", "BLOCK": BLOCK, "PDL": True}
+        found.append(Variant(_conv_kernel, types, sizes, vectors=False, divisible=("x_row",)))
+    return found
