@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from ..device import gpus
 
+sys.path.append(str(Path(__file__).parent))  # its files are scripts too, which find each other by bare name
 collect_ignore_glob = [] if gpus() else ["test_*.py"]

@@ -1,0 +1,163 @@
+"""Inputs of every kernel for given sizes: normal numbers on a device, and what else its launcher takes.
+
+One function per kernel, named like it: `gpu_cases.py` calls it with sizes of real models, tests/gpu with odd ones.
+Weights have variance 1 / fan-in, so that results are of the size of their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of a launcher and its reference; `own` are keywords that only the launcher takes."""
+
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """A reference or peer of these inputs."""
+        return function(*self.args, **self.keywords)
+
+    def launch(self, launcher: Callable[..., Any], **more: Any) -> Any:
+        """The launcher of these inputs."""
+        return launcher(*self.args, **{**self.keywords, **self.own, **more})
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with every tensor changed: copied, or in another dtype."""
+
+        def changed(value: Any) -> Any:
+            if is_dataclass(value) and not isinstance(value, type):
+                return replace(value, **{f.name: changed(getattr(value, f.name)) for f in fields(value)})
+            return change(value) if isinstance(value, Tensor) else value
+
+        named = ({name: changed(value) for name, value in group.items()} for group in (self.keywords, self.own))
+        return Inputs(tuple(map(changed, self.args)), *named)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of it, in order."""
+        found: list[Tensor] = []
+
+        def note(t: Tensor) -> Tensor:
+            found.append(t)
+            return t
+
+        self.map(note)
+        return found
+
+    def wide(self) -> Inputs:
+        """The same with all numbers in f64, for a reference."""
+        return self.map(lambda t: t.double() if t.is_floating_point() else t.clone())
+
+
+class Draw:
+    """Random tensors on a device, always the same for a seed."""
+
+    def __init__(self, device: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.device, self.dtype = device, dtype
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+        drawn = torch.randn(shape, generator=self.generator, device=self.device)
+        return drawn.mul_(scale).to(dtype or self.dtype)
+
+    def uniform(self, *shape: int, low: float, high: float, dtype: torch.dtype | None = None) -> Tensor:
+        drawn = torch.rand(shape, generator=self.generator, device=self.device)
+        return drawn.mul_(high - low).add_(low).to(dtype or self.dtype)
+
+    def weight(self, *shape: int) -> Tensor:
+        """[…, out, in] with variance 1 / in."""
+        return self.normal(*shape, scale=shape[-1] ** -0.5)
+
+    def gain(self, size: int) -> Tensor:
+        return self.normal(size, scale=0.1).add_(1)
+
+    def positions(self, batch: int, value: int) -> Tensor:
+        return torch.full((batch, 1), value, dtype=torch.long, device=self.device)
+
+    def tickets(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self.device)
+
+
+def norm(draw: Draw, width: int, kind: str) -> Any:
+    """A norm of rows of `width`: none, rms or layer."""
+    from weft.backends.torch.kernels.norm import Norm
+
+    gain = None if kind == "none" else draw.gain(width)
+    return Norm(kind, gain, draw.normal(width, scale=0.1) if kind == "layer" else None, 1e-5)
+
+
+def norm_linear(draw: Draw, rows: int, out: int, inner: int, kind: str = "rms", bias: bool = False) -> Inputs:
+    """One product behind a norm: x [rows, inner], weight [out, inner], bias [out]."""
+    more = (draw.normal(out),) if bias else ()
+    return Inputs((draw.normal(rows, inner), draw.weight(out, inner), *more), {"norm": norm(draw, inner, kind)})
+
+
+def norm_glu(draw: Draw, rows: int, hidden: int, inner: int, kind: str = "rms", bias: bool = False) -> Inputs:
+    """A gated unit behind a norm: x [rows, inner], weight [2 · hidden, inner], bias [2 · hidden]."""
+    return norm_linear(draw, rows, 2 * hidden, inner, kind, bias)
+
+
+def linear_residual(draw: Draw, rows: int, out: int, inner: int, kind: str = "none") -> Inputs:
+    """A product added to a residual [rows, out]: x [rows, inner], weight [out, inner]."""
+    args = draw.normal(rows, inner), draw.weight(out, inner), draw.normal(rows, out)
+    return Inputs(args, {"norm": norm(draw, out, kind)}, {"tickets": draw.tickets(out)})
+
+
+def decode_attention(
+    draw: Draw, batch: int, heads: int, kv_heads: int, d: int, length: int, capacity: int = 0, **mask: Any
+) -> Inputs:
+    """One token after `length` - 1 others: q [batch, heads, d], caches [batch, kv_heads, capacity or length, d]."""
+    k, v = (draw.normal(batch, kv_heads, capacity or length, d) for _ in range(2))
+    positions = draw.positions(batch, length - 1)
+    return Inputs((draw.normal(batch, heads, d), k, v, positions), mask, {"tickets": draw.tickets(batch * heads)})
+
+
+def selective_scan(draw: Draw, batch: int, seq: int, channels: int, states: int, past: bool = False) -> Inputs:
+    """Mamba over a prompt: x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states]."""
+    x, (b, c) = draw.normal(batch, seq, channels), (draw.normal(batch, seq, states) for _ in range(2))
+    delta = draw.uniform(batch, seq, channels, low=0.001, high=0.1)
+    a = draw.uniform(channels, states, low=-float(states), high=-1.0, dtype=torch.float32)
+    state = (draw.normal(batch, states, channels, dtype=torch.float32),) if past else ()
+    return Inputs((x, delta, a, b, c, draw.normal(channels), *state))
+
+
+def selective_step(draw: Draw, batch: int, channels: int, states: int) -> Inputs:
+    """One token of it."""
+    x, delta, a, b, c, d, past = selective_scan(draw, batch, 1, channels, states, past=True).args
+    return Inputs((x[:, 0], delta[:, 0], a, b[:, 0], c[:, 0], d, past))
+
+
+def ssd(
+    draw: Draw, batch: int, seq: int, heads: int, width: int, states: int, groups: int = 1, past: bool = False
+) -> Inputs:
+    """Mamba-2: x [batch, seq, heads·width], delta [batch, seq, heads], b and c [batch, seq, groups·states]."""
+    x, (b, c) = draw.normal(batch, seq, heads * width), (draw.normal(batch, seq, groups * states) for _ in range(2))
+    delta = draw.uniform(batch, seq, heads, low=0.001, high=0.1)
+    a = draw.uniform(heads, low=-16.0, high=-1.0, dtype=torch.float32)
+    state = (draw.normal(batch, heads, states, width, dtype=torch.float32),) if past else ()
+    return Inputs((x, delta, a, b, c, draw.normal(heads), *state), {"heads": heads, "groups": groups})
+
+
+def ssd_step(draw: Draw, batch: int, heads: int, width: int, states: int, groups: int = 1) -> Inputs:
+    """One token of it."""
+    inputs = ssd(draw, batch, 1, heads, width, states, groups, past=True)
+    x, delta, a, b, c, d, past = inputs.args
+    return Inputs((x[:, 0], delta[:, 0], a, b[:, 0], c[:, 0], d, past), inputs.keywords)
+
+
+def one_token(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference of a recurrence over prompts as that of its step."""
+
+    def step(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *rest: Tensor, **sizes: int) -> Any:
+        y, state = reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], *rest, **sizes)
+        return y[:, 0], state
+
+    return step

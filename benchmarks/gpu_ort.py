@@ -1,0 +1,217 @@
+"""Decoding on a GPU with ONNX Runtime, with and without CUDA graphs.
+
+The tokens with CUDA graphs must be those without (and, with --reference, the logits those of f32 on the CPU). A step is
+timed twice: as the runtime does it, logits on the host and a token chosen there, and on the device alone, run after run
+without waiting. Weights are random; speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_models import SHAPES, architecture
+from gpu_run import Clock, Run
+from machine import spread
+
+WARM = 8  # steps before the clock starts; ONNX Runtime captures during the first two
+
+
+def opened(folder: Path, device: str, graphs: bool) -> Any:
+    """The compiled decoder on the device.
+
+    Raises:
+        RuntimeError: if CUDA graphs were asked for and refused.
+    """
+    from weft.backends.runtime.decoder import OrtDecoder
+    from weft.backends.runtime.folder import read_facts
+    from weft.backends.runtime.session import open_session
+
+    known = read_facts(folder)
+    session = open_session(known.model, device=device, target=known.target if device == "cuda" else "", graphs=graphs)
+    if session.graphs != graphs:
+        raise RuntimeError(f"ONNX Runtime refuses CUDA graphs for {folder}")
+    return OrtDecoder(
+        session, vocab=known.vocab, max_length=known.max_length, head_dim=known.head_dim, rolling=known.rolling
+    )
+
+
+def prompts(model: Any, batch: int, length: int) -> list[list[int]]:
+    found: list[list[int]] = np.random.default_rng(0).integers(0, model.vocab, (batch, length)).tolist()
+    return found
+
+
+def decode(model: Any, batch: int, length: int, steps: int) -> tuple[np.ndarray, list[float]]:
+    """Greedy tokens [steps, batch] after random prompts, and the seconds of every step but the first."""
+    tokens, times = [], []
+    with model.context(batch, length + steps) as context:
+        token = context.prefill(prompts(model, batch, length), chunk=2048).argmax(-1)
+        for _ in range(steps):
+            start = time.perf_counter()
+            token = context.step(token).argmax(-1)
+            times.append(time.perf_counter() - start)
+            tokens.append(token)
+    return np.stack(tokens), times[WARM:]
+
+
+def prefill(model: Any, length: int, repeats: int) -> list[float]:
+    """Tokens per second of one prompt, read in one run."""
+    rates = []
+    with model.context(1, length) as context:
+        for i in range(repeats + 2):
+            start = time.perf_counter()
+            context.prefill(prompts(model, 1, length), chunk=length)
+            if i >= 2:
+                rates.append(length / (time.perf_counter() - start))
+    return rates
+
+
+def device_steps(model: Any, batch: int, length: int, steps: int, rounds: int) -> list[float]:
+    """Seconds of a step with nothing between the steps: the mean over `steps` of them, `rounds` times."""
+    from weft.backends.runtime.session import onnxruntime
+
+    session, device = model.session.ort, model.session.device
+    ort = onnxruntime()
+    capacity = min(model.max_length, -(-(length + 1) // 1024) * 1024)
+    make = ort.OrtValue.ortvalue_from_shape_and_type
+    binding, kept = session.io_binding(), []
+    for cache in model.caches:
+        buffer = make((batch, cache.heads, capacity, cache.width), cache.onnx_type, device, 0)
+        kept.append(buffer)
+        binding.bind_ortvalue_input(cache.past, buffer)
+        binding.bind_ortvalue_output(cache.present, buffer)
+    values = {
+        "input_ids": np.ones((batch, 1)),
+        "attention_mask": np.tile(np.arange(capacity) <= length, (batch, 1)),
+        "position_ids": np.full((batch, 1), length),
+    }
+    for name, (_, dtype) in model.types.items():
+        kept.append(ort.OrtValue.ortvalue_from_numpy(values[name].astype(dtype), device, 0))
+        binding.bind_ortvalue_input(name, kept[-1])
+    kept.append(make((batch, 1, model.vocab), model.logits_type[0], device, 0))
+    binding.bind_ortvalue_output("logits", kept[-1])
+    options = ort.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    graph = next(model.graph_ids)
+    if model.session.graphs:
+        options.add_run_config_entry("gpu_graph_id", str(graph))
+
+    def run() -> None:
+        for _ in range(steps):
+            session.run_with_iobinding(binding, options)
+
+    found = [t / steps for t in _wall(Clock(device), run, rounds)]
+    if model.session.graphs:
+        session.release_captured_graph(graph)
+    return found
+
+
+def _wall(clock: Clock, work: Any, rounds: int) -> list[float]:
+    """Seconds of `work` by the wall clock, from an idle device to an idle one: ONNX Runtime has a stream of its own."""
+    times = []
+    for i in range(rounds + 2):
+        clock.wait()
+        start = time.perf_counter()
+        work()
+        clock.wait()
+        if i >= 2:
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def step_bytes(folder: Path, batch: int, length: int) -> int:
+    """Bytes that a step must read: every weight used by a product or norm, and the keys and values so far."""
+    import onnx_ir
+
+    from weft.ir import dtypes
+
+    manifest = json.loads((folder / "weft.json").read_text(encoding="utf-8"))
+    item = dtypes.parse(manifest["dtype"]).bits // 8
+    total = batch * length * item * sum(2 * layer["kv_heads"] * layer["head_dim"] for layer in manifest["cache"])
+    for name, value in onnx_ir.load(folder / "model.onnx").graph.initializers.items():
+        gathered = all(use.node.op_type == "Gather" for use in value.uses())
+        if not gathered and not name.startswith("rope.") and value.const_value is not None:
+            total += value.const_value.nbytes
+    return int(total)
+
+
+def one_dtype(run: Run, folder: Path) -> dict[str, Any]:
+    """Agreement, prefill and decode with and without CUDA graphs."""
+    args, read_rate = run.args, run.rate("read", "gb_per_s")
+    result: dict[str, Any] = {}
+    tokens: dict[tuple[bool, int], np.ndarray] = {}
+    for graphs in (False, True) if args.device == "cuda" else (False,):
+        model = opened(folder, args.device, graphs)
+        found: dict[str, Any] = {}
+        if not graphs:
+            for length in args.prompts:
+                found[f"prefill_{length}_tokens_per_s"] = spread(prefill(model, length, args.rounds), 1)
+        for batch in args.batches:
+            length = args.prompts[0]
+            rounds = [decode(model, batch, length, args.steps) for _ in range(args.rounds)]
+            tokens[graphs, batch] = rounds[0][0]
+            runtime = [t for _, times in rounds for t in times]
+            alone = device_steps(model, batch, length, 32 if args.device == "cuda" else 4, args.rounds)
+            size = step_bytes(folder, batch, length)
+            middle = statistics.median(alone)
+            found[f"decode_batch_{batch}"] = {
+                "tokens_per_s": round(batch / statistics.median(runtime), 1),
+                "step_us": spread([t * 1e6 for t in runtime], 1),
+                "device_step_us": spread([t * 1e6 for t in alone], 1),
+                "device_tokens_per_s": round(batch / middle, 1),
+                "step_bytes": size,
+                "device_gb_per_s": round(size / middle / 1e9, 1),
+                "fraction_of_read_rate": round(size / middle / 1e9 / read_rate, 3),
+            }
+        result["cuda_graphs" if graphs else "no_graphs"] = found
+        del model
+    if args.device == "cuda":
+        same = {str(b): bool((tokens[True, b] == tokens[False, b]).all()) for b in args.batches}
+        result["tokens_with_graphs_equal_without"] = same
+    return result
+
+
+def reference_error(folder: Path, reference: Path, device: str) -> float:
+    """‖logits − reference‖ / ‖reference‖ after a prompt of 64 tokens and after each of 8 steps."""
+    runs = []
+    for place, where in ((folder, device), (reference, "cpu")):
+        model = opened(place, where, graphs=where == "cuda")
+        prompt, steps = prompts(model, 1, 64), np.random.default_rng(1).integers(0, model.vocab, (8, 1))
+        with model.context(1, 80) as context:
+            runs.append([context.prefill(prompt).copy(), *(context.step(token).copy() for token in steps)])
+    got, want = (np.stack(run) for run in runs)
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def ort(run: Run) -> None:
+    """Every dtype of --dtypes, for --model: compiled once each into a temporary folder."""
+    import weft
+    from weft.backends.runtime.session import CUDA, onnxruntime
+
+    args = run.args
+    run.begin("ort")
+    run.results["ort"] |= {"model": args.model, "onnxruntime": onnxruntime().__version__}
+    if run.cuda and CUDA not in onnxruntime().get_available_providers():
+        run.measure("ort", "provider", lambda: {"error": f"onnxruntime {onnxruntime().__version__} is without CUDA"})
+        return
+    source = architecture(SHAPES[args.model]) if args.model in SHAPES else args.model
+    length = max(args.prompts) + args.steps
+
+    def work(dtype: str, folder: Path) -> dict[str, Any]:
+        weft.compile(source, folder / dtype, target="ort-cuda", dtype=dtype, max_length=length)
+        found: dict[str, Any] = {}
+        if args.reference:
+            if not (folder / "f32").exists():
+                weft.compile(source, folder / "f32", target="ort-cpu", max_length=length)
+            found["relative_error_of_logits"] = reference_error(folder / dtype, folder / "f32", run.device)
+        return found | one_dtype(run, folder / dtype)
+
+    with tempfile.TemporaryDirectory(prefix="weft-gpu-") as temporary:
+        for dtype in args.dtypes if run.cuda else ["f16"]:
+            run.measure("ort", dtype, partial(work, dtype, Path(temporary)), 90)

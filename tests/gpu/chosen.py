@@ -1,0 +1,12 @@
+"""On which device the tests of this folder run, known before Triton is imported, and where their inputs come from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+DEVICE = os.environ.get("WEFT_DEVICE", "cuda")  # "cpu" checks these tests where there is no GPU
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))

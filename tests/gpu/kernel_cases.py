@@ -1,0 +1,116 @@
+"""Kernels at odd shapes: what test_kernels.py checks, and a kernel that keeps the one after it waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import gpu_inputs as inputs
+from gpu_inputs import Draw, Inputs
+from torch import Tensor
+
+from weft.backends.torch.kernels.launch import jit, tl, triton
+
+
+@dataclass(frozen=True)
+class Odd:
+    """`launcher` of the file `kernel`. A result is rounded `roundings` times on its way, its sums have `terms` terms.
+
+    `late` are the arguments that a kernel ahead may have written: activations, caches and states, not weights.
+    """
+
+    kernel: str
+    draw: Callable[[Draw], Inputs]
+    terms: int
+    late: Sequence[int] = (0,)
+    roundings: int = 1
+    launcher: str = ""
+
+    @property
+    def file(self) -> Any:
+        return import_module(f"weft.backends.torch.kernels.{self.kernel}")
+
+    def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The launcher and its reference."""
+        name, reference = self.launcher or self.kernel, self.file.reference
+        return getattr(self.file, name), inputs.one_token(reference) if name.endswith("_step") else reference
+
+
+def _odd(draw: Callable[..., Inputs], **sizes: Any) -> Callable[[Draw], Inputs]:
+    return partial(draw, **sizes)
+
+
+CASES = {
+    "norm_linear": Odd(
+        "norm_linear", _odd(inputs.norm_linear, rows=3, out=37, inner=130, kind="layer", bias=True), 130
+    ),
+    "norm_linear one row": Odd("norm_linear", _odd(inputs.norm_linear, rows=1, out=515, inner=264), 264),
+    "norm_glu": Odd("norm_glu", _odd(inputs.norm_glu, rows=2, hidden=45, inner=200), 200),
+    "linear_residual": Odd("linear_residual", _odd(inputs.linear_residual, rows=1, out=70, inner=1100), 1100, (0, 2)),
+    "decode_attention": Odd(
+        "decode_attention",
+        _odd(inputs.decode_attention, batch=2, heads=6, kv_heads=2, d=40, length=150, capacity=200),
+        150,
+        (0, 1, 2, 3),
+        roundings=2,
+    ),
+    "decode_attention window": Odd(
+        "decode_attention",
+        _odd(
+            inputs.decode_attention,
+            batch=1,
+            heads=4,
+            kv_heads=4,
+            d=64,
+            length=300,
+            window=77,
+            keep_first=3,
+            softcap=9.0,
+        ),
+        77,
+        (0, 1, 2, 3),
+        roundings=2,
+    ),
+    "selective_scan": Odd(
+        "selective_scan", _odd(inputs.selective_scan, batch=2, seq=70, channels=40, states=5), 350, (0, 1, 3, 4)
+    ),
+    "selective_step": Odd(
+        "selective_scan",
+        _odd(inputs.selective_step, batch=2, channels=100, states=16),
+        16,
+        (0, 1, 3, 4, 6),
+        launcher="selective_step",
+    ),
+    "ssd": Odd(
+        "ssd", _odd(inputs.ssd, batch=1, seq=70, heads=3, width=24, states=20, past=True), 1400, (0, 1, 3, 4, 6), 3
+    ),
+    "ssd_step": Odd(
+        "ssd",
+        _odd(inputs.ssd_step, batch=2, heads=4, width=24, states=20, groups=2),
+        20,
+        (0, 1, 3, 4, 6),
+        launcher="ssd_step",
+    ),
+}
+
+
+@jit
+def _slow_copy(source, target, count, turns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # a Triton kernel
+    """Lets the next kernel start at once, idles for `turns`, then copies."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + at, mask=at < count)
+    idle = tl.program_id(0).to(tl.float32)
+    for _ in range(turns):
+        idle = idle * 0.999 + 1.0
+    tl.store(target + at, value, mask=(at < count) & (idle >= 0.0))  # always so, which the compiler cannot know
+
+
+def produce(source: Tensor, target: Tensor, turns: int) -> None:
+    """Copy `source` to `target`, contiguous both, by a kernel that the next one may overtake."""
+    grid = (triton.cdiv(source.numel(), 1024),)
+    _slow_copy[grid](source, target, source.numel(), turns, BLOCK=1024, launch_pdl=True)
