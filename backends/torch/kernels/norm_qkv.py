@@ -1,0 +1,306 @@
+"""Queries, and keys and values into their caches, of one token per row, in one kernel: norm, projection, RoPE, write.
+
+A block owns pairs of elements that RoPE turns together. Where heads are normed (QK-norm, arXiv
+2302.05442), a head's blocks store their products and the last of them does the rest for the head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from . import gemv
+from .gemv import DTYPES, Tile, check, first_weights, products, tile, typed
+from .launch import Variant, has_pdl, jit, options, tl, triton
+from .norm import NO_NORM, Norm
+from .rotary import angles, element, turned
+from .split_keys import is_last
+from .split_keys import tickets as shared_tickets
+
+
+@jit
+def store_head(
+    a, b, c, s, q, k_cache, v_cache, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
+    stride_b, stride_h, stride_t,
+    HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
+):  # fmt: skip
+    """Turn pairs (a, b) [BLOCK_M, pairs] by (c, s); store them as queries, or at their positions in a cache."""
+    there = (m < M) & (pair < HEAD_DIM // 2)
+    if head < heads:
+        at = q + (m * heads + head) * HEAD_DIM
+    else:
+        slot = tl.load(positions + m, mask=m < M, other=-1)
+        if ROLLING:
+            slot = tl.where(slot < keep, slot, keep + (slot - keep) % (capacity - keep))
+        there = there & (slot >= 0) & (slot < capacity)
+        cache = k_cache
+        if head >= heads + kv_heads:
+            cache = v_cache
+        at = cache + m.to(tl.int64) * stride_b + (head - heads) % kv_heads * stride_h + slot * stride_t
+    tl.store(at + element(pair, 0, ROTARY, INTERLEAVED), a * c - b * s, mask=there)
+    tl.store(at + element(pair, 1, ROTARY, INTERLEAVED), b * c + a * s, mask=there)
+
+
+@jit
+def store_normed_head(
+    raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, positions, m, head, M, heads, kv_heads,
+    capacity, keep, stride_b, stride_h, stride_t,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
+):  # fmt: skip
+    """Divide all pairs of a head by √(mean square + ε), multiply by the gain, turn and store them."""
+    pair = tl.arange(0, HALF)[None, :]
+    there = (m < M) & (pair < HEAD_DIM // 2)
+    at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
+    first, second = element(pair, 0, ROTARY, INTERLEAVED), element(pair, 1, ROTARY, INTERLEAVED)
+    a = tl.load(at + first, mask=there, other=0.0, cache_modifier=".cg")
+    b = tl.load(at + second, mask=there, other=0.0, cache_modifier=".cg")
+    rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + head_eps)[:, None]
+    a, b = a * rstd, b * rstd
+    if q_gain is not None:
+        gain = q_gain
+        if head >= heads:
+            gain = k_gain
+        a *= tl.load(gain + first, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
+        b *= tl.load(gain + second, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
+    c, s = angles(cos, sin, m, pair, M, True, ROTARY) if ROTARY > 0 else (1.0, 0.0)
+    store_head(a, b, c, s, q, k_cache, v_cache, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
+               stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
+
+
+@jit
+def norm_qkv_kernel(
+    x, weight, gain, shift, bias, q_gain, k_gain, cos, sin, positions, q, k_cache, v_cache, raw, tickets,
+    M, K, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t, eps, head_eps,
+    NORM: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ROLLING: tl.constexpr, HEAD_NORM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A block computes BLOCK_N / 2 pairs of a head: heads of queries first, then of keys, then of values."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    head, begin = tl.program_id(0), tl.program_id(1) * PAIRS
+    both = tl.arange(0, BLOCK_N)
+    owned = tl.minimum(begin + both % PAIRS, HEAD_DIM // 2 - 1)
+    rows = head * HEAD_DIM + element(owned, both // PAIRS, ROTARY, INTERLEAVED)
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    m, pair = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, PAIRS)[None, :]
+    is_value = head >= heads + kv_heads
+    c, s = angles(cos, sin, m, pair, M, not is_value, ROTARY) if ROTARY > 0 else (1.0, 0.0)
+    out = products(first, x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
+    if bias is not None:
+        out += tl.load(bias + rows).to(tl.float32)[None, :]
+    a, b = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, PAIRS]), [0, 2, 1]))
+    if not HEAD_NORM or is_value:
+        store_head(a, b, c, s, q, k_cache, v_cache, positions, m, pair, head, M, heads, kv_heads, capacity, keep,
+                   stride_b, stride_h, stride_t, HEAD_DIM, ROTARY, INTERLEAVED, ROLLING)  # fmt: skip
+    else:
+        there = (m < M) & (pair < HEAD_DIM // 2)
+        at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
+        tl.store(at + element(pair, 0, ROTARY, INTERLEAVED), a, mask=there)
+        tl.store(at + element(pair, 1, ROTARY, INTERLEAVED), b, mask=there)
+        if is_last(tickets + head, tl.num_programs(1)):
+            store_normed_head(
+                raw, q_gain, k_gain, head_eps, cos, sin, q, k_cache, v_cache, positions, m, head, M, heads, kv_heads,
+                capacity, keep, stride_b, stride_h, stride_t, HEAD_DIM, HALF, ROTARY, INTERLEAVED, ROLLING,
+            )  # fmt: skip
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    positions: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm = NO_NORM,
+    q_norm: Norm = NO_NORM,
+    k_norm: Norm = NO_NORM,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    interleaved: bool = False,
+    rolling: bool = False,
+    keep_first: int = 0,
+) -> torch.Tensor:
+    """What `norm_qkv` computes and writes, with torch."""
+    batch, kv_heads, capacity, head_dim = k_cache.shape
+    projected = F.linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
+    q, k, v = projected.split([projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    q, k = q_norm(q), k_norm(k)
+    if cos is not None and sin is not None:
+        q, k = (turned(heads, cos, sin, interleaved) for heads in (q, k))
+    slot = positions.reshape(batch)
+    if rolling:
+        slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
+    inside = ((slot >= 0) & (slot < capacity))[:, None, None]
+    row, slot = torch.arange(batch, device=x.device), slot.clamp(0, capacity - 1)
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache[row, :, slot] = torch.where(inside, new.to(cache.dtype), cache[row, :, slot])
+    return q
+
+
+def refusal(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm = NO_NORM,
+    q_norm: Norm = NO_NORM,
+    k_norm: Norm = NO_NORM,
+) -> str | None:
+    """Why there is no kernel for these, in a few words; None if there is."""
+    if k_cache.shape[3] % 2:
+        return "an odd number of elements per head"
+    if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
+        return "heads are normed, and not by RMS norms that are alike for queries and keys"
+    if (q_norm.gain is None) != (k_norm.gain is None):
+        return "the norm of queries has a gain and that of keys has none, or the reverse"
+    if k_cache.dtype not in DTYPES or k_cache.dtype != v_cache.dtype:
+        return f"caches are {k_cache.dtype} and {v_cache.dtype}"
+    if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
+        return "the caches do not lie in memory alike, an element beside the next"
+    return gemv.refusal(x, weight, bias, norm.gain, norm.shift, q_norm.gain, k_norm.gain)
+
+
+def norm_qkv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    positions: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm = NO_NORM,
+    q_norm: Norm = NO_NORM,
+    k_norm: Norm = NO_NORM,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    interleaved: bool = False,
+    rolling: bool = False,
+    keep_first: int = 0,
+    tickets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """RoPE(q_norm(q)) of one token per row; RoPE(k_norm(k)) and v go into the caches; [q, k, v] = norm(x) Wᵀ + b.
+
+    x [batch, in] or [batch, 1, in], weight [(heads + 2·kv_heads)·d, in] and bias with the heads of queries first, then
+    of keys, then of values; caches [batch, kv_heads, capacity, d], positions i64 [batch] or [batch, 1] → q [batch,
+    heads, d]. cos, sin f32 [batch, pairs] of the tokens' angles turn the first 2·pairs elements of a head: element i
+    with i + pairs, or 2i with 2i + 1 if `interleaved`; absent, nothing is turned. Position p goes to slot p, in a
+    `rolling` cache to slot p if p < keep_first, else to keep_first + (p − keep_first) modulo (capacity − keep_first);
+    nowhere if there is no such slot. `tickets`: as in `linear_residual`, heads + kv_heads are enough.
+
+    Raises:
+        ValueError: if shapes do not fit, or a norm is unknown.
+    """
+    batch, heads = _check(x, weight, k_cache, v_cache, positions, bias, (norm, q_norm, k_norm), cos, sin)
+    norms = {"norm": norm, "q_norm": q_norm, "k_norm": k_norm}
+    if refusal(x, weight, k_cache, v_cache, bias, **norms):
+        return reference(
+            x, weight, k_cache, v_cache, positions, bias, **norms,
+            cos=cos, sin=sin, interleaved=interleaved, rolling=rolling, keep_first=keep_first,
+        )  # fmt: skip
+    kv_heads, capacity, head_dim = k_cache.shape[1:]
+    plan, normed = _tile(batch, len(weight), x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
+    raw = x.new_empty(batch, heads + kv_heads, head_dim, dtype=torch.float32) if normed else None
+    q = x.new_empty(batch, heads, head_dim)
+    norm_qkv_kernel[(heads + 2 * kv_heads, triton.cdiv(head_dim, plan.rows))](
+        x.reshape(batch, -1).contiguous(), weight, norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain, cos, sin,
+        positions.contiguous(), q, k_cache, v_cache, raw,
+        shared_tickets(x, heads + kv_heads) if normed and tickets is None else tickets,
+        batch, x.shape[-1], heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps, q_norm.eps,
+        NORM=norm.kind, **_head(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
+        ROLLING=rolling, HEAD_NORM=normed, **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
+    )  # fmt: skip
+    return q
+
+
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    positions: torch.Tensor,
+    bias: torch.Tensor | None,
+    norms: tuple[Norm, Norm, Norm],
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+) -> tuple[int, int]:
+    """Batch and heads of queries; ValueError in one sentence if something does not fit."""
+    check(x, weight, norms[0], bias)
+    batch, kv_heads, _, head_dim = k_cache.shape
+    heads = len(weight) // head_dim - 2 * kv_heads
+    if k_cache.shape != v_cache.shape or len(weight) % head_dim or heads < 1:
+        caches = f"{[*k_cache.shape]} and {[*v_cache.shape]}"
+        raise ValueError(f"weight {[*weight.shape]} does not fit caches {caches} [batch, kv_heads, capacity, d]")
+    if x.numel() != batch * x.shape[-1] or positions.numel() != batch:
+        given = f"x {[*x.shape]} and positions {[*positions.shape]}"
+        raise ValueError(f"{given} are not one token for each of the {batch} rows of the caches")
+    for norm in norms[1:]:
+        norm.check(head_dim)
+    angles = [None if table is None else [*table.shape] for table in (cos, sin)]
+    if angles[0] != angles[1] or (cos is not None and (len(cos) != batch or 2 * cos.shape[-1] > head_dim)):
+        raise ValueError(f"cos {angles[0]} and sin {angles[1]} are not both [{batch}, up to {head_dim // 2}]")
+    return batch, heads
+
+
+def _tile(batch: int, outputs: int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """The tile of a block, which has no more rows than a head."""
+    plan = tile(batch, outputs, inputs, dtype, least=2)
+    return Tile(plan.batch, min(plan.rows, 1 << (head_dim.bit_length() - 1)), plan.columns, plan.vector, plan.warps)
+
+
+def _head(head_dim: int, rotary: int) -> dict[str, int]:
+    """The constants that are sizes of a head."""
+    return {"HEAD_DIM": head_dim, "HALF": 1 << (head_dim // 2 - 1).bit_length(), "ROTARY": rotary}
+
+
+def variants() -> list[Variant]:
+    """Llama and Qwen 3 of 8 B, eight rows, LayerNorm with biases and partial rotary, and a small model in fp32."""
+    return [
+        _variant(1, 32, 8, 128, 4096, torch.bfloat16),
+        _variant(1, 32, 8, 128, 4096, torch.bfloat16, head_norm=True),
+        _variant(8, 32, 8, 128, 4096, torch.bfloat16, head_norm=True),
+        _variant(4, 32, 32, 80, 2560, torch.float16, norm="layer", rotary=32, interleaved=True),
+        _variant(1, 9, 3, 64, 576, torch.float32, rolling=True),
+    ]
+
+
+def _variant(
+    m: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    k: int,
+    dtype: torch.dtype,
+    *,
+    norm: str = "rms",
+    rotary: int | None = None,
+    head_norm: bool = False,
+    **switches: bool,
+) -> Variant:
+    plan = _tile(m, (heads + 2 * kv_heads) * head_dim, k, head_dim, dtype)
+    given = "x weight gain q k_cache v_cache" + " shift bias" * (norm == "layer") + " q_gain k_gain" * head_norm
+    pointers, constants = typed(dtype, "x weight gain shift bias q_gain k_gain q k_cache v_cache", given)
+    shared = {"raw": "*fp32", "tickets": "*i32"}
+    pointers |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64"} | (shared if head_norm else {})
+    strides = ("stride_b", "stride_h", "stride_t")
+    return Variant(
+        norm_qkv_kernel,
+        pointers
+        | dict.fromkeys(("M", "K", "heads", "kv_heads", "capacity", "keep", *strides), "i32")
+        | {"eps": "fp32", "head_eps": "fp32"},
+        constants
+        | ({} if head_norm else dict.fromkeys(shared))
+        | {"NORM": norm, "HEAD_NORM": head_norm, "INTERLEAVED": False, "ROLLING": False, "PDL": True}
+        | _head(head_dim, head_dim if rotary is None else rotary)
+        | {name.upper(): value for name, value in switches.items()}
+        | plan.constants,
+        warps=plan.warps,
+        stages=1,
+        divisible=("K", *strides),
+    )

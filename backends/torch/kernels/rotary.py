@@ -1,0 +1,33 @@
+"""RoPE (arXiv 2104.09864) of heads whose angles are given: where pairs are, their angles, and the same with torch."""
+
+from __future__ import annotations
+
+import torch
+
+from .launch import jit, tl
+
+
+@jit
+def element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Where in its head the first (`side` 0) or second (1) element of a pair is; pairs not turned are neighbours."""
+    apart: tl.constexpr = 0 if INTERLEAVED else ROTARY // 2
+    return tl.where(pair < apart, pair + side * apart, 2 * pair + side)
+
+
+@jit
+def angles(cos, sin, m, pair, M, turns, ROTARY: tl.constexpr):
+    """Cosine and sine [BLOCK_M, pairs] of a head's pairs, which are not turned beyond ROTARY or unless `turns`."""
+    there = (m < M) & (pair < ROTARY // 2) & turns
+    at = m * (ROTARY // 2) + pair
+    return tl.load(cos + at, mask=there, other=1.0), tl.load(sin + at, mask=there, other=0.0)
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """x [batch, heads, d] with its pairs turned by angles of which cos and sin [batch, pairs] are given."""
+    pairs = cos.shape[-1]
+    wide, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]
+    a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.split(pairs, -1)
+    c, s = cos[:, None], sin[:, None]
+    both = a * c - b * s, b * c + a * s
+    mixed = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+    return torch.cat([mixed.to(x.dtype), rest], -1)

@@ -1,0 +1,191 @@
+"""Queries, keys and values of one token against float64: RoPE of both kinds, norms of heads, slots of every cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from weft.backends.torch.kernels.norm import NO_NORM, Norm
+from weft.backends.torch.kernels.norm_qkv import norm_qkv, reference, refusal
+
+from .oracles import assert_near, draw, make_norm, norm64
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A projection and what follows it; `pairs` of each head are turned."""
+
+    batch: int = 1
+    inputs: int = 60
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 8
+    pairs: int = 4
+    dtype: torch.dtype = BF16
+    norm: str = "rms"
+    head_norm: bool = False
+    biased: bool = False
+    interleaved: bool = False
+    rolling: bool = False
+    keep_first: int = 0
+    positions: tuple[int, ...] = (3,)
+    capacity: int = 6
+
+    def arguments(self, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
+        """What `norm_qkv` takes, with fresh caches."""
+        rows, made = (self.heads + 2 * self.kv_heads) * self.head_dim, {"dtype": self.dtype, "device": device}
+        x = draw(self.batch, self.inputs, seed=1, **made)
+        weight = draw(rows, self.inputs, seed=2, **made, scale=self.inputs**-0.5)
+        shape = (self.batch, self.kv_heads, self.capacity, self.head_dim)
+        caches = [draw(*shape, seed=seed, **made) for seed in (3, 4)]
+        positions = torch.tensor(self.positions, device=device)[:, None]
+        bias = draw(rows, seed=5, **made) if self.biased else None
+        angle = draw(self.batch, self.pairs, seed=6, dtype=torch.float64, device=device, scale=5.0)
+        gains = [draw(self.head_dim, seed=seed, **made) for seed in (7, 8)]
+        options = {
+            "norm": make_norm(self.norm, self.inputs, self.dtype, device),
+            "interleaved": self.interleaved,
+            "rolling": self.rolling,
+            "keep_first": self.keep_first,
+        }
+        if self.pairs:
+            options |= {"cos": angle.cos().float(), "sin": angle.sin().float()}
+        if self.head_norm:
+            options |= {"q_norm": Norm("rms", gains[0], eps=1e-3), "k_norm": Norm("rms", gains[1], eps=1e-3)}
+        return [x, weight, *caches, positions, bias], options
+
+    def slot(self, position: int) -> int | None:
+        """Where the key of `position` is kept."""
+        if self.rolling and position >= self.keep_first:
+            position = self.keep_first + (position - self.keep_first) % (self.capacity - self.keep_first)
+        return position if 0 <= position < self.capacity else None
+
+    def turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x [batch, heads, d] in float64 with one pair after the other turned."""
+        y = x.clone()
+        for i in range(self.pairs):
+            first, second = (2 * i, 2 * i + 1) if self.interleaved else (i, i + self.pairs)
+            a, b, c, s = x[..., first], x[..., second], cos[:, None, i].double(), sin[:, None, i].double()
+            y[..., first], y[..., second] = a * c - b * s, b * c + a * s
+        return y
+
+    def exact(self, given: list[Any], options: dict[str, Any]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """q, k and v [batch, heads, d] in float64, and a bound of the sums of the terms of any of them."""
+        x, weight, _, _, _, bias = given
+        normed, offset = norm64(x, options["norm"]), 0 if bias is None else bias.double()
+        projected = (normed @ weight.double().T + offset).view(self.batch, -1, self.head_dim)
+        q, k, v = projected.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        size = ((normed.abs() + 1) @ weight.double().abs().T + abs(offset)).amax()
+        if self.head_norm:
+            size = 4 * size / min(heads.square().mean(-1).sqrt().min() for heads in (q, k))
+            size = size * max(options[name].gain.double().abs().max() + 1 for name in ("q_norm", "k_norm")) * 3
+        q, k = (norm64(heads, options.get(name, NO_NORM)) for heads, name in ((q, "q_norm"), (k, "k_norm")))
+        if self.pairs:
+            q, k = (self.turn(heads, options["cos"], options["sin"]) for heads in (q, k))
+        return [q, k, v], 2 * size + 1
+
+
+CASES = {
+    "llama": Case(inputs=576),
+    "without RoPE": Case(pairs=0, biased=True, norm="none"),
+    "partial, interleaved": Case(batch=3, head_dim=12, pairs=2, interleaved=True, dtype=FP16, positions=(0, 5, 2)),
+    "partial, halves": Case(batch=3, head_dim=10, pairs=3, norm="layer", biased=True, dtype=FP32, positions=(0, 5, 2)),
+    "heads normed": Case(batch=2, heads=4, kv_heads=2, head_dim=16, pairs=8, head_norm=True, positions=(1, 4)),
+    "heads normed, odd": Case(batch=8, head_dim=6, pairs=1, head_norm=True, dtype=FP32, positions=(*range(6), 0, 1)),
+    "rolling": Case(batch=4, rolling=True, positions=(5, 6, 13, 600), dtype=FP32),
+    "rolling, some stay": Case(batch=5, rolling=True, keep_first=2, positions=(1, 5, 6, 9, 600), dtype=FP32),
+    "no such slot": Case(batch=3, positions=(-1, 6, 5), dtype=FP32),
+    "rolling, no such slot": Case(batch=2, rolling=True, positions=(-1, 6), dtype=FP32),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_agrees_with_float64(device: torch.device, case: Case) -> None:
+    for compute, inner in ((norm_qkv, FP32), (reference, case.dtype)):
+        given, options = case.arguments(device)
+        assert (
+            refusal(*given[:4], given[5], **{n: options.get(n, NO_NORM) for n in ("norm", "q_norm", "k_norm")}) is None
+        )
+        before = [cache.clone() for cache in given[2:4]]
+        (q, *kv), size = case.exact(given, options)
+        found = compute(*given, **options)
+        assert found.dtype == case.dtype
+        assert_near(found, q, size.expand_as(q), case.inputs, inner=inner)
+        for cache, old, new in zip(given[2:4], before, kv, strict=True):
+            written = torch.zeros(case.batch, case.capacity, dtype=torch.bool)
+            for row, position in enumerate(case.positions):
+                if (slot := case.slot(position)) is not None:
+                    written[row, slot] = True
+                    assert_near(cache[row, :, slot], new[row], size.expand_as(new[row]), case.inputs, inner=inner)
+            untouched = ~written[:, None, :, None].expand_as(cache).to(device)
+            assert torch.equal(cache[untouched], old[untouched])
+
+
+def test_caches_may_be_rows_of_larger_ones(device: torch.device) -> None:
+    case = Case(batch=2, positions=(1, 2), dtype=FP32)
+    given, options = case.arguments(device)
+    larger = [torch.cat([cache, cache]).transpose(1, 2).contiguous().transpose(1, 2) for cache in given[2:4]]
+    q = norm_qkv(*given, **options)
+    assert torch.equal(q, norm_qkv(*given[:2], *(cache[1:3] for cache in larger), *given[4:], **options))
+    for cache, strided in zip(given[2:4], larger, strict=True):
+        assert torch.equal(strided[1, :, 1], cache[0, :, 1])
+        assert torch.equal(strided[2, :, 2], cache[1, :, 2])
+
+
+def test_counters_are_back_at_zero(device: torch.device) -> None:
+    case = Case(head_norm=True)
+    given, options = case.arguments(device)
+    tickets = torch.zeros(3, dtype=torch.int32, device=device)
+    first = norm_qkv(*given, **options, tickets=tickets)
+    assert not tickets.any()
+    assert torch.equal(first, norm_qkv(*given, **options, tickets=tickets))
+
+
+def test_what_the_kernel_does_not_do_is_computed_with_torch(device: torch.device) -> None:
+    given, options = Case(dtype=FP32).arguments(device)
+    x, weight, k_cache, v_cache, _, bias = given
+    layer, rms = Norm("layer", eps=1e-3), Norm("rms", eps=1e-3)
+    with_gain = Norm("rms", torch.ones(8, device=device), eps=1e-3)
+    reasons = {
+        "heads are normed, and not by RMS norms": {"q_norm": layer, "k_norm": layer},
+        "heads are normed, and not": {"q_norm": rms},
+        "has a gain and that of keys has none": {"q_norm": with_gain, "k_norm": rms},
+    }
+    for reason, norms in reasons.items():
+        assert reason in (refusal(x, weight, k_cache, v_cache, bias, **norms) or "")
+        assert torch.equal(norm_qkv(*given, **options | norms), reference(*given, **options | norms))
+    assert refusal(x, weight, k_cache.double(), v_cache) == "caches are torch.float64 and torch.float32"
+    assert "do not lie in memory alike" in (refusal(x, weight, k_cache, torch.cat([v_cache] * 2)[:, :, ::2]) or "")
+    odd = Case(head_dim=5, pairs=2, dtype=FP32)
+    given, options = odd.arguments(device)
+    assert refusal(*given[:4]) == "an odd number of elements per head"
+    (q, *_), size = odd.exact(given, options)
+    assert_near(norm_qkv(*given, **options), q, size.expand_as(q), odd.inputs)
+
+
+@pytest.mark.parametrize(
+    ("index", "wrong", "message"),
+    [
+        (2, torch.zeros(1, 1, 6, 6), r"weight \[32, 60\] does not fit caches \[1, 1, 6, 6\] and \[1, 1, 6, 8\]"),
+        (0, torch.zeros(2, 60), r"x \[2, 60\] and positions \[1, 1\] are not one token for each of the 1 rows"),
+        (4, torch.zeros(2, dtype=torch.int64), r"positions \[2\] are not one token for each of the 1 rows"),
+        (5, torch.zeros(31), r"bias \[31\] does not fit weight \[32, 60\]"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(index: int, wrong: torch.Tensor, message: str) -> None:
+    given, options = Case(dtype=FP32).arguments(torch.device("cpu"))
+    given[index] = wrong
+    with pytest.raises(ValueError, match=message):
+        norm_qkv(*given, **options)
+
+
+def test_angles_that_do_not_fit_are_one_sentence() -> None:
+    given, options = Case(dtype=FP32).arguments(torch.device("cpu"))
+    for cos, sin in ((torch.zeros(1, 5), torch.zeros(1, 5)), (torch.zeros(1, 4), None)):
+        with pytest.raises(ValueError, match=r"cos .* and sin .* are not both \[1, up to 4\]"):
+            norm_qkv(*given, **options | {"cos": cos, "sin": sin})
