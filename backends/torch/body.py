@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .library import IMPORTS, library
-from .program import Held, Leaf, Operand, Slot, Statement, Var
+from .program import Held, Leaf, Operand, Slot, Var
 from .structure import Call, Item, Loop, Method, inside, reads, relative
 
 RESERVED = {"self", "cache", "state", "layer", "own", "batch", "length", *IMPORTS}
@@ -118,7 +118,7 @@ class _Writer:
         self._append(item.results, text, item.comment, replaces)
 
     def _append(self, results: tuple[Var, ...], text: str, comment: str, replaces: Operand | None) -> None:
-        names = sum(len(v.name) + 2 for v in results) + 10
+        names = 5 if replaces is not None else sum(len(v.name) + 2 for v in results) + 3
         comments: list[str] = [comment] if comment else []
         tree = self._inlined(self.expression(text), names, comments)
         movable = len(results) == 1 and self.uses.get(results[0]) == 1
@@ -199,7 +199,7 @@ class _Put(ast.NodeTransformer):
     def __init__(self, name: str, expression: ast.AST) -> None:
         self.name, self.expression = name, expression
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802 - ast calls it so
+    def visit_Name(self, node: ast.Name) -> ast.AST:
         return self.expression if node.id == self.name else node
 
 
@@ -304,20 +304,33 @@ def _named(
                 take(token, wanted, i)
                 if id(target) in entering:
                     out.append(f"{names[token]} = {names[old_token or '']}")
-        text = ast.unparse(_Rename(names).visit(line.tree))
+        tree = _Rename(names).visit(line.tree)
+        text = ast.unparse(tree)
         if line.targets and not line.loop:
-            text = f"{', '.join(names[tokens[id(t)]] for t in line.targets)} = {text}"
+            text = _assignment(", ".join(names[tokens[id(t)]] for t in line.targets), tree)
         elif not line.targets and i == len(lines) - 1:
             text = f"return {text}"
         out += [*text.splitlines()[:-1], text.splitlines()[-1] + (f"  # {line.comment}" if line.comment else "")]
     return [names[tokens[id(o)]] for o in given], out
 
 
+def _assignment(targets: str, tree: ast.AST) -> str:
+    """``targets = tree``; an `if` where one branch of a conditional expression changes nothing."""
+    if isinstance(tree, ast.IfExp):
+        body, orelse = (ast.unparse(t).strip("()") for t in (tree.body, tree.orelse))
+        if orelse == targets:
+            return f"if {ast.unparse(tree.test)}:\n    {targets} = {ast.unparse(tree.body)}"
+        if body == targets:
+            test = ast.unparse(tree.test).replace(" is None", " is not None")
+            return f"if {test}:\n    {targets} = {ast.unparse(tree.orelse)}"
+    return f"{targets} = {ast.unparse(tree)}"
+
+
 class _Rename(ast.NodeTransformer):
     def __init__(self, names: dict[str, str]) -> None:
         self.names = names
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802 - ast calls it so
+    def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Name(self.names.get(node.id, node.id), node.ctx)
 
 

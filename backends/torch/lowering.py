@@ -9,8 +9,8 @@ from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op, Trait
 from weft.passes import Trace, legalize
 
-from .program import Emitter, Held, Operand, Program, Statement, Var
 from .positions import begin, end
+from .program import Emitter, Held, Operand, Program, Statement, Var
 from .states import cached_nodes, counts_keys
 
 Emit = Callable[[Emitter, Node], "Operand | Iterable[Operand] | None"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.sizes import Call, Poly, Size, sym
+from weft.ir.sizes import Call, Size, sym
 from weft.ir.types import Shape
 
 from .formulas import formula, is_constant
@@ -80,6 +80,7 @@ class Statement:
     replaces: int | None = None
     comment: str = ""
     early: bool = False  # shared by layers: it stands before them
+    node: Node | None = None  # what it stands for
 
 
 @dataclass
@@ -192,7 +193,7 @@ class Emitter:
         own = _local(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
         made = tuple(Var(n or own, s) for n, s in zip(names, shapes, strict=True))
-        self.program.statements.append(Statement(text, given, made, self.scope, replaces, comment))
+        self.program.statements.append(Statement(text, given, made, self.scope, replaces, comment, node=self.node))
         return made
 
     def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str, comment: str = "") -> Var:

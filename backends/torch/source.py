@@ -13,10 +13,11 @@ import jinja2
 
 from weft.ir.graph import Graph
 
+from .about import class_doc, model_doc
 from .body import attribute, periodic, write_body
 from .library import imports, library, names, used_parts
 from .lowering import lower
-from .program import TOP, Held, Leaf, Slot, Statement, Var
+from .program import TOP, Held, Leaf, Program, Slot, Statement, Var
 from .structure import Call, Item, Loop, Method, reads, relative, structure
 
 CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
@@ -54,21 +55,13 @@ def write_source(graph: Graph) -> Source:
     """
     program = lower(graph)
     top = structure(program)
-    writer = _Writer(program.inputs, {v: s.scope for s in program.statements for v in s.results})
+    writer = _Writer(program)
     writer.write(top)
-    text = _template().render(
-        title=f"{graph.name}.", about="about", imports="{imports}", parts=[], classes=list(writer.classes.values())
-    )
-    used = names(ast.parse(text.replace("{imports}", "")))
+    given: dict[str, Any] = {"about": model_doc(graph, program), "classes": list(writer.classes.values())}
+    used = names(ast.parse(_template().render(**given, imports=[], parts=[])))
     parts = used_parts(used)
-    needed = used.union(*(p.uses for p in parts), {"Tensor", "nn", "torch"})
-    text = _template().render(
-        title=f"{graph.name}.",
-        about="about",
-        imports="\n".join(imports(needed)),
-        parts=[p.source for p in parts],
-        classes=list(writer.classes.values()),
-    )
+    used = used.union({"torch"}, *(p.uses for p in parts))
+    text = _template().render(**given, imports=imports(used), parts=[p.source for p in parts])
     return Source(formatted(text), dict(program.weights))
 
 
@@ -94,9 +87,9 @@ def _template() -> jinja2.Template:
 
 
 class _Writer:
-    def __init__(self, inputs: list[Var], scopes: dict[Var, str]) -> None:
-        self.inputs = inputs
-        self.scopes = scopes
+    def __init__(self, program: Program) -> None:
+        self.inputs = program.inputs
+        self.makers = {v: s for s in program.statements for v in s.results}
         self.names: dict[Hashable, str] = {}
         self.classes: dict[str, Class] = {}
 
@@ -111,7 +104,7 @@ class _Writer:
         given = self._given(method)
         hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
         called, lines = write_body(method, given, hidden, top)
-        parameters = ["self", *(_parameter(o, n) for o, n in zip(given, called, strict=True))]
+        parameters = ["self", *(self._parameter(o, n) for o, n in zip(given, called, strict=True))]
         if method.slots and not top:
             parameters.append(f"cache: {self._cache_type(method)} | None = None")
         results = len(method.outputs)
@@ -124,7 +117,7 @@ class _Writer:
         constants = top and any(isinstance(h, Held) and h.constant for m in _all(method) for h in m.holds.values())
         self.classes[name] = Class(
             name,
-            _doc(method),
+            class_doc(method, inner),
             _init(method, inner),
             parameters,
             lines,
@@ -142,8 +135,14 @@ class _Writer:
         used = set(method.inputs)
         return sorted((v for v in self.inputs if v in used or not v.default), key=lambda v: bool(v.default))
 
+    def _parameter(self, o: Var | Held, name: str) -> str:
+        if isinstance(o, Held):
+            return f"{name}: Tensor"
+        maybe = o in self.makers and self.makers[o].text.startswith("None if ")
+        return f"{name}: {o.type}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default else "")
+
     def _is_hidden(self, v: Var) -> bool:
-        return self.scopes.get(v, TOP) != TOP or v.name == "x"
+        return v in self.makers and (self.makers[v].scope != TOP or v.name == "x")
 
     def _cache_type(self, method: Method) -> str:
         kinds = [_kind(item, self) for item in method.stateful]
@@ -173,16 +172,6 @@ def _all(method: Method) -> list[Method]:
 def _class_name(path: str) -> str:
     parts = [p for p in path.split(".") if not p.isdigit()]
     return CLASSES.get(parts[-1], "".join(w.capitalize() for w in parts[-1].split("_")))
-
-
-def _parameter(o: Var | Held, name: str) -> str:
-    if isinstance(o, Held):
-        return f"{name}: Tensor"
-    return f"{name}: {o.type}" + (f" = {o.default}" if o.default else "")
-
-
-def _doc(method: Method) -> str:
-    return "Doc."
 
 
 def _new_cache(method: Method) -> str:
