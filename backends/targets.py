@@ -13,8 +13,9 @@ class Target:
     """A place to run: `device`, the float dtypes it computes in (by name, best first), ONNX operator sets.
 
     `contrib` tells whether ONNX Runtime's own operators (com.microsoft) may be used beside opset `opset`; `slower`
-    names passes of the default pipeline that do not pay here; `keep_blocks` (head, all) asks for weights in the
-    quantized blocks that the checkpoint stores, where a kernel takes them.
+    names passes of the default pipeline that do not pay here, `phases` its phases that apply, all where empty;
+    `keep_blocks` (head, all) asks for weights in the quantized blocks that the checkpoint stores, where a kernel takes
+    them.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Target:
     opset: int = 24
     ir_version: int = 11
     slower: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
     keep_blocks: str = ""
 
 
@@ -35,6 +37,10 @@ TARGETS = {
         Target("ort-cpu", "ONNX Runtime on a CPU", "cpu", ("f32", "f16"), contrib=True, slower=("pack-gate-up",)),
         Target("ort-cuda", "ONNX Runtime on an NVIDIA GPU", "cuda", ("f16", "bf16"), contrib=True),
         Target("onnx", "any ONNX runtime: standard operators of opset 24 only", "cpu", ("f32", "f16", "bf16"), False),
+        # Its source reads as the architecture does, and keeps what later calls need by itself: no fusions, no caches.
+        Target(
+            "torch", "PyTorch source to read, CPU or GPU", "any", ("f32", "bf16", "f16"), False, phases=("simplify",)
+        ),
     )
 }
 

@@ -94,7 +94,7 @@ def compile(
     if keep_blocks not in ("", "head", "all"):
         raise WeftError(f"--keep-blocks {keep_blocks!r} is not known; it takes head or all")
     place = replace(place, keep_blocks=keep_blocks)
-    dtype = _dtype(place, dtype)
+    dtype = target_dtype(place, dtype)
     model = load_source(source, seed=seed)
     notes: list[str] = []
     verify_graph(model.graph, recipes=True)
@@ -209,12 +209,18 @@ def target_pipeline(
     from weft.passes.library.cast import Cast
 
     phases = default_pipeline(graph, max_length).phases
-    paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in phases)
+    applying = (ph for ph in phases if not target.phases or ph.name in target.phases)
+    paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in applying)
     pipeline = parse_pipeline(pipeline_text(passes), Pipeline(paying))
     return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
 
 
-def _dtype(target: Target, dtype: str | None) -> str:
+def target_dtype(target: Target, dtype: str | None) -> str:
+    """The name of `dtype`, the first of the target's if None.
+
+    Raises:
+        WeftError: if it is none, or none that `target` computes in.
+    """
     name = target.dtypes[0] if dtype is None else dtypes.parse(dtype, target.dtypes).name
     if name not in target.dtypes:
         raise WeftError(f"target {target.name} cannot compute in {name}; it takes {', '.join(target.dtypes)}")
