@@ -14,8 +14,7 @@ from . import gemv
 from .gemv import Tile, check, first_weights, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
-from .split_keys import is_last
-from .split_keys import tickets as shared_tickets
+from .tickets import counters, is_last
 
 
 @jit
@@ -141,7 +140,7 @@ def linear_residual(
     partial = None
     if splits > 1 or norm.kind != "none":
         partial = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
-        tickets = shared_tickets(x, N) if tickets is None else tickets
+        tickets = counters(x, N) if tickets is None else tickets
     linear_residual_kernel[(triton.cdiv(N, plan.rows), splits)](
         flat, weight, bias, residual, norm.gain, norm.shift, y, partial, tickets,
         M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=held(N, plan), **plan.constants,

@@ -14,8 +14,7 @@ from .gemv import DTYPES, Tile, check, first_weights, products, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
 from .rotary import angles, element, turned
-from .split_keys import is_last
-from .split_keys import tickets as shared_tickets
+from .tickets import counters, is_last
 
 
 @jit
@@ -211,7 +210,7 @@ def norm_qkv(
     norm_qkv_kernel[(heads + 2 * kv_heads, triton.cdiv(head_dim, plan.rows))](
         x.reshape(batch, -1).contiguous(), weight, norm.gain, norm.shift, bias, q_norm.gain, k_norm.gain, cos, sin,
         positions.contiguous(), q, k_cache, v_cache, raw,
-        shared_tickets(x, heads + kv_heads) if normed and tickets is None else tickets,
+        counters(x, heads + kv_heads) if normed and tickets is None else tickets,
         batch, x.shape[-1], heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps, q_norm.eps,
         NORM=norm.kind, **_head(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
         ROLLING=rolling, HEAD_NORM=normed, **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
