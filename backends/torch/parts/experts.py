@@ -27,7 +27,7 @@ def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stac
         y = moe_gathered(rows, asked, k, expert, *stacks)
     else:
         y = moe_by_expert(rows, asked, expert, *stacks)
-    return y.view_as(x)
+    return y.reshape(x.shape)
 
 
 def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:

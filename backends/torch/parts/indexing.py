@@ -25,7 +25,7 @@ def scatter_rows(x: Tensor, rows: Tensor, indices: Tensor, dim: int = 1) -> Tens
     order = torch.arange(indices.shape[1], device=x.device).expand_as(indices)
     last = order.new_full((x.shape[0], x.shape[dim]), -1).scatter_reduce(1, indices.long(), order, "amax")
     last = last.view(x.shape[0], *[1] * (dim - 1), x.shape[dim], *[1] * (x.dim() - dim - 1))
-    return torch.where(last < 0, x, rows.take_along_dim(last.clamp(min=0), dim))
+    return torch.where(last < 0, x, rows.gather(dim, last.clamp(min=0).expand_as(x)))
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

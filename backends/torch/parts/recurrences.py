@@ -14,13 +14,16 @@ from .indexing import wide
 
 def chunks(x: Tensor, heads: int, size: int) -> Tensor:
     """x [batch, seq, heads·d] in f32 as [batch, chunks, heads, size, d], zeros at the end."""
-    padded = F.pad(wide(x), (0, 0, 0, -x.shape[1] % size))
-    return padded.unflatten(1, (-1, size)).unflatten(-1, (heads, -1)).transpose(2, 3)
+    count = (x.shape[1] + size - 1) // size
+    if torch.compiler.is_exporting():
+        count = count + 1  # a program for all lengths, and one chunk is not special
+    padded = F.pad(wide(x), (0, 0, 0, count * size - x.shape[1]))
+    return padded.view(x.shape[0], count, size, heads, -1).transpose(2, 3)
 
 
 def joined(y: Tensor, like: Tensor) -> Tensor:
-    """y [batch, chunks, heads, size, d] as [batch, seq, heads·d], in the dtype of `like` and as long."""
-    return y.transpose(2, 3).flatten(-2).flatten(1, 2)[:, : like.shape[1]].to(like.dtype)
+    """y [batch, chunks, groups, heads of a group, size, d] as [batch, seq, heads·d], the length and dtype of `like`."""
+    return y.permute(0, 1, 4, 2, 3, 5).flatten(3).flatten(1, 2)[:, : like.shape[1]].to(like.dtype)
 
 
 def decay_between(gates: Tensor) -> Tensor:
@@ -30,39 +33,55 @@ def decay_between(gates: Tensor) -> Tensor:
     return sums.exp().tril()
 
 
-def state_of(past: Tensor | None, k: Tensor, v: Tensor, heads: int, groups: int) -> Tensor:
-    """The state [batch, heads, d, dv] before the first token: `past` in f32, or zeros."""
-    if past is not None:
-        return wide(past)
+def zero_state(k: Tensor, v: Tensor, heads: int, groups: int) -> Tensor:
+    """The state [batch, heads, d, dv] before the first token, in f32."""
     return wide(v.new_zeros(v.shape[0], heads, k.shape[-1] // groups, v.shape[-1] // heads))
+
+
+def one_token(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """y = Sᵀ q and S = `kept` + k vᵀ [batch, heads, d, dv]: q and k [batch, 1, groups·d], v [batch, 1, heads·dv]."""
+    heads = kept.shape[1]
+    q, k = (wide(t)[:, 0].unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 1) for t in (q, k))
+    state = kept + k[..., None] * wide(v)[:, 0].unflatten(-1, (heads, 1, -1))
+    return (q[..., None, :] @ state).flatten(1)[:, None].to(v.dtype), state
 
 
 def plain_linear_attention(
     q: Tensor, k: Tensor, v: Tensor, past: Tensor | None = None, *, heads: int, groups: int
 ) -> tuple[Tensor, Tensor]:
     """S_t = S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t: q and k [batch, seq, groups·d], v [batch, seq, heads·dv] → y like v."""
-    first, size = state_of(past, k, v, heads, groups), 1 if v.shape[1] == 1 else 64
-    q, k = (chunks(t, groups, size).repeat_interleave(heads // groups, 2) for t in (q, k))
-    values = chunks(v, heads, size)
-    states = torch.cat([first[:, None], k.mT @ values], 1).cumsum(1)
-    y = (q @ k.mT).tril() @ values + q @ states[:, :-1]
-    return joined(y, v), states[:, -1].to(first.dtype if past is None else past.dtype)
+    first = zero_state(k, v, heads, groups) if past is None else past
+    if v.shape[1] == 1:
+        y, state = one_token(q, k, v, wide(first), groups)
+        return y, state.to(first.dtype)
+    qc, kc = chunks(q, groups, 64), chunks(k, groups, 64)
+    vc = chunks(v, heads, 64).unflatten(2, (groups, -1))  # [batch, chunks, groups, heads of a group, size, dv]
+    written = torch.einsum("bcgsd,bcghse->bcghde", kc, vc)
+    states = torch.cat((wide(first).unflatten(1, (groups, -1))[:, None], written), 1).cumsum(1)
+    y = (qc @ kc.mT).tril()[:, :, :, None] @ vc + torch.einsum("bcgtd,bcghde->bcghte", qc, states[:, :-1])
+    return joined(y, v), states[:, -1].flatten(1, 2).to(first.dtype)
 
 
 def gated_linear_attention(
     q: Tensor, k: Tensor, v: Tensor, gates: Tensor, past: Tensor | None = None, *, heads: int, groups: int
 ) -> tuple[Tensor, Tensor]:
     """S_t = e^{g_t} S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t with gates g ≤ 0 [batch, seq, heads], q and k [batch, seq,
-    groups·d], v [batch, seq, heads·dv] → y like v (chunked as in Dao & Gu 2024, arXiv 2405.21060)."""
-    first, size = state_of(past, k, v, heads, groups), 1 if v.shape[1] == 1 else 64
-    q, k = (chunks(t, groups, size).repeat_interleave(heads // groups, 2) for t in (q, k))
-    values, gate = chunks(v, heads, size), chunks(gates, heads, size).squeeze(-1)  # [batch, chunks, heads, size]
-    between = decay_between(gate)
-    written = k.mT @ (values * between[..., -1, :, None])
-    carried = decay_between(F.pad(gate.sum(-1).transpose(1, 2), (1, 0)))  # [batch, heads, chunks + 1, chunks + 1]
-    states = torch.einsum("bhij,bjhde->bihde", carried, torch.cat([first[:, None], written], 1))
-    y = (q @ k.mT * between) @ values + gate.cumsum(-1).exp()[..., None] * (q @ states[:, :-1])
-    return joined(y, v), states[:, -1].to(first.dtype if past is None else past.dtype)
+    groups·d], v [batch, seq, heads·dv] → y like v (chunks as in Dao & Gu 2024, arXiv 2405.21060)."""
+    first = zero_state(k, v, heads, groups) if past is None else past
+    if v.shape[1] == 1:
+        y, state = one_token(q, k, v, wide(gates).exp().mT[..., None] * first, groups)
+        return y, state.to(first.dtype)
+    qc, kc = chunks(q, groups, 64), chunks(k, groups, 64)
+    vc, gc = (chunks(t, heads, 64).unflatten(2, (groups, -1)) for t in (v, gates))
+    gc = gc.squeeze(-1)  # [batch, chunks, groups, heads of a group, size]
+    between = decay_between(gc)
+    written = torch.einsum("bcgsd,bcghse->bcghde", kc, vc * between[..., -1, :, None])
+    carried = decay_between(F.pad(gc.sum(-1).movedim(1, -1), (1, 0)))  # [batch, groups, heads, chunks + 1, chunks + 1]
+    written = torch.cat((wide(first).unflatten(1, (groups, -1))[:, None], written), 1)
+    states = torch.einsum("bghij,bjghde->bighde", carried, written)
+    old = gc.cumsum(-1).exp()[..., None] * torch.einsum("bcgtd,bcghde->bcghte", qc, states[:, :-1])
+    y = ((qc @ kc.mT)[:, :, :, None] * between) @ vc + old
+    return joined(y, v), states[:, -1].flatten(1, 2).to(first.dtype)
 
 
 def keyed_linear_attention(
@@ -70,17 +89,23 @@ def keyed_linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t with a gate for every key, g ≤ 0 [batch, seq, heads·d]
     (Yang 2023, arXiv 2312.06635); q and k [batch, seq, groups·d], v [batch, seq, heads·dv] → y like v."""
-    first, size = state_of(past, k, v, heads, groups), 1 if v.shape[1] == 1 else 16
-    q, k = (chunks(t, groups, size).repeat_interleave(heads // groups, 2) for t in (q, k))
-    values, gate = chunks(v, heads, size), chunks(gates, heads, size)
-    between = decay_between(gate.mT)  # [batch, chunks, heads, d, t, s]
-    scores = torch.einsum("bnhtd,bnhsd,bnhdts->bnhts", q, k, between)
-    written = (k.mT * between[..., -1, :]) @ values
-    states = [first]
-    for kept, added in zip(gate.sum(-2).exp().unbind(1), written.unbind(1), strict=True):
-        states.append(kept[..., None] * states[-1] + added)
-    y = scores @ values + (q * gate.cumsum(-2).exp()) @ torch.stack(states[:-1], 1)
-    return joined(y, v), states[-1].to(first.dtype if past is None else past.dtype)
+    first = zero_state(k, v, heads, groups) if past is None else past
+    if v.shape[1] == 1:
+        y, state = one_token(q, k, v, wide(gates)[:, 0].exp().unflatten(-1, (heads, -1, 1)) * first, groups)
+        return y, state.to(first.dtype)
+    qc, kc = (chunks(t, groups, 16)[:, :, :, None] for t in (q, k))  # [batch, chunks, groups, 1, size, d]
+    vc, gc = (chunks(t, heads, 16).unflatten(2, (groups, -1)) for t in (v, gates))
+    kept, scores = gc.exp(), []  # [batch, chunks, groups, heads of a group, size, d]
+    seen = kc[..., :0, :].expand_as(kept[..., :0, :])
+    for t in range(16):  # of every chunk: what is left of the keys seen, when query t comes
+        new = kc[..., t : t + 1, :].expand_as(kept[..., :1, :])
+        seen = torch.cat((seen * kept[..., t : t + 1, :], new), -2)
+        scores.append(F.pad((seen @ qc[..., t, :, None]).squeeze(-1), (0, 15 - t)))
+    states = [wide(first).unflatten(1, (groups, -1))]
+    for all_kept, written in zip(gc.sum(-2).exp().unbind(1), (seen.mT @ vc).unbind(1), strict=True):
+        states.append(all_kept[..., None] * states[-1] + written)
+    y = torch.stack(scores, -2) @ vc + (qc * gc.cumsum(-2).exp()) @ torch.stack(states[:-1], 1)
+    return joined(y, v), states[-1].flatten(1, 2).to(first.dtype)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:

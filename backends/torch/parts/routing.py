@@ -16,6 +16,16 @@ def largest(x: Tensor, k: int) -> Tensor:
     return torch.zeros_like(x, dtype=torch.bool).scatter(-1, top_k(x, k)[1], True)
 
 
+def keep_top(scores: Tensor, ranks: Tensor, k: int) -> Tensor:
+    """The scores [..., experts] of the k experts that rank highest, 0 elsewhere."""
+    return scores.where(largest(ranks, k), 0)
+
+
+def renormalized(kept: Tensor) -> Tensor:
+    """`kept` [..., experts] divided by its sum."""
+    return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+
+
 def route_softmax(logits: Tensor, k: int) -> Tensor:
     """Softmax over the k largest logits [..., experts], 0 elsewhere."""
     scores = wide(logits)
@@ -25,51 +35,45 @@ def route_softmax(logits: Tensor, k: int) -> Tensor:
 def route_switch(logits: Tensor, k: int) -> Tensor:
     """The k largest of the softmax over all logits [..., experts], 0 elsewhere (Fedus 2021, arXiv 2101.03961)."""
     scores = F.softmax(wide(logits), dim=-1)
-    return scores.where(largest(scores, k), 0).to(logits.dtype)
+    return keep_top(scores, scores, k).to(logits.dtype)
 
 
 def route_sigmoid(logits: Tensor, k: int) -> Tensor:
     """The sigmoids of the k largest logits [..., experts], 0 elsewhere."""
     scores = wide(logits).sigmoid()
-    return scores.where(largest(scores, k), 0).to(logits.dtype)
-
-
-def route_by(scores: Tensor, ranks: Tensor, k: int) -> Tensor:
-    """The scores [..., experts] of the k experts that rank highest, divided by their sum; 0 elsewhere."""
-    kept = scores.where(largest(ranks, k), 0)
-    return kept / kept.sum(-1, keepdim=True)
-
-
-def within_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
-    """ranks [..., experts], −∞ outside of the `top_groups` groups that are largest in best [..., groups]."""
-    members = ranks.unflatten(-1, (best.shape[-1], -1))
-    return members.masked_fill(~largest(best, top_groups)[..., None], -math.inf).flatten(-2)
+    return keep_top(scores, scores, k).to(logits.dtype)
 
 
 def best_of_groups(ranks: Tensor, groups: int) -> Tensor:
-    """The largest of ranks [..., experts] in each of `groups` runs of experts (DeepSeek-V2, arXiv 2405.04434)."""
+    """The largest of ranks [..., experts] in each of `groups` runs of experts."""
     return ranks.unflatten(-1, (groups, -1)).amax(-1)
 
 
 def best_two_of_groups(ranks: Tensor, groups: int) -> Tensor:
-    """The sum of the two largest of ranks [..., experts] in each run (DeepSeek-V3, arXiv 2412.19437)."""
+    """The sum of the two largest of ranks [..., experts] in each of `groups` runs of experts."""
     return ranks.unflatten(-1, (groups, -1)).topk(2).values.sum(-1)
 
 
+def within_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
+    """ranks [..., experts], −∞ outside of the `top_groups` runs that are largest in best [..., groups]."""
+    members = ranks.unflatten(-1, (best.shape[-1], -1))
+    return members.masked_fill(~largest(best, top_groups)[..., None], -math.inf).flatten(-2)
+
+
 def route_softmax_groups(logits: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
-    """`route_switch` among the experts of the best groups, by their best expert (DeepSeek-V2, arXiv 2405.04434)."""
+    """`route_switch` among the groups of experts with the best expert (DeepSeek-V2, arXiv 2405.04434)."""
     scores = F.softmax(wide(logits), dim=-1)
     ranks = within_groups(scores, best_of_groups(scores, groups), top_groups)
-    return scores.where(largest(ranks, k), 0).to(logits.dtype)
+    return keep_top(scores, ranks, k).to(logits.dtype)
 
 
 def route_sigmoid_groups(logits: Tensor, bias: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
-    """Sigmoids that sum to 1 of k experts [..., experts], chosen by sigmoid + bias [experts] in the best groups, by
-    their two best experts (DeepSeek-V3, arXiv 2412.19437)."""
+    """Sigmoids of k logits [..., experts] divided by their sum, chosen by sigmoid + bias [experts] among the groups
+    whose two best experts are best (DeepSeek-V3, arXiv 2412.19437)."""
     scores = wide(logits).sigmoid()
     ranks = scores + bias
     ranks = within_groups(ranks, best_two_of_groups(ranks, groups), top_groups)
-    return route_by(scores, ranks, k).to(logits.dtype)
+    return renormalized(keep_top(scores, ranks, k)).to(logits.dtype)
 
 
 def capacity_of(tokens: int, experts: int, factor: float) -> int:
@@ -95,6 +99,6 @@ def load_balance_loss(logits: Tensor, combine: Tensor) -> Tensor:
     """experts · Σ_j f_j p_j of logits and combine [..., experts]: f_j is the fraction of tokens that expert j gets, p_j
     its mean softmax probability (Fedus 2021)."""
     experts = logits.shape[-1]
-    scores = F.softmax(wide(logits), dim=-1).view(-1, experts)
-    sent = (combine != 0).view(-1, experts).to(scores.dtype)
+    scores = F.softmax(wide(logits), dim=-1).flatten(0, -2)
+    sent = (combine != 0).flatten(0, -2).to(scores.dtype)
     return (experts * (sent.mean(0) * scores.mean(0)).sum()).to(logits.dtype)

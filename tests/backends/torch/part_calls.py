@@ -1,0 +1,295 @@
+"""Ops as the parts of generated models compute them: operands and attributes of an op → what its reference returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.backends.torch.parts import (
+    biases,
+    convolution,
+    experts,
+    indexing,
+    products,
+    recurrences,
+    routing,
+    state_space,
+)
+from weft.ir.op import Case, Op
+
+Tensors = tuple[Tensor, ...]
+
+
+def drawn(case: Case, dtype: torch.dtype) -> list[Tensor | None]:
+    """The operands of a case, floats rounded to `dtype`."""
+    found = [None if a is None else torch.from_numpy(np.array(a)) for a in case.draw()]
+    return [t.to(dtype) if t is not None and t.is_floating_point() else t for t in found]
+
+
+def reference(op: Op, operands: list[Tensor | None], **attrs: Any) -> tuple[NDArray[np.float64], ...]:
+    """What `op` means for these operands, all outputs."""
+    arrays = [None if t is None else (t.double() if t.is_floating_point() else t).numpy() for t in operands]
+    made = op.reference(*arrays, **attrs)
+    return made if isinstance(made, tuple) else (made,)
+
+
+def assert_close(got: Tensor, want: NDArray[np.float64], roundings: float, terms: int) -> None:
+    """`got` is `want` but for `roundings` to its dtype and sums of `terms` products in f32, against the largest of
+    `want`; a float64 is summed in float64."""
+    assert tuple(got.shape) == want.shape
+    inner = torch.finfo(torch.promote_types(got.dtype, torch.float32)).eps
+    bound = 0.5 * roundings * torch.finfo(got.dtype).eps + 8 * inner * terms**0.5
+    scale = max(float(np.abs(want).max(initial=0)), 1e-30)
+    error = float(np.abs(got.detach().double().numpy() - want).max(initial=0)) / scale
+    assert error <= bound, f"{error:.2e} is more than {bound:.2e}"
+
+
+# -- routers
+
+
+def route(
+    logits: Tensor,
+    bias: Tensor | None = None,
+    *,
+    k: int,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+) -> Tensor:
+    """The ready router if there is one, else one made of the parts of routers."""
+    kind = (scoring, renormalize, bias is not None, groups > 1 and group_score)
+    ready: dict[Any, Callable[[], Tensor]] = {
+        ("softmax", True, False, False): lambda: routing.route_softmax(logits, k),
+        ("softmax", False, False, False): lambda: routing.route_switch(logits, k),
+        ("sigmoid", False, False, False): lambda: routing.route_sigmoid(logits, k),
+        ("softmax", False, False, "max"): lambda: routing.route_softmax_groups(logits, k, groups, top_groups),
+    }
+    if kind in ready:
+        return ready[kind]() * scale
+    if kind == ("sigmoid", True, True, "top2") and bias is not None:
+        return routing.route_sigmoid_groups(logits, bias, k, groups, top_groups) * scale
+    scores = indexing.wide(logits)
+    scores = F.softmax(scores, dim=-1) if scoring == "softmax" else scores.sigmoid()
+    ranks = scores if bias is None else scores + bias
+    if groups > 1:
+        best = routing.best_of_groups if group_score == "max" else routing.best_two_of_groups
+        ranks = routing.within_groups(ranks, best(ranks, groups), top_groups)
+    kept = routing.keep_top(scores, ranks, k)
+    return ((routing.renormalized(kept) if renormalize else kept) * scale).to(logits.dtype)
+
+
+def _capped(part: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    def call(x: Tensor, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Tensor:
+        rows = x.flatten(0, -2) if batched else x
+        limit = routing.capacity_of(rows.shape[-2], rows.shape[-1], factor) if capacity is None else capacity
+        return part(rows, limit).view_as(x)
+
+    return call
+
+
+# -- experts
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "swish(1.702)": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+def moe(
+    x: Tensor,
+    combine: Tensor,
+    up: Tensor,
+    down: Tensor,
+    gate: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+    active: int | None = None,
+    form: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """`form`: which part, given rows; by default that which picks one."""
+    stacks = {"up": up, "down": down, "gate": gate, "up_bias": up_bias, "down_bias": down_bias, "gate_bias": gate_bias}
+    given = {name: t for name, t in stacks.items() if t is not None}
+
+    def expert(linear: Callable[..., Tensor], rows: Tensor, *tensors: Tensor) -> Tensor:
+        w = dict(zip(given, tensors, strict=True))
+        hidden, act = linear(rows, w["up"], w.get("up_bias")), ACTIVATIONS[activation]
+        if "gate" in w:
+            opened = linear(rows, w["gate"], w.get("gate_bias"))
+            if limit is not None:
+                opened, hidden = opened.clamp(max=limit), hidden.clamp(-limit, limit)
+            hidden = act(opened) * (hidden + shift)
+        else:
+            hidden = act(hidden)
+        return linear(hidden, w["down"], w.get("down_bias"))
+
+    k = combine.shape[-1] if active is None else active
+    return (form or experts.moe)(x, combine, k, expert, *given.values())
+
+
+# -- recurrences
+
+
+def gated_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+) -> Tensors:
+    shape = {"heads": heads, "groups": groups}
+    if decay is None:
+        return recurrences.plain_linear_attention(q, k, v, past, **shape)
+    per_key = decay.shape[-1] == heads * (k.shape[-1] // groups)
+    part = recurrences.keyed_linear_attention if per_key else recurrences.gated_linear_attention
+    return part(q, k, v, decay, past, **shape)
+
+
+def turned(x: Tensor, positions: Tensor, frequencies: Tensor, heads: int, interleaved: bool) -> Tensor:
+    """x with the rotary positions of `rope`, whose pairs fill the heads."""
+    angles = (positions[..., None] * frequencies)[:, :, None]
+    xh = x.unflatten(-1, (heads, -1))
+    pairs = xh.unflatten(-1, (-1, 2)) if interleaved else xh.unflatten(-1, (2, -1)).mT
+    a, b = pairs.unbind(-1)
+    pairs = torch.stack((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
+    return (pairs if interleaved else pairs.mT).flatten(2)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    past_state: Tensor | None = None,
+    past_norm: Tensor | None = None,
+    *,
+    heads: int,
+    causal: bool = False,
+    interleaved: bool = False,
+) -> Tensors:
+    q, k = recurrences.elu_plus_one(q), recurrences.elu_plus_one(k)
+    if key_mask is not None:
+        k = k * (key_mask != 0)[..., None]
+    rq, rk = q, k
+    if positions is not None and frequencies is not None:
+        rq, rk = (turned(t, positions, indexing.wide(frequencies), heads, interleaved) for t in (q, k))
+    if not causal:
+        return (recurrences.linear_attention(q, k, rq, rk, v, heads),)
+    past = None if past_state is None or past_norm is None else (past_state, past_norm)
+    y, present = recurrences.causal_linear_attention(q, k, rq, rk, v, past, heads=heads)
+    return y, *present
+
+
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, past: Tensor | None = None, *, activation: str = "identity"
+) -> Tensors:
+    act = F.silu if activation == "silu" else lambda y: y
+    if past is None:
+        return (act(convolution.causal_conv(x, weight, bias)),)
+    y, present = convolution.causal_conv_from(past, x, weight, bias)
+    return act(y), present
+
+
+def ssd(*operands: Tensor | None, heads: int, groups: int = 1) -> Tensors:
+    part: Any = state_space.ssd
+    found: Tensors = part(*operands, heads=heads, groups=groups)
+    return found
+
+
+# -- attention by distance
+
+
+def relative_position_bias(
+    table: Tensor, queries: Tensor, keys: Tensor, *, bidirectional: bool = True, max_distance: int = 128
+) -> Tensor:
+    part = biases.relative_bias if bidirectional else biases.causal_relative_bias
+    return part(table, keys[:, None] - queries[:, :, None], max_distance)
+
+
+def alibi(slopes: Tensor, queries: Tensor, keys: Tensor, *, symmetric: bool = False) -> Tensor:
+    distance = keys[:, None] - queries[:, :, None]
+    return biases.alibi(slopes, -distance.abs() if symmetric else distance)
+
+
+def relative_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_table: Tensor,
+    value_table: Tensor | None = None,
+    past_k: Tensor | None = None,
+    past_v: Tensor | None = None,
+    positions: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    *,
+    heads: int,
+    causal: bool = False,
+) -> Tensors:
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    at = torch.arange(q.shape[2])[None]
+    if past_k is not None and past_v is not None and positions is not None:
+        at, k = positions, indexing.scatter_rows(past_k, k, positions, 2)
+        v = indexing.scatter_rows(past_v, v, positions, 2)
+    distance = torch.arange(k.shape[2]) - at[:, :, None]
+    seen = distance[:, None] <= 0 if causal else torch.ones_like(distance, dtype=torch.bool)[:, None]
+    seen = seen if key_mask is None else seen & (key_mask != 0)[:, None, None]
+    y = biases.relative_attention(q, k, v, key_table, value_table, distance, seen).transpose(1, 2).flatten(2)
+    return (y,) if past_k is None else (y, k, v)
+
+
+def head_linear(x: Tensor, weight: Tensor, *, heads: int, inverse: bool = False) -> Tensor:
+    part = products.head_linear_inverse if inverse else products.head_linear
+    return part(x, weight, heads)
+
+
+CALLS: dict[str, Callable[..., Tensor | Tensors]] = {
+    "route": route,
+    "limit_capacity": _capped(routing.limit_capacity),
+    "expert_choice": _capped(routing.expert_choice),
+    "load_balance_loss": routing.load_balance_loss,
+    "moe": moe,
+    "gated_linear_attention": gated_linear_attention,
+    "linear_attention": linear_attention,
+    "causal_conv": causal_conv,
+    "selective_scan": state_space.selective_scan,
+    "ssd": ssd,
+    "relative_position_bias": relative_position_bias,
+    "alibi": alibi,
+    "relative_attention": relative_attention,
+    "head_linear": head_linear,
+    "gather_rows": indexing.gather_rows,
+    "scatter_rows": lambda x, rows, indices, axis=1: indexing.scatter_rows(x, rows, indices, axis),
+    "top_k": indexing.top_k,
+    "softmax": lambda x, axis=-1: indexing.softmax_or_zeros(x, axis),
+}
+
+
+def outputs(op: Op, case: Case, operands: list[Tensor | None]) -> Tensors:
+    """All outputs of the parts for `op`, as many as the op has here."""
+    made = CALLS[op.name](*operands, **case.attrs)
+    return made if isinstance(made, tuple) else (made,)
+
+
+rows_by_expert = partial(moe, form=lambda x, combine, k, *rest: experts.moe_by_expert(x, combine, *rest))
