@@ -29,6 +29,18 @@ def scaled(product, scale, SOFTCAP: tl.constexpr):
     return product * (scale * 1.4426950408889634)
 
 
+@jit
+def mixed_in(m, total, acc, score, value):
+    """The running softmax of rows, with their maxima m, the totals of their weights and acc, their sums of weighted
+    values, after some more keys: `score` [rows, keys] for powers of 2, `value` [keys, dv]; one score per row is finite.
+    """
+    higher = tl.maximum(m, tl.max(score, 1))
+    weight = tl.exp2(score - higher[:, None])
+    old = tl.exp2(m - higher)
+    acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="tf32x3")
+    return higher, total * old + tl.sum(weight, 1), acc
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,

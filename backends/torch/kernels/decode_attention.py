@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from . import cached_keys, split_keys
-from .attend import DTYPES, attend, base2, learns, power_of_2, scaled
+from .attend import DTYPES, attend, base2, learns, mixed_in, power_of_2, scaled
 from .cached_keys import located, prefetch, seen
-from .launch import Variant, has_pdl, jit, options, tl
+from .launch import Variant, jit, tl
 from .launch import refusal as device_refusal
-from .split_keys import is_last, merged, per_split, store_part
+from .split_keys import finish, per_split
 
 HEADS = 64  # query heads that a program takes at most
 WIDEST = 1536  # numbers of a key and its value, padded: what shared memory holds
@@ -64,6 +64,7 @@ def decode_kernel(
     MERGE_ROWS: tl.constexpr,
     MERGE_COLUMNS: tl.constexpr,
     MERGE_STEP: tl.constexpr,
+    INSIDE: tl.constexpr,
     PDL: tl.constexpr,
     INTERP: tl.constexpr,
 ):
@@ -117,30 +118,29 @@ def decode_kernel(
         if slopes is not None:
             score += slope[:, None] * (at - position).to(tl.float32)[None, :]
         score = tl.where((i < end)[None, :], score, -float("inf"))
-        higher = tl.maximum(m, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        old = tl.exp2(m - higher)
-        total = total * old + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="tf32x3")
-        m = higher
+        m, total, acc = mixed_in(m, total, acc, score, value)
 
-    out += (first_row + kv_head * GROUP + block * TAKEN).to(tl.int64) * DV
-    TYPE: tl.constexpr = out.dtype.element_ty
-    if used == 1:
-        y = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out + r[:, None] * DV + dv[None, :], y.to(TYPE), real[:, None] & (dv < DV)[None, :])
-        return
     group = batch * tl.num_programs(1) + tl.program_id(1)
-    partial += group.to(tl.int64) * splits * (TAKEN * DV)
-    state += group * splits * (2 * TAKEN)
-    store_part(partial, state, acc, m, total, split, r, dv, TAKEN, DV)
-    if is_last(tickets + group, used):
-        row = tl.arange(0, MERGE_ROWS)
-        there = (row < TAKEN) & (block * TAKEN + row < GROUP)
-        for start in range(0, DV, MERGE_COLUMNS):
-            column = start + tl.arange(0, MERGE_COLUMNS)
-            y = merged(partial, state, used, row, column, TAKEN, DV, MERGE_STEP)
-            tl.store(out + row[:, None] * DV + column[None, :], y.to(TYPE), there[:, None] & (column < DV)[None, :])
+    finish(
+        out,
+        partial,
+        state,
+        tickets,
+        acc,
+        m,
+        total,
+        group,
+        split,
+        splits,
+        used,
+        GROUP,
+        TAKEN,
+        DV,
+        MERGE_ROWS,
+        MERGE_COLUMNS,
+        MERGE_STEP,
+        INSIDE,
+    )
 
 
 def reference(
@@ -196,7 +196,8 @@ def decode_attention(
     [batch, heads, dv]. `scale` is 1/√d by default. Of a window the last `window` keys are seen, and the first
     `keep_first`. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first`
     slots, which stay (window + keep_first ≤ capacity). `softcap` bounds scores; `sinks` [heads] add a key of that score
-    with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `split_keys.tickets`, batch · heads are enough. `splits`
+    with value 0; `slopes` [heads] are ALiBi's. `tickets`: see
+    `split_keys.counters`, batch · heads are enough. `splits`
     of the keys are chosen by default. For inference: gradients come from `reference`.
     """
     _check(q, k, v, positions)
@@ -206,36 +207,20 @@ def decode_attention(
     if device_refusal(q) or refusal(d, dv, q.dtype) or learns(q, k, v, sinks, slopes):
         masks: dict[str, Any] = {"window": window, "keep_first": keep_first, "softcap": softcap, "rolling": rolling}
         return reference(q, k, v, positions, scale=scale, sinks=sinks, slopes=slopes, **masks)
-    k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (k, v))
     shape = _shape(d, dv, heads // kv_heads, q.element_size())
     groups = kv_heads * -(-shape["GROUP"] // shape["TAKEN"])
     most = -(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"])
     splits = splits or split_keys.count(q, batch * groups, most)
-    rows = batch * groups * splits * shape["TAKEN"]
-    out = q.new_empty(batch, heads, dv)
-    decode_kernel[(splits, groups, batch)](
-        q.contiguous(),
-        k,
-        v,
-        positions.contiguous(),
-        sinks,
-        slopes,
-        out,
-        q.new_empty(rows * dv, dtype=torch.float32),
-        q.new_empty(rows * 2, dtype=torch.float32),
-        split_keys.tickets(q, batch * groups) if tickets is None else tickets,
-        *k.stride()[:3],
-        *v.stride()[:3],
-        capacity,
-        1 / math.sqrt(d) if scale is None else scale,
-        **shape,
-        **mask,
-        SOFTCAP=softcap or 0.0,
-        PDL=has_pdl(q),
-        INTERP=not q.is_cuda,
-        **options(q),
+    return split_keys.launch(
+        decode_kernel,
+        (q.contiguous(), k, v, positions.contiguous(), sinks, slopes),
+        (*k.stride()[:3], *v.stride()[:3], capacity, 1 / math.sqrt(d) if scale is None else scale),
+        {**shape, **mask, "SOFTCAP": softcap or 0.0},
+        out=q.new_empty(batch, heads, dv),
+        groups=groups,
+        splits=splits,
+        tickets=tickets,
     )
-    return out
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> None:
@@ -244,6 +229,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.T
         raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no [batch, heads, d] and its caches")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
+    if k.stride(3) != 1 or v.stride(3) != 1:
+        raise ValueError(
+            f"the numbers of a key must lie one behind the other, not in strides {k.stride()}, {v.stride()}"
+        )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
     if positions.numel() != q.shape[0]:
@@ -270,7 +259,7 @@ def variants() -> list[Variant]:
     found += [_variant("bf16", 576, 512, 16), _variant("fp32", 256, 256, 8), _variant("bf16", 128, 128, 48)]
     ring = cached_keys.mask(4096, 1024, 4, rolling=True)
     found += [
-        _variant("bf16", 256, 256, 4, (), **ring, SOFTCAP=50.0),
+        _variant("bf16", 256, 256, 4, (), **ring, SOFTCAP=50.0, INSIDE=False),
         _variant("bf16", 64, 64, 8, ("sinks",), WINDOW=128),
     ]
     return [*found, _variant("bf16", 128, 128, 1, ("slopes",))]
@@ -288,6 +277,6 @@ def _variant(dtype: str, d: int, dv: int, group: int, biases: tuple[str, ...] = 
             **dict.fromkeys(("q", "k", "v", "out", *biases), f"*{dtype}"),
             **{"positions": "*i64", **scratch, **dict.fromkeys((*strides, "capacity"), "i32"), "scale": "fp32"},
         },
-        constants={**shape, **unmasked, **mask, **absent, "PDL": True, "INTERP": False},
+        constants={**shape, **unmasked, "INSIDE": True, **mask, **absent, "PDL": True, "INTERP": False},
         divisible=strides,
     )

@@ -1,20 +1,25 @@
-"""Attention whose keys are split between programs, and whose partial sums become one output in the same launch.
+"""Attention whose keys are split between programs: how their partial sums become one output.
 
-Each program stores its sum, not divided yet, with the maximum and the total of its weights, and takes a ticket; the one
-with the last ticket merges the partial sums in the order of their splits, so the result does not depend on who came
-last. It puts the counter of tickets back to 0, ready for the next launch or replay of a CUDA graph. (Flash-Decoding,
-Dao 2023, takes a second launch.)
+Each program stores its sum, not divided yet, with the maximum and the total of its weights (Flash-Decoding, Dao 2023).
+Where that is little, each takes a ticket, and the one with the last ticket merges the partial sums in the same launch;
+it puts the counter of tickets back to 0, ready for the next launch or replay of a CUDA graph. Where it is much, such as
+all heads of a latent cache, one program would take longer to read it than a second launch costs, which many programs
+share. Both merge in the order of the splits, so the result does not depend on who came last.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from .launch import jit, tl
+from .attend import power_of_2
+from .launch import Variant, has_pdl, jit, options, tl
 
-MOST = 128  # splits
+MOST = 256  # splits
 PROGRAMS = 2  # per multiprocessor at the least: loads of one pass the time of another's arithmetic
 INTERPRETED = 3  # multiprocessors of the device that the interpreter plays
+INSIDE = 128 * 1024  # bytes of partial sums that one program merges in the time of a launch
 MERGED = 4096  # numbers that a program merges at a time: 32 registers of each of 128 threads
 
 _counters: dict[tuple[int, int], torch.Tensor] = {}
@@ -27,16 +32,11 @@ def per_split(keys, splits, LEAST: tl.constexpr):
 
 
 @jit
-def store_part(partial, state, acc, m, total, split, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Store what a split makes of `row` [r] and `column` [c]: acc [r, c], its maximum m [r] and its total [r].
-
-    partial f32 [splits, ROWS, WIDTH] are sums of 2^(score − m) · v; state f32 [splits, 2, ROWS] are m and total.
-    """
-    there = row < ROWS
-    mine = split * ROWS + row
-    tl.store(partial + mine[:, None] * WIDTH + column[None, :], acc, there[:, None] & (column < WIDTH)[None, :])
-    tl.store(state + mine + split * ROWS, m, there)
-    tl.store(state + mine + (split + 1) * ROWS, total, there)
+def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
+    """The first row, and how many there are, of block number `group`, if every GROUP rows are in blocks of TAKEN."""
+    BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
+    block = group % BLOCKS
+    return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
 
 
 @jit
@@ -78,8 +78,114 @@ def merged(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.co
     return acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
+@jit
+def merge_inside(
+    out,
+    partial,
+    state,
+    ticket,
+    splits,
+    rows,
+    TAKEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """The merge of a group, `out` [rows, WIDTH], if this is the last of its programs."""
+    if is_last(ticket, splits):
+        row = tl.arange(0, ROWS)
+        for start in range(0, WIDTH, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            y = merged(partial, state, splits, row, column, TAKEN, WIDTH, STEP)
+            here = out + row[:, None] * WIDTH + column[None, :]
+            tl.store(here, y.to(out.dtype.element_ty), (row < rows)[:, None] & (column < WIDTH)[None, :])
+
+
+@jit
+def finish(
+    out,
+    partial,
+    state,
+    tickets,
+    acc,
+    m,
+    total,
+    group,
+    split,
+    splits,
+    used,
+    GROUP: tl.constexpr,
+    TAKEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    MERGE_COLUMNS: tl.constexpr,
+    MERGE_STEP: tl.constexpr,
+    INSIDE: tl.constexpr,
+):
+    """Bring what a split makes of its keys into `out` […, GROUP, WIDTH]; called by each of the `used` programs that
+    take the same TAKEN rows of a GROUP, which are number `group` of all such blocks.
+
+    acc [r, c] are sums of 2^(score − m) · v, m [r] maxima, `total` [r] sums of the weights; r ≥ TAKEN, c ≥ WIDTH. In
+    scratch: partial f32 [groups, splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets i32 [groups]:
+    counters if the merge is INSIDE, else `used`, for `merge_kernel`.
+    """
+    row, column = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    within = (column < WIDTH)[None, :]
+    first, rows = rows_of(group, GROUP, TAKEN)
+    out += first.to(tl.int64) * WIDTH
+    if not INSIDE:
+        tl.store(tickets + group, used, split == 0)
+    if used == 1:
+        y = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        here = out + row[:, None] * WIDTH + column[None, :]
+        tl.store(here, y.to(out.dtype.element_ty), (row < rows)[:, None] & within)
+    else:
+        partial += group.to(tl.int64) * splits * (TAKEN * WIDTH)
+        state += group * splits * (2 * TAKEN)
+        mine = split * TAKEN + row
+        tl.store(partial + mine[:, None] * WIDTH + column[None, :], acc, (row < TAKEN)[:, None] & within)
+        tl.store(state + mine + split * TAKEN, m, row < TAKEN)
+        tl.store(state + mine + (split + 1) * TAKEN, total, row < TAKEN)
+        if INSIDE:
+            merge_inside(
+                out, partial, state, tickets + group, used, rows, TAKEN, WIDTH, MERGE_ROWS, MERGE_COLUMNS, MERGE_STEP
+            )
+
+
+@jit
+def merge_kernel(
+    out,
+    partial,
+    state,
+    used,
+    splits,
+    GROUP: tl.constexpr,
+    TAKEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [TAKEN, blocks of COLUMNS, groups]: one row of a group, from what its programs left in scratch."""
+    group = tl.program_id(2)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    programs = tl.load(used + group)
+    first, rows = rows_of(group, GROUP, TAKEN)
+    if (programs == 1) | (tl.program_id(0) >= rows):
+        return
+    row = tl.program_id(0) + tl.arange(0, 1)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    partial += group.to(tl.int64) * splits * (TAKEN * WIDTH)
+    y = merged(partial, state + group * splits * (2 * TAKEN), programs, row, column, TAKEN, WIDTH, STEP)
+    here = out + (first + row).to(tl.int64)[:, None] * WIDTH + column[None, :]
+    tl.store(here, y.to(out.dtype.element_ty), (column < WIDTH)[None, :])
+
+
 def merging(rows: int, width: int) -> dict[str, int]:
-    """How a program merges `rows` rows of `width` columns (powers of 2): so many columns and splits at a time."""
+    """How the last program merges `rows` rows of `width` columns (powers of 2): columns and splits at a time."""
     columns = min(width, max(32, MERGED // rows // 8))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
@@ -90,7 +196,51 @@ def count(x: torch.Tensor, groups: int, most: int) -> int:
     return max(1, min(-(-PROGRAMS * processors // groups), most, MOST))
 
 
-def tickets(x: torch.Tensor, groups: int) -> torch.Tensor:
+def launch(
+    kernel: Any,
+    operands: tuple[Any, ...],
+    numbers: tuple[Any, ...],
+    constants: dict[str, Any],
+    out: torch.Tensor,
+    groups: int,
+    splits: int,
+    tickets: torch.Tensor | None,
+    warps: int = 4,
+) -> torch.Tensor:
+    """kernel(*operands, out, partial, state, tickets, *numbers) on the grid [splits, groups, batch], where it calls
+    `finish`, and the merge, if it takes a second launch; `out` [batch, heads, width] is returned."""
+    batch, _, width = out.shape
+    taken, blocks = constants["TAKEN"], batch * groups
+    inside = splits * taken * width * 4 <= INSIDE
+    partial = out.new_empty(blocks * splits * taken * width, dtype=torch.float32)
+    state = out.new_empty(blocks * splits * taken * 2, dtype=torch.float32)
+    if not inside:
+        tickets = out.new_empty(blocks, dtype=torch.int32)
+    elif tickets is None:
+        tickets = counters(out, blocks)
+    pdl = has_pdl(out)
+    constants = {**constants, "INSIDE": inside, "PDL": pdl, "INTERP": not out.is_cuda}
+    kernel[splits, groups, batch](*operands, out, partial, state, tickets, *numbers, **constants, **options(out, warps))
+    if not inside:
+        shape = _merge_shape(constants["GROUP"], taken, width)
+        grid = (taken, -(-width // shape["COLUMNS"]), blocks)
+        merge_kernel[grid](out, partial, state, tickets, splits, **shape, PDL=pdl, **options(out))
+    return out
+
+
+def _merge_shape(group: int, taken: int, width: int) -> dict[str, int]:
+    columns = min(128, power_of_2(width))
+    return {"GROUP": group, "TAKEN": taken, "WIDTH": width, "COLUMNS": columns, "STEP": 2 * MERGED // columns}
+
+
+def variants() -> list[Variant]:
+    """The merge of widths that need a second launch."""
+    types = {"out": "*bf16", "partial": "*fp32", "state": "*fp32", "used": "*i32", "splits": "i32"}
+    shapes = [_merge_shape(16, 16, 512), _merge_shape(4, 4, 256), _merge_shape(71, 36, 64)]
+    return [Variant(merge_kernel, types, {**shape, "PDL": True}) for shape in shapes]
+
+
+def counters(x: torch.Tensor, groups: int) -> torch.Tensor:
     """Counters i32 [groups] at 0 on the device of x, which all launches on a stream share, since they come in turn.
 
     In a CUDA graph under capture they are new, and each replay first sets them to 0, a kernel more. A model that is

@@ -38,7 +38,7 @@ def _tensors(dtype: torch.dtype, device: torch.device, *arrays: np.ndarray) -> l
             F32, 2, 2, 16, 16, 160, [700, 40, 161], {"window": 150, "keep_first": 5, "rolling": True}, id="rolling-keep"
         ),
         pytest.param(F32, 6, 2, 16, 16, 300, [299, -1, 2], {"sinks": True, "splits": 4}, id="sinks"),
-        pytest.param(F32, 6, 2, 16, 16, 300, [280, 60], {"slopes": True, "splits": 2}, id="alibi"),
+        pytest.param(F32, 6, 2, 16, 16, 300, [288, 60], {"slopes": True, "splits": 2}, id="alibi"),
         pytest.param(B16, 4, 2, 64, 64, 20, [900], {"window": 12, "keep_first": 4, "rolling": True, "sinks": True}),
     ],
 )

@@ -1,0 +1,260 @@
+"""Latent attention of one new token per row to its cache, weights absorbed (DeepSeek-V2, arXiv 2405.04434).
+
+All heads share one cache, whose rows are `rank` numbers that are key and value, and some more, with rotary positions,
+that are only key. A program loads a row once for both, and takes 16 to 64 heads through one of the splits of the keys.
+Splits, their merge in the same launch, and what is read before `gdc_wait` are those of `decode_attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from . import cached_keys, split_keys
+from .attend import DTYPES, attend, base2, learns, mixed_in, power_of_2, scaled
+from .cached_keys import located, prefetch, seen
+from .launch import Variant, jit, tl
+from .launch import refusal as device_refusal
+from .split_keys import finish, per_split
+
+HEADS = 64  # that a program takes at most
+WIDEST = 512  # rank: sums of 64 heads then take half of the registers of 8 warps
+
+
+@jit
+def latent_kernel(
+    q,
+    cache,
+    positions,
+    sinks,
+    out,
+    partial,
+    state,
+    tickets,
+    batch_stride,
+    capacity,
+    scale,
+    RANK: tl.constexpr,
+    RANK_PADDED: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROPE_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    TAKEN: tl.constexpr,
+    KEYS: tl.constexpr,
+    LEAN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEEP: tl.constexpr,
+    RING: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    MERGE_COLUMNS: tl.constexpr,
+    MERGE_STEP: tl.constexpr,
+    INSIDE: tl.constexpr,
+    PDL: tl.constexpr,
+    INTERP: tl.constexpr,
+):
+    """Grid [splits, blocks of heads, batch]: TAKEN of the GROUP heads, which are all, KEYS keys at a time."""
+    split, splits, block, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.program_id(2)
+    cache += batch.to(tl.int64) * batch_stride
+    n = tl.arange(0, KEYS)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
+        _, slot = located(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
+        prefetch(cache, slot, RANK + ROPE, capacity, RANK + ROPE, 2 * RANK_PADDED)
+        tl.extra.cuda.gdc_wait()
+
+    kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
+    share = per_split(keys, splits, KEYS)
+    used = tl.maximum(tl.cdiv(keys, share), 1)
+    if split >= used:
+        return
+
+    r, c, p = tl.arange(0, TAKEN), tl.arange(0, RANK_PADDED), tl.arange(0, ROPE_PADDED)
+    real = (block * TAKEN + r < GROUP)[:, None]
+    row = batch * GROUP + block * TAKEN
+    query = q + (row + r)[:, None] * (RANK + ROPE)
+    latent_query = tl.load(query + c[None, :], real & (c < RANK)[None, :], other=0.0)
+    rope_query = tl.load(query + RANK + p[None, :], real & (p < ROPE)[None, :], other=0.0)
+    m = tl.full([TAKEN], -float("inf"), tl.float32)
+    total = tl.zeros([TAKEN], tl.float32)
+    acc = tl.zeros([TAKEN, RANK_PADDED], tl.float32)
+    if sinks is not None:  # a key of split 0, with value 0
+        sink = tl.load(sinks + block * TAKEN + r, block * TAKEN + r < GROUP, other=0.0)
+        m = tl.where(split == 0, base2(sink), m)
+        total = tl.where(split == 0, 1.0, total)
+    if INTERP:
+        latent_query, rope_query = latent_query.to(tl.float32), rope_query.to(tl.float32)
+    end = tl.minimum((split + 1) * share, keys)
+    for start in tl.range(split * share, end, KEYS, disable_licm=LEAN):
+        i = start + n
+        _, slot = located(i, kept, first, KEEP, RING)
+        key = cache + slot[:, None] * (RANK + ROPE)
+        latent_there = (i < end)[:, None] if RANK == RANK_PADDED else (i < end)[:, None] & (c < RANK)[None, :]
+        rope_there = (i < end)[:, None] if ROPE == ROPE_PADDED else (i < end)[:, None] & (p < ROPE)[None, :]
+        latent = tl.load(key + c[None, :], latent_there, other=0.0)
+        rope = tl.load(key + RANK + p[None, :], rope_there, other=0.0)
+        if INTERP:
+            latent, rope = latent.to(tl.float32), rope.to(tl.float32)
+        product = tl.dot(latent_query, tl.trans(latent), input_precision="tf32x3")
+        product = tl.dot(rope_query, tl.trans(rope), product, input_precision="tf32x3")
+        score = tl.where((i < end)[None, :], scaled(product, scale, SOFTCAP), -float("inf"))
+        m, total, acc = mixed_in(m, total, acc, score, latent)
+
+    group = batch * tl.num_programs(1) + block
+    finish(
+        out,
+        partial,
+        state,
+        tickets,
+        acc,
+        m,
+        total,
+        group,
+        split,
+        splits,
+        used,
+        GROUP,
+        TAKEN,
+        RANK,
+        MERGE_ROWS,
+        MERGE_COLUMNS,
+        MERGE_STEP,
+        INSIDE,
+    )
+
+
+def reference(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    rank: int,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    softcap: float | None = None,
+    rolling: bool = False,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`latent_decode` in plain torch, with gradients."""
+    there, _ = cached_keys.shown(positions, cache.shape[2], window, keep_first, rolling)
+    y = attend(q[:, :, None], cache, cache[..., :rank], there[:, None, None], scale, softcap=softcap, sinks=sinks)
+    return y[:, :, 0]
+
+
+def refusal(rank: int, rope_dim: int, dtype: torch.dtype) -> str | None:
+    """Why there is no kernel for rows of `rank` + `rope_dim` numbers; None if there is one."""
+    if dtype not in DTYPES:
+        return f"no kernel for {dtype}"
+    widest = WIDEST if dtype.itemsize == 2 else WIDEST // 4  # products of f32 take three times the registers
+    if rank > widest or rope_dim > 128:
+        return f"rank {rank} and {rope_dim} rotary numbers of {dtype} are more than the {widest} and 128 of the kernel"
+    return None
+
+
+def latent_decode(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    rank: int,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    softcap: float | None = None,
+    rolling: bool = False,
+    sinks: torch.Tensor | None = None,
+    tickets: torch.Tensor | None = None,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """softmax(scale · q kᵀ) v of one new token per row, whose latent is in the cache already.
+
+    q [batch, heads, rank + rope_dim], with the keys' up-projection absorbed; cache [batch, 1, capacity, rank +
+    rope_dim], whose rows are keys and whose first `rank` columns are values; positions i64 [batch] or [batch, 1] → the
+    mixed latents [batch, heads, rank]. `scale` is 1/√(rank + rope_dim) by default, which is no model's: give that of
+    the heads before absorption. The rest is as in `decode_attention`.
+    """
+    _check(q, cache, positions, rank)
+    (batch, heads, width), capacity = q.shape, cache.shape[2]
+    mask = cached_keys.mask(capacity, window, keep_first, rolling)
+    if device_refusal(q) or refusal(rank, width - rank, q.dtype) or learns(q, cache, sinks):
+        masks: dict[str, Any] = {"window": window, "keep_first": keep_first, "softcap": softcap, "rolling": rolling}
+        return reference(q, cache, positions, rank, scale=scale, sinks=sinks, **masks)
+    shape, warps = _shape(rank, width - rank, heads, q.element_size())
+    groups = -(-heads // shape["TAKEN"])
+    most = -(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"])
+    splits = splits or split_keys.count(q, batch * groups, most)
+    return split_keys.launch(
+        latent_kernel,
+        (q.contiguous(), cache, positions.contiguous(), sinks),
+        (cache.stride(0), capacity, 1 / math.sqrt(width) if scale is None else scale),
+        {**shape, **mask, "SOFTCAP": softcap or 0.0},
+        out=q.new_empty(batch, heads, rank),
+        groups=groups,
+        splits=splits,
+        tickets=tickets,
+        warps=warps,
+    )
+
+
+def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: int) -> None:
+    """One clear sentence on what does not belong together."""
+    belong = q.dim() == 3 and cache.shape[:2] == (q.shape[0], 1) and cache.shape[3:] == q.shape[2:]
+    if not belong or not 0 < rank <= q.shape[2]:
+        raise ValueError(
+            f"q {[*q.shape]} and cache {[*cache.shape]} are no [batch, heads, {rank} + rope] and its cache"
+        )
+    if cache.stride()[2:] != (q.shape[2], 1):
+        raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
+    if q.dtype != cache.dtype:
+        raise ValueError(f"q {q.dtype} and cache {cache.dtype} differ in dtype")
+    if positions.numel() != q.shape[0]:
+        raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
+
+
+def _shape(rank: int, rope: int, heads: int, size: int) -> tuple[dict[str, int], int]:
+    """The constants that follow from widths, heads and bytes per number; and how many warps.
+
+    Two stages of keys for 16 heads leave room for a second program on a multiprocessor; products of 32 heads want 64
+    keys for 8 warps; those of 64 are asynchronous (wgmma), and LEAN: what does not change in the loop is computed anew,
+    not kept in registers that are not there.
+    """
+    padded = power_of_2(rank, 16) + power_of_2(rope, 16)
+    taken = min(HEADS if size == 2 else 16, power_of_2(heads, 16))
+    stage = 80 * 1024 if taken == 32 else 40 * 1024
+    keys = power_of_2(stage // (padded * size) + 1) // 2
+    shape = {
+        **{"RANK": rank, "RANK_PADDED": power_of_2(rank, 16), "ROPE": rope, "ROPE_PADDED": power_of_2(rope, 16)},
+        **{"GROUP": heads, "TAKEN": taken, "KEYS": min(64, max(16, keys)), "LEAN": taken == 64},
+        **split_keys.merging(taken, power_of_2(rank, 16)),
+    }
+    return shape, 4 if taken == 16 and size == 2 else 8
+
+
+def variants() -> list[Variant]:
+    """The published widths with 16 heads and more, and each kind of mask."""
+    found = [_variant("bf16", 512, 64, heads) for heads in (16, 32, 128)]
+    found += [_variant("fp16", 256, 32, 40), _variant("fp32", 128, 64, 16), _variant("bf16", 512, 64, 64, ("sinks",))]
+    ring = cached_keys.mask(4096, 1024, 4, rolling=True)
+    return [*found, _variant("bf16", 512, 64, 16, (), **ring, SOFTCAP=30.0, INSIDE=True)]
+
+
+def _variant(dtype: str, rank: int, rope: int, heads: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
+    absent: dict[str, Any] = {name: None for name in ("sinks",) if name not in biases}
+    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "SOFTCAP": 0.0}
+    shape, warps = _shape(rank, rope, heads, 4 if dtype == "fp32" else 2)
+    return Variant(
+        kernel=latent_kernel,
+        types={
+            **dict.fromkeys(("q", "cache", "out", *biases), f"*{dtype}"),
+            **{"positions": "*i64", "partial": "*fp32", "state": "*fp32", "tickets": "*i32"},
+            **dict.fromkeys(("batch_stride", "capacity"), "i32"),
+            "scale": "fp32",
+        },
+        constants={**shape, **unmasked, "INSIDE": False, **mask, **absent, "PDL": True, "INTERP": False},
+        warps=warps,
+        divisible=("batch_stride",),
+    )
