@@ -11,7 +11,7 @@ from .library import IMPORTS, library
 from .program import Held, Leaf, Operand, Slot, Var
 from .structure import Call, Item, Loop, Method, inside, reads, relative
 
-RESERVED = {"self", "cache", "state", "layer", "own", "batch", "length", *IMPORTS}
+RESERVED = {"self", "cache", "state", "layer", "run", "own", "batch", "length", *IMPORTS}
 WIDTH = 92  # of a line that an expression may grow to
 
 
@@ -188,7 +188,10 @@ class _Writer:
         else:
             head = f"for {', '.join(s[0] for s in sources)} in zip({', '.join(s[1] for s in sources)})"
         targets = ", ".join(self.token(v) for v in results)
-        text = f"{head}:\n    {targets} = {callee}({', '.join(arguments)})"
+        body = f"{targets} = {'run' if callee == 'layer' else callee}({', '.join(arguments)})"
+        if callee == "layer":
+            body = f"{_checkpointed('state' if loop.slots else '')}\n    {body}"
+        text = f"{head}:\n    {body}"
         pairs = tuple(zip(results, entering, strict=True))
         self.lines.append(Line([*results], ast.parse(text).body[0], loop=pairs))
 
@@ -201,6 +204,13 @@ class _Put(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return self.expression if node.id == self.name else node
+
+
+def _checkpointed(state: str) -> str:
+    """The line that lets `layer` run with its activations kept, or, where the model is told so, made again in the
+    backward pass (Chen 2016, arXiv 1604.06174); not where it changes a `state`."""
+    asked = f"self.checkpointing and {state} is None" if state else "self.checkpointing"
+    return f"run = partial(checkpoint, layer, use_reentrant=False) if {asked} else layer"
 
 
 def _common(lists: list[list[str]]) -> tuple[list[str], str | None]:

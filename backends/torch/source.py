@@ -46,6 +46,11 @@ class Class:
     cache_doc: str = ""
     constants: bool = False
 
+    @property
+    def checkpointing(self) -> bool:
+        """Whether its forward asks if activations of layers are to be made again."""
+        return any("self.checkpointing" in line for line in self.lines)
+
 
 def write_source(graph: Graph) -> Source:
     """The Python source of `graph`.
