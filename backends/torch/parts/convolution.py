@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .indexing import wide
+
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Depthwise convolution over the past: x [batch, seq, channels], weight [channels, width] → like x."""
@@ -13,8 +15,16 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return F.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT
 
 
-def causal_conv_from(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`causal_conv` after the rows past [batch, width − 1, channels] → y like x, and the last width − 1 rows."""
-    seen = torch.cat([past, x], 1)
-    y = F.conv1d(seen.mT, weight[:, None], bias, groups=weight.shape[0]).mT
+def causal_conv_from(
+    past: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`causal_conv` after the rows past [batch, width − 1, channels], or zeros, and the last width − 1 rows."""
+    if past is None:
+        past = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
+    seen = torch.cat((past, x), 1)
+    if x.shape[1] == 1:
+        y = (wide(seen) * wide(weight).mT).sum(1, keepdim=True)
+        y = (y if bias is None else y + bias).to(x.dtype)
+    else:
+        y = F.conv1d(seen.mT, weight[:, None], bias, groups=weight.shape[0]).mT
     return y, seen[:, x.shape[1] :].clone()

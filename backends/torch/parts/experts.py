@@ -20,7 +20,7 @@ from .indexing import wide
 def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
     """Σ_e combine_e · expert_e(x) for x [..., dim] and combine [..., experts], in a row of which at most k are not 0.
     Stacks of weights [experts, out, in] and biases [experts, out]."""
-    rows, asked = x.flatten(0, -2), combine.flatten(0, -2)
+    rows, asked = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1])
     if x.is_cuda and x.dtype == torch.bfloat16 and all(s.shape[-1] % 8 == 0 for s in stacks):
         y = moe_grouped(rows, asked, k, expert, *stacks)
     elif x.is_cuda and rows.shape[0] * k <= combine.shape[-1]:

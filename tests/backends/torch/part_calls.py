@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -290,6 +289,3 @@ def outputs(op: Op, case: Case, operands: list[Tensor | None]) -> Tensors:
     """All outputs of the parts for `op`, as many as the op has here."""
     made = CALLS[op.name](*operands, **case.attrs)
     return made if isinstance(made, tuple) else (made,)
-
-
-rows_by_expert = partial(moe, form=lambda x, combine, k, *rest: experts.moe_by_expert(x, combine, *rest))

@@ -160,6 +160,14 @@ def sparse(batch: int, seq: int) -> NDArray[np.float64]:
     return np.where(weights == weights.min(-1, keepdims=True), 0, weights)
 
 
+def compare(got: tuple[Tensor, ...], want: tuple[NDArray[np.float64], ...]) -> None:
+    for y, expected in zip(got, want, strict=False):  # parts give a state also where the op was given none
+        if y.is_floating_point():
+            assert_close(y, expected, 8, 150)
+        else:
+            np.testing.assert_array_equal(y.numpy(), expected)
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_export(name: str) -> None:
     """Whole passes are exported, with sizes that may vary, and compute the reference also at others."""
@@ -171,8 +179,15 @@ def test_export(name: str) -> None:
     program = torch.export.export(Calling(op, **attrs), tuple(given), dynamic_shapes=(tuple(shapes),)).module()
     for batch, seq in [(2, 70), (3, 70)] if name in WHOLE else [(2, 70), (3, 131), (4, 5)]:
         operands = drawn(case(*sizes(batch, seq)), torch.float32)
-        for y, want in zip(program(*operands), reference(op, operands, **attrs), strict=False):
-            if y.is_floating_point():
-                assert_close(y, want, 8, seq)
-            else:
-                np.testing.assert_array_equal(y.numpy(), want)
+        compare(program(*operands), reference(op, operands, **attrs))
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "experts"])  # they ask how many tokens there are
+def test_compile_in_one_graph(name: str) -> None:
+    op_name, sizes, _, attrs = TABLES[name]
+    op = lookup(op_name)
+    torch.compiler.reset()  # what it remembers of the other tests counts as recompiling
+    compiled = torch.compile(Calling(op, **attrs), fullgraph=True, dynamic=False, backend="eager")
+    for seq in (1, 6):
+        operands = drawn(case(*sizes(2, seq + 2 * (op_name == "scatter_rows"))), torch.float32)
+        compare(compiled(*operands), reference(op, operands, **attrs))

@@ -1,0 +1,92 @@
+"""A text in one pass, in pieces and token by token: the same numbers, the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.backends.torch.parts import convolution, recurrences, state_space
+
+BATCH, SEQ = 2, 150
+Run = Callable[..., tuple[Tensor, Any]]  # operands [batch, seq, ...] and the past -> y, present
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def gates(width: int) -> Tensor:
+    return -numbers(BATCH, SEQ, width).exp()
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    return recurrences.plain_linear_attention(q, k, v, past, heads=4, groups=2)
+
+
+def gated(q: Tensor, k: Tensor, v: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    return recurrences.gated_linear_attention(q, k, v, g, past, heads=4, groups=2)
+
+
+def keyed(q: Tensor, k: Tensor, v: Tensor, g: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    return recurrences.keyed_linear_attention(q, k, v, g, past, heads=4, groups=2)
+
+
+def normed(q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Any]:
+    q, k = recurrences.elu_plus_one(q), recurrences.elu_plus_one(k)
+    return recurrences.causal_linear_attention(q, k, -q, k.cos(), v, past, heads=2)
+
+
+def mamba(x: Tensor, delta: Tensor, b: Tensor, c: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    return state_space.selective_scan(x, F.softplus(delta), -numbers(6, 3).exp(), b, c, numbers(6), past)
+
+
+def mamba2(x: Tensor, delta: Tensor, b: Tensor, c: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    a, d = -numbers(4).exp(), numbers(4)
+    return state_space.ssd(x, F.softplus(delta), a, b, c, d, past, heads=4, groups=2)
+
+
+def convolved(x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    weight, bias = numbers(5, 4), numbers(5)
+    if x.shape[1] == SEQ:
+        return convolution.causal_conv(x, weight, bias), x[:, -3:]
+    return convolution.causal_conv_from(past, x, weight, bias)
+
+
+WIDTHS: dict[str, tuple[Run, tuple[int, ...], int]] = {  # and the width of gates, 0 if there are none
+    "plain": (plain, (6, 6, 8), 0),
+    "gated": (gated, (6, 6, 8), 4),
+    "keyed": (keyed, (6, 6, 8), 12),
+    "normed": (normed, (6, 6, 8), 0),
+    "mamba": (mamba, (6, 6, 3, 3), 0),
+    "mamba2": (mamba2, (8, 4, 6, 6), 0),
+    "convolved": (convolved, (5,), 0),
+}
+
+
+@pytest.mark.parametrize("pieces", [(3, 147), (64, 64, 22), (66, 1, 33, 1, 17, 32), (5, *[1] * 145)], ids=len)
+@pytest.mark.parametrize("name", WIDTHS)
+def test_pieces_are_the_whole(name: str, pieces: tuple[int, ...]) -> None:
+    run, widths, gate_width = WIDTHS[name]
+    texts = [numbers(BATCH, SEQ, w) for w in widths] + ([gates(gate_width)] if gate_width else [])
+    whole, final = run(*texts, None)
+    found, state = [], None
+    for piece in zip(*(t.split(pieces, 1) for t in texts), strict=True):
+        y, state = run(*piece, state)
+        found.append(y)
+    bound = 64 * torch.finfo(torch.float64).eps * SEQ**0.5
+    torch.testing.assert_close(torch.cat(found, 1), whole, rtol=0, atol=bound * float(whole.abs().max()))
+    torch.testing.assert_close(state, final, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("name", [name for name in WIDTHS if name != "convolved"])
+def test_one_token_from_nothing(name: str) -> None:
+    """The first step of a text needs no past."""
+    run, widths, gate_width = WIDTHS[name]
+    texts = [numbers(BATCH, 1, w) for w in widths] + ([-numbers(BATCH, 1, gate_width).exp()] if gate_width else [])
+    doubled = [F.pad(t, (0, 0, 0, 1)) for t in texts]  # a token behind it changes nothing before
+    torch.testing.assert_close(run(*texts, None)[0], run(*doubled, None)[0][:, :1], rtol=1e-13, atol=1e-13)
