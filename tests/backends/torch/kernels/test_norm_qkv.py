@@ -127,7 +127,7 @@ def test_agrees_with_float64(device: torch.device, case: Case) -> None:
 
 
 def test_caches_may_be_rows_of_larger_ones(device: torch.device) -> None:
-    case = Case(batch=2, positions=(1, 2), dtype=FP32)
+    case = Case(batch=2, kv_heads=2, positions=(1, 2), dtype=FP32)
     given, options = case.arguments(device)
     larger = [torch.cat([cache, cache]).transpose(1, 2).contiguous().transpose(1, 2) for cache in given[2:4]]
     q = norm_qkv(*given, **options)
