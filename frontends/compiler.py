@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from weft.backends.folder import whole_folder
 from weft.backends.targets import Target, find_target
-from weft.ir import dtypes, ops
+from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.verifier import verify as verify_graph
-from weft.passes import Pipeline, Report, Trace, default_pipeline, legalize, parse_pipeline, run_passes
-from weft.passes.encoder_decoder import split_encoder
-from weft.passes.memory import remembers
+from weft.passes import Pipeline, Report, default_pipeline, parse_pipeline, run_passes
 
 from .families.rope import at_length
-from .manifest import hashing, max_source, record
+from .manifest import hashing, record
 from .rewriting import pipeline_text
 from .sources import Model, load_source
 
 if TYPE_CHECKING:
-    from weft.backends.onnx.export import Built
+    from .onnx_folder import OnnxFolder
+    from .torch_folder import TorchFolder
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
 
@@ -70,7 +69,7 @@ def compile(
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
 
     Args:
-        target: ``ort-cpu``, ``ort-cuda`` or ``onnx``.
+        target: ``ort-cpu``, ``ort-cuda``, ``onnx`` or ``torch``.
         dtype: float type of weights and activations; the first of the target's if None.
         passes: pipeline text, or ``@path`` of a file that holds it; ``default,-last-token-logits`` keeps the logits of
             all positions.
@@ -101,21 +100,15 @@ def compile(
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()
     pipeline = target_pipeline(model.graph, place, dtype, passes, length)
-    report, trace = Report(), Trace()
+    report = Report()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
     notes += [line for record in report.records for line in record.warnings]
     _check_table(graph, length, max_length is None, notes)
     if at_length(graph, length):
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
-    if graph.meta.get("kind") == "encoder":
-        _widen_outputs(graph)
-    from weft.backends.onnx import cuda, export, genai
-
-    for_genai = _suits_genai(graph, notes)
-    models = _lowered(graph, place, length, notes, trace)
-    stray = [s for b in models.values() for s in cuda.cuda_problems(b.model)] if place.device == "cuda" else []
+    made = _lowered(graph, place, dtype, length, notes, prepack)
     clock["passes"] = time.perf_counter()
-    done, total = 0, export.weight_bytes(models.values())
+    done, total = 0, made.weight_bytes
 
     def step(written: int) -> None:
         nonlocal done
@@ -124,18 +117,11 @@ def compile(
             progress("weights", done, total)
 
     with whole_folder(Path(out)) as folder, hashing(model) as hashes:
-        export.write(models, folder, step)
-        if prepack:
-            from weft.backends.onnx import packing
-
-            for name in models:
-                packing.prepack(folder, name)
+        made.write(folder, step)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        if for_genai:
-            genai.write_config(graph, place, length, folder, capture=not stray)
         manifest = record(graph, place, dtype, length, str(pipeline), model, hashes())
-        manifest |= {"prepacked": prepack, "kept_blocks": keep_blocks}
+        manifest |= made.facts
         (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     clock["write"] = time.perf_counter()
     times = list(clock.items())
@@ -149,51 +135,22 @@ def compile(
         report,
         total,
         seconds,
-        [*trace.lines, *(line for b in models.values() for line in b.trace), *stray],
+        made.trace,
         notes,
     )
 
 
-def _suits_genai(graph: Graph, notes: list[str]) -> bool:
-    """Whether onnxruntime-genai runs `graph`; where it might be expected to, `notes` say why it does not."""
-    from weft.backends.onnx.genai import refusal
+def _lowered(
+    graph: Graph, target: Target, dtype: str, length: int, notes: list[str], prepack: bool
+) -> OnnxFolder | TorchFolder:
+    """What `graph` becomes for `target`, not written yet."""
+    if target.name == "torch":
+        from .torch_folder import TorchFolder
 
-    kind, reason = graph.meta.get("kind"), None
-    if kind in ("decoder", "encoder-decoder") and not remembers(graph):
-        notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
-        return False
-    if kind == "decoder" and (reason := refusal(graph)) is not None:
-        notes.append(f"onnxruntime-genai cannot run this model: {reason}")
-    return kind == "decoder" and reason is None
+        return TorchFolder(graph, dtype, notes)
+    from .onnx_folder import OnnxFolder
 
-
-def _lowered(graph: Graph, target: Target, length: int, notes: list[str], trace: Trace) -> dict[str, Built]:
-    """The ONNX models of `graph` by file name: one, or the halves of an encoder-decoder."""
-    from weft.backends.onnx import export
-    from weft.backends.onnx.lowering import refusals
-
-    parts = {export.MODEL: graph.clone()}
-    if graph.meta.get("kind") == "encoder-decoder":
-        _leave_out_losses(graph, notes)
-        parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
-    for part in parts.values():
-        legalize(part, lambda node: refusals(node, target), trace)
-    lengths = {export.ENCODER: max_source(graph, length)}
-    return {name: export.build(part, target, lengths.get(name, length)) for name, part in parts.items()}
-
-
-def _widen_outputs(graph: Graph) -> None:
-    """Hand embeddings out in f32 where the model computes in bf16, which numpy does not know."""
-    for name, value in list(graph.outputs.items()):
-        if value.type.dtype == dtypes.bf16:
-            graph.outputs[name] = ops.cast(value, to=dtypes.f32, name=name)
-
-
-def _leave_out_losses(graph: Graph, notes: list[str]) -> None:
-    """Drop the outputs that are neither logits nor caches: both halves of an encoder-decoder would add to them."""
-    for name in [n for n in graph.outputs if n != "logits" and not n.startswith("present")]:
-        del graph.outputs[name]
-        notes.append(f"the output {name} is left out: it sums over encoder and decoder, which run apart")
+    return OnnxFolder(graph, target, length, notes, prepack)
 
 
 def target_pipeline(
@@ -212,7 +169,7 @@ def target_pipeline(
     applying = (ph for ph in phases if not target.phases or ph.name in target.phases)
     paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in applying)
     pipeline = parse_pipeline(pipeline_text(passes), Pipeline(paying))
-    return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
+    return pipeline if dtype == "f32" or target.name == "torch" else pipeline.then("target", Cast(dtypes.parse(dtype)))
 
 
 def target_dtype(target: Target, dtype: str | None) -> str:

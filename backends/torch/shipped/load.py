@@ -1,0 +1,102 @@
+"""The model of this folder with its weights:  from load import load_model; model = load_model()"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+FOLDER = Path(__file__).resolve().parent
+OLDEST = (2, 5)  # the first PyTorch with all that a generated model calls
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_KINDS = {  # of safetensors
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+}
+
+
+class Failure(Exception):
+    """What the user should know in one sentence."""
+
+
+def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = None) -> nn.Module:
+    """The model of `folder` on `device`; its weights in `dtype` (f32, bf16 or f16), as they are stored if None.
+
+    Raises:
+        Failure: if PyTorch is too old, the device is not there, or the weights are not those of the model.
+    """
+    check_torch(device)
+    with torch.device("meta"):
+        model: nn.Module = importlib.import_module("model").Model()
+    tensors, own = read_weights(folder), model.state_dict()
+    if missing := own.keys() - tensors.keys():
+        raise Failure(f"{folder}: the weights hold no {min(missing)} ({len(missing)} of {len(own)} are missing)")
+    if extra := tensors.keys() - own.keys():
+        raise Failure(f"{folder}: the weights hold {min(extra)}, which the model has not ({len(extra)} such)")
+    for key, value in own.items():
+        if tensors[key].shape != value.shape:
+            shapes = f"{list(tensors[key].shape)} in the weights, but {list(value.shape)} in the model"
+            raise Failure(f"{folder}: {key} is {shapes}")
+    cast = {key: DTYPES[dtype] for key, _ in model.named_parameters()} if dtype else {}
+    model.load_state_dict({k: t.to(device, cast.get(k)) for k, t in tensors.items()}, assign=True)
+    return model.eval()
+
+
+def stepper(model: nn.Module) -> Callable[..., Tensor]:
+    """What runs a token of each text as `model` does: the kernels of decode.py, where there are any and a GPU."""
+    device = next(model.parameters()).device
+    if device.type != "cuda" or not (FOLDER / "decode.py").is_file():
+        return model
+    made: Callable[..., Tensor] = importlib.import_module("decode").Step(model)
+    return made
+
+
+def check_torch(device: str) -> None:
+    """Raise Failure if this PyTorch is too old, or has no such device."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST:
+        raise Failure(f"PyTorch {torch.__version__} is too old: install {OLDEST[0]}.{OLDEST[1]} or newer")
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise Failure(f"device {device!r} is not known to PyTorch; it takes cpu or cuda") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
+        raise Failure(f"device cuda cannot be used: PyTorch {torch.__version__} {why}; use --device cpu")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model*.safetensors by key, mapped from the files: they are read where they are used.
+
+    Raises:
+        Failure: if there is no such file, or one is not whole.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise Failure(f"{folder}: no model.safetensors in it")
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            start = 8 + int.from_bytes(data[:8], "little")
+            header = json.loads(data[8:start])
+            header.pop("__metadata__", None)
+            for key, entry in header.items():
+                tensors[key] = _tensor(data, start + entry["data_offsets"][0], entry["dtype"], entry["shape"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise Failure(f"{path}: not a whole safetensors file: {e}") from e
+    return tensors
+
+
+def _tensor(data: mmap.mmap, offset: int, kind: str, shape: list[int]) -> Tensor:
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=_KINDS[kind])
+    return torch.frombuffer(data, dtype=_KINDS[kind], count=count, offset=offset).reshape(shape)
