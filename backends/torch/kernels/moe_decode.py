@@ -1,0 +1,249 @@
+"""A mixture of experts for up to 8 tokens, as products of single rows (Shazeer 2017, arXiv 1701.06538).
+
+The chosen experts' weights are streamed once, on CUDA cores, in two kernels: gate, up and activation of every (token,
+choice) to a scratch buffer; then the down projections, weighted and summed over the choices in their order, so that a
+result never depends on timing. Tokens that ask the same expert are neighbours in the grid and find its weights in L2.
+The first kernel lets the second start only once it knows the choices itself, so the second may read them, and ask for
+its first weights, before the first has ended.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import gemv
+from .activation import ACTIVATIONS, activate
+from .gemv import Tile, fold, tile, typed
+from .launch import Variant, has_pdl, jit, options, tl, triton
+
+
+@jit
+def _slice(weight, row, at, end, K):
+    """Columns `at` [1, 1, BLOCK_K] below `end` of rows [BLOCK_N] of a matrix with K columns: [1, BLOCK_N, BLOCK_K]."""
+    where = weight + row.to(tl.int64)[None, :, None] * K + at
+    return tl.load(where, mask=at < end, other=0.0, eviction_policy="evict_first")
+
+
+@jit
+def _open_kernel(
+    x, chosen, up, gate, up_bias, gate_bias, opened, H, K, CHOICES: tl.constexpr, ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N of the H hidden numbers of one choice of one token; x [tokens, K], up and gate [experts, H, K]."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    slot, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.load(chosen + slot).to(tl.int64) * H + tl.minimum(n, H - 1)
+    k, from_x = tl.arange(0, BLOCK_K)[None, None, :], x + (slot // CHOICES).to(tl.int64) * K
+    ups = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
+    gates = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        at = k + start
+        some = _slice(up, row, at, K, K)
+        if gate is not None:
+            others = _slice(gate, row, at, K, K)
+        v = tl.load(from_x + at, mask=at < K, other=0.0).to(tl.float32)
+        ups += fold(some.to(tl.float32) * v, VECTOR)
+        if gate is not None:
+            gates += fold(others.to(tl.float32) * v, VECTOR)
+    hidden = tl.sum(tl.sum(ups, axis=2), axis=0)
+    if up_bias is not None:
+        hidden += tl.load(up_bias + row).to(tl.float32)
+    if gate is not None:
+        opening = tl.sum(tl.sum(gates, axis=2), axis=0)
+        if gate_bias is not None:
+            opening += tl.load(gate_bias + row).to(tl.float32)
+        if LIMIT is not None:
+            opening, hidden = tl.minimum(opening, LIMIT), tl.clamp(hidden, -LIMIT, LIMIT)
+        hidden = activate(opening, ACTIVATION) * (hidden + SHIFT)
+    else:
+        hidden = activate(hidden, ACTIVATION)
+    tl.store(opened + slot * H + n, hidden.to(opened.dtype.element_ty), mask=n < H)
+
+
+@jit
+def _close_kernel(
+    opened, chosen, weights, down, down_bias, residual, y, N, K, CHOICES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N of the N outputs of one token; opened [tokens · CHOICES, K], down [experts, N, K]."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    token, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
+    k, each = tl.arange(0, BLOCK_K)[None, None, :], tl.cdiv(K, BLOCK_K)
+    some = _slice(down, tl.load(chosen + first).to(tl.int64) * N + rows, k, K, K)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    total = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
+    for step in range(CHOICES * each):
+        ahead = tl.minimum(step + 1, CHOICES * each - 1)  # the weights of the next step, none after the last
+        at, end = k + ahead % each * BLOCK_K, tl.where(ahead == step, 0, K)
+        more = _slice(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
+        slot, at = first + step // each, k + step % each * BLOCK_K
+        h = tl.load(opened + slot * K + at, mask=at < K, other=0.0).to(tl.float32)
+        total += fold(some.to(tl.float32) * (h * tl.load(weights + slot).to(tl.float32)), VECTOR)
+        some = more
+    out = tl.sum(tl.sum(total, axis=2), axis=0)
+    if down_bias is not None:
+        for slot in range(first, first + CHOICES):
+            bias = tl.load(down_bias + tl.load(chosen + slot).to(tl.int64) * N + rows).to(tl.float32)
+            out += tl.load(weights + slot).to(tl.float32) * bias
+    if residual is not None:
+        out += tl.load(residual + token * N + n, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + token * N + n, out.to(y.dtype.element_ty), mask=there)
+
+
+def reference(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    gate: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+) -> torch.Tensor:
+    """What `moe_decode` computes, expert by expert, with torch."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = x.new_zeros(x.shape, dtype=wide) if residual is None else residual.to(wide)
+    for expert in chosen.unique().tolist():
+        row, choice = torch.where(chosen == expert)
+
+        def project(v: torch.Tensor, stack: torch.Tensor, bias: torch.Tensor | None, e: int = expert) -> torch.Tensor:
+            y = v @ stack[e].to(wide).T
+            return y if bias is None else y + bias[e].to(wide)
+
+        hidden = project(x[row].to(wide), up, up_bias)
+        if gate is None:
+            hidden = ACTIVATIONS[activation](hidden)
+        else:
+            opened = project(x[row].to(wide), gate, gate_bias)
+            if limit is not None:
+                opened, hidden = opened.clamp(max=limit), hidden.clamp(-limit, limit)
+            hidden = ACTIVATIONS[activation](opened) * (hidden + shift)
+        share = weights[row, choice, None].to(wide)
+        total = total.index_add(0, row, share * project(hidden, down, down_bias))
+    return total.to(x.dtype)
+
+
+def refusal(x: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
+    """Why torch computes this instead of the kernels, in a few words; None if they do."""
+    return gemv.refusal(x, *stacks)
+
+
+def _check(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor, activation: str
+) -> None:
+    experts, hidden, dim = up.shape
+    if x.ndim != 2 or x.shape[1] != dim:
+        raise ValueError(f"x {[*x.shape]} does not fit up {[*up.shape]} [experts, hidden, in]")
+    if down.shape != (experts, dim, hidden):
+        raise ValueError(f"down {[*down.shape]} must be {[experts, dim, hidden]}")
+    if chosen.ndim != 2 or len(chosen) != len(x) or chosen.shape != weights.shape:
+        raise ValueError(f"chosen {[*chosen.shape]} and weights {[*weights.shape]} must be [{len(x)}, k]")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
+
+
+def moe_decode(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    gate: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+) -> torch.Tensor:
+    """residual + Σ_j weights_j · E_e(x), e = chosen_j, E(x) = down(act(gate(x)) ⊙ (up(x) + shift)) or down(act(up(x))).
+
+    x and residual [tokens, in], chosen i32 or i64 and weights [tokens, k], up and gate [experts, hidden, in], down
+    [experts, in, hidden], biases [experts, hidden or in] → like x. With `limit`, gate(x) is first capped at it, up(x)
+    clipped to ±limit. Sums are fp32; the hidden numbers and the result are rounded to the dtype of x. What `refusal`
+    names is computed with torch.
+
+    Raises:
+        ValueError: the shapes do not fit, or the activation is unknown.
+    """
+    _check(x, chosen, weights, up, down, activation)
+    stacks = (up, down, gate, up_bias, down_bias, gate_bias, residual)
+    if refusal(x, *stacks) is not None:
+        more = (gate, up_bias, down_bias, gate_bias, residual)
+        return reference(x, chosen, weights, up, down, *more, activation=activation, limit=limit, shift=shift)
+    (tokens, choices), (_, hidden, dim) = chosen.shape, up.shape
+    x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
+    opened, y = x.new_empty(tokens * choices, hidden), torch.empty_like(x)
+    opens, closes = _tiles(tokens, choices, hidden, dim, x.dtype)
+    _open_kernel[(tokens * choices, triton.cdiv(hidden, opens.rows))](
+        x, chosen, up, gate, up_bias, gate_bias, opened, hidden, dim,
+        CHOICES=choices, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **_constants(opens),
+        PDL=has_pdl(x), **options(x, opens.warps, 1),
+    )  # fmt: skip
+    _close_kernel[(tokens, triton.cdiv(dim, closes.rows))](
+        opened, chosen, weights, down, down_bias, residual, y, dim, hidden,
+        CHOICES=choices, **_constants(closes), PDL=has_pdl(x), **options(x, closes.warps, 1),
+    )  # fmt: skip
+    return y
+
+
+def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
+    """How blocks of the two kernels work: those of one token, with as many outputs as all tokens and choices have."""
+    return tile(1, tokens * choices * hidden, dim, dtype), tile(1, tokens * dim, hidden, dtype)
+
+
+def _constants(plan: Tile) -> dict[str, int]:
+    return {"BLOCK_N": plan.rows, "BLOCK_K": plan.columns, "VECTOR": plan.vector}
+
+
+def variants() -> list[Variant]:
+    """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-20b with its biases, one that is small and ungated in fp32."""
+    return [
+        *_variants(1, 2, 14336, 4096, torch.bfloat16),
+        *_variants(8, 8, 768, 2048, torch.float16),
+        *_variants(1, 4, 2880, 2880, torch.bfloat16, biased=True, activation="gelu_quick", limit=7.0, shift=1.0),
+        *_variants(2, 2, 1536, 576, torch.float32, gated=False, activation="relu"),
+    ]
+
+
+def _variants(
+    tokens: int,
+    choices: int,
+    hidden: int,
+    dim: int,
+    dtype: torch.dtype,
+    gated: bool = True,
+    biased: bool = False,
+    activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
+) -> list[Variant]:
+    opens, closes = _tiles(tokens, choices, hidden, dim, dtype)
+    given = "x up down y residual opened" + " gate" * gated + " up_bias gate_bias down_bias" * biased
+    choice = {"chosen": "*i64", "weights": "*fp32"}
+    found = []
+    for kernel, plan, pointers, more in (
+        (_open_kernel, opens, "x up gate up_bias gate_bias opened", {"H": "i32", "K": "i32"}),
+        (_close_kernel, closes, "opened down down_bias residual y", {"N": "i32", "K": "i32"}),
+    ):
+        types, constants = typed(dtype, pointers, given)
+        types |= {name: kind for name, kind in choice.items() if name in kernel.arg_names} | more
+        constants |= {**_constants(plan), "CHOICES": choices, "PDL": True}
+        if kernel is _open_kernel:
+            constants |= {"ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
+        found.append(Variant(kernel, types, constants, plan.warps, 1, divisible=tuple(more)))
+    return found

@@ -1,0 +1,162 @@
+"""A router's choice of experts in one kernel: score, the k largest, their weights (Shazeer 2017, arXiv 1701.06538).
+
+A warp takes a token, holds the scores of all experts in registers and finds the largest k times over. Weights are
+softmax or sigmoid scores; a bias may decide the choice without being part of a weight (DeepSeek-V3, arXiv 2412.19437).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import launch
+from .launch import Variant, has_pdl, jit, options, tl, triton
+
+MOST_EXPERTS = 512
+MOST_CHOICES = 16
+
+
+@jit
+def _route_kernel(
+    logits, bias, chosen, weights, row_stride, scale, EXPERTS: tl.constexpr, CHOICES: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    token, e, slot = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, SLOTS)
+    there = e < EXPERTS
+    push = tl.zeros((BLOCK,), tl.float32)
+    if bias is not None:
+        push = tl.load(bias + e, mask=there, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(logits + token.to(tl.int64) * row_stride + e, mask=there, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        scores = tl.sigmoid(x)
+    else:
+        scores = tl.exp(x - tl.max(x, axis=0))
+        scores /= tl.sum(scores, axis=0)
+    ranked = tl.where(there, scores + push, float("-inf"))
+    experts, kept = tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.float32)
+    for choice in tl.static_range(CHOICES):
+        best = tl.argmax(ranked, axis=0)  # the first of equals
+        score = tl.sum(tl.where(e == best, scores, 0.0), axis=0)
+        experts = tl.where(slot == choice, best, experts)
+        kept = tl.where(slot == choice, score, kept)
+        ranked = tl.where(e == best, float("-inf"), ranked)
+    if RENORMALIZE:
+        kept /= tl.sum(kept, axis=0)
+    tl.store(chosen + token * CHOICES + slot, experts, mask=slot < CHOICES)
+    tl.store(weights + token * CHOICES + slot, kept * scale, mask=slot < CHOICES)
+
+
+def refusal(logits: torch.Tensor, k: int, groups: int = 1) -> str | None:
+    """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    if groups > 1:
+        return "groups of experts compete"
+    if logits.dtype == torch.float64:
+        return "the kernel computes in f32"
+    if logits.shape[-1] > MOST_EXPERTS or k > MOST_CHOICES:
+        return f"more than {MOST_EXPERTS} experts or {MOST_CHOICES} choices"
+    return launch.refusal(logits)
+
+
+def _check(logits: torch.Tensor, bias: torch.Tensor | None, k: int, scoring: str, groups: int, top_groups: int) -> None:
+    experts = logits.shape[-1]
+    if logits.ndim != 2 or not 1 <= k <= experts // groups * top_groups:
+        raise ValueError(
+            f"logits {[*logits.shape]} must be [tokens, experts], with at least k={k} experts to choose from"
+        )
+    if bias is not None and bias.shape != (experts,):
+        raise ValueError(f"bias {[*bias.shape]} must be [{experts}]")
+    if scoring not in ("softmax", "sigmoid"):
+        raise ValueError(f"scoring={scoring!r} is not softmax or sigmoid")
+
+
+def reference(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    k: int,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `route` computes, with torch."""
+    _check(logits, bias, k, scoring, groups, top_groups)
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, -1)
+    ranked = scores if bias is None else scores + bias
+    if groups > 1:
+        members = ranked.unflatten(1, (groups, -1))
+        best = members.topk(1 if group_score == "max" else 2).values.sum(-1)
+        shut = torch.ones_like(best, dtype=torch.bool).scatter(1, _largest(best, top_groups), False)
+        ranked = members.masked_fill(shut[..., None], -torch.inf).flatten(1)
+    chosen = _largest(ranked, k)
+    weights = scores.gather(1, chosen)
+    weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+    return chosen.int(), (weights * scale).float()
+
+
+def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Where the k largest of each row are, the largest first, the first of equals first."""
+    return x.argsort(dim=-1, descending=True, stable=True)[:, :k]
+
+
+def route(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    k: int,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k experts with the largest score + bias, largest first, and scale · their scores.
+
+    logits [tokens, experts], bias [experts] → chosen i32 [tokens, k] and weights f32 [tokens, k]. Scores are softmax or
+    sigmoid of the logits; the chosen ones are divided by their sum if `renormalize`. With `groups`, runs of experts
+    compete first, and only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) are chosen
+    from; torch computes that.
+
+    Raises:
+        ValueError: the shapes do not fit, or the scoring is unknown.
+    """
+    _check(logits, bias, k, scoring, groups, top_groups)
+    if refusal(logits, k, groups) is not None:
+        return reference(
+            logits, bias, k=k, scoring=scoring, renormalize=renormalize, scale=scale,
+            groups=groups, top_groups=top_groups, group_score=group_score,
+        )  # fmt: skip
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    tokens, experts = logits.shape
+    chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
+    _route_kernel[(tokens,)](
+        logits, bias, chosen, weights, logits.stride(0), scale, EXPERTS=experts, CHOICES=k,
+        SIGMOID=scoring == "sigmoid", RENORMALIZE=renormalize, BLOCK=triton.next_power_of_2(experts),
+        SLOTS=triton.next_power_of_2(k), PDL=has_pdl(logits), **options(logits, warps=1),
+    )  # fmt: skip
+    return chosen, weights
+
+
+def variants() -> list[Variant]:
+    """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-120b, and as many as there may be with a bias. A few loads: no vectors."""
+    found = []
+    for kind, bias, experts, k, sigmoid in (
+        ("*bf16", None, 8, 2, False),
+        ("*fp32", None, 128, 8, False),
+        ("*fp16", None, 128, 4, False),
+        ("*fp32", "*fp32", 512, 16, True),
+    ):
+        types = {"logits": kind, "chosen": "*i32", "weights": "*fp32", "row_stride": "i32", "scale": "fp32"}
+        sizes = {"EXPERTS": experts, "CHOICES": k, "SIGMOID": sigmoid, "RENORMALIZE": True, "BLOCK": experts}
+        more = {"SLOTS": k, "PDL": True, **({} if bias else {"bias": None})}
+        types |= {"bias": bias} if bias else {}
+        found.append(Variant(_route_kernel, types, {**sizes, **more}, 1, vectors=False))
+    return found

@@ -1,0 +1,148 @@
+"""A mixture of experts for few tokens against a sum over experts in float64, and against the op's own reference."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from weft.backends.torch.kernels import gemv
+from weft.backends.torch.kernels import moe_decode as kernel
+from weft.ir.ops.experts import moe as op
+
+from .close import DTYPES, assert_close, exact, rounded
+
+
+@pytest.fixture(autouse=True)
+def _few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of many rows even where there are few outputs: fewer blocks to interpret."""
+    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+
+
+class Case(NamedTuple):
+    x: torch.Tensor
+    chosen: torch.Tensor
+    weights: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    gate: torch.Tensor | None = None
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    gate_bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+
+
+class Shape(NamedTuple):
+    tokens: int
+    choices: int
+    experts: int
+    hidden: int
+    dim: int
+
+
+def case(
+    shape: Shape, dtype: torch.dtype, device: torch.device, gated: bool = True, biased: bool = False, more: bool = False
+) -> Case:
+    """Random operands; biases if biased, a residual if more."""
+    rng = np.random.default_rng(0)
+    tokens, choices, experts, hidden, dim = shape
+
+    def made(*sizes: int, scale: float = 1.0) -> torch.Tensor:
+        return rounded(scale * rng.normal(size=sizes), dtype, device)
+
+    chosen = np.stack([rng.permutation(experts)[:choices] for _ in range(tokens)])
+    x, weights = made(tokens, dim), rounded(rng.uniform(0.1, 1, (tokens, choices)), torch.float32, device)
+    up, gate, down = (made(experts, a, b, scale=b**-0.5) for a, b in ((hidden, dim), (hidden, dim), (dim, hidden)))
+    biases = [made(experts, n) if biased else None for n in (hidden, dim, hidden)]
+    if not gated:
+        gate, biases[2] = None, None
+    residual = made(tokens, dim) if more else None
+    return Case(x, torch.from_numpy(chosen).to(device), weights, up, down, gate, *biases, residual)
+
+
+def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return x / (1 + np.exp(-x))
+
+
+def summed(case: Case) -> NDArray[np.float64]:
+    """residual + Σ_j w_j E_j(x) with silu, one token and one choice after the other."""
+    x, weights, up, down = (exact(t) for t in (case.x, case.weights, case.up, case.down))
+    y = np.zeros_like(x) if case.residual is None else exact(case.residual)
+    for (token, choice), e in np.ndenumerate(case.chosen.cpu().numpy()):
+        hidden = up[e] @ x[token] + (0 if case.up_bias is None else exact(case.up_bias)[e])
+        if case.gate is not None:
+            opened = exact(case.gate)[e] @ x[token] + (0 if case.gate_bias is None else exact(case.gate_bias)[e])
+            hidden = silu(opened) * hidden
+        else:
+            hidden = silu(hidden)
+        out = down[e] @ hidden + (0 if case.down_bias is None else exact(case.down_bias)[e])
+        y[token] += weights[token, choice] * out
+    return y
+
+
+def assert_summed(y: torch.Tensor, given: Case) -> None:
+    terms = given.up.shape[2] + given.up.shape[1] * given.chosen.shape[1]
+    assert_close(y, summed(given), terms, inner=(1, given.x.dtype))  # the hidden numbers are rounded
+
+
+SHAPES = [Shape(1, 2, 4, 40, 24), Shape(2, 2, 5, 9, 270), Shape(2, 1, 3, 290, 17)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gated", [False, True])
+def test_few_tokens(device: torch.device, shape: Shape, gated: bool, dtype: torch.dtype) -> None:
+    given = case(shape, dtype, device, gated, biased=shape.tokens > 1, more=shape.choices == 1)
+    assert kernel.refusal(given.x, given.up, given.down) is None
+    assert_summed(kernel.moe_decode(*given), given)
+    assert_summed(kernel.reference(*given), given)
+
+
+def test_choices_of_32_bits_and_tokens_that_ask_the_same(device: torch.device) -> None:
+    given = case(Shape(4, 2, 3, 16, 16), torch.float32, device, biased=True)
+    chosen = torch.tensor([[2, 0], [2, 0], [0, 2], [2, 1]], dtype=torch.int32, device=device)
+    given = given._replace(chosen=chosen)
+    assert_summed(kernel.moe_decode(*given), given)
+    assert_summed(kernel.reference(*given), given)
+
+
+@pytest.mark.parametrize(
+    ("ours", "attrs"),
+    [
+        ("silu", {"activation": "silu"}),
+        ("gelu_quick", {"activation": "swish(1.702)", "limit": 0.9, "shift": 1.0}),
+        ("gelu_tanh", {"activation": "gelu_tanh", "limit": 0.5}),
+    ],
+)
+def test_the_op_agrees(device: torch.device, ours: str, attrs: dict[str, Any]) -> None:
+    given = case(Shape(2, 2, 4, 20, 12), torch.float32, device, biased=True)
+    combine = torch.zeros(2, 4, device=device).scatter(1, given.chosen, given.weights)
+    want = op.reference(exact(given.x), exact(combine), *(exact(t) for t in given[3:9] if t is not None), **attrs)
+    for computed in (kernel.moe_decode, kernel.reference):
+        y = computed(*given, **{**attrs, "activation": ours})
+        assert_close(y, want, terms=52)
+
+
+def test_what_torch_computes_instead(device: torch.device) -> None:
+    given = case(Shape(9, 2, 4, 10, 6), torch.bfloat16, device)
+    assert kernel.refusal(given.x, given.up, given.down) == "more than 8 rows"
+    assert_summed(kernel.moe_decode(*given), given)
+    given = case(SHAPES[0], torch.float64, device)
+    assert kernel.refusal(given.x, given.up, given.down) == "torch.float64 is none of bf16, fp16, fp32"
+    assert_summed(kernel.moe_decode(*given), given)
+
+
+def test_wrong_operands(device: torch.device) -> None:
+    given = case(SHAPES[0], torch.float32, device)
+    for changed, words in (
+        (given._replace(x=given.x[:, 1:]), r"x \[1, 23\] does not fit up \[4, 40, 24\]"),
+        (given._replace(down=given.down.mT), r"down \[4, 40, 24\] must be \[4, 24, 40\]"),
+        (given._replace(weights=given.weights[:, 1:]), r"chosen \[1, 2\] and weights \[1, 1\] must be \[1, k\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            kernel.moe_decode(*changed)
+    with pytest.raises(ValueError, match="activation 'soft' is none of identity"):
+        kernel.moe_decode(*given, activation="soft")
