@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product as combinations
 from typing import Any
 
 import gpu_inputs as inputs
@@ -15,6 +16,19 @@ from gpu_inputs import Draw, Inputs
 from gpu_models import LLAMA_1B, LLAMA_8B, TINY, Shape
 
 BF16 = 2  # bytes
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A function that always returns `value`: what chooses a configuration, told which."""
+
+    value: Any
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self.value
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 @dataclass(frozen=True)
@@ -43,19 +57,37 @@ def cases(large: bool) -> Iterator[Case]:
     for name, shape in {"8b": LLAMA_8B, "1b": LLAMA_1B}.items() if large else [("tiny", TINY)]:
         yield from _products(name, shape)
     yield from _attention(large)
+    yield from _latent(large)
+    yield from _experts(large)
     yield from _recurrences(large)
+
+
+def _tiles(file: str, shares: Sequence[int] = (1, 2, 4, 8)) -> dict[str, Sequence[Any]]:
+    """Other tiles for a product of one row: rows of W a block, 16-byte loads a row, warps."""
+    from weft.backends.torch.kernels.gemv import Tile
+
+    tiles = [
+        Fixed(Tile(1, rows, 32 * 8 * warps * loads, 8, warps))
+        for rows, loads, warps in combinations(shares, (1, 2), (1, 2, 4, 8))
+    ]
+    return {f"{file}.tile": tiles}
 
 
 def _products(name: str, shape: Shape) -> Iterator[Case]:
     """The kernels of a Llama's layer, and its head."""
     dim, vocab = shape.dim, shape.vocab
-    yield Case(
-        "norm_linear",
-        f"{name}_head",
-        partial(inputs.norm_linear, rows=1, out=vocab, inner=dim),
-        BF16 * vocab * dim,
-        rivals=("compiled", "linear"),
-    )
+    heads: dict[str, Any] = {"heads": shape.heads, "kv_heads": shape.kv_heads, "d": shape.head_dim}
+    size = {part: BF16 * out * inner for part, (out, inner) in shape.products().items()}
+    qkv = partial(inputs.norm_qkv, batch=1, inner=dim, capacity=1024, **heads)
+    glu = partial(inputs.norm_glu, rows=1, hidden=shape.hidden, inner=dim)
+    out, down = (partial(inputs.linear_residual, rows=1, out=dim, inner=inner) for inner in (dim, shape.hidden))
+    head = partial(inputs.norm_linear, rows=1, out=vocab, inner=dim)
+    rivals = ("compiled", "linear")
+    yield Case("norm_qkv", name, qkv, size["qkv"], rivals=rivals, sweep=_tiles("norm_qkv", (2, 4, 8)))
+    yield Case("linear_residual", f"{name}_out", out, size["out"], rivals=rivals, sweep=_tiles("linear_residual"))
+    yield Case("norm_glu", name, glu, size["gate_up"], rivals=rivals, sweep=_tiles("norm_glu", (2, 4, 8)))
+    yield Case("linear_residual", f"{name}_down", down, size["down"], rivals=rivals, sweep=_tiles("linear_residual"))
+    yield Case("norm_linear", f"{name}_head", head, BF16 * vocab * dim, rivals=rivals, sweep=_tiles("norm_linear"))
 
 
 def _attention(large: bool) -> Iterator[Case]:
@@ -88,6 +120,38 @@ def _attention(large: bool) -> Iterator[Case]:
         )
 
 
+def _latent(large: bool) -> Iterator[Case]:
+    """DeepSeek-V3 (128 heads) and -V2-Lite (16): rank 512 and 64 rotary numbers."""
+    sizes = [(heads, length) for heads in (16, 128) for length in (1024, 8192, 65_536)] if large else [(4, 64)]
+    for heads, length in sizes:
+        yield Case(
+            "latent_decode",
+            f"{heads}_heads_{length}",
+            partial(inputs.latent_decode, batch=1, heads=heads, rank=512, rope=64, length=length),
+            BF16 * length * 576,
+            2 * heads * length * (576 + 512),
+            rivals=("latent_sdpa", "latent_products"),
+            sweep={"splits": (8, 16, 32, 64, 96, 128), "latent_decode.HEADS": (16, 32, 64)},
+        )
+
+
+def _experts(large: bool) -> Iterator[Case]:
+    """One token at its experts: Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-20b; and the choice among them."""
+    sizes = {"mixtral": (8, 2, 14_336, 4096), "qwen3_30b": (128, 8, 768, 2048), "gpt_oss_20b": (32, 4, 2880, 2880)}
+    for name, (experts, k, hidden, dim) in sizes.items() if large else [("tiny", (4, 2, 64, 64))]:
+        yield Case(
+            "moe_decode",
+            name,
+            partial(inputs.moe_decode, tokens=1, experts=experts, k=k, hidden=hidden, dim=dim),
+            BF16 * k * 3 * hidden * dim,
+            rivals=("experts_batched", "experts_grouped", "experts_eager"),
+            sweep=_tiles("moe_decode"),
+        )
+        yield Case(
+            "route", name, partial(inputs.route, tokens=1, experts=experts, k=k), BF16 * experts, rivals=("compiled",)
+        )
+
+
 def _recurrences(large: bool) -> Iterator[Case]:
     """Mamba-2.8B and Falcon-Mamba-7B, both with 16 states: tokens in bf16, states in f32."""
     for name, channels in (("mamba_2.8b", 5120), ("falcon_7b", 8192)) if large else (("tiny", 64),):
@@ -110,3 +174,28 @@ def _recurrences(large: bool) -> Iterator[Case]:
             rivals=("compiled",) if not large else (),  # token by token: a graph of 2048 steps is not compiled
             sweep={"chunk": (32, 64, 128, 256, 512)},
         )
+
+    for name, heads, width, states in (
+        (("mamba2_2.7b", 80, 64, 128), ("falcon_h1_34b", 32, 128, 256)) if large else (("tiny2", 2, 16, 16),)
+    ):
+        yield Case(
+            "ssd",
+            f"{name}_step",
+            partial(inputs.ssd_step, batch=1, heads=heads, width=width, states=states),
+            4 * 2 * heads * width * states,
+            launcher="ssd_step",
+            rivals=("compiled",),
+        )
+        seq = 4096 if large else 16
+        yield Case(
+            "ssd",
+            f"{name}_{seq}",
+            partial(inputs.ssd, batch=1, seq=seq, heads=heads, width=width, states=states, past=True),
+            BF16 * 2 * seq * (heads * width + states),
+            4 * seq * heads * width * states,
+            rivals=("ssd_chunked",),
+            sweep={"warps": (2, 4, 8), "stages": (1, 2, 3)},
+        )
+    channels = 5376 if large else 64
+    conv = partial(inputs.conv_step, batch=1, channels=channels)
+    yield Case("conv_step", f"{channels}", conv, 16 * channels, rivals=("compiled",))

@@ -111,6 +111,35 @@ def linear_residual(draw: Draw, rows: int, out: int, inner: int, kind: str = "no
     return Inputs(args, {"norm": norm(draw, out, kind)}, {"tickets": draw.tickets(out)})
 
 
+def norm_qkv(
+    draw: Draw,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    inner: int,
+    capacity: int,
+    *,
+    kind: str = "rms",
+    rotary: int | None = None,
+    head_norms: bool = False,
+    bias: bool = False,
+    **switches: Any,
+) -> Inputs:
+    """Projections of one token, written to slot capacity - 2 of caches [batch, kv_heads, capacity, d]."""
+    out = (heads + 2 * kv_heads) * d
+    k_cache, v_cache = (draw.normal(batch, kv_heads, capacity, d) for _ in range(2))
+    args = draw.normal(batch, inner), draw.weight(out, inner), k_cache, v_cache, draw.positions(batch, capacity - 2)
+    keywords: dict[str, Any] = {"norm": norm(draw, inner, kind), **switches}
+    if head_norms:
+        keywords |= {"q_norm": norm(draw, d, "rms"), "k_norm": norm(draw, d, "rms")}
+    if pairs := (d if rotary is None else rotary) // 2:
+        angles = draw.uniform(batch, pairs, low=-3.0, high=3.0, dtype=torch.float32)
+        keywords |= {"cos": angles.cos(), "sin": angles.sin()}
+    more = (draw.normal(out),) if bias else ()
+    return Inputs((*args, *more), keywords, {"tickets": draw.tickets(heads + kv_heads)})
+
+
 def decode_attention(
     draw: Draw, batch: int, heads: int, kv_heads: int, d: int, length: int, capacity: int = 0, **mask: Any
 ) -> Inputs:
@@ -118,6 +147,29 @@ def decode_attention(
     k, v = (draw.normal(batch, kv_heads, capacity or length, d) for _ in range(2))
     positions = draw.positions(batch, length - 1)
     return Inputs((draw.normal(batch, heads, d), k, v, positions), mask, {"tickets": draw.tickets(batch * heads)})
+
+
+def latent_decode(draw: Draw, batch: int, heads: int, rank: int, rope: int, length: int, **mask: Any) -> Inputs:
+    """Absorbed latent attention: q [batch, heads, rank + rope], cache [batch, 1, length, rank + rope]."""
+    q, cache = draw.normal(batch, heads, rank + rope), draw.normal(batch, 1, length, rank + rope)
+    args = q, cache, draw.positions(batch, length - 1), rank
+    return Inputs(args, {"scale": (128 + rope) ** -0.5, **mask}, {"tickets": draw.tickets(batch * heads)})
+
+
+def moe_decode(draw: Draw, tokens: int, experts: int, k: int, hidden: int, dim: int, gated: bool = True) -> Inputs:
+    """Tokens at k experts each: x [tokens, dim], chosen and weights [tokens, k], stacks [experts, hidden or dim, ·]."""
+    order = torch.rand(tokens, experts, generator=draw.generator, device=draw.device).argsort(-1)
+    share = draw.normal(tokens, k, dtype=torch.float32).softmax(-1)
+    stacks = [draw.weight(experts, hidden, dim), draw.weight(experts, dim, hidden)]
+    gate = draw.weight(experts, hidden, dim) if gated else None
+    args = draw.normal(tokens, dim), order[:, :k].contiguous(), share, *stacks, gate
+    return Inputs(args, {"activation": "silu" if gated else "relu"})
+
+
+def route(draw: Draw, tokens: int, experts: int, k: int, scoring: str = "softmax", biased: bool = False) -> Inputs:
+    """A router's scores [tokens, experts]."""
+    bias = draw.normal(experts, scale=0.1) if biased else None
+    return Inputs((draw.normal(tokens, experts), bias), {"k": k, "scoring": scoring})
 
 
 def selective_scan(draw: Draw, batch: int, seq: int, channels: int, states: int, past: bool = False) -> Inputs:
@@ -151,6 +203,15 @@ def ssd_step(draw: Draw, batch: int, heads: int, width: int, states: int, groups
     inputs = ssd(draw, batch, 1, heads, width, states, groups, past=True)
     x, delta, a, b, c, d, past = inputs.args
     return Inputs((x[:, 0], delta[:, 0], a, b[:, 0], c[:, 0], d, past), inputs.keywords)
+
+
+def conv_step(draw: Draw, batch: int, channels: int, width: int = 4) -> Inputs:
+    """One token of a causal convolution: x [batch, channels], weight [channels, width], past [batch, width - 1, ·]."""
+    x, weight, bias = draw.normal(batch, channels), draw.weight(channels, width), draw.normal(channels)
+    return Inputs((x, weight, bias, draw.normal(batch, width - 1, channels)))
+
+
+STEPS = ("selective_step", "ssd_step")  # whose references are those of prompts
 
 
 def one_token(reference: Callable[..., Any]) -> Callable[..., Any]:

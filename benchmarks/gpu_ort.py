@@ -73,43 +73,22 @@ def prefill(model: Any, length: int, repeats: int) -> list[float]:
 
 
 def device_steps(model: Any, batch: int, length: int, steps: int, rounds: int) -> list[float]:
-    """Seconds of a step with nothing between the steps: the mean over `steps` of them, `rounds` times."""
+    """Seconds of a step with nothing between the steps: the mean over `steps` times the same one, `rounds` times."""
     from weft.backends.runtime.session import onnxruntime
 
-    session, device = model.session.ort, model.session.device
-    ort = onnxruntime()
-    capacity = min(model.max_length, -(-(length + 1) // 1024) * 1024)
-    make = ort.OrtValue.ortvalue_from_shape_and_type
-    binding, kept = session.io_binding(), []
-    for cache in model.caches:
-        buffer = make((batch, cache.heads, capacity, cache.width), cache.onnx_type, device, 0)
-        kept.append(buffer)
-        binding.bind_ortvalue_input(cache.past, buffer)
-        binding.bind_ortvalue_output(cache.present, buffer)
-    values = {
-        "input_ids": np.ones((batch, 1)),
-        "attention_mask": np.tile(np.arange(capacity) <= length, (batch, 1)),
-        "position_ids": np.full((batch, 1), length),
-    }
-    for name, (_, dtype) in model.types.items():
-        kept.append(ort.OrtValue.ortvalue_from_numpy(values[name].astype(dtype), device, 0))
-        binding.bind_ortvalue_input(name, kept[-1])
-    kept.append(make((batch, 1, model.vocab), model.logits_type[0], device, 0))
-    binding.bind_ortvalue_output("logits", kept[-1])
-    options = ort.RunOptions()
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    graph = next(model.graph_ids)
-    if model.session.graphs:
-        options.add_run_config_entry("gpu_graph_id", str(graph))
+    with model.context(batch, length + WARM) as context:
+        token = context.prefill(prompts(model, batch, length), chunk=2048).argmax(-1)
+        for _ in range(WARM // 2):  # captures
+            token = context.step(token).argmax(-1)
+        binding, options = context._steps[context._memory.side]
+        options = options or onnxruntime().RunOptions()
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
-    def run() -> None:
-        for _ in range(steps):
-            session.run_with_iobinding(binding, options)
+        def run() -> None:
+            for _ in range(steps):
+                model.session.ort.run_with_iobinding(binding, options)
 
-    found = [t / steps for t in _wall(Clock(device), run, rounds)]
-    if model.session.graphs:
-        session.release_captured_graph(graph)
-    return found
+        return [t / steps for t in _wall(Clock(model.session.device), run, rounds)]
 
 
 def _wall(clock: Clock, work: Any, rounds: int) -> list[float]:

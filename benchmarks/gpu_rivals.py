@@ -50,8 +50,59 @@ def flex(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **_: Any) -> Tensor
     return found
 
 
+def latent_sdpa(q: Tensor, cache: Tensor, positions: Tensor, rank: int, *, scale: float, **_: Any) -> Tensor:
+    """Absorbed latent attention by torch's operator: one KV head, values a slice of its keys."""
+    y = F.scaled_dot_product_attention(q[:, None], cache, cache[..., :rank], scale=scale)
+    return y[:, 0]
+
+
+def latent_products(q: Tensor, cache: Tensor, positions: Tensor, rank: int, *, scale: float, **_: Any) -> Tensor:
+    """The same as two products and a softmax."""
+    keys = cache[:, 0]
+    return ((q @ keys.mT).float() * scale).softmax(-1).to(q.dtype) @ keys[..., :rank]
+
+
+def _experts(way: str, x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor, gate: Tensor) -> Tensor:
+    """transformers' experts, by one of its ways to compute them, on weights stacked once and kept with `gate`."""
+    if not hasattr(gate, "experts"):
+        from transformers import MixtralConfig
+        from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+        config = MixtralConfig(hidden_size=x.shape[1], intermediate_size=up.shape[1], num_local_experts=len(up))
+        with torch.device("meta"):
+            experts = MixtralExperts(config)
+        experts.gate_up_proj = torch.nn.Parameter(torch.cat([gate, up], 1), requires_grad=False)
+        experts.down_proj = torch.nn.Parameter(down, requires_grad=False)
+        gate.experts = experts
+    gate.experts.config._experts_implementation = way
+    found: Tensor = gate.experts(x, chosen, share.to(x.dtype))
+    return found
+
+
+def experts(way: str) -> Callable[..., Tensor]:
+    """A way of transformers as a peer of `moe_decode`."""
+
+    def compute(*args: Any, **_: Any) -> Tensor:
+        return _experts(way, *args)
+
+    return compute
+
+
+def ssd_chunked(*args: Any, **sizes: Any) -> Any:
+    """Mamba-2 by chunks in plain torch, as models that weft generates compute it without kernels."""
+    from weft.backends.torch.parts.state_space import ssd
+
+    return ssd(*args, **sizes)
+
+
 RIVALS: dict[str, Callable[..., Any]] = {
     "linear": linear,
+    "experts_batched": experts("batched_mm"),
+    "experts_grouped": experts("grouped_mm"),
+    "experts_eager": experts("eager"),
+    "latent_sdpa": latent_sdpa,
+    "latent_products": latent_products,
+    "ssd_chunked": ssd_chunked,
     "sdpa": sdpa,
     "sdpa_flash": sdpa_flash,
     "flex": flex,

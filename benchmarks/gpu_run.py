@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,7 +71,7 @@ class Clock:
         Raises:
             RuntimeError: if the work cannot be captured.
         """
-        replay = captured(works) if self.cuda else lambda: [work() for work in works]
+        replay = captured(works)
         replay()
         count = max(1, round(least / max(self.once(replay), 1e-6)))
 
@@ -87,7 +88,9 @@ class Clock:
 
 
 def captured(works: Sequence[Work]) -> Callable[[], None]:
-    """The replay of a CUDA graph of all `works`, each of which has run twice before."""
+    """The replay of a CUDA graph of all `works`, each of which runs before; without a GPU, all of them call by call."""
+    if not cuda.is_available():
+        return partial(_all, works)
     side = cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -100,6 +103,11 @@ def captured(works: Sequence[Work]) -> Callable[[], None]:
             work()
     replay: Callable[[], None] = graph.replay
     return replay
+
+
+def _all(works: Sequence[Work]) -> None:
+    for work in works:
+        work()
 
 
 def cycled(works: Sequence[Work], count: int) -> list[Work]:
@@ -177,7 +185,7 @@ class Run:
     def rate(self, name: str, key: str) -> float:
         """The median of a limit; NaN where it was not measured."""
         found: dict[str, Any] = self.limits.get(name, {}).get(key, {})
-        return float(found.get("median", float("nan")))
+        return float(found.get("median") or float("nan"))
 
     def path(self, stage: str) -> Path:
         return Path(self.out) / f"gpu_{stage}.json"

@@ -36,7 +36,7 @@ class Odd:
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The launcher and its reference."""
         name, reference = self.launcher or self.kernel, self.file.reference
-        return getattr(self.file, name), inputs.one_token(reference) if name.endswith("_step") else reference
+        return getattr(self.file, name), inputs.one_token(reference) if name in inputs.STEPS else reference
 
 
 def _odd(draw: Callable[..., Inputs], **sizes: Any) -> Callable[[Draw], Inputs]:
@@ -49,6 +49,30 @@ CASES = {
     ),
     "norm_linear one row": Odd("norm_linear", _odd(inputs.norm_linear, rows=1, out=515, inner=264), 264),
     "norm_glu": Odd("norm_glu", _odd(inputs.norm_glu, rows=2, hidden=45, inner=200), 200),
+    "norm_qkv": Odd(
+        "norm_qkv",
+        _odd(inputs.norm_qkv, batch=2, heads=3, kv_heads=1, d=20, inner=136, capacity=9, rotary=12, interleaved=True),
+        136,
+        (0, 2, 3, 4),
+    ),
+    "norm_qkv head norms": Odd(
+        "norm_qkv",
+        _odd(
+            inputs.norm_qkv,
+            batch=1,
+            heads=2,
+            kv_heads=2,
+            d=64,
+            inner=264,
+            capacity=6,
+            head_norms=True,
+            bias=True,
+            rolling=True,
+            keep_first=1,
+        ),
+        264,
+        (0, 2, 3, 4),
+    ),
     "linear_residual": Odd("linear_residual", _odd(inputs.linear_residual, rows=1, out=70, inner=1100), 1100, (0, 2)),
     "decode_attention": Odd(
         "decode_attention",
@@ -74,6 +98,29 @@ CASES = {
         (0, 1, 2, 3),
         roundings=2,
     ),
+    "latent_decode": Odd(
+        "latent_decode",
+        _odd(inputs.latent_decode, batch=2, heads=5, rank=48, rope=16, length=130),
+        130,
+        (0, 1, 2),
+        roundings=2,
+    ),
+    "moe_decode": Odd(
+        "moe_decode",
+        _odd(inputs.moe_decode, tokens=2, experts=5, k=2, hidden=72, dim=40),
+        72,
+        roundings=2,
+        late=(0, 1, 2),
+    ),
+    "moe_decode ungated": Odd(
+        "moe_decode",
+        _odd(inputs.moe_decode, tokens=1, experts=3, k=3, hidden=24, dim=136, gated=False),
+        136,
+        (0, 1, 2),
+        2,
+    ),
+    "route": Odd("route", _odd(inputs.route, tokens=3, experts=21, k=4, scoring="sigmoid", biased=True), 21),
+    "conv_step": Odd("conv_step", _odd(inputs.conv_step, batch=2, channels=150), 4, (0, 3)),
     "selective_scan": Odd(
         "selective_scan", _odd(inputs.selective_scan, batch=2, seq=70, channels=40, states=5), 350, (0, 1, 3, 4)
     ),
