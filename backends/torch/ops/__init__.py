@@ -1,3 +1,3 @@
 """Lowerings of ops to Python text, by theme; importing the package registers them all."""
 
-from . import attention, dense, elementwise, tensors  # noqa: F401 - these register lowerings
+from . import attention, dense, distances, elementwise, mixtures, recurrent, tensors  # noqa: F401 - they register

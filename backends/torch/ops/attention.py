@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from weft.ir import ops
-from weft.ir.graph import Node, Param, Value
+from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
 from ..positions import key_positions, query_positions
 from ..program import Emitter, Operand, Slot, Var
 from .dense import operand
 from .elementwise import number
+from .shared import is_shared
 
 
 @lowering(ops.rope)
@@ -20,18 +21,13 @@ def _rope(e: Emitter, node: Node) -> None:
     heads, amplitude = node.attrs["heads"], node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     at, per_position = e[positions], e[frequencies]
-    if _is_shared(positions) and _is_shared(frequencies):
+    if is_shared(positions) and is_shared(frequencies):
         cos, sin = e.hoist_many((text, at, per_position), text, at, per_position, names=("cos", "sin"))
     else:
         cos, sin = e.many(text, at, per_position, names=("cos", "sin"))
     turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
     made = e.emit(f"{turn}({{0}}, {{1}}, {{2}})", e.heads(x, heads), cos, sin, replaces=0)
     e.set_heads(node.output, heads, made)
-
-
-def _is_shared(value: Value) -> bool:
-    """Whether the model's own forward has `value`."""
-    return value.producer is None or not value.producer.scope
 
 
 @lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
@@ -70,7 +66,7 @@ def _attend(
 
     if softcap is None and sinks is None:
         if bias is not None and mask is not None:
-            mask = e.emit("{0}.masked_fill(~{1}, -torch.inf)", bias, mask, name="bias")
+            mask = e.emit("{0}.masked_fill(~{1}, -math.inf)", bias, mask, name="bias")
         option("attn_mask", mask if mask is not None else bias)
         if causal:
             options.append(causal.replace("{mask}", "{3}"))
@@ -163,17 +159,3 @@ def _seen(e: Emitter, node: Node, queries: Operand, keys: Operand) -> Var:
     name = "near" if near else "mask"
     made: Var = make(text, q, k, name=name)
     return made
-
-
-@lowering(ops.alibi)
-def _alibi(e: Emitter, node: Node) -> Var:
-    slopes, queries, keys = (operand(node, n) for n in ("slopes", "queries", "keys"))
-    at: Value | Operand = keys
-    if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
-        at = key_positions(e)
-    distance = "{1}[:, None, :, None] - {2}[:, None, None, :]"
-    text = f"-{{0}}[:, None, None] * ({distance})" + (".abs()" if node.attrs["symmetric"] else "")
-    operands = slopes, queries, at
-    if _is_shared(queries) and isinstance(slopes, Param) and node in e.counts_keys:
-        return e.hoist((text, e[slopes], e[queries], at), text, *operands, name="alibi")
-    return e.emit(text, *operands)

@@ -104,6 +104,5 @@ def _glu(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.head_linear)
 def _head_linear(e: Emitter, node: Node) -> Var:
-    heads, inverse = node.attrs["heads"], node.attrs["inverse"]
-    text = f"head_linear({{0}}, {{1}}, {heads}{', inverse=True' if inverse else ''})"
-    return e.emit(text, operand(node, "x"), operand(node, "weight"))
+    part = "head_linear_inverse" if node.attrs["inverse"] else "head_linear"
+    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['heads']})", operand(node, "x"), operand(node, "weight"))

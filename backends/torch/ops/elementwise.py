@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.dtypes import DType
-from weft.ir.graph import Node
+from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
 from ..program import TORCH_NAMES, Emitter, Var
@@ -58,12 +58,35 @@ ACTIVATIONS = {  # of glu and moe, see `activation`
 }
 
 
-@lowering(*(getattr(ops, "where" if name == "where" else name) for name in TEXTS))
+@lowering(*(getattr(ops, name) for name in TEXTS))
 def _elementwise(e: Emitter, node: Node) -> Var:
     values = [v for v in node.inputs if v is not None]
+    text, values = _with_numbers(TEXTS[node.op.name], values, node)
     shape = node.output.shape
     replaces = next((i for i, v in enumerate(values) if v.producer is not None and v.shape == shape), None)
-    return e.emit(TEXTS[node.op.name], *values, replaces=replaces)
+    return e.emit(text, *values, replaces=replaces)
+
+
+def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list[Value]]:
+    """`text` with numbers in the place of operands that a single number fills, and the other operands."""
+    if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
+        return text, values
+    found = {i: n for i, v in enumerate(values) if (n := _filling(v)) is not None}
+    kept = [v for i, v in enumerate(values) if i not in found]
+    if not found or all(v.shape != node.output.shape for v in kept) or (node.op is not ops.where and len(kept) < 1):
+        return text, values
+    if node.op is ops.where and (0 in found or len(kept) < 2):
+        return text, values
+    places = iter(range(len(kept)))
+    return text.format(*(found[i] if i in found else f"{{{next(places)}}}" for i in range(len(values)))), kept
+
+
+def _filling(value: Value) -> str | None:
+    """The number that fills `value`, if an op says so."""
+    made = value.producer
+    if made is None or made.op is not ops.affine or made.attrs["by"] != 0:
+        return None
+    return number(made.attrs["plus"], value)
 
 
 @lowering(ops.swish)
@@ -86,15 +109,20 @@ def _elu(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.affine)
 def _affine(e: Emitter, node: Node) -> Var:
-    by, plus = node.attrs["by"], node.attrs["plus"]
-    text = "{0}" if by == 1 else f"{{0}} * {number(by)}"
-    text += f" + {number(plus)}" if plus > 0 else f" - {number(-plus)}" if plus < 0 else ""
-    return e.emit(text, node.inputs[0], replaces=0)
+    x, by, plus = node.inputs[0], node.attrs["by"], node.attrs["plus"]
+    if by == 0:
+        return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
+    text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} * {number(by, node.output)}"
+    rest = number(abs(plus), node.output)
+    text += f" + {rest}" if plus > 0 else f" - {rest}" if plus < 0 else ""
+    return e.emit(text, x, replaces=0)
 
 
 @lowering(ops.clip)
 def _clip(e: Emitter, node: Node) -> Var:
-    return e.emit(f"{{0}}.clamp({number(node.attrs['low'])}, {number(node.attrs['high'])})", node.inputs[0], replaces=0)
+    bounds = [f"{n}={number(b, node.output)}" for n in ("low", "high") if (b := node.attrs[n]) is not None]
+    text = ", ".join(bounds).replace("low", "min").replace("high", "max")
+    return e.emit(f"{{0}}.clamp({text})", node.inputs[0], replaces=0)
 
 
 @lowering(ops.cast)
@@ -128,7 +156,10 @@ def _cumsum(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.softmax)
 def _softmax(e: Emitter, node: Node) -> Var:
-    return e.emit(f"{{0}}.softmax({node.attrs['axis']}).nan_to_num(0.0)", node.inputs[0])
+    x, axis = node.inputs[0], node.attrs["axis"]
+    assert x is not None
+    plain = x.producer is None or x.producer.op.name in ("linear", "matmul", "affine", "div", "rms_norm", "layer_norm")
+    return e.emit(f"{{0}}.softmax({axis})" if plain else f"softmax_or_zeros({{0}}, {axis})", x, replaces=0)
 
 
 def activation(name: str) -> str:
@@ -143,9 +174,11 @@ def _front(axis: int, node: Node) -> int:
     return axis % len(node.inputs[0].shape)
 
 
-def number(x: float) -> str:
-    """A number as Python spells it."""
-    return {"inf": "torch.inf", "-inf": "-torch.inf"}.get(repr(x), repr(x))
+def number(x: float, like: Value | None = None) -> str:
+    """A number as Python spells it, whole where `like` holds whole ones."""
+    if like is not None and not like.type.dtype.is_float:
+        return repr(int(x))
+    return {"inf": "math.inf", "-inf": "-math.inf"}.get(repr(x), repr(x))
 
 
 def dtype_text(dtype: DType) -> str:

@@ -39,10 +39,3 @@ class KVCache:
         if mask is None:
             return k, v
         return self.k[:, :, : mask.shape[-1]], self.v[:, :, : mask.shape[-1]]
-
-
-class State:
-    """A tensor that a recurrence carries from call to call, zero at the start of a text."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value

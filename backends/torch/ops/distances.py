@@ -1,0 +1,45 @@
+"""Distance between query and key as a bias on the scores of attention."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param
+
+from ..lowering import lowering
+from ..positions import key_positions
+from ..program import Emitter, Operand, Var
+from .dense import operand
+from .shared import is_shared
+
+
+def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
+    """j − i as [batch or 1, seq, keys], made once for all layers."""
+    return e.hoist(("distance", queries, keys), "{1}[:, None, :] - {0}[:, :, None]", queries, keys, name="distance")
+
+
+def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
+    """The distances that a bias is made of, and whether the model's own forward has them."""
+    queries, keys = operand(node, "queries"), operand(node, "keys")
+    at: Operand = e[keys]
+    if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
+        at = key_positions(e)
+    if is_shared(queries) and (is_shared(keys) or at is not e[keys]):
+        return distance(e, e[queries], at), True
+    return e.emit("{1}[:, None, :] - {0}[:, :, None]", queries, at, name="distance"), False
+
+
+@lowering(ops.alibi)
+def _alibi(e: Emitter, node: Node) -> Var:
+    slopes = operand(node, "slopes")
+    apart, shared = _distance(e, node)
+    text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
+    if shared and isinstance(slopes, Param):
+        return e.hoist((text, e[slopes], apart), text, slopes, apart, name="bias")
+    return e.emit(text, slopes, apart, name="bias")
+
+
+@lowering(ops.relative_position_bias)
+def _relative_position_bias(e: Emitter, node: Node) -> Var:
+    apart, _ = _distance(e, node)
+    part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
+    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})", operand(node, "table"), apart, name="bias")

@@ -1,0 +1,101 @@
+"""Mixture of experts: routers, and what they send tokens to."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node
+
+from ..lowering import lowering
+from ..program import Emitter, Operand, Var
+from .dense import operand
+from .elementwise import activation, number
+
+READY = {  # routers that are one part: (scoring, renormalize, with bias, how groups compete)
+    ("softmax", True, False, ""): "route_softmax({0}, {k})",
+    ("softmax", False, False, ""): "route_switch({0}, {k})",
+    ("sigmoid", False, False, ""): "route_sigmoid({0}, {k})",
+    ("softmax", False, False, "max"): "route_softmax_groups({0}, {k}, {groups}, {top_groups})",
+    ("sigmoid", True, True, "top2"): "route_sigmoid_groups({0}, {1}, {k}, {groups}, {top_groups})",
+}
+
+
+@lowering(ops.route)
+def _route(e: Emitter, node: Node) -> Var:
+    a, given = node.attrs, [v for v in node.inputs if v is not None]
+    kind = a["scoring"], a["renormalize"], len(given) == 2, a["group_score"] if a["groups"] > 1 else ""
+    times = "" if a["scale"] == 1 else f" * {number(a['scale'])}"
+    if kind in READY:
+        text = READY[kind].format("{0}", "{1}", **a)
+        return e.emit(text + times, *given)
+    scores = e.emit("wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), given[0], name="scores")
+    ranks = scores if len(given) == 1 else e.emit("{0} + {1}", scores, given[1], name="ranks")
+    if a["groups"] > 1:
+        best = "best_of_groups" if a["group_score"] == "max" else "best_two_of_groups"
+        text = f"within_groups({{0}}, {best}({{0}}, {a['groups']}), {a['top_groups']})"
+        ranks = e.emit(text, ranks, name="ranks", replaces=0 if len(given) == 2 else None)
+    kept = f"keep_top({{0}}, {{1}}, {a['k']})"
+    kept = f"renormalized({kept})" if a["renormalize"] else kept
+    return e.emit(f"({kept}{times}).to({{2}}.dtype)", scores, ranks, given[0])
+
+
+@lowering(ops.moe)
+def _moe(e: Emitter, node: Node) -> Var:
+    names = [n for stack in ("gate", "up", "down") for n in (stack, f"{stack}_bias") if node.operand(n) is not None]
+    asked = node.attrs["active"] or operand(node, "up").shape[0]
+    expert = e.function("expert", _expert(node, names))
+    stacks = ", ".join(f"{{{i + 2}}}" for i in range(len(names)))
+    text = f"moe({{0}}, {{1}}, {asked}, {expert}, {stacks})"
+    given = [operand(node, n) for n in ("x", "combine", *names)]
+    return e.emit(text, *given, replaces=0)
+
+
+def _expert(node: Node, names: list[str]) -> str:
+    """The feed-forward of one expert, as a function of Python called ``{name}``."""
+    limit, shift, act = node.attrs["limit"], node.attrs["shift"], activation(node.attrs["activation"])
+
+    def product(x: str, stack: str) -> str:
+        bias = f", {stack}_bias" if f"{stack}_bias" in names else ""
+        return f"linear({x}, {stack}{bias})"
+
+    lines, gate, up = [], product("x", "gate"), product("x", "up")
+    if "gate" not in names:
+        lines.append(f"up = {up}")
+        hidden = act.format("up")
+    else:
+        if limit is not None:
+            gate, up = f"{gate}.clamp(max={number(limit)})", f"{up}.clamp({number(-limit)}, {number(limit)})"
+        if act.count("{0}") > 1:
+            lines.append(f"gate = {gate}")
+            gate = "gate"
+        up = up if shift == 0 else f"({up} + {number(shift)})"
+        hidden = f"{act.format(gate)} * {up}"
+    lines.append(f"return {product(hidden, 'down')}")
+    doc = '"""What one expert makes of x [tokens, dim]; `linear` multiplies with its share of the weights."""'
+    return f"def {{name}}(linear, x, {', '.join(names)}):\n    " + "\n    ".join([doc, *lines])
+
+
+def _capacity(e: Emitter, node: Node, part: str) -> Var:
+    """A part over the tokens that compete, and how many of them an expert takes."""
+    x, (capacity, factor) = node.inputs[0], (node.attrs[n] for n in ("capacity", "factor"))
+    assert x is not None
+    rows: Operand = e[x]
+    if node.attrs["batched"] and len(x.shape) > 2:
+        rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
+    limit = capacity if capacity is not None else f"capacity_of({{0}}.shape[-2], {x.width}, {number(factor)})"
+    made = e.emit(f"{part}({{0}}, {limit})", rows)
+    return made if rows is e[x] else e.emit("{0}.view_as({1})", made, x, replaces=0)
+
+
+@lowering(ops.limit_capacity)
+def _limit_capacity(e: Emitter, node: Node) -> Var:
+    return _capacity(e, node, "limit_capacity")
+
+
+@lowering(ops.expert_choice)
+def _expert_choice(e: Emitter, node: Node) -> Var:
+    return _capacity(e, node, "expert_choice")
+
+
+@lowering(ops.load_balance_loss)
+def _load_balance_loss(e: Emitter, node: Node) -> Var:
+    return e.emit("load_balance_loss({0}, {1})", operand(node, "logits"), operand(node, "combine"))
