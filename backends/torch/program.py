@@ -92,6 +92,7 @@ class Program:
     outputs: dict[str, Operand] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
     weights: dict[str, Param] = field(default_factory=dict)  # state_dict key -> parameter of the graph
+    functions: dict[str, str] = field(default_factory=dict)  # of this model only: text by name
     cached: bool = False
 
 
@@ -212,6 +213,14 @@ class Emitter:
             finally:
                 self.scope = outer
         return self._hoisted[key]
+
+    def function(self, stem: str, text: str) -> str:
+        """The name of a function of this model, ``{name}`` in its `text`: `stem`, or numbered where that is another."""
+        n, name = 1, stem
+        while self.program.functions.setdefault(name, text.replace("{name}", name)) != text.replace("{name}", name):
+            n += 1
+            name = f"{stem}{n}"
+        return name
 
     # -- weights
 

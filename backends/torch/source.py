@@ -63,10 +63,11 @@ def write_source(graph: Graph) -> Source:
     writer = _Writer(program)
     writer.write(top)
     given: dict[str, Any] = {"about": model_doc(graph, program), "classes": list(writer.classes.values())}
-    used = names(ast.parse(_template().render(**given, imports=[], parts=[])))
+    own = list(program.functions.values())
+    used = names(ast.parse(_template().render(**given, imports=[], parts=own)))
     parts = used_parts(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
-    text = _template().render(**given, imports=imports(used), parts=[p.source for p in parts])
+    text = _template().render(**given, imports=imports(used), parts=[*(p.source for p in parts), *own])
     return Source(formatted(text), dict(program.weights))
 
 
