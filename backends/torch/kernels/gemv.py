@@ -3,7 +3,8 @@
 At batch 1 a linear layer is as fast as its weights arrive. So each block owns a few rows of W and streams them with
 16-byte loads, each thread several at a time, and multiplies in fp32. The norm costs no pass of its own: an RMS norm
 divides by one number per row of x, which is known once the columns have passed and then divides the sums (FlashNorm,
-arXiv 2407.09577); x comes from cache. The first weights are asked for before the kernel that writes x has ended.
+arXiv 2407.09577); x comes from cache. The first weights are asked for before the kernel that writes x has ended, and
+so weights must not be what a kernel of the same step writes.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
         return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
     if any(tensor.dtype != x.dtype for tensor in given):
         return f"not all is {x.dtype} as x is"
-    if x.numel() > MOST_ROWS * x.shape[-1]:
-        return f"more than {MOST_ROWS} rows"
+    if not 0 < x.numel() <= MOST_ROWS * x.shape[-1]:
+        return f"not 1 to {MOST_ROWS} rows"
     if not all(tensor.is_contiguous() for tensor in given):
         return "not all is contiguous"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *given)):
@@ -82,11 +83,13 @@ def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
     return None
 
 
-def typed(dtype: torch.dtype, pointers: str, given: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """For a Variant: types of the `pointers` that are `given`, and None for the others."""
+def typed(m: int, dtype: torch.dtype, pointers: str, given: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """For a Variant: types of M, unless it is the 1 that Triton takes as a constant, and of the `pointers` that are
+    `given`; and the constants that the others are."""
     names, there = pointers.split(), given.split()
     types = {name: f"*{DTYPES[dtype]}" for name in names if name in there}
-    return types, dict.fromkeys(name for name in names if name not in there)
+    absent: dict[str, Any] = dict.fromkeys(name for name in names if name not in there)
+    return (types, absent | {"M": 1}) if m == 1 else (types | {"M": "i32"}, absent)
 
 
 @jit

@@ -181,7 +181,7 @@ def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str = "none", bia
     plan = tile(m, n, k, dtype)
     splits, _ = columns(n, k, plan)
     given = "x weight residual y" + " bias" * bias + {"none": "", "rms": " gain", "layer": " gain shift"}[norm]
-    pointers, constants = typed(dtype, "x weight bias residual gain shift y", given)
+    pointers, constants = typed(m, dtype, "x weight bias residual gain shift y", given)
     shared = {"partial": "*fp32", "tickets": "*i32"}
     if splits > 1 or norm != "none":
         pointers |= shared
@@ -189,7 +189,7 @@ def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str = "none", bia
         constants |= dict.fromkeys(shared)
     return Variant(
         linear_residual_kernel,
-        pointers | {"M": "i32", "N": "i32", "K": "i32", "each": "i32", "scale": "fp32", "eps": "fp32"},
+        pointers | {"N": "i32", "K": "i32", "each": "i32", "scale": "fp32", "eps": "fp32"},
         constants | plan.constants | {"NORM": norm, "SPLITS": splits, "BLOCK_H": held(n, plan), "PDL": True},
         warps=plan.warps,
         stages=1,

@@ -98,10 +98,10 @@ def variants() -> list[Variant]:
 def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str, activation: str) -> Variant:
     plan = tile(m, 2 * n, k, dtype, least=2)
     given = "x weight gain y" + (" shift bias" if norm == "layer" else "")
-    pointers, absent = typed(dtype, "x weight gain shift bias y", given)
+    pointers, absent = typed(m, dtype, "x weight gain shift bias y", given)
     return Variant(
         norm_glu_kernel,
-        pointers | {"M": "i32", "N": "i32", "K": "i32", "eps": "fp32"},
+        pointers | {"N": "i32", "K": "i32", "eps": "fp32"},
         absent | plan.constants | {"NORM": norm, "ACTIVATION": activation, "PDL": True},
         warps=plan.warps,
         stages=1,

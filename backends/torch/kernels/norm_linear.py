@@ -91,10 +91,10 @@ def _variant(
     m: int, n: int, k: int, dtype: torch.dtype, norm: str, given: str, activation: str = "identity"
 ) -> Variant:
     plan = tile(m, n, k, dtype)
-    pointers, constants = typed(dtype, "x weight gain shift bias y", f"{given} y")
+    pointers, constants = typed(m, dtype, "x weight gain shift bias y", f"{given} y")
     return Variant(
         norm_linear_kernel,
-        pointers | {"M": "i32", "N": "i32", "K": "i32", "eps": "fp32"},
+        pointers | {"N": "i32", "K": "i32", "eps": "fp32"},
         constants | plan.constants | {"NORM": norm, "ACTIVATION": activation, "PDL": True},
         warps=plan.warps,
         stages=1,

@@ -284,14 +284,14 @@ def _variant(
 ) -> Variant:
     plan = _tile(m, (heads + 2 * kv_heads) * head_dim, k, head_dim, dtype)
     given = "x weight gain q k_cache v_cache" + " shift bias" * (norm == "layer") + " q_gain k_gain" * head_norm
-    pointers, constants = typed(dtype, "x weight gain shift bias q_gain k_gain q k_cache v_cache", given)
+    pointers, constants = typed(m, dtype, "x weight gain shift bias q_gain k_gain q k_cache v_cache", given)
     shared = {"raw": "*fp32", "tickets": "*i32"}
     pointers |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64"} | (shared if head_norm else {})
     strides = ("stride_b", "stride_h", "stride_t")
     return Variant(
         norm_qkv_kernel,
         pointers
-        | dict.fromkeys(("M", "K", "heads", "kv_heads", "capacity", "keep", *strides), "i32")
+        | dict.fromkeys(("K", "heads", "kv_heads", "capacity", "keep", *strides), "i32")
         | {"eps": "fp32", "head_eps": "fp32"},
         constants
         | ({} if head_norm else dict.fromkeys(shared))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, cast
 
 import pytest
@@ -33,6 +35,14 @@ def test_a_gpu_is_judged_by_its_compute_capability(
 @pytest.mark.skipif(launch.triton is None, reason="asks what is said where Triton is installed")
 def test_a_cpu_tensor_is_refused_outside_the_kernel_tests() -> None:
     assert launch.refusal(torch.empty(0)) == "Triton does not run on cpu"
+
+
+@pytest.mark.skipif(launch.triton is None, reason="asks what is said where Triton is installed")
+def test_a_process_that_a_test_starts_does_not_interpret_kernels() -> None:
+    """It inherits TRITON_INTERPRET, which only says how kernels are decorated: launchers still compute with torch."""
+    ask = f"import torch; from {launch.__name__} import refusal; print(refusal(torch.empty(0)))"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout == "Triton does not run on cpu\n"
 
 
 def test_without_triton_every_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatc
     monkeypatch.setattr(module, "norm_linear_kernel", None)  # not to be launched
     x, weight = (draw(n, 16, seed=n, dtype=FP32, device=device) for n in (9, 4))
     refused = [
-        (x, weight, "more than 8 rows"),
+        (x, weight, "not 1 to 8 rows"),
         (x[:1].double(), weight.double(), "torch.float64 is none of bf16, fp16, fp32"),
         (x[:1], weight.clone().requires_grad_(), "a gradient is wanted"),
         (x[:1], weight.T.contiguous().T, "not all is contiguous"),
@@ -86,6 +86,8 @@ def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatc
     for given, w, reason in refused:
         assert gemv.refusal(given, w) == reason
         assert_near(norm_linear(given, w).detach(), (given.double() @ w.double().T).detach(), torch.full((), 40.0), 16)
+    assert gemv.refusal(x[:0], weight) == "not 1 to 8 rows"
+    assert norm_linear(x[:0], weight).shape == (0, 4)
     assert gemv.refusal(x[:1], weight.bfloat16()) == "not all is torch.float32 as x is"
 
 
