@@ -1,9 +1,11 @@
-"""Mixture of experts: `expert` is one feed-forward, written for whichever `linear` computes with its weights::
+"""Mixture of experts. What one expert does is written once, for whichever `linear` multiplies with its weights::
 
-def expert(linear, x, gate, up, down):
-    return linear(F.silu(linear(x, gate)) * linear(x, up), down)
+    def expert(linear, x, gate, up, down):
+        return linear(F.silu(linear(x, gate)) * linear(x, up), down)
 
-y = moe(x, combine, 2, expert, self.gate, self.up, self.down)  # stacks [experts, out, in]
+    y = moe(x, combine, 2, expert, self.gate, self.up, self.down)
+
+The weights of all experts are stacked, [experts, out, in].
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from .indexing import wide
 
 
 def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Σ_e combine_e · expert_e(x) for x [..., dim] and combine [..., experts], in a row of which at most k are not 0.
-    Stacks of weights [experts, out, in] and biases [experts, out]."""
+    """Σ_e combine_e · expert_e(x): x [..., dim], combine [..., experts] with at most k entries of a row not 0, stacks
+    of weights [experts, out, in] and biases [experts, out]. `expert(linear, x, *stacks)` is one feed-forward."""
     rows, asked = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1])
     if x.is_cuda and x.dtype == torch.bfloat16 and all(s.shape[-1] % 8 == 0 for s in stacks):
         y = moe_grouped(rows, asked, k, expert, *stacks)
@@ -42,7 +44,7 @@ def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *st
 
 
 def moe_grouped(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Σ_e combine_e · expert_e(x) by grouped products over tokens sorted by expert, without a word from the device."""
+    """Σ_e combine_e · expert_e(x) by grouped products over tokens sorted by expert: nothing waits for the device."""
     weight, chosen = combine.topk(k)  # [tokens, k]
     owner, order = chosen.flatten().sort()
     ends = torch.searchsorted(owner, torch.arange(combine.shape[1], device=x.device), right=True, out_int32=True)

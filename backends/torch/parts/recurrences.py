@@ -16,7 +16,7 @@ def chunks(x: Tensor, heads: int, size: int) -> Tensor:
     """x [batch, seq, heads·d] in f32 as [batch, chunks, heads, size, d], zeros at the end."""
     count = (x.shape[1] + size - 1) // size
     if torch.compiler.is_exporting():
-        count = count + 1  # a program for all lengths, and one chunk is not special
+        count = count + 1  # the program is for all lengths, and a size of 1 would be a special case
     padded = F.pad(wide(x), (0, 0, 0, count * size - x.shape[1]))
     return padded.view(x.shape[0], count, size, heads, -1).transpose(2, 3)
 

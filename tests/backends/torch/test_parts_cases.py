@@ -51,7 +51,11 @@ def test_parts_compute_the_reference(op: Op, example: Case, dtype: torch.dtype) 
 
 
 SCORINGS, TRUTHS = ("softmax", "sigmoid"), (False, True)
-GROUPINGS = ({}, {"groups": 4, "top_groups": 2}, {"groups": 4, "top_groups": 3, "group_score": "max"})
+GROUPINGS: tuple[dict[str, object], ...] = (
+    {},
+    {"groups": 4, "top_groups": 2},
+    {"groups": 4, "top_groups": 3, "group_score": "max"},
+)
 
 
 @pytest.mark.parametrize("attrs", GROUPINGS, ids=["all", "top2", "max"])

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from weft.ir import lookup
-from weft.ir.op import Case, Op, case, normal, positive
+from weft.ir.op import Case, Op, case, ints, normal, positive
 
 from .part_calls import CALLS, assert_close, drawn, moe, outputs, reference
 
@@ -143,8 +143,21 @@ TABLES: dict[
         "key_table value_table",
         CAUSAL,
     ),
+    "buckets of distances": (
+        "relative_position_bias",
+        lambda b, s: (normal(8, 3), ints(b, s, high=99), ints(b, s, high=99)),
+        "table",
+        {},
+    ),
+    "slopes": ("alibi", lambda b, s: (positive(3), ints(b, s, high=99), ints(b, s, high=99)), "slopes", {}),
     "per head": ("head_linear", lambda b, s: (normal(b, s, 6), normal(8, 3)), "weight", {"heads": 2}),
-    "rows": ("scatter_rows", lambda b, s: (normal(b, s, 3), normal(b, 3, 3), np.tile([[1, 0, 1]], (b, 1))), "", {}),
+    "rows read": ("gather_rows", lambda b, s: (normal(b, s, 3), np.tile([[1, 0, 1]], (b, 1))), "", {}),
+    "rows written": (
+        "scatter_rows",
+        lambda b, s: (normal(b, s, 3), normal(b, 3, 3), np.tile([[1, 0, 1]], (b, 1))),
+        "",
+        {},
+    ),
     "largest": ("top_k", lambda b, s: (normal(b, s, 6),), "", {"k": 2}),
 }
 WHOLE = ("gates per key", "Mamba")  # chunk after chunk in Python: exported for one length
@@ -173,11 +186,12 @@ def test_export(name: str) -> None:
     """Whole passes are exported, with sizes that may vary, and compute the reference also at others."""
     op_name, sizes, weights, attrs = TABLES[name]
     op = lookup(op_name)
-    given = drawn(case(*sizes(2, 70)), torch.float32)
+    lengths = [34, 34] if name in WHOLE else [70, 131, 5]
+    given = drawn(case(*sizes(2, lengths[0])), torch.float32)
     vary = {0: Dim.AUTO} if name in WHOLE else {0: Dim.AUTO, 1: Dim.AUTO}
     shapes = [None if o.name in weights.split() else vary for o, _ in zip(op.operands, given, strict=False)]
     program = torch.export.export(Calling(op, **attrs), tuple(given), dynamic_shapes=(tuple(shapes),)).module()
-    for batch, seq in [(2, 70), (3, 70)] if name in WHOLE else [(2, 70), (3, 131), (4, 5)]:
+    for batch, seq in enumerate(lengths, 2):
         operands = drawn(case(*sizes(batch, seq)), torch.float32)
         compare(program(*operands), reference(op, operands, **attrs))
 
@@ -189,5 +203,5 @@ def test_compile_in_one_graph(name: str) -> None:
     torch.compiler.reset()  # what it remembers of the other tests counts as recompiling
     compiled = torch.compile(Calling(op, **attrs), fullgraph=True, dynamic=False, backend="eager")
     for seq in (1, 6):
-        operands = drawn(case(*sizes(2, seq + 2 * (op_name == "scatter_rows"))), torch.float32)
+        operands = drawn(case(*sizes(2, seq + 2 * (op_name.endswith("_rows")))), torch.float32)
         compare(compiled(*operands), reference(op, operands, **attrs))
