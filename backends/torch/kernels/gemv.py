@@ -42,14 +42,18 @@ class Tile:
 def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1) -> Tile:
     """The tile for `batch` rows of x and W [outputs, inputs]; `least` is how many rows of W must go together.
 
-    Warps share the columns: as many as leave few lanes without a column. Rows: enough for 64 bytes on the way per
-    thread, fewer where that leaves multiprocessors with less than four blocks.
+    Warps share the columns: as many as leave few lanes without a column. Each thread has 64 bytes of weights on the way
+    or more: of four rows or eight, or, where that would leave multiprocessors with less than four blocks, of fewer rows
+    and more columns, for up to two rows of x; registers hold no more.
     """
     vector = 16 // dtype.itemsize
     warps = next(w for w in (4, 2, 1) if w == 1 or -inputs % (32 * vector * w) <= inputs // 8)
     rows = next(r for r in (8, 4, 2, 1) if r == least or outputs // r >= (16 if r == 8 else 4) * PROCESSORS)
-    rows = min(rows, 4) if batch > 2 else rows
-    return Tile(1 << (batch - 1).bit_length(), max(rows, least), 32 * vector * warps, vector, warps)
+    rows, wide = (rows, max(1, 4 // rows)) if batch <= 2 else (min(rows, 4), 1)
+    columns = 32 * vector * warps
+    while wide > 1 and columns < inputs:
+        columns, wide = 2 * columns, wide // 2
+    return Tile(1 << (batch - 1).bit_length(), rows, columns, vector, warps)
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor | None) -> None:

@@ -152,11 +152,11 @@ def linear_residual(
 def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
     """Between how many blocks the columns of a row are split, and how many columns each takes.
 
-    They are split where there are less than two blocks per multiprocessor, up to four, but not below two steps each.
+    They are split where there are less than two blocks per multiprocessor, up to four, if each has a step at least.
     """
     blocks, steps = -(-outputs // plan.rows), -(-inputs // plan.columns)
     wanted = -(-4 * gemv.PROCESSORS // blocks) if blocks < 2 * gemv.PROCESSORS else 1
-    each = -(-steps // max(1, min(wanted, steps // 2)))
+    each = -(-steps // min(wanted, steps))
     return -(-steps // each), each * plan.columns
 
 
@@ -171,7 +171,7 @@ def variants() -> list[Variant]:
         _variant(1, 4096, 14336, torch.bfloat16),
         _variant(1, 576, 1536, torch.bfloat16),
         _variant(8, 2048, 2048, torch.float16, bias=True),
-        _variant(1, 256, 4096, torch.float32),
+        _variant(1, 256, 14336, torch.float32),
         _variant(1, 2304, 9216, torch.bfloat16, norm="rms"),
         _variant(4, 256, 4096, torch.bfloat16, norm="layer", bias=True),
     ]

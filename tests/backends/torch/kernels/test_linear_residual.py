@@ -19,9 +19,9 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
     ("rows", "outputs", "inputs", "dtype", "splits", "biased"),
     [
         (1, 6, 576, BF16, 1, False),
-        (1, 6, 1100, BF16, 2, True),
-        (3, 5, 1601, FP16, 3, True),
-        (8, 3, 1030, FP32, 3, False),
+        (1, 6, 4200, BF16, 3, True),
+        (3, 5, 1601, FP16, 7, True),
+        (8, 3, 1030, FP32, 9, False),
     ],
 )
 @pytest.mark.parametrize("kind", ["none", "rms", "layer"])
@@ -52,8 +52,8 @@ def test_agrees_with_float64(
 
 @pytest.mark.parametrize("kind", ["none", "rms"])
 def test_counters_are_back_at_zero_and_results_repeat(device: torch.device, kind: str) -> None:
-    x, residual = draw(1, 1100, seed=1, dtype=BF16, device=device), draw(1, 6, seed=2, dtype=BF16, device=device)
-    weight, norm = draw(6, 1100, seed=3, dtype=BF16, device=device), make_norm(kind, 6, BF16, device)
+    x, residual = draw(1, 4200, seed=1, dtype=BF16, device=device), draw(1, 6, seed=2, dtype=BF16, device=device)
+    weight, norm = draw(6, 4200, seed=3, dtype=BF16, device=device), make_norm(kind, 6, BF16, device)
     tickets = torch.zeros(6, dtype=torch.int32, device=device)
     first = linear_residual(x, weight, residual, norm=norm, tickets=tickets)
     assert not tickets.any()
@@ -74,7 +74,7 @@ def test_the_norm_goes_over_outputs_that_no_block_holds_at_once(
 
 
 def test_columns_are_split_between_blocks_only_where_rows_do_not_fill_the_gpu() -> None:
-    for outputs, inputs, splits in ((4096, 14336, 1), (576, 1536, 1), (256, 4096, 2), (64, 14336, 7), (8, 512, 1)):
+    for outputs, inputs, splits in ((4096, 14336, 1), (576, 1536, 1), (256, 4096, 1), (256, 7168, 2), (64, 14336, 4)):
         plan = gemv.tile(1, outputs, inputs, BF16)
         found, each = columns(outputs, inputs, plan)
         assert found == splits
