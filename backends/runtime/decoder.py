@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from .buffers import Buffer, float32, kind_of
-from .protocols import Bools
-from .sampling import Floats, Ints
+from .rows import Rows
+from .sampling import Ints
 from .session import Session, failures, one_line, ort_errors
 from .sources import Reading, SourceEncoder
 from .states import PAST, Memory, read_states
@@ -140,16 +140,16 @@ class OrtDecoder:
             self.session.ort.run_with_iobinding(binding, options)
 
 
-class OrtContext:
+class OrtContext(Rows):
     """The caches of one batch, and the buffers a decoding step reads and writes; `lengths` counts each row's tokens."""
 
     def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:
-        self.model, self.capacity = model, capacity
+        self.model = model
         session = model.session
         try:
-            self.lengths: Ints = np.zeros(batch, np.int64)
-            self._ids = np.zeros((batch, capacity), np.int64)  # the tokens held
-            self._whole = True  # no run was interrupted
+            super().__init__(
+                batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.sources is not None
+            )
             self._memory = Memory(session, model.states, batch, capacity)
             widths = {"input_ids": 1, "attention_mask": capacity, "position_ids": 1}
             self._inputs = {name: Buffer(session, (batch, widths[name]), kind) for name, kind in model.kinds.items()}
@@ -160,7 +160,7 @@ class OrtContext:
                 "use a smaller batch or fewer tokens"
             ) from error
         shared = session.device == "cpu" and self._logits.host.dtype == np.float32
-        self._scores: Floats = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
+        self._scores = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
         self._shared = shared
         self._scratch: NDArray[Any] = np.empty(0, self._logits.host.dtype)
         self._reading: Reading | None = None
@@ -181,128 +181,34 @@ class OrtContext:
             self.model.session.ort.release_captured_graph(number)
         self._graph_ids = []
 
-    def reset(self) -> None:
-        """Empty every row."""
+    def _clear(self) -> None:
         self._memory.clear()
-        self._cut(0)
-        self._whole = True
 
-    def held(self, prompt: Sequence[int]) -> int:
-        """How many first tokens of `prompt` the one row holds and may keep; never all, as the last gives the logits.
+    def _cut(self, length: int) -> None:
+        super()._cut(length)
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[:, length:] = 0
 
-        None of a source: what is held then is its answer.
-        """
-        past = int(self.lengths[0]) if self._whole and self.model.sources is None else 0
-        known = np.array(prompt[:-1][:past], np.int64)
-        differ = np.flatnonzero(self._ids[0, : known.size] != known)
-        common = int(differ[0]) if differ.size else known.size
-        return common if common == past or self.model.rewinds else 0
+    def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        model = self.model
+        if model.sources is None:
+            return prompts
+        self._reading = model.sources.read(prompts, model.crossed)
+        self._bind_steps()
+        return [[model.sources.start]] * len(prompts)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = 512, keep: int = 0) -> Floats:
-        """Start every row anew with its prompt, at most `chunk` tokens a run; the logits after each, [batch, vocab].
+    def _ready(self, calls: int) -> None:
+        self._memory.side = calls % self._memory.sides  # every row ends on the same side
 
-        Neighbours run together, padded on the right, as far as they fit one chunk; without padding, hence of one
-        length, where it would enter states or rolling caches or compete with tokens. A longer prompt runs alone, in its
-        own part of the caches, since the attention kernels continue only one row at a time. Prompts fewer than rows are
-        spread: each is read once and copied to as many neighbouring rows. Behind an encoder the prompts are sources,
-        and the rows begin with its start token. `keep` says how many tokens of its prompt a single row keeps, see
-        `held`.
-
-        The result is valid until the next call.
-        """
-        model, memory = self.model, self._memory
-        self._cut(keep) if keep else self.reset()
-        if model.sources is not None:
-            self._reading = model.sources.read(prompts, model.crossed)
-            self._bind_steps()
-            prompts = [[model.sources.start]] * len(prompts)
-        for first, end in _groups([len(prompt) for prompt in prompts], chunk, padded=model.padded):
-            group = prompts[first:end]
-            runs = [group] if len(group) > 1 else [[part] for part in parts(group[0][keep:], chunk)]
-            if not keep:  # every row ends on the same side
-                memory.side = len(runs) % memory.sides
-            for run in runs:
-                logits = self._extend(first, run)
-            self._last(first, run, logits)
+    def _end(self, prompts: Sequence[Sequence[int]]) -> None:
         for row, prompt in enumerate(prompts):
             self._inputs["input_ids"].host[row] = prompt[-1]
         if "position_ids" in self._inputs:
             self._inputs["position_ids"].host[:, 0] = self.lengths - 1
-        if len(prompts) < self.lengths.size:
-            rows = np.repeat(np.arange(len(prompts)), self.lengths.size // len(prompts))
-            self.gather(rows)
-            self._scores[:] = self._scores[rows]
-        return self._scores
 
-    def extend(self, tokens: Sequence[int]) -> Floats:
-        """Append `tokens` to the one row in one run: the logits as the graph gives them, [seq or 1, vocab]."""
-        logits: NDArray[Any] = self._extend(0, [tokens])[0]
-        return float32(logits, np.empty(logits.shape, np.float32))
-
-    def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
-        """Append a token to every row where `active`, all by default: the logits after it, [batch, vocab].
-
-        The other rows repeat their last step: caches stay as they are, but states go on, so that only a row of caches
-        can be taken up again. The result is valid until the next call.
-        Raises WeftError when a row's cache is full.
-        """
-        rows = slice(None) if active is None else np.flatnonzero(active)
-        at = self.lengths[rows]
-        if at.size and int(at.max()) >= self.capacity:
-            raise WeftError(f"the cache is full: it holds {self.capacity} tokens a row")
-        inputs = self._inputs
-        inputs["input_ids"].host[rows, 0] = np.asarray(tokens, np.int64)[rows]
-        if "attention_mask" in inputs:
-            inputs["attention_mask"].host[np.arange(self.lengths.size)[rows], at] = 1
-        if "position_ids" in inputs:
-            inputs["position_ids"].host[rows, 0] = at
-        for buffer in inputs.values():
-            buffer.push()
-        self._whole = False
-        self.model.run(*self._steps[self._memory.side])
-        self._memory.turn()
-        self._ids[np.arange(self.lengths.size)[rows], at] = inputs["input_ids"].host[rows, 0]
-        self.lengths[rows] = at + 1
-        self._whole = True
-        if not self._shared:
-            float32(self._logits.pull()[:, 0], self._scores)
-        return self._scores
-
-    def gather(self, rows: Ints) -> None:
-        """Row r continues what row `rows[r]` holds: its tokens, caches, states and source."""
-        self._memory.gather(rows, int(self.lengths.max()))
-        self.lengths[:], self._ids[:] = self.lengths[rows], self._ids[rows]
-        for buffer in self._inputs.values():
-            buffer.host[:] = buffer.host[rows]
-        if self._reading is not None and (moved := self._reading.gather(rows)) is not self._reading:
-            self._reading = moved
-            self._bind_steps()
-
-    def take(self, other: OrtContext) -> None:
-        """Hold what `other`, a context of as many rows and of no larger capacity, holds."""
-        used = int(other.lengths.max())
-        self._memory.take(other._memory, used)
-        self.lengths[:], self._whole = other.lengths, other._whole
-        self._ids[:, :used] = other._ids[:, :used]
-        for name, buffer in self._inputs.items():
-            width = other._inputs[name].shape[1]
-            buffer.host[:, :width] = other._inputs[name].host
-            buffer.host[:, width:] = 0
-
-    def _cut(self, length: int) -> None:
-        """Every row with its first `length` tokens only."""
-        self.lengths[:] = length
-        if "attention_mask" in self._inputs:
-            self._inputs["attention_mask"].host[:, length:] = 0
-
-    def _extend(self, first: int, parts: Sequence[Sequence[int]]) -> NDArray[Any]:
-        """Append one part to each of the rows from `first` on: the graph's logits on the host, valid until the next."""
+    def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
         ids, _ = padded(parts)
         rows, longest = ids.shape
-        past = self.lengths[first : first + rows]
-        total = past + [len(part) for part in parts]
-        if int(total.max()) > self.capacity:
-            raise WeftError(f"{int(total.max())} tokens do not fit the cache of {self.capacity} tokens a row")
         width = int(past.max()) + longest
         feed = {
             "input_ids": ids,
@@ -319,21 +225,40 @@ class OrtContext:
         shape = (rows, longest if model.every_position else 1, model.vocab)
         logits = self._room(shape)
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
-        self._whole = False
         model.run(binding, self._plain)
         self._memory.turn()
-        for row, (part, at) in enumerate(zip(parts, past.tolist(), strict=True), first):
-            self._ids[row, at : at + len(part)] = part
-        self.lengths[first : first + rows] = total
-        self._whole = True
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
         return logits
 
-    def _last(self, first: int, parts: Sequence[Sequence[int]], logits: NDArray[Any]) -> None:
-        """Keep the logits of each part's last token as those of its row."""
-        for row, part in enumerate(parts):
-            float32(logits[row, len(part) - 1 if self.model.every_position else 0], self._scores[first + row])
+    def _step(self, rows: Ints, tokens: Ints) -> None:
+        inputs, at = self._inputs, self.lengths[rows]
+        inputs["input_ids"].host[rows, 0] = tokens
+        if "attention_mask" in inputs:
+            inputs["attention_mask"].host[rows, at] = 1
+        if "position_ids" in inputs:
+            inputs["position_ids"].host[rows, 0] = at
+        for buffer in inputs.values():
+            buffer.push()
+        self.model.run(*self._steps[self._memory.side])
+        self._memory.turn()
+        if not self._shared:
+            float32(self._logits.pull()[:, 0], self._scores)
+
+    def _gather(self, rows: Ints, used: int) -> None:
+        self._memory.gather(rows, used)
+        for buffer in self._inputs.values():
+            buffer.host[:] = buffer.host[rows]
+        if self._reading is not None and (moved := self._reading.gather(rows)) is not self._reading:
+            self._reading = moved
+            self._bind_steps()
+
+    def _take(self, other: OrtContext, used: int) -> None:
+        self._memory.take(other._memory, used)
+        for name, buffer in self._inputs.items():
+            width = other._inputs[name].shape[1]
+            buffer.host[:, :width] = other._inputs[name].host
+            buffer.host[:, width:] = 0
 
     def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
         size = int(np.prod(shape))
@@ -357,21 +282,3 @@ class OrtContext:
             if session.graphs:
                 self._graph_ids.append(next(self.model.graph_ids))
             self._steps.append((binding, session.run_options(*self._graph_ids[-1:])))
-
-
-def parts(prompt: Sequence[int], chunk: int) -> Iterator[Sequence[int]]:
-    """`prompt` in pieces of at most `chunk` tokens."""
-    return (prompt[at : at + chunk] for at in range(0, len(prompt), chunk))
-
-
-def _groups(lengths: Sequence[int], chunk: int, padded: bool) -> Iterator[tuple[int, int]]:
-    """First row and end of each run of neighbours that fit `chunk` tokens together, one at least; when `padded` to the
-    longest, otherwise only neighbours of one length."""
-    first, longest = 0, 0
-    for row, length in enumerate(lengths):
-        longest = max(longest, length)
-        apart = longest * (row + 1 - first) > chunk or not (padded or length == lengths[first])
-        if row > first and apart:
-            yield first, row
-            first, longest = row, length
-    yield first, len(lengths)

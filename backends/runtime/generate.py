@@ -15,9 +15,9 @@ from weft.ir.errors import WeftError
 
 from .beams import Beams, BeamSearch, EarlyStopping, search
 from .chat import ChatTemplate, Message
-from .decoder import parts
 from .protocols import Bools, Context, Decoder
 from .results import Result, Timings
+from .rows import parts
 from .sampling import Floats, Forced, Ints, Sampler, Sampling, SamplingOptions, check_count
 from .text import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
 
