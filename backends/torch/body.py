@@ -35,7 +35,11 @@ class Body:
     lines: list[str] = field(default_factory=list)
 
 
-class _Writer:
+class Writer:
+    """Writes the forward of one method; one that `trains` may compute activations again."""
+
+    trains = True
+
     def __init__(self, method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> None:
         self.method, self.given, self.hidden, self.top = method, given, hidden, top
         self.tokens: dict[int, str] = {}
@@ -49,11 +53,15 @@ class _Writer:
     def token(self, o: Operand) -> str:
         """What stands for an operand until names are chosen."""
         if isinstance(o, Leaf) or (isinstance(o, Held) and inside(o.path, self.method.path)):
-            return attribute("self", relative(o.path, self.method.path))
+            return self.member(o.path)
         assert isinstance(o, (Var, Held))
         name = self.tokens.setdefault(id(o), f"_{len(self.tokens)}_")
         self.objects[name] = o
         return name
+
+    def member(self, path: str) -> str:
+        """The text that reaches what stands at `path`."""
+        return attribute("self", relative(path, self.method.path))
 
     def state(self, item: Item) -> str:
         """The name of what a step keeps."""
@@ -65,6 +73,7 @@ class _Writer:
     # -- lines
 
     def write(self) -> tuple[list[str], list[str]]:
+        """The names of the parameters, and the lines."""
         for item in self.method.items:
             for o in set(reads(item)):
                 self.uses[o] = self.uses.get(o, 0) + (2 if isinstance(item, Loop) else list(reads(item)).count(o))
@@ -105,7 +114,10 @@ class _Writer:
             arguments = [self.token(o) for o in item.inputs]
             if item.slots:
                 arguments.append(self.state(item))
-            text = f"{attribute('self', relative(item.path, self.method.path))}({', '.join(arguments)})"
+            text = f"{self.member(item.path)}({', '.join(arguments)})"
+            guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
+            if guard is not None:
+                text = f"None if {self.token(guard)} is None else {text}"
             replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
             self._append(item.results, text, "", replaces)
             return
@@ -161,18 +173,17 @@ class _Writer:
         ]
         shared, rest = _common(argument_lists)
         same = all(c.path == first.path for c in calls)
-        local = relative(first.path, self.method.path)
         sources: list[tuple[str, str]] = []  # loop variable, iterable
         if same:
-            callee = attribute("self", local)
+            callee = self.member(first.path)
         else:
             callee = "layer"
-            container = local.rpartition(".")[0]
+            container = first.path.rpartition(".")[0]
             numbers = [int(c.path.rpartition(".")[2]) for c in calls]
-            inner = (relative(p, self.method.path).rpartition(".") for p in self.method.modules)
+            inner = (p.rpartition(".") for p in self.method.modules)
             count = sum(stem == container and number.isdigit() for stem, _, number in inner)
             cut = "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
-            sources.append(("layer", attribute("self", container) + cut))
+            sources.append(("layer", self.member(container) + cut))
         arguments = list(shared)
         if rest is not None:
             sources.append(("own", rest))
@@ -188,8 +199,9 @@ class _Writer:
         else:
             head = f"for {', '.join(s[0] for s in sources)} in zip({', '.join(s[1] for s in sources)})"
         targets = ", ".join(self.token(v) for v in results)
-        body = f"{targets} = {'run' if callee == 'layer' else callee}({', '.join(arguments)})"
-        if callee == "layer":
+        again = self.trains and callee == "layer"
+        body = f"{targets} = {'run' if again else callee}({', '.join(arguments)})"
+        if again:
             body = f"{_checkpointed('state' if loop.slots else '')}\n    {body}"
         text = f"{head}:\n    {body}"
         pairs = tuple(zip(results, entering, strict=True))
@@ -260,7 +272,7 @@ def attribute(base: str, path: str) -> str:
 def _named(
     lines: list[Line], given: list[Var | Held], objects: dict[str, Operand], hidden: Var | None
 ) -> tuple[list[str], list[str]]:
-    """The names of `given`, and `lines` as text, every token a name; one is used again once nobody reads what had it."""
+    """The names of `given`, and `lines` as text with names, used again when nobody reads what had them any more."""
     tokens = {id(o): t for t, o in objects.items()}
     last: dict[str, int] = {}
     for i, line in enumerate(lines):
@@ -296,11 +308,11 @@ def _named(
             take(token, wanted, -1)
     out = []
     for i, line in enumerate(lines):
-        entering = {id(v): o for v, o in line.loop}
+        before = {id(v): o for v, o in line.loop}
         for target in line.targets:
             token = tokens.setdefault(id(target), f"_t{len(tokens)}_")
             objects[token] = target
-            old = entering.get(id(target), line.replaces)
+            old = before.get(id(target), line.replaces)
             old_token = tokens.get(id(old)) if old is not None else None
             if (
                 old_token in names
@@ -312,7 +324,7 @@ def _named(
             else:
                 wanted = target.name if isinstance(target, Var) else "weight"
                 take(token, wanted, i)
-                if id(target) in entering:
+                if id(target) in before:
                     out.append(f"{names[token]} = {names[old_token or '']}")
         tree = _Rename(names).visit(line.tree)
         text = ast.unparse(tree)
@@ -342,8 +354,3 @@ class _Rename(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Name(self.names.get(node.id, node.id), node.ctx)
-
-
-def write_body(method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> tuple[list[str], list[str]]:
-    """The names of the parameters `given`, and the lines of the forward of `method`; `hidden` is called x."""
-    return _Writer(method, given, hidden, top).write()

@@ -10,8 +10,8 @@ from weft.ir.op import Op, Trait
 from weft.passes import Trace, legalize
 
 from .positions import begin, end
-from .program import Emitter, Held, Operand, Program, Statement, Var
-from .states import cached_nodes, counts_keys
+from .program import Emitter, Operand, Program, Statement
+from .states import cached_nodes, counts_keys, cross_attentions
 
 Emit = Callable[[Emitter, Node], "Operand | Iterable[Operand] | None"]
 When = Callable[[Node], str | None]
@@ -69,7 +69,7 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     graph = graph.clone()
     legalize(graph, refusals, trace or Trace())
     cached = cached_nodes(graph)
-    emitter = Emitter(graph, cached, counts_keys(graph, cached))
+    emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached))
     begin(emitter)
     head = _head(graph) if emitter.cached else None
     for node in list(graph.nodes):
@@ -77,7 +77,7 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
         chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
         made = chosen.emit(emitter, node)
         if made is not None:
-            results = [made] if isinstance(made, (Var, Held)) else list(made)
+            results = list(made) if isinstance(made, Iterable) else [made]
             for value, operand in zip(node.outputs, results, strict=True):
                 emitter[value] = operand
         if head is not None and head[0] in node.outputs:
@@ -85,12 +85,12 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     emitter.leave()
     program = emitter.program
     program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
-    program.statements = end(emitter, _needed(program))
+    program.statements = end(emitter, needed(program))
     return program
 
 
 def _head(graph: Graph) -> tuple[Value, str] | None:
-    """The last value before the logits that mixes anything but the numbers of one token, and the scope that reads it."""
+    """The last value before the logits that mixes more than the numbers of one token, and the scope that reads it."""
     value = graph.outputs.get("logits")
     scope = ""
     while value is not None and value.producer is not None and len(value.uses) <= 1:
@@ -110,7 +110,7 @@ def _pick_last(emitter: Emitter, value: Value, scope: str) -> None:
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", made, last, name="x", replaces=0)
 
 
-def _needed(program: Program) -> list[Statement]:
+def needed(program: Program) -> list[Statement]:
     """The statements that outputs depend on, in order."""
     wanted: set[Operand] = set(program.outputs.values())
     kept = []

@@ -7,6 +7,7 @@ import hashlib
 import linecache
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.streams import stream
 
+from . import kernels
 from .source import Source, write_source
 
 
@@ -35,6 +37,19 @@ def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: to
         module: nn.Module = run_source(source.text).Model()
     load(module, state_dict(source, graph.archive, dtype, place))
     return module
+
+
+def build_step(graph: Graph, module: nn.Module) -> Callable[..., torch.Tensor]:
+    """The decode step of `graph` over the weights of `module`, which `build_module` made of the same graph.
+
+    ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
+    each row. Weights that it packs are views of one tensor from then on, for the module too.
+    """
+    from .step.source import write_step
+
+    text, _ = write_step(graph, type(module).__module__, kernels.__name__)
+    step: Callable[..., torch.Tensor] = run_source(text).Step(module)
+    return step
 
 
 def state_dict(
@@ -91,14 +106,14 @@ def run_source(text: str) -> types.ModuleType:
         raise
     for kind in vars(module).values():
         if isinstance(kind, type) and kind.__module__ == name:
-            copyreg.pickle(kind, _reduce)  # type: ignore[arg-type]  # the stubs know no instances of dynamic classes
+            copyreg.pickle(kind, _reduce)
     return module
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
     """How an instance of a generated class pickles: its class by the text that makes it."""
     kind = type(instance)
-    text = "".join(linecache.cache[sys.modules[kind.__module__].__file__ or ""][2])
+    text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None
     return _rebuild, (text, kind.__qualname__), instance.__dict__, items
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,7 @@ import jinja2
 from weft.ir.graph import Graph
 
 from .about import class_doc, model_doc
-from .body import attribute, periodic, write_body
+from .body import Writer, attribute, periodic
 from .library import imports, library, names, used_parts
 from .lowering import lower
 from .program import TOP, Held, Leaf, Program, Slot, Statement, Var
@@ -60,39 +63,39 @@ def write_source(graph: Graph) -> Source:
     """
     program = lower(graph)
     top = structure(program)
-    writer = _Writer(program)
+    writer = ClassWriter(program)
     writer.write(top)
     given: dict[str, Any] = {"about": model_doc(graph, program), "classes": list(writer.classes.values())}
     own = list(program.functions.values())
-    used = names(ast.parse(_template().render(**given, imports=[], parts=own)))
+    used = names(ast.parse(template("model.py.j2").render(**given, imports=[], parts=own)))
     parts = used_parts(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
-    text = _template().render(**given, imports=imports(used), parts=[*(p.source for p in parts), *own])
+    text = template("model.py.j2").render(**given, imports=imports(used), parts=[*(p.source for p in parts), *own])
     return Source(formatted(text), dict(program.weights))
 
 
 def formatted(text: str) -> str:
     """`text` in the style of ruff's formatter, where ruff is installed."""
-    try:
-        from ruff.__main__ import find_ruff_bin
-    except ImportError:
+    ruff = importlib.util.find_spec("ruff")
+    if ruff is None:
         return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
-    import subprocess
-
-    command = [find_ruff_bin(), "format", "--isolated", "--line-length", "110", "-"]
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "110", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     return done.stdout
 
 
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """One of the templates in this folder."""
     folder = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    return environment.get_template("model.py.j2")
+    return environment.get_template(name)
 
 
-class _Writer:
+class ClassWriter:
+    """Writes the classes of a program."""
+
     def __init__(self, program: Program) -> None:
         self.inputs = program.inputs
         self.makers = {v: s for s in program.statements for v in s.results}
@@ -105,11 +108,11 @@ class _Writer:
             return self.names[method.key]
         inner = {path: self.write(m) for path, m in method.modules.items()}
         top = method.path == TOP
-        name = self._fresh("Model" if top else _class_name(method.path))
+        name = self._fresh("Model" if top else class_name(method.path))
         self.names[method.key] = name
         given = self._given(method)
         hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
-        called, lines = write_body(method, given, hidden, top)
+        called, lines = Writer(method, given, hidden, top).write()
         parameters = ["self", *(self._parameter(o, n) for o, n in zip(given, called, strict=True))]
         if method.slots and not top:
             parameters.append(f"cache: {self._cache_type(method)} | None = None")
@@ -138,8 +141,8 @@ class _Writer:
     def _given(self, method: Method) -> list[Var | Held]:
         if method.path != TOP:
             return method.inputs
-        used = set(method.inputs)
-        return sorted((v for v in self.inputs if v in used or not v.default), key=lambda v: bool(v.default))
+        given = [v for v in self.inputs if v in method.inputs or not v.default]
+        return [*(v for v in given if not v.default), *(v for v in given if v.default)]
 
     def _parameter(self, o: Var | Held, name: str) -> str:
         if isinstance(o, Held):
@@ -163,7 +166,7 @@ class _Writer:
         return found
 
 
-def _kind(item: Item, writer: _Writer) -> str:
+def _kind(item: Item, writer: ClassWriter) -> str:
     if isinstance(item, Loop):
         return f"list[{writer._cache_type(item.calls[0].callee)}]"
     if isinstance(item, Call):
@@ -175,7 +178,8 @@ def _all(method: Method) -> list[Method]:
     return [method, *(m for inner in method.modules.values() for m in _all(inner))]
 
 
-def _class_name(path: str) -> str:
+def class_name(path: str) -> str:
+    """What the module at `path` is called."""
     parts = [p for p in path.split(".") if not p.isdigit()]
     return CLASSES.get(parts[-1], "".join(w.capitalize() for w in parts[-1].split("_")))
 

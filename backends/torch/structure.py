@@ -87,8 +87,9 @@ def relative(path: str, scope: str) -> str:
     return path[len(scope) + 1 :] if scope else path
 
 
-def structure(program: Program) -> Method:
-    """The method of the whole model."""
+def structure(program: Program, borrows: bool = False) -> Method:
+    """The method of the whole model. One that `borrows` holds what it reads itself, wherever the model has it; else a
+    weight is held by the innermost module that it is named after."""
     held: dict[str, Leaf | Held] = {}
     for statement in program.statements:
         for o in statement.operands:
@@ -99,13 +100,14 @@ def structure(program: Program) -> Method:
             held.setdefault(output.path, output)
     leaves = {path for path, o in held.items() if isinstance(o, Leaf)}
     held = {path: o for path, o in held.items() if path.rpartition(".")[0] not in leaves}
-    builder = _Builder(program, held)
+    builder = _Builder(program, held, borrows)
     return builder.method(TOP, program.statements, list(program.outputs.values()))
 
 
 class _Builder:
-    def __init__(self, program: Program, held: dict[str, Leaf | Held]) -> None:
+    def __init__(self, program: Program, held: dict[str, Leaf | Held], borrows: bool) -> None:
         self.held = held
+        self.borrows = borrows
         owners = {p for path in held for p in _ancestors(path)}
         scopes = {s.scope for s in program.statements}
         used = {p for s in scopes for p in (*_ancestors(s), s)}
@@ -134,12 +136,18 @@ class _Builder:
             call.callee = known
             items.append(call)
         method = Method(path, _looped(items), outputs=outputs, modules=modules)
-        method.holds = {
-            p: h for p, h in self.held.items() if inside(p, path) and not any(inside(p, m) for m in modules)
-        }
+        method.holds = self._holds(method)
         method.inputs = _inputs(method)
         method.key = _key(method)
         return method
+
+    def _holds(self, method: Method) -> dict[str, Leaf | Held]:
+        if self.borrows:
+            own = (o for item in method.items if isinstance(item, Statement) for o in item.operands)
+            found = (o for o in (*own, *method.outputs) if isinstance(o, (Leaf, Held)))
+            return {o.path: o for o in found if inside(o.path, method.path)}
+        inner = method.modules
+        return {p: h for p, h in self.held.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)}
 
     def _call(self, path: str, members: list[Statement]) -> Call:
         made = [v for s in members for v in s.results]
