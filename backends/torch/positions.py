@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from weft.ir.graph import Node, Value
+
 from .program import Emitter, Operand, Statement, Var
+from .states import encoder_inputs
 
 ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
@@ -16,6 +19,10 @@ def begin(e: Emitter) -> None:
     if e.cached:
         cache = e.give("cache", "None", "Cache | None")
         e.start = e.emit("0 if {0} is None else {0}.advance({1}.shape[1])", cache, tokens, name="start")
+    for value in encoder_inputs(e.graph, e.crosses):
+        given = e[value]
+        assert isinstance(given, Var)
+        given.type, given.default, given.skips = "Tensor | None", "None", True
     if positions is not None:
         given = e[positions]
         assert isinstance(given, Var)
@@ -38,7 +45,30 @@ def query_positions(e: Emitter) -> Operand:
     if (positions := e.graph.inputs.get("position_ids")) is not None:
         return e[positions]
     given = e.give("position_ids", "None", "Tensor | None")
-    return e.hoist("position_ids", "{0}", _filled(e, given), name="position_ids")
+    text, operands = _filling(e, given)
+    return e.hoist("position_ids", text, *operands, name="position_ids")
+
+
+def rolled(node: Node) -> tuple[int, int] | None:
+    """How many keys the cache of an attention with a window holds at most, and how many of the first ones stay; None
+    where it holds all (a bias is made for the keys of all positions)."""
+    window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
+    return None if window is None or node.operand("bias") is not None else (window + keep, keep)
+
+
+def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
+    """The positions of the keys that a query may see out of a rolling cache, [batch or 1, keys]."""
+    positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
+    assert e.start is not None
+    text = f"rolling_positions({{0}}, {{1}}, {{2}}, {slots}{f', {keep}' if keep else ''})"
+    return e.hoist(("keys", slots, keep), text, positions, e.start, cache, name="near_positions")
+
+
+def written_positions(e: Emitter) -> Operand:
+    """The positions of the tokens of a call that a rolling cache is to keep: not those behind `last`."""
+    positions, last = query_positions(e), e.give("last", "None", "Tensor | None")
+    text = "{0} if {1} is None else positions_up_to({0}, {1})"
+    return e.hoist("written", text, positions, last, name="kept_positions")
 
 
 def key_positions(e: Emitter) -> Var:
@@ -51,9 +81,13 @@ def key_positions(e: Emitter) -> Var:
 
 def _filled(e: Emitter, given: Var) -> Var:
     """`given`, or where it is None the positions that follow what the cache holds."""
+    text, operands = _filling(e, given)
+    return e.emit(text, *operands, name="position_ids", replaces=0)
+
+
+def _filling(e: Emitter, given: Var) -> tuple[str, list[Value | Operand]]:
     tokens = e.graph.inputs["input_ids"]
-    text = f"{ARANGE} if {{0}} is None else {{0}}"
     if e.start is None:
-        text = text.replace("{1}, {1} + {2}.shape[1]", "{2}.shape[1]")
-        return e.emit(text.replace("{2}", "{1}"), given, tokens, name="position_ids", replaces=0)
-    return e.emit(text, given, e.start, tokens, name="position_ids", replaces=0)
+        arange = "torch.arange({1}.shape[1], device={1}.device)[None]"
+        return f"{arange} if {{0}} is None else {{0}}", [given, tokens]
+    return f"{ARANGE} if {{0}} is None else {{0}}", [given, e.start, tokens]

@@ -36,6 +36,7 @@ class Var:
     shape: Shape | None = None
     type: str = "Tensor"
     default: str = ""
+    skips: bool = False  # modules that read it are not called where it is None
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,14 @@ class Program:
 class Emitter:
     """Collects the statements of one graph; lowerings receive it. ``emitter[value]`` is what a value became.
 
-    `cached` are the nodes that keep something from call to call where the model is given a cache.
+    `cached` are the nodes that keep something from call to call where the model is given a cache, `crosses` the
+    attentions to an encoded text, which keep what they made of it.
     """
 
-    def __init__(self, graph: Graph, cached: set[Node], keys: set[Node]) -> None:
+    def __init__(self, graph: Graph, cached: set[Node], keys: set[Node], crosses: set[Node] | None = None) -> None:
         self.graph = graph
         self.cached = cached
+        self.crosses = crosses or set()
         self.counts_keys = keys
         self.program = Program(graph.name, cached=bool(cached))
         self._made: dict[Value, Operand] = {}
@@ -214,6 +217,36 @@ class Emitter:
                 self.scope = outer
         return self._hoisted[key]
 
+    def once(self, key: Hashable, scope: str, text: str, *operands: Value | Operand, name: str) -> Var:
+        """The value of a statement in an earlier `scope`, made once for each `key`."""
+        if key not in self._hoisted:
+            outer, self.scope = self.scope, scope
+            try:
+                self._hoisted[key] = (self.emit(text, *operands, name=name),)
+            finally:
+                self.scope = outer
+        return self._hoisted[key][0]
+
+    def is_hoisted(self, var: Var) -> bool:
+        """Whether `var` is made in the model's own forward, for layers to share."""
+        return any(s.early and var in s.results for s in self.program.statements)
+
+    def folded(self, var: Var, first: int) -> tuple[str, list[Operand]]:
+        """The text that makes `var` of what comes from outside of the scope, its places numbered from `first`, and its
+        operands."""
+        s = next((s for s in self.program.statements if var in s.results), None)
+        if s is None or s.scope != self.scope or any(isinstance(o, Slot) for o in s.operands):
+            return f"{{{first}}}", [var]
+        texts, operands = [], list[Operand]()
+        for o in s.operands:
+            text, used = (
+                self.folded(o, first + len(operands)) if isinstance(o, Var) else (f"{{{first + len(operands)}}}", [o])
+            )
+            texts.append(f"({text})" if not re.fullmatch(r"\{\d+\}", text) else text)
+            operands += used
+        made = s.text.format(*texts)
+        return made if len(s.results) == 1 else f"({made})[{s.results.index(var)}]", operands
+
     def function(self, stem: str, text: str) -> str:
         """The name of a function of this model, ``{name}`` in its `text`: `stem`, or numbered where that is another."""
         n, name = 1, stem
@@ -293,7 +326,10 @@ class Emitter:
         return " * ".join(parts)
 
     def _named_size(self, name: str) -> Var:
-        for value in self.graph.inputs.values():
+        inputs = sorted(
+            self.graph.inputs.values(), key=lambda v: isinstance(m := self._made.get(v), Var) and bool(m.default)
+        )
+        for value in inputs:
             if sym(name) in value.shape:
                 axis = value.shape.index(sym(name))
                 return self.hoist(("size", name), f"{{0}}.shape[{axis}]", value, name=name)

@@ -1,4 +1,4 @@
-"""Attention and what belongs to it: rotary positions, masks, caches."""
+"""Softmax attention: its heads, its keys from call to call, and the operators of torch that compute it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
-from ..positions import key_positions, query_positions
+from ..positions import query_positions, rolled, written_positions
 from ..program import Emitter, Operand, Slot, Var
 from .dense import operand
+from .distances import distance
 from .elementwise import number
+from .masks import cached_keys, mask_of, shown_keys
 from .shared import is_shared
 
 
@@ -26,7 +28,8 @@ def _rope(e: Emitter, node: Node) -> None:
     else:
         cos, sin = e.many(text, at, per_position, names=("cos", "sin"))
     turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
-    made = e.emit(f"{turn}({{0}}, {{1}}, {{2}})", e.heads(x, heads), cos, sin, replaces=0)
+    whole = e.heads(x, heads)
+    made = e.emit(f"{turn}({{0}}, {{1}}, {{2}})", whole, cos, sin, name=whole.name, replaces=0)
     e.set_heads(node.output, heads, made)
 
 
@@ -36,9 +39,11 @@ def _attention(e: Emitter, node: Node) -> None:
     q, k = e.heads(operand(node, "q"), heads), e.heads(operand(node, "k"), kv_heads)
     latent = node.attrs["value_dim"]
     v = None if latent else e.heads(operand(node, "v"), kv_heads)
-    mask, causal = _mask(e, node)
+    mask, causal = mask_of(e, node)
     if node in e.cached:
         k, v = _cached(e, node, k, v, mask)
+    elif node in e.crosses and v is not None:
+        k, v, mask = _crossed(e, k, v, mask)
     if v is None:
         v = e.emit(f"{{0}}[..., :{latent}]", k, name="v")
     scale = node.attrs["scale"]
@@ -53,9 +58,8 @@ def _attend(
     """softmax(scale · q kᵀ + bias + mask) v as an operator of torch, or step by step where it has none."""
     bias, sinks, softcap = node.operand("bias"), node.operand("sinks"), node.attrs["softcap"]
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
-    shape = (
-        "[" + ", ".join(map(str, (node.output.shape[0], heads, node.output.shape[1], node.output.width // heads))) + "]"
-    )
+    sizes = node.output.shape[0], heads, node.output.shape[1], node.output.width // heads
+    comment = f"[{', '.join(map(str, sizes))}]"
     operands: list[Value | Operand] = [*qkv]
     options: list[str] = []
 
@@ -66,7 +70,7 @@ def _attend(
 
     if softcap is None and sinks is None:
         if bias is not None and mask is not None:
-            mask = e.emit("{0}.masked_fill(~{1}, -math.inf)", bias, mask, name="bias")
+            mask = _masked_bias(e, bias, mask)
         option("attn_mask", mask if mask is not None else bias)
         if causal:
             options.append(causal.replace("{mask}", "{3}"))
@@ -75,7 +79,7 @@ def _attend(
         if heads != kv_heads:
             options.append("enable_gqa=True")
         text = f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}{''.join(', ' + o for o in options)})"
-        return e.emit(text, *operands, name="x", comment=shape)
+        return e.emit(text, *operands, name="x", comment=comment)
     option("mask", mask)
     option("bias", bias)
     option("sinks", sinks)
@@ -83,79 +87,80 @@ def _attend(
         options.append(f"softcap={number(softcap)}")
     size = scale if scale is not None else 1 / math.sqrt(operand(node, "q").width // heads)
     text = f"attention({{0}}, {{1}}, {{2}}, {number(size)}{''.join(', ' + o for o in options)})"
-    return e.emit(text, *operands, name="x", comment=shape)
+    return e.emit(text, *operands, name="x", comment=comment)
+
+
+def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
+    """The bias with −∞ where `mask` hides a key, made once where the bias is made."""
+    text, made = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
+    if isinstance(made, Var) and e.is_hoisted(made):
+        return e.hoist((text, made, mask), text, made, mask, name="bias")
+    if bias.producer is None or bias.producer.scope == e.scope:
+        return e.emit(text, made, mask, name="bias", replaces=0)
+    return e.once((text, made, mask), bias.producer.scope, text, made, mask, name="bias")
+
+
+# -- keys from call to call
 
 
 def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """All keys and values that the mask tells of: those of the call, and those in the cache if there is one."""
-    kv_heads = node.attrs["kv_heads"]
-    width = operand(node, "k").width // kv_heads
-    positions = query_positions(e)
+    kv_heads = node.attrs.get("kv_heads", node.attrs["heads"])
+    widths = [operand(node, "k").width // kv_heads]
+    if v is not None:
+        widths.append(operand(node, "v").width // kv_heads)
+    length, rest, kind, positions = "length", "", "KVCache" if v is not None else "KeyCache", query_positions(e)
+    if (room := rolled(node)) is not None:
+        slots, keep = room
+        length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", written_positions(e)
+        rest = f", {keep}" if keep else ""
+    slot = Slot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {{like}}{rest})", kind)
     assert mask is not None
     if v is None:
-        slot = Slot("cache", f"KeyCache(batch, {kv_heads}, length, {width}, {{like}})", "KeyCache")
         text = "{1} if {0} is None else {0}.update({1}, {2}, {3})"
         return e.emit(text, slot, k, positions, mask, name="k", replaces=1), None
-    value_width = operand(node, "v").width // kv_heads
-    slot = Slot("cache", f"KVCache(batch, {kv_heads}, length, {width}, {value_width}, {{like}})", "KVCache")
     text = "({1}, {2}) if {0} is None else {0}.update({1}, {2}, {3}, {4})"
     made = e.many(text, slot, k, v, positions, mask, names=("k", "v"))
     return made[0], made[1]
 
 
-def _mask(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """What a query sees as a boolean tensor [batch or 1, 1, seq, keys], or nothing; and how torch is told of causality.
+def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Var, Operand | None]:
+    """Keys and values of an encoded text, which are made in the first call that a cache sees; later ones reuse them."""
+    text_k, made_k = e.folded(k, 2)
+    text_v, made_v = e.folded(v, 2 + len(made_k))
+    encoded = next(o for o in made_k if isinstance(o, Var))
+    encoded.name, encoded.type = "encoded", "Tensor | None"
+    operands: list[Operand] = [Slot("cross", "CrossCache()", "CrossCache"), encoded, *made_k, *made_v]
+    kept, names = f"{text_k}, {text_v}", ("k", "v")
+    if shown is not None:
+        kept, names = f"{kept}, {{{len(operands)}}}", ("k", "v", "shown")
+        operands.append(shown)
+    text = f"remembered({{0}}, None if {{1}} is None else ({kept}))"
+    made = e.many(text, *operands, names=names, comment=f"[{', '.join(map(str, _shape(k)))}]" if k.shape else "")
+    return made[0], made[1], made[2] if shown is not None else None
 
-    A cached attention without window has no mask in the first call of a text: there the keys are those of the call.
-    """
-    causal, key_mask = node.attrs["causal"], node.operand("key_mask")
-    explicit = (
-        node.operand("bias") is not None or node.attrs["softcap"] is not None or node.operand("sinks") is not None
-    )
-    plain = node.attrs["window"] is None and node.attrs["pattern"] == "dense"
+
+def _shape(var: Var) -> tuple[object, ...]:
+    return var.shape or ()
+
+
+@lowering(ops.relative_attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
+def _relative_attention(e: Emitter, node: Node) -> None:
+    heads, table = node.attrs["heads"], node.operand("value_table")
+    q, k, v = (e.heads(operand(node, n), heads) for n in ("q", "k", "v"))
     if node in e.cached:
-        assert e.start is not None
-        queries, keys = query_positions(e), key_positions(e)
-        if plain and not explicit:
-            text = "None if {0} == 0 else {1}[:, None, :, None] >= {2}[:, None, None, :]"
-            return e.hoist("mask", text, e.start, queries, keys, name="mask"), "is_causal={mask} is None"
-        return _seen(e, node, queries, keys), ""
-    if causal and plain and not explicit and key_mask is None:
-        return None, "is_causal=True"
-    mask: Operand | None = None
-    if causal or not plain:
-        q, k = operand(node, "q"), operand(node, "k")
-        at = e.emit("torch.arange({0}.shape[1], device={0}.device)[None]", q, name="queries")
-        mask = _seen(e, node, at, e.emit("torch.arange({0}.shape[1], device={0}.device)[None]", k, name="keys"))
-    if key_mask is not None:
-        shown = e.hoist(("shown", e[key_mask]), "{0}[:, None, None, :] != 0", key_mask, name="shown")
-        mask = shown if mask is None else e.emit("{0} & {1}", mask, shown, name="mask")
-    return mask, ""
-
-
-def _seen(e: Emitter, node: Node, queries: Operand, keys: Operand) -> Var:
-    """The conditions of the attributes, [batch or 1, 1, seq, keys]."""
-    a = node.attrs
-    shared = node in e.cached
-    make = (lambda text, *o, name: e.hoist((text, *o), text, *o, name=name)) if shared else e.emit
-    q = make("{0}[:, None, :, None]", queries, name="queries")
-    k = make("{0}[:, None, None, :]", keys, name="keys")
-    near = []
-    if a["window"] is not None:
-        distance = "{0} - {1}" if a["causal"] else "({0} - {1}).abs()"
-        near.append(f"({distance} < {a['window']})")
-    stride = a["stride"]
-    if a["pattern"] == "dilated":
-        near.append(f"(({{0}} - {{1}}) % {stride} == 0)")
-    elif a["pattern"] == "strided":
-        near.append(f"((({{0}} - {{1}}).abs() < {stride}) | (({{0}} - {{1}}) % {stride} == 0))")
-    elif a["pattern"] == "chunked":
-        near.append(f"({{0}} // {stride} == {{1}} // {stride})")
-    elif a["pattern"] == "fixed":
-        near.append(f"(({{0}} // {stride} == {{1}} // {stride}) | ({{1}} % {stride} >= {stride - a['summary']}))")
-    if a["keep_first"] and near:
-        near = [f"({' & '.join(near)} | ({{1}} < {a['keep_first']}))"]
-    text = " & ".join([*near, "({0} >= {1})"] if a["causal"] else near)
-    name = "near" if near else "mask"
-    made: Var = make(text, q, k, name=name)
-    return made
+        mask, _ = mask_of(e, node)
+        assert mask is not None
+        k, v = _cached(e, node, k, v, mask)  # type: ignore[assignment]
+        apart = distance(e, query_positions(e), cached_keys(e, node))
+    else:
+        arange = "torch.arange({0}.shape[1], device={0}.device)[None]"
+        given = operand(node, "q"), operand(node, "k")
+        apart = distance(e, *(e.emit(arange, x, name="at") for x in given))
+        seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
+        mask = e.emit(seen, apart, name="mask")
+        if (key_mask := node.operand("key_mask")) is not None:
+            mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
+    given = [q, k, v, operand(node, "key_table"), apart, mask, *([table] if table is not None else [])]
+    text = f"relative_attention({{0}}, {{1}}, {{2}}, {{3}}, {'{6}' if table is not None else 'None'}, {{4}}, {{5}})"
+    e.set_heads(node.output, heads, e.emit(text, *given, name="x"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .indexing import softmax_or_zeros, wide
+
 
 def attention(
     q: Tensor,
@@ -22,7 +24,7 @@ def attention(
     """
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.transpose(-1, -2)).float() * scale
+    scores = wide(q @ k.mT) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
@@ -30,9 +32,9 @@ def attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is not None:
-        sink = sinks.float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        sink = wide(sinks).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
         return torch.cat((scores, sink), -1).softmax(-1)[..., :-1].to(v.dtype) @ v
-    return scores.softmax(-1).to(v.dtype) @ v
+    return softmax_or_zeros(scores).to(v.dtype) @ v
 
 
 def last_rows(x: Tensor, last: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""Which keys a query sees, as boolean tensors [batch or 1, 1, seq, keys]."""
+
+from __future__ import annotations
+
+from weft.ir.graph import Node, Value
+
+from ..positions import key_positions, query_positions, rolled, rolling_positions
+from ..program import Emitter, Operand, Var
+from .dense import operand
+
+ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
+
+
+def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
+    """What a query sees, or nothing; and how torch is told of causality where there is no mask.
+
+    A cached attention without window has no mask in the first call of a text: there the keys are those of the call.
+    """
+    a, key_mask = node.attrs, node.operand("key_mask")
+    causal, window = a["causal"], a.get("window")
+    plain = a.get("pattern", "dense") == "dense"
+    dense = plain and node.op.name == "attention" and a["softcap"] is None  # torch computes it, told that it is causal
+    dense = dense and node.operand("bias") is None and node.operand("sinks") is None
+    if node in e.cached:
+        assert e.start is not None
+        queries, seen = query_positions(e), seen_keys(node)
+        if not dense:
+            return _seen(e, node, queries, cached_keys(e, node)), ""
+        first = "{2} == 0" + (f" and {{0}}.shape[2] <= {window}" if window is not None else "")
+        return _seen(e, node, queries, cached_keys(e, node), f"None if {first} else {seen}"), "is_causal={mask} is None"
+    if causal and dense and window is None and key_mask is None:
+        return None, "is_causal=True"
+    mask: Operand | None = None
+    if causal or window is not None or not plain:
+        at = e.emit(ARANGE, operand(node, "q"), name="queries")
+        mask = _seen(e, node, at, e.emit(ARANGE, operand(node, "k"), name="keys"))
+    if key_mask is not None:
+        shown = shown_keys(e, key_mask)
+        mask = shown if mask is None else e.emit("{0} & {1}", mask, shown, name="mask")
+    return mask, ""
+
+
+def cached_keys(e: Emitter, node: Node) -> Var:
+    """The positions of the keys that a cached attention is given, [batch or 1, keys]."""
+    room = rolled(node)
+    return key_positions(e) if room is None else rolling_positions(e, *room)
+
+
+def shown_keys(e: Emitter, key_mask: Value) -> Var:
+    """Where `key_mask` [batch, keys] is not 0, [batch, 1, 1, keys]; None where a mask that may be left out is."""
+    made = e[key_mask]
+    text = "{0}[:, None, None, :] != 0"
+    if isinstance(made, Var) and made.default:
+        return e.hoist(("shown", made), f"None if {{0}} is None else {text}", made, name="shown")
+    return e.hoist(("shown", made), text, made, name="shown")
+
+
+def seen_keys(node: Node) -> str:
+    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``."""
+    a, near = node.attrs, []
+    if a.get("window") is not None:
+        distance = "{0} - {1}" if a["causal"] else "({0} - {1}).abs()"
+        near.append(f"({distance} < {a['window']})")
+    pattern, stride = a.get("pattern", "dense"), a.get("stride")
+    if pattern == "dilated":
+        near.append(f"(({{0}} - {{1}}) % {stride} == 0)")
+    elif pattern == "strided":
+        near.append(f"((({{0}} - {{1}}).abs() < {stride}) | (({{0}} - {{1}}) % {stride} == 0))")
+    elif pattern == "chunked":
+        near.append(f"({{0}} // {stride} == {{1}} // {stride})")
+    elif pattern == "fixed":
+        near.append(f"(({{0}} // {stride} == {{1}} // {stride}) | ({{1}} % {stride} >= {stride - a['summary']}))")
+    if a.get("keep_first") and near:
+        near = [f"({' & '.join(near)} | ({{1}} < {a['keep_first']}))"]
+    seen = [*near, "({0} >= {1})"] if near else ["{0} >= {1}"]
+    return " & ".join(seen if a["causal"] else near)
+
+
+def _seen(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:
+    """`text`, or the conditions of the attributes, [batch or 1, 1, seq, keys]; shared where attentions have caches."""
+    q, k = "{0}[:, None, :, None]", "{0}[:, None, None, :]"
+    text = text or seen_keys(node)
+    near = node.attrs.get("window") is not None or node.attrs.get("pattern", "dense") != "dense"
+    name = "near" if near else "mask"
+    if node not in e.cached:
+        return e.emit(text, e.emit(q, queries, name="queries"), e.emit(k, keys, name="keys"), name=name)
+    at = e.hoist((q, queries), q, queries, name="queries"), e.hoist((k, keys), k, keys, name="keys")
+    operands = (*at, *([e.start] if "{2}" in text and e.start is not None else []))
+    return e.hoist((text, *operands), text, *operands, name=name)
