@@ -9,8 +9,9 @@ import math
 
 import torch
 
-from .launch import jit, tl
+from .launch import capability, jit, tl
 
+HOPPER = 227 * 1024  # bytes of shared memory that a program may have there
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels, as Triton names them
 
 
@@ -32,11 +33,11 @@ def scaled(product, scale, SOFTCAP: tl.constexpr):
 @jit
 def mixed_in(m, total, acc, score, value):
     """The running softmax of rows, with their maxima m, the totals of their weights and acc, their sums of weighted
-    values, after some more keys: `score` [rows, keys] for powers of 2, `value` [keys, dv]; one score per row is finite.
-    """
+    values, after some more keys: `score` [rows, keys] for powers of 2, −∞ for keys not seen, and `value` [keys, dv]."""
     higher = tl.maximum(m, tl.max(score, 1))
-    weight = tl.exp2(score - higher[:, None])
-    old = tl.exp2(m - higher)
+    base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing
+    weight = tl.exp2(score - base[:, None])
+    old = tl.exp2(m - base)
     acc = tl.dot(weight.to(value.dtype), value, acc * old[:, None], input_precision="tf32x3")
     return higher, total * old + tl.sum(weight, 1), acc
 
@@ -79,6 +80,15 @@ def attend(
 def power_of_2(n: int, least: int = 1) -> int:
     """The smallest power of 2 that is neither below n nor `least`."""
     return max(least, 1 << (n - 1).bit_length())
+
+
+def shared_memory(x: torch.Tensor) -> int:
+    """How many bytes of shared memory a program may have on the device of x (CUDA C++ Programming Guide, table of
+    compute capabilities)."""
+    found = capability(x.get_device()) if x.is_cuda else (9, 0)
+    if found[0] in (9, 10):
+        return HOPPER
+    return 163 * 1024 if found in ((8, 0), (8, 7)) else 99 * 1024
 
 
 def learns(*tensors: torch.Tensor | None) -> bool:

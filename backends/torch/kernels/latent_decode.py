@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import cached_keys, split_keys
-from .attend import DTYPES, attend, base2, learns, mixed_in, power_of_2, scaled
+from .attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
 from .cached_keys import located, prefetch, seen
 from .launch import Variant, jit, tl
 from .launch import refusal as device_refusal
@@ -183,7 +183,7 @@ def latent_decode(
     if device_refusal(q) or refusal(rank, width - rank, q.dtype) or learns(q, cache, sinks):
         masks: dict[str, Any] = {"window": window, "keep_first": keep_first, "softcap": softcap, "rolling": rolling}
         return reference(q, cache, positions, rank, scale=scale, sinks=sinks, **masks)
-    shape, warps = _shape(rank, width - rank, heads, q.element_size())
+    shape, warps = _shape(rank, width - rank, heads, q.element_size(), shared_memory(q))
     groups = -(-heads // shape["TAKEN"])
     most = -(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"])
     splits = splits or split_keys.count(q, batch * groups, most)
@@ -215,7 +215,7 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
         raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
 
 
-def _shape(rank: int, rope: int, heads: int, size: int) -> tuple[dict[str, int], int]:
+def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict[str, int], int]:
     """The constants that follow from widths, heads and bytes per number; and how many warps.
 
     Two stages of keys for 16 heads leave room for a second program on a multiprocessor; products of 32 heads want 64
@@ -223,7 +223,7 @@ def _shape(rank: int, rope: int, heads: int, size: int) -> tuple[dict[str, int],
     not kept in registers that are not there.
     """
     padded = power_of_2(rank, 16) + power_of_2(rope, 16)
-    taken = min(HEADS if size == 2 else 16, power_of_2(heads, 16))
+    taken = min(HEADS if size == 2 and room >= HOPPER else 16, power_of_2(heads, 16))
     stage = 80 * 1024 if taken == 32 else 40 * 1024
     keys = power_of_2(stage // (padded * size) + 1) // 2
     shape = {
@@ -245,7 +245,7 @@ def variants() -> list[Variant]:
 def _variant(dtype: str, rank: int, rope: int, heads: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
     absent: dict[str, Any] = {name: None for name in ("sinks",) if name not in biases}
     unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "SOFTCAP": 0.0}
-    shape, warps = _shape(rank, rope, heads, 4 if dtype == "fp32" else 2)
+    shape, warps = _shape(rank, rope, heads, 4 if dtype == "fp32" else 2, HOPPER)
     return Variant(
         kernel=latent_kernel,
         types={

@@ -23,10 +23,10 @@ class Text:
         return cls(*made)
 
     def caches(self, positions: list[int], capacity: int, keep: int, rolling: bool) -> tuple[Array, Array]:
-        """The caches when row b has come to positions[b], one key after the other; what nobody wrote is huge."""
+        """The caches when row b has come to positions[b], one key after the other; what nobody wrote is NaN."""
         found = []
         for rows in (self.keys, self.values):
-            cache = np.full((*rows.shape[:2], capacity, rows.shape[3]), 1e4)
+            cache = np.full((*rows.shape[:2], capacity, rows.shape[3]), np.nan)
             for b, newest in enumerate(positions):
                 for p in range(newest + 1):
                     slot = p if not rolling or p < keep else keep + (p - keep) % (capacity - keep)

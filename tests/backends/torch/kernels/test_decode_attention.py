@@ -28,7 +28,7 @@ def _tensors(dtype: torch.dtype, device: torch.device, *arrays: np.ndarray) -> l
         pytest.param(B16, 4, 1, 80, 48, 300, [299, 130], {"splits": 3}, id="bf16-mqa-odd-widths"),
         pytest.param(F16, 3, 3, 33, 33, 200, [150], {}, id="f16-mha-odd-widths"),
         pytest.param(F32, 71, 1, 16, 16, 640, [630], {"splits": 5}, id="two-blocks-of-heads-merged-in-two-steps"),
-        pytest.param(F32, 2, 1, 576, 512, 70, [64, 15], {}, id="latent-widths"),
+        pytest.param(B16, 2, 1, 576, 512, 70, [64, 15], {}, id="latent-widths"),
         pytest.param(F32, 4, 2, 16, 24, 400, [399, 140], {"window": 200, "softcap": 2.0}, id="window-softcap"),
         pytest.param(
             F32, 4, 2, 16, 16, 300, [3, 280, 1], {"window": 9, "keep_first": 3, "scale": 0.4}, id="keep-first"
@@ -68,10 +68,8 @@ def test_it_attends_to_what_each_position_sees(
     at = torch.tensor(positions, device=device)
     given |= {"rolling": rolling, **{name: t.to(device) for name, t in extra.items()}}
     allowed = bound(dtype, text.values, d + max(positions) + 1)
-    for y in (
-        decode_attention(q.to(device), k, v, at, splits=splits, **given),
-        reference(q.to(device), k, v, at, **given),
-    ):
+    plain = reference(q.to(device), k.nan_to_num(), v.nan_to_num(), at, **given)
+    for y in (decode_attention(q.to(device), k, v, at, splits=splits, **given), plain):
         assert y.dtype == dtype
         assert np.abs(y.double().cpu().numpy() - wanted).max() < allowed
 

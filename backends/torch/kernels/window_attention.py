@@ -1,0 +1,312 @@
+"""Causal sliding-window attention of many tokens, forward (Beltagy 2020, arXiv 2004.05150; Mistral, arXiv 2310.06825).
+
+One program takes a tile of the queries of a head through the tiles of keys that one of them sees, as FlashAttention-2
+does (arXiv 2307.08691). Tiles outside of the window are not touched, so time is that of seq · (window + tile) pairs;
+only tiles on the two edges of the window are masked. Keys come through the tensor memory accelerator, if there is one.
+The first `keep_first` keys of a text are seen by all (arXiv 2309.17453).
+
+For inference: where gradients are wanted, `reference` gives them; to train on long texts use flex_attention.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
+from .launch import Variant, has_pdl, jit, options, tl
+from .launch import refusal as device_refusal
+
+WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
+MARGIN = 2048  # bytes of shared memory for all but tiles
+
+
+@jit
+def through(
+    m,
+    total,
+    acc,
+    query,
+    k,
+    v,
+    head,
+    lo,
+    hi,
+    distance,
+    scale,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    LEAN: tl.constexpr,
+    INTERP: tl.constexpr,
+):
+    """The running softmax (m, total, acc) of `query` [queries, d] after the keys lo to hi − 1 of the KV head `head`.
+
+    k, v describe tensors [batch, kv_heads, keys, d] by blocks [1, 1, n, d]; numbers outside are 0. `distance` [queries]
+    is query position − position of key 0: seen are keys at a distance from 0 to WINDOW − 1, or without end (0). If not
+    MASKED, all queries see all keys, and n divides hi − lo. LEAN: compute anew in each step, to save registers.
+    """
+    KEYS: tl.constexpr = k.block_shape[2]
+    batch = tl.program_id(2)
+    n = tl.arange(0, KEYS)
+    for start in tl.range(lo, hi, KEYS, disable_licm=LEAN):
+        key = k.load([batch, head, start, 0]).reshape(KEYS, k.block_shape[3])
+        value = v.load([batch, head, start, 0]).reshape(KEYS, v.block_shape[3])
+        if INTERP:
+            key, value = key.to(tl.float32), value.to(tl.float32)
+        score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
+        if MASKED:
+            behind = distance[:, None] - (start + n)[None, :]
+            seen = (behind >= 0) & (start + n < hi)[None, :]
+            if WINDOW > 0:
+                seen &= behind < WINDOW
+            score = tl.where(seen, score, -float("inf"))
+        m, total, acc = mixed_in(m, total, acc, score, value)
+    return m, total, acc
+
+
+@jit
+def window_kernel(
+    q,
+    k,
+    v,
+    sinks,
+    out,
+    q_batch,
+    q_head,
+    q_token,
+    queries,
+    keys,
+    start,
+    shift,
+    scale,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEEP: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEAN: tl.constexpr,
+    PDL: tl.constexpr,
+    INTERP: tl.constexpr,
+):
+    """Grid [tiles of queries, heads, batch]. Query i is at position start + i; key j is at position j if j < KEEP, else
+    at j + shift."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    KEYS: tl.constexpr = k.block_shape[2]
+    begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    r, d, dv = tl.arange(0, QUERIES), tl.arange(0, k.block_shape[3]), tl.arange(0, v.block_shape[3])
+    real = (begin + r < queries)[:, None]
+    q += batch * q_batch + head.to(tl.int64) * q_head + begin.to(tl.int64) * q_token
+    query = tl.load(q + r[:, None] * q_token + d[None, :], real & (d < D)[None, :], other=0.0)
+    if INTERP:
+        query = query.to(tl.float32)
+    m = tl.full([QUERIES], -float("inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, v.block_shape[3]], tl.float32)
+    if sinks is not None:  # a key with value 0
+        m = tl.zeros([QUERIES], tl.float32) + base2(tl.load(sinks + head))
+        total += 1.0
+
+    kv_head = head // GROUP
+    first = start + begin  # positions of the first and the last query
+    last = start + tl.minimum(begin + QUERIES, queries) - 1
+    at = first + r
+    if KEEP > 0:
+        hi = tl.minimum(tl.minimum(KEEP, keys), last + 1)
+        m, total, acc = through(m, total, acc, query, k, v, kv_head, 0, hi, at, scale, 0, SOFTCAP, True, LEAN, INTERP)
+    lo = tl.maximum(first - WINDOW + 1 - shift, KEEP)
+    hi = tl.minimum(last + 1 - shift, keys)
+    # From lo on the later queries do not see some keys, from `inner` on all see all, from `edge` on the earlier do not.
+    inner = lo + tl.cdiv(tl.maximum(last - WINDOW + 1 - shift - lo, 0), KEYS) * KEYS
+    edge = inner + tl.maximum(tl.minimum(first + 1 - shift, hi) - inner, 0) // KEYS * KEYS
+    at -= shift
+    m, total, acc = through(
+        m, total, acc, query, k, v, kv_head, lo, tl.minimum(inner, hi), at, scale, WINDOW, SOFTCAP, True, LEAN, INTERP
+    )
+    m, total, acc = through(
+        m, total, acc, query, k, v, kv_head, inner, edge, at, scale, WINDOW, SOFTCAP, False, LEAN, INTERP
+    )
+    m, total, acc = through(
+        m, total, acc, query, k, v, kv_head, edge, hi, at, scale, WINDOW, SOFTCAP, True, LEAN, INTERP
+    )
+    y = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    row = (batch * queries + begin + r) * tl.num_programs(1) + head
+    tl.store(out + row[:, None] * DV + dv[None, :], y.to(out.dtype.element_ty), real & (dv < DV)[None, :])
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: int,
+    *,
+    start: int = 0,
+    first_key: int | None = None,
+    keep_first: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`window_attention` in plain torch, with gradients; it makes all [seq, keys] scores."""
+    key = torch.arange(k.shape[2], device=k.device)
+    if first_key is not None:
+        key = torch.where(key < keep_first, key, key + first_key - keep_first)
+    distance = torch.arange(start, start + q.shape[2], device=q.device)[:, None] - key
+    seen = (distance >= 0) & ((distance < window) | (key < keep_first))
+    return attend(q, k, v, seen, scale, softcap=softcap, sinks=sinks)
+
+
+def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
+    """Why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    if dtype not in DTYPES:
+        return f"no kernel for {dtype}"
+    if max(head_dim, value_dim) * dtype.itemsize > WIDEST * 2:
+        return f"keys of {head_dim} and values of {value_dim} numbers of {dtype} are more than registers hold"
+    if head_dim * dtype.itemsize % 16 or value_dim * dtype.itemsize % 16:
+        return f"keys of {head_dim} and values of {value_dim} numbers of {dtype} are no multiples of 16 bytes"
+    return None
+
+
+def window_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: int,
+    *,
+    start: int = 0,
+    first_key: int | None = None,
+    keep_first: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """softmax(scale · q kᵀ) v of consecutive tokens over the last `window` keys of each, its own among them.
+
+    q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv], in
+    memory [batch, seq, heads, dv]. Queries are at positions from `start` on. Keys are those of positions from
+    `first_key` on, behind those of the first `keep_first` positions, which all see; by default all keys of the text.
+    Keys behind the last query are not seen. `scale` is 1/√d by default; `softcap` bounds scores; `sinks` [heads] add a
+    key of that score with value 0. A query that sees no key comes out as 0. Gradients come from `reference`.
+    """
+    _check(q, k, v, window, start, first_key, keep_first)
+    (batch, heads, queries, d), (kv_heads, keys, dv) = q.shape, (*k.shape[1:3], v.shape[3])
+    shift = 0 if first_key is None else first_key - keep_first
+    keys = min(keys, start + queries - shift)  # what is behind the last query may never have been written
+    if keys < 1 or device_refusal(q) or refusal(d, dv, q.dtype) or learns(q, k, v, sinks):
+        given: dict[str, Any] = {"start": start, "first_key": first_key, "keep_first": keep_first, "softcap": softcap}
+        return reference(q, k, v, window, **given, scale=scale, sinks=sinks)
+    size, wide = q.element_size(), power_of_2(max(d, dv), 16)
+    tile = _tile(wide, window, size, shared_memory(q))
+    q = q if q.stride(3) == 1 else q.contiguous()
+    out = q.new_empty(batch, queries, heads, dv)
+    window_kernel[-(-queries // tile.queries), heads, batch](
+        q,
+        _described(k[:, :, :keys], tile.keys),
+        _described(v[:, :, :keys], tile.keys),
+        sinks,
+        out,
+        *q.stride()[:3],
+        queries,
+        keys,
+        start,
+        shift,
+        1 / math.sqrt(d) if scale is None else scale,
+        **_constants(d, dv, heads // kv_heads, tile.queries, size),
+        WINDOW=window,
+        KEEP=keep_first,
+        SOFTCAP=softcap or 0.0,
+        PDL=has_pdl(q),
+        INTERP=not q.is_cuda,
+        **options(q, tile.warps, tile.stages),
+    )
+    return out.transpose(1, 2)
+
+
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, start: int, first_key: int | None, keep_first: int
+) -> None:
+    """One clear sentence on what does not belong together."""
+    if q.dim() != 4 or k.dim() != 4 or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3]:
+        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no [batch, heads, seq, d]")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
+    if window < 1 or start < 0 or keep_first < 0:
+        raise ValueError(f"window={window} must be positive, start={start} and keep_first={keep_first} not negative")
+    if first_key is not None and first_key < keep_first:
+        raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program takes at a time, and with what."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _tile(wide: int, window: int, size: int, room: int) -> Tile:
+    """The first tile that fits into `room` bytes of shared memory, for heads padded to `wide` numbers of `size` bytes.
+
+    Short windows take small tiles, since tiles on the edges are computed in whole.
+    """
+    if size == 4:
+        tiles = [Tile(64, 32, 4, 3)] if wide <= 64 else [Tile(32, 32, 8, 3)]
+    else:
+        large = [Tile(128, 128, 8, 3)] if wide <= 128 and window >= 1024 else []
+        tiles = [*large, *(Tile(128, keys, 8, stages) for keys in (64, 32) for stages in (3, 2)), Tile(64, 32, 4, 2)]
+    sizes = ((t.queries + 2 * t.stages * t.keys) * wide * size + MARGIN for t in tiles)
+    return next((t for t, needed in zip(tiles, sizes, strict=True) if needed <= room), tiles[-1])
+
+
+def _described(x: torch.Tensor, rows: int) -> Any:
+    """x [batch, heads, keys, d] for loads of blocks of `rows` keys, padded to a power of 2; copied if not aligned."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    aligned = x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
+    return TensorDescriptor.from_tensor(
+        x if aligned and x.stride(3) == 1 else x.contiguous(), [1, 1, rows, power_of_2(x.shape[3], 16)]
+    )
+
+
+def variants() -> list[Variant]:
+    """Head sizes, windows and dtypes that ship, and each kind of mask."""
+    plain = [("bf16", 128, 4096), ("bf16", 128, 128), ("fp16", 64, 2048), ("bf16", 256, 1024), ("bf16", 80, 4096)]
+    found = [_variant(dtype, d, window) for dtype, d, window in [*plain, ("fp32", 64, 512), ("fp32", 128, 512)]]
+    found += [_variant("bf16", 64, 128, sinks="*bf16"), _variant("bf16", 256, 4096, SOFTCAP=50.0)]
+    return [*found, _variant("bf16", 128, 4096, sinks="*bf16", KEEP=4, SOFTCAP=30.0)]
+
+
+def _variant(dtype: str, d: int, window: int, sinks: str | None = None, KEEP: int = 0, SOFTCAP: float = 0.0) -> Variant:
+    size, wide = 4 if dtype == "fp32" else 2, power_of_2(d, 16)
+    tile = _tile(wide, window, size, HOPPER)
+    strides = ("q_batch", "q_head", "q_token")
+    described = f"tensordesc<{dtype}[1, 1, {tile.keys}, {wide}]>"
+    mask = {"WINDOW": window, "KEEP": KEEP, "SOFTCAP": SOFTCAP, **({} if sinks else {"sinks": None})}
+    return Variant(
+        kernel=window_kernel,
+        types={
+            **{"q": f"*{dtype}", "k": described, "v": described, "out": f"*{dtype}"},
+            **({"sinks": sinks} if sinks else {}),
+            **dict.fromkeys((*strides, "queries", "keys", "start", "shift"), "i32"),
+            "scale": "fp32",
+        },
+        constants={**_constants(d, d, 4, tile.queries, size), **mask, "PDL": True, "INTERP": False},
+        warps=tile.warps,
+        stages=tile.stages,
+        divisible=strides,
+    )
+
+
+def _constants(d: int, dv: int, group: int, queries: int, size: int) -> dict[str, Any]:
+    return {"D": d, "DV": dv, "GROUP": group, "QUERIES": queries, "LEAN": size == 4}
