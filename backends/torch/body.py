@@ -274,6 +274,8 @@ def _named(
 ) -> tuple[list[str], list[str]]:
     """The names of `given`, and `lines` as text with names, used again when nobody reads what had them any more."""
     tokens = {id(o): t for t, o in objects.items()}
+    for target in (t for line in lines for t in line.targets):
+        objects[tokens.setdefault(id(target), f"_t{len(tokens)}_")] = target
     last: dict[str, int] = {}
     for i, line in enumerate(lines):
         for n in ast.walk(line.tree):
@@ -310,8 +312,7 @@ def _named(
     for i, line in enumerate(lines):
         before = {id(v): o for v, o in line.loop}
         for target in line.targets:
-            token = tokens.setdefault(id(target), f"_t{len(tokens)}_")
-            objects[token] = target
+            token = tokens[id(target)]
             old = before.get(id(target), line.replaces)
             old_token = tokens.get(id(old)) if old is not None else None
             if (
@@ -323,7 +324,7 @@ def _named(
                 holder[names[token]] = token
             else:
                 wanted = target.name if isinstance(target, Var) else "weight"
-                take(token, wanted, i)
+                take(token, wanted, i - 1 if line.loop else i)  # a loop reads its names again and again
                 if id(target) in before:
                     out.append(f"{names[token]} = {names[old_token or '']}")
         tree = _Rename(names).visit(line.tree)

@@ -118,7 +118,7 @@ class Emitter:
         self.node: Node | None = None
         self.start: Var | None = None  # how many tokens the cache held before the call
         for name, value in graph.inputs.items():
-            self.program.inputs.append(var := Var(name, value.type.shape))
+            self.program.inputs.append(var := Var(name.replace(".", "_"), value.type.shape))
             self._made[value] = var
 
     def enter(self, node: Node) -> None:
