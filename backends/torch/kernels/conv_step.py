@@ -12,6 +12,7 @@ import torch
 from . import launch
 from .activation import ACTIVATIONS, activate
 from .launch import Variant, has_pdl, jit, options, tl, triton
+from .operands import wants_gradient
 
 BLOCK = 128  # channels of a program
 
@@ -44,9 +45,11 @@ def _conv_kernel(
     tl.store(y_ptr + batch * CHANNELS + channel, y, mask=mine)
 
 
-def refusal(x: torch.Tensor) -> str | None:
+def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
     """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
-    return "the kernel computes in f32" if x.dtype == torch.float64 else launch.refusal(x)
+    if x.dtype == torch.float64:
+        return "the kernel computes in f32"
+    return "a gradient is wanted" if wants_gradient(x, *others) else launch.refusal(x)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, past: torch.Tensor, activation: str) -> None:
@@ -100,7 +103,7 @@ def conv_step(
     target = torch.empty_like(past) if present is None else present
     if target.shape != past.shape or not (past.is_contiguous() and target.is_contiguous()):
         raise ValueError(f"past {[*past.shape]} and present {[*target.shape]} must be alike and contiguous")
-    if refusal(x) is not None:
+    if refusal(x, weight, bias, past) is not None:
         return reference(x, weight, bias, past, target, activation=activation)
     x = x if x.stride(1) == 1 else x.contiguous()
     (batch, channels), width = x.shape, weight.shape[1]

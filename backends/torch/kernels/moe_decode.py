@@ -13,8 +13,9 @@ import torch
 
 from . import gemv
 from .activation import ACTIVATIONS, activate
-from .gemv import Tile, fold, tile, typed
+from .gemv import DTYPES, Tile, fold, tile
 from .launch import Variant, has_pdl, jit, options, tl, triton
+from .operands import wants_gradient
 
 
 @jit
@@ -135,9 +136,9 @@ def reference(
     return total.to(x.dtype)
 
 
-def refusal(x: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
+def refusal(x: torch.Tensor, weights: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
     """Why torch computes this instead of the kernels, in a few words; None if they do."""
-    return gemv.refusal(x, *stacks)
+    return "a gradient is wanted" if wants_gradient(weights) else gemv.refusal(x, *stacks)
 
 
 def _check(
@@ -182,7 +183,7 @@ def moe_decode(
     """
     _check(x, chosen, weights, up, down, activation)
     stacks = (up, down, gate, up_bias, down_bias, gate_bias, residual)
-    if refusal(x, *stacks) is not None:
+    if refusal(x, weights, *stacks) is not None:
         more = (gate, up_bias, down_bias, gate_bias, residual)
         return reference(x, chosen, weights, up, down, *more, activation=activation, limit=limit, shift=shift)
     (tokens, choices), (_, hidden, dim) = chosen.shape, up.shape
@@ -240,8 +241,9 @@ def _variants(
         (_open_kernel, opens, "x up gate up_bias gate_bias opened", {"H": "i32", "K": "i32"}),
         (_close_kernel, closes, "opened down down_bias residual y", {"N": "i32", "K": "i32"}),
     ):
-        types, constants = typed(dtype, pointers, given)
-        types |= {name: kind for name, kind in choice.items() if name in kernel.arg_names} | more
+        types = {name: f"*{DTYPES[dtype]}" for name in pointers.split() if name in given.split()} | more
+        types |= {name: kind for name, kind in choice.items() if name in kernel.arg_names}
+        constants: dict[str, object] = {name: None for name in pointers.split() if name not in given.split()}
         constants |= {**_constants(plan), "CHOICES": choices, "PDL": True}
         if kernel is _open_kernel:
             constants |= {"ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}

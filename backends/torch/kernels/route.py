@@ -10,6 +10,7 @@ import torch
 
 from . import launch
 from .launch import Variant, has_pdl, jit, options, tl, triton
+from .operands import wants_gradient
 
 MOST_EXPERTS = 512
 MOST_CHOICES = 16
@@ -57,6 +58,8 @@ def refusal(logits: torch.Tensor, k: int, groups: int = 1) -> str | None:
         return "the kernel computes in f32"
     if logits.shape[-1] > MOST_EXPERTS or k > MOST_CHOICES:
         return f"more than {MOST_EXPERTS} experts or {MOST_CHOICES} choices"
+    if wants_gradient(logits):
+        return "a gradient is wanted"
     return launch.refusal(logits)
 
 

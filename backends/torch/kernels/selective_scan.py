@@ -16,6 +16,7 @@ import torch
 
 from . import launch
 from .launch import Variant, has_pdl, jit, options, tl, triton
+from .operands import rows, wants_gradient
 
 PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
 SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
@@ -134,12 +135,14 @@ def _step_kernel(
     tl.store(y_ptr + batch.to(tl.int64) * CHANNELS + channel, y.to(y_ptr.dtype.element_ty), mask=mine)
 
 
-def refusal(x: torch.Tensor, a: torch.Tensor) -> str | None:
+def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> str | None:
     """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     if torch.float64 in (x.dtype, a.dtype):
         return "the kernel computes in f32"
     if a.shape[1] > MOST_STATES:
         return f"more than {MOST_STATES} states per channel"
+    if wants_gradient(x, a, *others):
+        return "a gradient is wanted"
     return launch.refusal(x)
 
 
@@ -179,12 +182,6 @@ def reference(
     return y if past is None else (y, state.to(past.dtype))
 
 
-def rows(t: torch.Tensor) -> torch.Tensor:
-    """t [batch, seq, width] with tokens at one distance and widths side by side, as a slice of a projection is."""
-    even = t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1)
-    return t if even else t.contiguous()
-
-
 def _block(states: int) -> int:
     """Channels of a program of the prompt kernels: as many as leave its states in registers."""
     return max(32, min(128, 2048 // int(triton.next_power_of_2(states))))
@@ -211,7 +208,7 @@ def selective_scan(
     Raises:
         ValueError: the shapes do not fit.
     """
-    if refusal(x, a) is not None:
+    if refusal(x, a, delta, b, c, d, past) is not None:
         return reference(x, delta, a, b, c, d, past)
     _check(x, delta, a, b, c, past)
     (batch, seq, channels), states = x.shape, a.shape[1]
@@ -258,7 +255,7 @@ def selective_step(
     present = torch.empty_like(past) if present is None else present
     if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
         raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
-    if refusal(x, a) is not None:
+    if refusal(x, a, delta, b, c, d, past) is not None:
         y, after = reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
         present.copy_(after)
         return y[:, 0], present

@@ -15,7 +15,7 @@ import torch
 
 from . import launch
 from .launch import Variant, has_pdl, jit, options, tl, triton
-from .selective_scan import rows
+from .operands import rows, wants_gradient
 
 TOKENS = 64  # of a block
 CHUNK = 4  # blocks: longer chunks write fewer states, shorter ones have more programs
@@ -188,7 +188,7 @@ def _step_kernel(
     tl.store(y_ptr + (batch * heads + head) * WIDTH + p, y.to(y_ptr.dtype.element_ty), mask=wide)
 
 
-def refusal(x: torch.Tensor, b: torch.Tensor, heads: int, groups: int = 1) -> str | None:
+def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, heads: int, groups: int = 1) -> str | None:
     """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     if x.dtype == torch.float64:
         return "the kernel computes in f32"
@@ -197,6 +197,8 @@ def refusal(x: torch.Tensor, b: torch.Tensor, heads: int, groups: int = 1) -> st
         return f"a state [{states}, {width}] is larger than [{MOST_STATES}, {MOST_WIDTH}]"
     if b.dtype != x.dtype:
         return f"x is {x.dtype} and b {b.dtype}"
+    if wants_gradient(x, b, *others):
+        return "a gradient is wanted"
     return launch.refusal(x)
 
 
@@ -283,7 +285,7 @@ def ssd(
     Raises:
         ValueError: the shapes do not fit.
     """
-    if refusal(x, b, heads, groups) is not None:
+    if refusal(x, b, delta, a, c, d, past, heads=heads, groups=groups) is not None:
         return reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
     states, width = _check(x, delta, a, b, c, past, heads, groups)
     batch, seq, _ = x.shape
@@ -333,7 +335,7 @@ def ssd_step(
     present = torch.empty_like(past) if present is None else present
     if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
         raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
-    if refusal(x, b, heads, groups) is not None:
+    if refusal(x, b, delta, a, c, d, past, heads=heads, groups=groups) is not None:
         x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
         y, after = reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
         present.copy_(after)

@@ -88,3 +88,10 @@ def test_wrong_operands(device: torch.device) -> None:
             step(x, weight, bias, past, activation="soft")
     with pytest.raises(ValueError, match="alike and contiguous"):
         kernel.conv_step(x, weight, bias, past.mT.contiguous().mT)
+
+
+def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+    x, weight, bias, past = case(2, 3, 4, torch.float32, device)
+    weight.requires_grad_()
+    assert kernel.refusal(x, weight) == "a gradient is wanted"
+    assert kernel.conv_step(x, weight, bias, past)[0].requires_grad

@@ -96,7 +96,7 @@ SHAPES = [Shape(1, 2, 4, 40, 24), Shape(2, 2, 5, 9, 270), Shape(2, 1, 3, 290, 17
 @pytest.mark.parametrize("gated", [False, True])
 def test_few_tokens(device: torch.device, shape: Shape, gated: bool, dtype: torch.dtype) -> None:
     given = case(shape, dtype, device, gated, biased=shape.tokens > 1, more=shape.choices == 1)
-    assert kernel.refusal(given.x, given.up, given.down) is None
+    assert kernel.refusal(given.x, given.weights, given.up, given.down) is None
     assert_summed(kernel.moe_decode(*given), given)
     assert_summed(kernel.reference(*given), given)
 
@@ -128,10 +128,10 @@ def test_the_op_agrees(device: torch.device, ours: str, attrs: dict[str, Any]) -
 
 def test_what_torch_computes_instead(device: torch.device) -> None:
     given = case(Shape(9, 2, 4, 10, 6), torch.bfloat16, device)
-    assert kernel.refusal(given.x, given.up, given.down) == "more than 8 rows"
+    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "not 1 to 8 rows"
     assert_summed(kernel.moe_decode(*given), given)
     given = case(SHAPES[0], torch.float64, device)
-    assert kernel.refusal(given.x, given.up, given.down) == "torch.float64 is none of bf16, fp16, fp32"
+    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "torch.float64 is none of bf16, fp16, fp32"
     assert_summed(kernel.moe_decode(*given), given)
 
 
@@ -146,3 +146,10 @@ def test_wrong_operands(device: torch.device) -> None:
             kernel.moe_decode(*changed)
     with pytest.raises(ValueError, match="activation 'soft' is none of identity"):
         kernel.moe_decode(*given, activation="soft")
+
+
+def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+    given = case(SHAPES[0], torch.float32, device)
+    given.weights.requires_grad_()
+    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "a gradient is wanted"
+    assert kernel.moe_decode(*given).requires_grad

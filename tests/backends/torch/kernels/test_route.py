@@ -111,3 +111,10 @@ def test_wrong_operands(device: torch.device) -> None:
             routed(logits, bias[:7], k=2)
         with pytest.raises(ValueError, match="scoring='tanh' is not softmax or sigmoid"):
             routed(logits, k=2, scoring="tanh")
+
+
+def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+    logits, _ = case(2, 8, torch.float32, device)
+    logits.requires_grad_()
+    assert kernel.refusal(logits, 2) == "a gradient is wanted"
+    assert kernel.route(logits, k=2)[1].requires_grad

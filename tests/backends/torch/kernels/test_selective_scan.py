@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import selective_scan as kernel
+from weft.backends.torch.kernels.operands import rows
 from weft.ir.ops.state_space import selective_scan as op
 
 from .close import DTYPES, assert_close, exact, rounded
@@ -83,7 +84,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
     given = case((2, 5, 6, 4), torch.float32, device)
     wide = torch.cat([given.b, given.c, given.x, given.delta], -1)
     b, c, x, delta = wide.split([4, 4, 6, 6], -1)
-    assert kernel.rows(x).data_ptr() == x.data_ptr()
+    assert rows(x).data_ptr() == x.data_ptr()
     for got, want in zip(
         kernel.selective_scan(x, delta, given.a, b, c, given.d, given.past), unrolled(given), strict=True
     ):
@@ -169,3 +170,13 @@ def test_wrong_shapes(device: torch.device) -> None:
     x, b = given.x[:, 0], given.b[:, 0]
     with pytest.raises(ValueError, match="alike and contiguous"):
         kernel.selective_step(x, x, given.a, b, b, None, torch.zeros(1, 3, 4, device=device).mT)
+
+
+def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+    given = case((1, 3, 4, 2), torch.float32, device)
+    delta = given.delta.clone().requires_grad_()
+    assert kernel.refusal(given.x, given.a, delta) == "a gradient is wanted"
+    y = kernel.selective_scan(*given._replace(delta=delta))[0]
+    assert y.requires_grad
+    with torch.no_grad():
+        assert kernel.refusal(given.x, given.a, delta) is None

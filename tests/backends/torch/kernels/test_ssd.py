@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import ssd as kernel
-from weft.backends.torch.kernels.selective_scan import rows
+from weft.backends.torch.kernels.operands import rows
 from weft.ir.ops.state_space import ssd as op
 
 from .close import DTYPES, assert_close, exact, rounded
@@ -173,3 +173,14 @@ def test_wrong_shapes(device: torch.device) -> None:
     past = torch.zeros(1, 2, 3, 4, device=device).mT
     with pytest.raises(ValueError, match="alike and contiguous"):
         kernel.ssd_step(*(t[:, 0] for t in given[:2]), given.a, given.b[:, 0], given.c[:, 0], None, past, heads=2)
+
+
+def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+    shape = Shape(1, 3, 2, 1, 4, 3)
+    given = case(shape, torch.float32, device)
+    delta = given.delta.clone().requires_grad_()
+    assert kernel.refusal(given.x, given.b, delta, **shape.split) == "a gradient is wanted"
+    y = kernel.ssd(*given._replace(delta=delta), **shape.split)[0]
+    assert y.requires_grad
+    with torch.no_grad():
+        assert kernel.refusal(given.x, given.b, delta, **shape.split) is None

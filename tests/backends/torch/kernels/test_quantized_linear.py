@@ -1,0 +1,147 @@
+"""Weights of 4 and 8 bits against numbers worked out code by code in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from weft.backends.torch.kernels import gemv
+from weft.backends.torch.kernels import quantized_linear as kernel
+
+from .close import DTYPES, assert_close, exact, rounded
+
+
+@pytest.fixture(autouse=True)
+def _few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of many rows even where there are few outputs: fewer blocks to interpret."""
+    monkeypatch.setattr(gemv, "PROCESSORS", 1)
+
+
+def packed(codes: NDArray[np.int64], bits: int, group: int) -> NDArray[np.int32]:
+    """The words of codes [out, in], bit by bit: code s of word i of a group is its weight s·R + i."""
+    out, width = codes.shape
+    words = np.zeros((out, width * bits // 32), np.uint32)
+    run = group * bits // 32
+    for (row, k), code in np.ndenumerate(codes):
+        s, i = divmod(k % group, run)
+        words[row, k // group * run + i] |= np.uint32(code) << np.uint32(s * bits)
+    return words.view(np.int32)
+
+
+@pytest.mark.parametrize(("bits", "group", "width"), [(4, 32, 96), (4, 128, 128), (8, 16, 48), (8, 96, 96)])
+def test_packing(bits: int, group: int, width: int) -> None:
+    codes = np.random.default_rng(0).integers(0, 1 << bits, (3, width))
+    words = kernel.pack(torch.from_numpy(codes), bits, group)
+    assert words.dtype == torch.int32
+    assert np.array_equal(words.numpy(), packed(codes, bits, group))
+    assert np.array_equal(kernel.unpack(words, bits, group).numpy(), codes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "width", "bits", "group"),
+    [
+        (1, 5, 96, 4, 32),
+        (1, 37, 1280, 4, 128),
+        (2, 19, 192, 4, 64),
+        (3, 9, 80, 8, 16),
+        (8, 6, 256, 8, 256),
+        (1, 17, 1200, 8, 1200),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("more", [False, True])
+def test_few_rows(
+    device: torch.device, rows: int, out: int, width: int, bits: int, group: int, dtype: torch.dtype, more: bool
+) -> None:
+    """Random codes, scales, and, if more, offsets and a bias."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 1 << bits, (out, width))
+    x, bias = (rounded(rng.normal(size=size), dtype, device) for size in ((rows, width), (out,)))
+    scales, offsets = (rounded(rng.normal(size=(width // group, out)), dtype, device) for _ in range(2))
+    weight = exact(scales).T.repeat(group, 1) * (codes - (1 << (bits - 1)))
+    want = exact(x) @ (weight + exact(offsets).T.repeat(group, 1) if more else weight).T + (exact(bias) if more else 0)
+    words = torch.from_numpy(packed(codes, bits, group)).to(device)
+    given = (x, words, scales, offsets if more else None, bias if more else None)
+    assert kernel.refusal(x, words) is None
+    for computed in (kernel.quantized_linear, kernel.reference):
+        assert_close(computed(*given), want, terms=width)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, None), (8, 32), (8, None)])
+@pytest.mark.parametrize("offsets", [False, True])
+def test_quantizing_is_rounding(bits: int, group: int | None, dtype: torch.dtype, offsets: bool) -> None:
+    rng = np.random.default_rng(0)
+    weight = rounded(rng.normal(size=(7, 192)) + 0.5, dtype, torch.device("cpu"))
+    words, scales, shifts = kernel.quantize(weight, bits, group, offsets=offsets)
+    size = 192 if group is None else group
+    assert scales.shape == (192 // size, 7)
+    assert scales.dtype == weight.dtype
+    assert (shifts is not None) is offsets
+    error = np.abs(exact(kernel.dequantize(words, scales, shifts, bits=bits)) - exact(weight)).reshape(7, -1, size)
+    step = np.abs(exact(scales)).T[..., None]
+    # Half a step, but a whole one at the far end; and scale and offset are rounded, which the codes at the ends feel.
+    slack = (1 << bits) * torch.finfo(dtype).eps * step
+    assert (error <= (0.5 + 1e-3 if offsets else 1) * step + slack).all()
+    assert (error / step).mean() <= 0.3  # a quarter, for numbers that are spread evenly
+
+
+def test_groups_of_one_number_and_of_zeros() -> None:
+    weight = torch.zeros(2, 64)
+    weight[1] = 3.0
+    for offsets in (False, True):
+        words, scales, shifts = kernel.quantize(weight, 4, 32, offsets=offsets)
+        assert torch.equal(kernel.dequantize(words, scales, shifts, bits=4), weight)
+
+
+def test_the_blocks_of_gguf_are_taken_as_they_are(device: torch.device) -> None:
+    """q4_1 is minimum + scale · code, groups of 32."""
+    rng = np.random.default_rng(0)
+    codes, scale, low = rng.integers(0, 16, (6, 64)), rng.uniform(0.1, 1, (6, 2)), rng.normal(size=(6, 2))
+    x = rounded(rng.normal(size=(1, 64)), torch.float32, device)
+    want = exact(x) @ (low.repeat(32, 1) + scale.repeat(32, 1) * codes).T
+    scales, offsets = (rounded(t.T, torch.float32, device).contiguous() for t in (scale, low + 8 * scale))
+    words = kernel.pack(torch.from_numpy(codes), 4, 32).to(device)
+    assert_close(kernel.quantized_linear(x, words, scales, offsets), want, terms=64)
+
+
+def test_what_torch_computes_instead(device: torch.device) -> None:
+    weight = torch.linspace(-1, 1, 5 * 64).reshape(5, 64).to(device)
+    words, scales, _ = kernel.quantize(weight, 4, 32)
+    for x, reason in (
+        (torch.ones(9, 64, device=device), "not 1 to 8 rows"),
+        (torch.ones(1, 64, dtype=torch.float64, device=device), "torch.float64 is none of bf16, fp16, fp32"),
+    ):
+        assert kernel.refusal(x, words) == reason
+        want = exact(x) @ exact(kernel.dequantize(words, scales, bits=4)).T
+        assert_close(kernel.quantized_linear(x, words, scales), want, terms=64)
+    strided = words.repeat_interleave(2, 1)[:, ::2]
+    assert kernel.refusal(torch.ones(1, 64, device=device), strided) == "the codes are not contiguous"
+
+
+def test_wrong_operands(device: torch.device) -> None:
+    weight = torch.ones(5, 64)
+    for bits, group, words in ((3, 32, "bits=3 is not 4 or 8"), (4, 48, "groups of 48"), (4, 16, "a multiple of 32")):
+        with pytest.raises(ValueError, match=words):
+            kernel.quantize(weight, bits, group)
+    codes, scales, _ = kernel.quantize(weight, 8, 32)
+    x = torch.ones(1, 64)
+    for computed in (kernel.quantized_linear, kernel.reference):
+        with pytest.raises(ValueError, match=r"codes \[5, 16\] torch.int32 must be int32 \[out, 48·bits/32\]"):
+            computed(x[:, :48], codes, scales)
+        with pytest.raises(ValueError, match=r"scales \[2, 4\] must be \[groups, 5\]"):
+            computed(x, codes, scales[:, :4])
+        with pytest.raises(ValueError, match=r"offsets \[1, 5\] differ"):
+            computed(x, codes, scales, scales[:1])
+        with pytest.raises(ValueError, match=r"bias \[4\] must be \[5\]"):
+            computed(x, codes, scales, None, x[0, :4])
+
+
+def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+    words, scales, _ = kernel.quantize(torch.ones(5, 64, device=device), 4, 32)
+    x = torch.ones(1, 64, device=device)
+    scales.requires_grad_()
+    assert kernel.refusal(x, words, None, scales) == "a gradient is wanted"
+    assert kernel.quantized_linear(x, words, scales).requires_grad
