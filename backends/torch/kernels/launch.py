@@ -68,7 +68,8 @@ class Variant:
     `types` are the Triton types of the arguments that are not constants ("*bf16", "*fp32", "i32", …); pointers count
     as aligned to 16 bytes, and the integers named in `divisible` are multiples of 16. `constants` are all other
     arguments, with None for a pointer that is not given. `vectors` says that 16-byte loads from global memory must be
-    there, `pdl` that the kernel waits for the one before it and lets the next one start.
+    there, `pdl` that the kernel waits for the one before it and lets the next one start, `ahead` that some of those
+    loads come before the wait.
     """
 
     kernel: Any
@@ -78,4 +79,5 @@ class Variant:
     stages: int = 3
     pdl: bool = True
     vectors: bool = True
+    ahead: bool = False
     divisible: Sequence[str] = field(default=())

@@ -193,5 +193,6 @@ def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str = "none", bia
         constants | plan.constants | {"NORM": norm, "SPLITS": splits, "BLOCK_H": held(n, plan), "PDL": True},
         warps=plan.warps,
         stages=1,
+        ahead=True,
         divisible=("N", "K", "each"),
     )

@@ -105,5 +105,6 @@ def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str, activation: 
         absent | plan.constants | {"NORM": norm, "ACTIVATION": activation, "PDL": True},
         warps=plan.warps,
         stages=1,
+        ahead=True,
         divisible=("N", "K"),
     )

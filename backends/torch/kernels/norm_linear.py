@@ -98,5 +98,6 @@ def _variant(
         constants | plan.constants | {"NORM": norm, "ACTIVATION": activation, "PDL": True},
         warps=plan.warps,
         stages=1,
+        ahead=True,
         divisible=("N", "K"),
     )

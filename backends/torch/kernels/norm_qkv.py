@@ -301,5 +301,6 @@ def _variant(
         | plan.constants,
         warps=plan.warps,
         stages=1,
+        ahead=True,
         divisible=("K", *strides),
     )

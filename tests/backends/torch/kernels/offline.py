@@ -68,13 +68,15 @@ def facts(variant: Variant) -> dict[str, Any]:
         usage = subprocess.run(
             [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
+    loads, wait = [found.start() for found in VECTOR_LOADS.finditer(asm["ptx"])], asm["ptx"].find("griddepcontrol.wait")
     resources = {key.lower(): int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
     return {
         **resources,
-        "vector_loads": len(VECTOR_LOADS.findall(asm["ptx"])),
+        "vector_loads": len(loads),
+        "loads_ahead": sum(at < wait for at in loads),
         "waits": asm["ptx"].count("griddepcontrol.wait"),
         "launches_dependents": asm["ptx"].count("griddepcontrol.launch_dependents"),
-        "wants": {"vectors": variant.vectors, "pdl": variant.pdl},
+        "wants": {"vectors": variant.vectors, "pdl": variant.pdl, "ahead": variant.ahead},
     }
 
 

@@ -36,6 +36,7 @@ def test_what_ships_compiles_to_good_machine_code(part: int, tmp_path: Path) -> 
             "spills": facts["stack"] == facts["local"] == 0,
             "16-byte loads": facts["vector_loads"] > 0 or not wants["vectors"],
             "dependent launch": (facts["waits"] > 0 and facts["launches_dependents"] > 0) or not wants["pdl"],
+            "loads before the wait": facts["loads_ahead"] > 0 or not wants["ahead"],
         }
         wrong += [f"{label}: {what}: {facts}" for what, ok in good.items() if not ok]
     assert not wrong, "\n".join(wrong)
