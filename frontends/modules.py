@@ -50,11 +50,13 @@ def torch(
 
     place = find_target("torch")
     if dtype is None or isinstance(dtype, str):
-        dtype = getattr(framework, NAMES[target_dtype(place, dtype)])
+        kind: Dtype = getattr(framework, NAMES[target_dtype(place, dtype)])
+    else:
+        kind = dtype
     model = load_source(source, seed=seed)
     verify(model.graph, recipes=True)
     pipeline = target_pipeline(model.graph, place, "f32", passes)
-    return build_module(run_passes(model.graph, pipeline), dtype=dtype, device="cpu" if device is None else device)
+    return build_module(run_passes(model.graph, pipeline), dtype=kind, device="cpu" if device is None else device)
 
 
 def _pytorch() -> Any:

@@ -1,7 +1,7 @@
 """Running compiled models: `load` opens a folder, and what it returns generates text or encodes it.
 
-Never here: building models, knowledge of a model family, torch. `generate` asks only for a `Decoder`, so that another
-backend can share it.
+Never here: building models, knowledge of a model family, torch outside of torch_*.py. `generate` asks only for a
+`Decoder`, so that backends share it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .folder import read_facts
+from .folder import TORCH, Facts, read_facts
 
 if TYPE_CHECKING:
+    from .decoder import OrtDecoder
     from .encoder import Encoder
     from .generate import Generator
+    from .protocols import Decoder
 
 __all__ = ["load"]
 
@@ -22,37 +24,50 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
     """Open a compiled folder: an `Encoder` for an encoder, else a `Generator`, as its weft.json says.
 
     A folder of onnxruntime-genai's model builder opens as well, by its genai_config.json. `device` is "auto", "cpu" or
-    "cuda", `threads` the number of CPU threads; see `session.open_session`.
+    "cuda", `threads` the number of CPU threads; see `session.open_session`. A folder of target torch is Python code,
+    which runs when it is opened.
     Raises WeftError when the folder, a file in it or the device cannot be used.
     """
     facts = read_facts(folder)
-    from .session import open_session
+    from . import torch_folder
 
-    graphs = facts.kind != "encoder"  # an encoder's inputs have another shape each time
-    session = open_session(facts.model, device=device, threads=threads, target=facts.target, graphs=graphs)
+    torch = facts.target == TORCH
     if facts.kind == "encoder":
-        from .encoder import Encoder
-
-        return Encoder(
-            session,
-            vocab=facts.vocab,
-            max_length=facts.max_length,
-            folder=facts.folder,
-            pooling=facts.pooling,
-            normalize=facts.normalize,
-            compares=facts.compares,
-        )
-    from .decoder import OrtDecoder
+        return (torch_folder.encoder if torch else _encoder)(facts, device, threads)
     from .generate import Generator
     from .sampling import Forced
 
+    decoder: Decoder = (torch_folder.decoder if torch else _decoder)(facts, device, threads)
+    return Generator(decoder, stop_ids=facts.eos, folder=facts.folder, forced=Forced(*facts.forced))
+
+
+def _encoder(facts: Facts, device: str, threads: int | None) -> Encoder:
+    from .encoder import OrtEncoder
+    from .session import open_session
+
+    return OrtEncoder(
+        open_session(facts.model, device=device, threads=threads, target=facts.target),  # no graphs: shapes vary
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        folder=facts.folder,
+        pooling=facts.pooling,
+        normalize=facts.normalize,
+        compares=facts.compares,
+    )
+
+
+def _decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
+    from .decoder import OrtDecoder
+    from .session import open_session
+
+    session = open_session(facts.model, device=device, threads=threads, target=facts.target, graphs=True)
     sources = None
     if facts.kind == "encoder-decoder":
         from .sources import SourceEncoder
 
         encoder = open_session(facts.encoder, device=device, threads=threads, target=facts.target)
         sources = SourceEncoder(encoder, facts.start, facts.max_source, str(facts.encoder), facts.compares)
-    decoder = OrtDecoder(
+    return OrtDecoder(
         session,
         vocab=facts.vocab,
         max_length=facts.max_length,
@@ -62,4 +77,3 @@ def load(folder: str | Path, device: str = "auto", threads: int | None = None) -
         compares=facts.compares,
         sources=sources,
     )
-    return Generator(decoder, stop_ids=facts.eos, folder=facts.folder, forced=Forced(*facts.forced))

@@ -1,8 +1,9 @@
-"""A compiled encoder on ONNX Runtime: texts to embeddings."""
+"""A compiled encoder: texts to embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,17 +22,15 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-class Encoder:
-    """A model that gives every token a vector: inputs `input_ids`, `attention_mask` and, where declared,
-    `token_type_ids`; output `last_hidden_state` [batch, seq, dim].
+class Encoder(ABC):
+    """A model that gives every token a vector; `hidden` computes them.
 
     `pooling` and `normalize` are how it was trained to make one vector of a text; `compares` says that the tokens of a
-    call compete, as for places at experts. Raises WeftError when the graph is another.
+    call compete, as for places at experts.
     """
 
     def __init__(
         self,
-        session: Session,
         *,
         vocab: int,
         max_length: int,
@@ -40,17 +39,8 @@ class Encoder:
         normalize: bool = False,
         compares: bool = False,
     ) -> None:
-        self.session, self.vocab, self.max_length, self.folder = session, vocab, max_length, folder
+        self.vocab, self.max_length, self.folder = vocab, max_length, folder
         self.pooling, self.normalize, self.compares = pooling, normalize, compares
-        self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
-        name = folder / "model.onnx"
-        if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
-            raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is no encoder")
-        if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:
-            raise WeftError(f"{name}: an input is a {wrong[0]}, which the runtime cannot feed")
-        outputs = {o.name: o.type for o in session.ort.get_outputs()}
-        if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
-            raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is no encoder")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -97,16 +87,11 @@ class Encoder:
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
         """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
         ids, mask = padded(rows)
-        values: dict[str, NDArray[Any]] = {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "token_type_ids": np.zeros_like(ids),
-        }
-        feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
-        with failures(str(self.folder)):
-            (states,) = self.session.ort.run(["last_hidden_state"], feed)
-        hidden: Floats = states.astype(np.float32, copy=False)
-        return hidden
+        return self._run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+
+    @abstractmethod
+    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
+        """The last hidden states for those inputs [rows, longest] that the model takes."""
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
         if is_ids(text):
@@ -117,6 +102,34 @@ class Encoder:
             raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
         check_ids("a text", ids, self.vocab, self.max_length, "let it be cut with truncate=True")
         return ids
+
+
+class OrtEncoder(Encoder):
+    """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, where declared, `token_type_ids`;
+    output `last_hidden_state` [batch, seq, dim]; `options` are those of `Encoder`.
+
+    Raises WeftError when the graph is another.
+    """
+
+    def __init__(self, session: Session, *, folder: Path, **options: Any) -> None:
+        super().__init__(folder=folder, **options)
+        self.session = session
+        self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
+        name = folder / "model.onnx"
+        if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
+            raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is no encoder")
+        if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:
+            raise WeftError(f"{name}: an input is a {wrong[0]}, which the runtime cannot feed")
+        outputs = {o.name: o.type for o in session.ort.get_outputs()}
+        if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
+            raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is no encoder")
+
+    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
+        feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
+        with failures(str(self.folder)):
+            (states,) = self.session.ort.run(["last_hidden_state"], feed)
+        hidden: Floats = states.astype(np.float32, copy=False)
+        return hidden
 
 
 def _pool(states: Floats, pooling: str) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 
 MANIFEST = "weft.json"
+TORCH = "torch"  # the target whose model is Python
 GENAI = "genai_config.json"
 
 
@@ -20,7 +21,7 @@ class Facts:
     folder: Path
     model: Path
     kind: str  # "decoder", "encoder" or "encoder-decoder"
-    target: str  # "onnx", "ort-cpu", "ort-cuda"; "" where the folder does not say
+    target: str  # "onnx", "ort-cpu", "ort-cuda", "torch"; "" where the folder does not say
     vocab: int
     max_length: int
     eos: frozenset[int] = frozenset()
@@ -32,6 +33,7 @@ class Facts:
     start: int = 0  # the token with which an encoder-decoder begins its answers
     max_source: int = 0  # the longest source it takes
     forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
+    outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
 
     @property
     def encoder(self) -> Path:
@@ -53,7 +55,8 @@ def read_facts(folder: str | Path) -> Facts:
         facts = _from_genai(folder)
     else:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it is no compiled model; `weft compile` makes one")
-    for file in (facts.model, *([facts.encoder] if facts.kind == "encoder-decoder" else [])):
+    halves = facts.kind == "encoder-decoder" and facts.target != TORCH
+    for file in (facts.model, *([facts.encoder] if halves else [])):
         if not file.is_file():
             raise WeftError(f"{file}: no such file, though {folder} is described as a compiled model; compile again")
     return facts
@@ -88,12 +91,15 @@ def _from_manifest(folder: Path) -> Facts:
         more["start"] = _get(path, data, "decoder_start_token_id", int)
         more["max_source"] = _positive(path, data, "max_source_length")
         more["forced"] = (min(first, default=None), min(last, default=None))
+    target = _get(path, data, "target", str)
+    if target == TORCH:
+        more["outputs"] = tuple(map(str, _get(path, data, "outputs", list)))
     caches = _get(path, data, "cache", list) if "cache" in data else []
     return Facts(
         folder=folder,
-        model=folder / "model.onnx",
+        model=folder / ("model.py" if target == TORCH else "model.onnx"),
         kind=kind,
-        target=_get(path, data, "target", str),
+        target=target,
         vocab=_positive(path, data, "vocab"),
         max_length=_positive(path, data, "max_length"),
         eos=_token_ids(path, data, "eos_token_ids"),

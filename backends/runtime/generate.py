@@ -230,9 +230,13 @@ class Generator:
             _push(rows, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
             yield
+            draw = None if self.forced != Forced() else context.drawing([row.sampler for row in rows])
             while active.any():
                 start = perf_counter()
-                timings.decoded_tokens += _push(rows, context.step(tokens, active), tokens, active)
+                if draw is None:
+                    timings.decoded_tokens += _push(rows, context.step(tokens, active), tokens, active)
+                else:
+                    timings.decoded_tokens += _add(rows, draw(tokens, active), tokens, active)
                 timings.decode_seconds += perf_counter() - start
                 yield
 
@@ -251,15 +255,18 @@ class _Row:
         stops: Sequence[str],
     ) -> None:
         self.result, self.limit = Result(prompt), limit
-        self._stop_ids, self._sampler, self._forced = stop_ids, sampler, forced
+        self._stop_ids, self.sampler, self._forced = stop_ids, sampler, forced
         self._growing = GrowingText(tokenizer) if tokenizer else None
         self._stops = StopStrings(stops)
         self._taken = 0
 
     def push(self, logits: Floats) -> int:
         """Draw the next token and add it to the result."""
+        return self.add(self.sampler(self._forced(logits, len(self.result.tokens), self.limit)))
+
+    def add(self, token: int) -> int:
+        """Add the next token to the result."""
         result = self.result
-        token = self._sampler(self._forced(logits, len(result.tokens), self.limit))
         result.tokens.append(token)
         if token in self._stop_ids:
             result.finish = "stop"
@@ -290,3 +297,12 @@ def _push(rows: Sequence[_Row], logits: Floats, tokens: Ints, active: Bools) -> 
         tokens[at] = rows[at].push(logits[at])
         active[at] = rows[at].result.finish is None
     return len(drawn)
+
+
+def _add(rows: Sequence[_Row], drawn: Ints, tokens: Ints, active: Bools) -> int:
+    """As `_push`, for tokens that are drawn already."""
+    going = np.flatnonzero(active).tolist()
+    for at in going:
+        tokens[at] = rows[at].add(int(drawn[at]))
+        active[at] = rows[at].result.finish is None
+    return len(going)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .sampling import Floats, Ints
+from .sampling import Floats, Ints, Sampler
 
 Bools = NDArray[np.bool_]
 
@@ -42,6 +42,11 @@ class Context(Protocol):
 
     def step(self, tokens: Ints, active: Bools | None = None) -> Floats:
         """Append a token to the active rows: the logits after it, [batch, vocab]."""
+        ...
+
+    def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
+        """What appends a token to the active rows, as `step`, and draws the next ones as `samplers` would; None where
+        they must draw themselves."""
         ...
 
     def extend(self, tokens: Sequence[int]) -> Floats:

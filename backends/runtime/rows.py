@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 
 from .buffers import float32
 from .protocols import Bools
-from .sampling import Floats, Ints
+from .sampling import Floats, Ints, Sampler
 
 
 class Rows(ABC):
@@ -107,6 +107,11 @@ class Rows(ABC):
         self._append(rows, given)
         self._whole = True
         return self._scores
+
+    def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
+        """What appends a token to the active rows, as `step`, and draws the next ones as `samplers` would; None where
+        the host must draw them."""
+        return None
 
     def gather(self, rows: Ints) -> None:
         """Row r continues what row `rows[r]` holds: its tokens, caches, states and source."""

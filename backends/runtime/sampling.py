@@ -109,6 +109,10 @@ class Sampler:
             self._seen.add(token)
         return token
 
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """The next `count` numbers in [0, 1) that it would draw by."""
+        return self._rng.random(count)
+
     def candidates(self, logits: Floats) -> tuple[Ints, Floats]:
         """The tokens that may follow and their processed scores: what the processors do not set to minus infinity."""
         s = self.sampling

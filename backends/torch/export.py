@@ -14,7 +14,7 @@ from .formulas import is_constant
 from .source import Source, write_source
 
 MODEL = "model.py"
-SCRIPTS = {"decoder": ("load.py", "generate.py")}
+SCRIPTS = {"decoder": ("load.py", "sampling.py", "generate.py")}
 _SHIPPED = Path(__file__).parent / "shipped"
 
 

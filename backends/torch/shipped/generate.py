@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 try:
     import torch
     from load import DTYPES, FOLDER, Failure, load_model, stepper
+    from sampling import draw
     from torch import Tensor
 except ImportError as error:
     if error.name != "torch":
@@ -26,40 +26,17 @@ except ImportError as error:
 CHUNK = 512  # tokens of a prompt that are read at once
 
 
-def filtered(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Scores [batch, vocab] of `logits`: divided by `temperature`, minus infinity but for the `top_k` likeliest (0:
-    all), and of those the likeliest that together reach probability `top_p` (Holtzman et al. 2019, arXiv 1904.09751).
-    """
-    scores = logits.float() / temperature
-    if 0 < top_k < scores.shape[-1]:
-        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -math.inf)
-    if top_p < 1:
-        ordered, order = scores.sort(descending=True)
-        p = ordered.softmax(-1)
-        beyond = p.cumsum(-1) - p >= top_p
-        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -math.inf)
-    return scores
-
-
-def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
-    """The next token of each row [batch], by logits [batch, vocab]; temperature 0 takes the likeliest."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    p = filtered(logits, temperature, top_k, top_p).softmax(-1)
-    return torch.multinomial(p, 1, generator=generator)[:, 0]
-
-
 @torch.inference_mode()
 def generate(model: Any, ids: Tensor, length: int, choose: Callable[[Tensor], Tensor]) -> Iterator[int]:
     """The tokens that `choose` draws from the logits [1, vocab] after `ids` [1, tokens], until all are `length`."""
     cache, step = model.new_cache(1, length), stepper(model)
-    for part in ids.split(CHUNK, 1):
+    for part in torch.split(ids, CHUNK, 1):
         logits = model(part, cache=cache)
-    for count in range(ids.shape[1], length + 1):
+    for position in range(ids.shape[1], length + 1):
         token = choose(logits[:, -1])
         yield int(token)
-        if count < length:
-            logits = step(token[:, None], cache=cache)
+        if position < length:
+            logits = step(token[:, None], ids.new_full((1, 1), position), cache)
 
 
 def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +50,17 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     return model.eval()
 
 
-def stepper(model: nn.Module) -> Callable[..., Tensor]:
-    """What runs a token of each text as `model` does: the kernels of decode.py, where there are any and a GPU."""
-    device = next(model.parameters()).device
-    if device.type != "cuda" or not (FOLDER / "decode.py").is_file():
-        return model
-    made: Callable[..., Tensor] = importlib.import_module("decode").Step(model)
-    return made
+def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor, Any], Tensor]:
+    """What gives the logits [batch, 1, vocab] of a token of each text, by ids and positions [batch, 1] and the cache.
+
+    The kernels of decode.py, where `folder` has them and the model is on a GPU; else `model` itself.
+    """
+    if next(model.parameters()).is_cuda and (folder / "decode.py").is_file():
+        made: Callable[[Tensor, Tensor, Any], Tensor] = importlib.import_module("decode").Step(model)
+        return made
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return lambda ids, positions, cache: model(ids, cache=cache)
+    return lambda ids, positions, cache: model(input_ids=ids, position_ids=positions, cache=cache)
 
 
 def check_torch(device: str) -> None:

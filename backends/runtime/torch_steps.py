@@ -1,0 +1,94 @@
+"""Steps of one token for every row at fixed addresses: on CUDA captured as graphs, so that a step is one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .torch_caches import mutable, sources
+from .torch_draws import Draws
+
+Step = Callable[[Tensor, Tensor, Any], Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
+SMALLEST = 256  # keys that a captured step reads at least
+
+
+class Steps:
+    """The step of a batch with `cache`; `ids`, `positions` and `active` [batch] are what it reads.
+
+    A step is captured once for each bound on the keys that it may see, powers of two. Without CUDA the same code runs
+    as it is.
+    """
+
+    def __init__(self, step: Step, cache: Any, batch: int, device: torch.device) -> None:
+        self._step, self._cache, self._cuda = step, cache, device.type == "cuda"
+        self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
+        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None  # of memory, which the graphs share
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+
+    def forget(self) -> None:
+        """Let go of what was captured."""
+        self._captured.clear()
+
+    def logits(self, keys: int) -> Tensor:
+        """The logits [batch, vocab] after a step that sees at most `keys` keys, float32; valid until the next."""
+        made: Tensor = self._run(("logits",), keys, self._logits, [])
+        return made
+
+    def drawn(self, draws: Draws, keys: int) -> tuple[Tensor, Tensor]:
+        """The logits, and the tokens [batch] drawn by them, which active rows read at the next step."""
+
+        def body() -> tuple[Tensor, Tensor]:
+            logits = self._logits()
+            tokens = draws(logits)
+            self.ids.copy_(torch.where(self.active, tokens[:, None], self.ids))
+            self.positions.add_(self.active)
+            return logits, tokens
+
+        changed = [self.ids, self.positions, *draws.mutable]
+        made: tuple[Tensor, Tensor] = self._run(("drawn", draws), keys, body, changed)
+        return made
+
+    def _logits(self) -> Tensor:
+        return self._step(self.ids, self.positions, self._cache)[:, -1].float()
+
+    def _run(self, what: tuple[Hashable, ...], keys: int, body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
+        if not self._cuda:
+            self._cache.length = keys - 1
+            return body()
+        bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), self._cache.capacity)
+        key = (*what, bound, sources(self._cache))
+        if key not in self._captured:
+
+            def bounded() -> Any:
+                self._cache.length = bound - 1  # counts as an upper bound; positions say where each row is
+                return body()
+
+            self._captured[key] = capture(bounded, [*changed, *mutable(self._cache)], self._pool)
+        graph, made = self._captured[key]
+        graph.replay()
+        return made
+
+
+def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """`body` as a CUDA graph with memory of `pool`, and what it returns, valid until another graph of the pool runs.
+
+    The tensors `changed` are as before, though `body` ran to warm up.
+    """
+    before = [t.clone() for t in changed]
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch has it
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
+    for tensor, value in zip(changed, before, strict=True):
+        tensor.copy_(value)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        made = body()
+    return graph, made

@@ -1,0 +1,41 @@
+"""Choosing the next token from logits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def filtered(
+    logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
+    """Scores [batch, vocab] of `logits`: divided by `temperature`, minus infinity but for those that may be drawn.
+
+    Those are the `top_k` likeliest (0: all), of them the likeliest that together reach probability `top_p` (Holtzman et
+    al. 2019, arXiv 1904.09751), and of them those at least `min_p` times as likely as the likeliest one (Nguyen et al.
+    2024, arXiv 2407.01082).
+    """
+    scores = logits.float() / temperature
+    if 0 < top_k < scores.shape[-1]:
+        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -math.inf)
+    if top_p < 1:
+        ordered, order = scores.sort(descending=True)
+        p = ordered.softmax(-1)
+        beyond = p.cumsum(-1) - p >= top_p
+        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -math.inf)
+    if min_p > 0:
+        p = scores.softmax(-1)
+        scores = scores.masked_fill(p < min_p * p.amax(-1, keepdim=True), -math.inf)
+    return scores
+
+
+def draw(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """The next token of each row [batch], by logits [batch, vocab]; temperature 0 takes the likeliest."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    p = filtered(logits, temperature, top_k, top_p).softmax(-1)
+    return torch.multinomial(p, 1, generator=generator)[:, 0]
