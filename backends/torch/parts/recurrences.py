@@ -33,6 +33,22 @@ def decay_between(gates: Tensor) -> Tensor:
     return sums.exp().tril()
 
 
+def carried(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
+    """The states before every chunk and after the last, S_{i+1} = kept_i S_i + written_i from S_0 = first [batch, ...]:
+    kept and written [batch, chunks, ...] → [batch, chunks + 1, ...]."""
+    if torch.compiler.is_exporting():  # for all numbers of chunks: sums of 2, 4, 8 … of them (Hillis & Steele 1986)
+        states, kept = torch.cat((first[:, None], written), 1), F.pad(kept, (0, 0) * (kept.dim() - 2) + (1, 0))
+        for step in (2**i for i in range(16)):
+            shift = (0, 0) * (kept.dim() - 2) + (step, 0)
+            states = states + kept * F.pad(states, shift)[:, :-step]
+            kept = kept * F.pad(kept, shift)[:, :-step]
+        return states
+    found = [first]
+    for old, new in zip(kept.unbind(1), written.unbind(1), strict=True):
+        found.append(old * found[-1] + new)
+    return torch.stack(found, 1)
+
+
 def zero_state(k: Tensor, v: Tensor, heads: int, groups: int) -> Tensor:
     """The state [batch, heads, d, dv] before the first token, in f32."""
     return wide(v.new_zeros(v.shape[0], heads, k.shape[-1] // groups, v.shape[-1] // heads))
@@ -76,9 +92,9 @@ def gated_linear_attention(
     gc = gc.squeeze(-1)  # [batch, chunks, groups, heads of a group, size]
     between = decay_between(gc)
     written = torch.einsum("bcgsd,bcghse->bcghde", kc, vc * between[..., -1, :, None])
-    carried = decay_between(F.pad(gc.sum(-1).movedim(1, -1), (1, 0)))  # [batch, groups, heads, chunks + 1, chunks + 1]
+    kept = decay_between(F.pad(gc.sum(-1).movedim(1, -1), (1, 0)))  # [batch, groups, heads, chunks + 1, chunks + 1]
     written = torch.cat((wide(first).unflatten(1, (groups, -1))[:, None], written), 1)
-    states = torch.einsum("bghij,bjghde->bighde", carried, written)
+    states = torch.einsum("bghij,bjghde->bighde", kept, written)
     old = gc.cumsum(-1).exp()[..., None] * torch.einsum("bcgtd,bcghde->bcghte", qc, states[:, :-1])
     y = ((qc @ kc.mT)[:, :, :, None] * between) @ vc + old
     return joined(y, v), states[:, -1].flatten(1, 2).to(first.dtype)
@@ -101,11 +117,9 @@ def keyed_linear_attention(
         new = kc[..., t : t + 1, :].expand_as(kept[..., :1, :])
         seen = torch.cat((seen * kept[..., t : t + 1, :], new), -2)
         scores.append(F.pad((seen @ qc[..., t, :, None]).squeeze(-1), (0, 15 - t)))
-    states = [wide(first).unflatten(1, (groups, -1))]
-    for all_kept, written in zip(gc.sum(-2).exp().unbind(1), (seen.mT @ vc).unbind(1), strict=True):
-        states.append(all_kept[..., None] * states[-1] + written)
-    y = torch.stack(scores, -2) @ vc + (qc * gc.cumsum(-2).exp()) @ torch.stack(states[:-1], 1)
-    return joined(y, v), states[-1].flatten(1, 2).to(first.dtype)
+    states = carried(wide(first).unflatten(1, (groups, -1)), gc.sum(-2).exp()[..., None], seen.mT @ vc)
+    y = torch.stack(scores, -2) @ vc + (qc * gc.cumsum(-2).exp()) @ states[:, :-1]
+    return joined(y, v), states[:, -1].flatten(1, 2).to(first.dtype)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import wide
-from .recurrences import gated_linear_attention
+from .recurrences import carried, gated_linear_attention
 
 
 def scan_step(state: Tensor, delta: Tensor, rates: Tensor, driven: Tensor, b: Tensor) -> Tensor:
@@ -37,17 +37,17 @@ def scan_chunks(
 ) -> tuple[Tensor, Tensor]:
     """`selective_scan` of chunks of 32 tokens side by side: once from zero, to see what each adds to the state, then
     from the state before it. delta and driven = Δ x [batch, seq, channels], b and c [batch, seq, states]."""
-    cut = [F.pad(t, (0, 0, 0, -t.shape[1] % 32)).unflatten(1, (-1, 32)) for t in (delta, driven, b, c)]
-    tokens = list(zip(*(t.unbind(2) for t in cut), strict=True))  # the first of every chunk, the second, …
-    added = torch.zeros_like(state)[:, None]
-    for step, drive, into, _ in tokens:
-        added = scan_step(added, step[:, :-1], rates, drive[:, :-1], into[:, :-1])
-    kept = (cut[0][:, :-1].sum(2)[:, :, None] * rates).exp()
-    before = [state]
-    for old, new in zip(kept.unbind(1), added.unbind(1), strict=True):
-        before.append(old * before[-1] + new)
-    h, rows = torch.stack(before, 1), []  # [batch, chunks, states, channels]
-    for step, drive, into, out in tokens:
+    count = (delta.shape[1] + 31) // 32
+    if torch.compiler.is_exporting():
+        count = count + 2  # the program is for all lengths, and sizes of 1 would be a special case
+    padding = (0, 0, 0, count * 32 - delta.shape[1])
+    cut = [F.pad(t, padding).view(t.shape[0], count, 32, -1) for t in (delta, driven, b, c)]
+    steps, *others = (t[:, :-1] for t in cut[:3])
+    added = torch.zeros_like(state)[:, None]  # [batch, chunks but the last, states, channels]
+    for step, drive, into in zip(steps.unbind(2), *(t.unbind(2) for t in others), strict=True):
+        added = scan_step(added, step, rates, drive, into)
+    h, rows = carried(state, (steps.sum(2)[:, :, None] * rates).exp(), added), []
+    for step, drive, into, out in zip(*(t.unbind(2) for t in cut), strict=True):
         h = scan_step(h, step, rates, drive, into)
         rows.append((out[..., None, :] @ h).squeeze(-2))
     return torch.stack(rows, 2).flatten(1, 2)[:, : delta.shape[1]], h[:, -1]
