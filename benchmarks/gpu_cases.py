@@ -35,8 +35,8 @@ class Fixed:
 class Case:
     """`launcher` of the file `kernel` with inputs drawn by `draw`; `size` in bytes and `flops` are what it must do.
 
-    `reference` is named in the same file; `rivals` are names of gpu_rivals.py; `sweep` are settings that may be other
-    than they ship, by their names in `gpu_kernels.configured`.
+    `rivals` are names of gpu_rivals.py; `sweep` are settings that may be other than they ship, by their names in
+    `gpu_kernels.configured`. `small` draws what is checked where the reference cannot take `draw`'s, and is not timed.
     """
 
     kernel: str
@@ -47,9 +47,14 @@ class Case:
     launcher: str = ""
     rivals: Sequence[str] = ()
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    small: Callable[[Draw], Inputs] | None = None
 
     def make(self, device: str, seed: int) -> Inputs:
         return self.draw(Draw(device, seed))
+
+    def checked(self, device: str) -> Inputs:
+        """What the result is checked with."""
+        return (self.small or self.draw)(Draw(device, 99))
 
 
 def cases(large: bool) -> Iterator[Case]:
@@ -57,7 +62,9 @@ def cases(large: bool) -> Iterator[Case]:
     for name, shape in {"8b": LLAMA_8B, "1b": LLAMA_1B}.items() if large else [("tiny", TINY)]:
         yield from _products(name, shape)
     yield from _attention(large)
+    yield from _window(large)
     yield from _latent(large)
+    yield from _quantized(large)
     yield from _experts(large)
     yield from _recurrences(large)
 
@@ -118,6 +125,62 @@ def _attention(large: bool) -> Iterator[Case]:
             rivals=("sdpa", "sdpa_flash", "flex"),
             sweep={"splits": (2, 4, 8, 16, 24, 32, 48, 64, 96, 128), "decode_attention.STAGE": (18432, 36864, 73728)},
         )
+
+
+def _window(large: bool) -> Iterator[Case]:
+    """Mistral-7B, gpt-oss-20b and Gemma-3-4B: prompts much longer than the window."""
+    sizes = {"mistral": (32, 8, 128, 4096), "gpt_oss": (64, 8, 64, 128), "gemma3": (8, 4, 256, 1024)}
+    for name, (heads, kv_heads, d, window) in sizes.items() if large else [("tiny", (2, 1, 16, 8))]:
+        for seq in (8192, 32_768) if large else (24,):
+            draw = partial(inputs.window_attention, batch=1, heads=heads, kv_heads=kv_heads, d=d, window=window)
+            pairs = seq * window - window * (window - 1) // 2
+            yield Case(
+                "window_attention",
+                f"{name}_{seq}",
+                partial(draw, seq=seq),
+                BF16 * 2 * seq * d * (heads + kv_heads),
+                4 * pairs * heads * d,
+                rivals=("flex_window", "sdpa_causal", *(("sdpa_window",) if seq < 10_000 else ())),
+                sweep=_window_tiles() if seq < 10_000 else {},
+                small=partial(draw, seq=window // 2 + 1000) if large else None,
+            )
+
+
+def _window_tiles() -> dict[str, Sequence[Any]]:
+    from weft.backends.torch.kernels.window_attention import Tile
+
+    tiles = combinations((64, 128), (32, 64, 128), (4, 8), (2, 3))
+    return {"window_attention._tile": [Fixed(Tile(*tile)) for tile in tiles]}
+
+
+def _quantized(large: bool) -> Iterator[Case]:
+    """Products of Llama-3.1-8B with weights of 4 bits in groups of 128 and 32, and of 8 bits."""
+    shapes = LLAMA_8B.products() if large else {"out": (64, 128)}
+    formats = [
+        ("gate_up", 4, 128),
+        ("down", 4, 128),
+        ("qkv", 4, 128),
+        ("out", 4, 128),
+        ("gate_up", 4, 32),
+        ("gate_up", 8, 32),
+    ]
+    for name, bits, group in formats if large else [("out", 4, 32)]:
+        out, inner = shapes[name]
+        yield Case(
+            "quantized_linear",
+            f"8b_{name}_{bits}_bits_by_{group}",
+            partial(inputs.quantized_linear, rows=1, out=out, inner=inner, bits=bits, group=group),
+            out * inner * bits // 8 + BF16 * out * inner // group,
+            rivals=("dense", *(("int4",) if bits == 4 and large else ())),
+            sweep={"quantized_linear._sizes": _quantized_sizes()},
+        )
+
+
+def _quantized_sizes() -> Sequence[Any]:
+    found = []
+    for outputs, warps, loads in combinations((1, 2, 4, 8), (1, 2, 4, 8), (1, 2)):
+        found.append(Fixed(({"BLOCK_M": 1, "BLOCK_N": outputs, "BLOCK_B": 32 * warps * loads}, warps)))
+    return found
 
 
 def _latent(large: bool) -> Iterator[Case]:

@@ -44,7 +44,7 @@ class Chain(Eager):
         self.tickets = torch.zeros(max(config.hidden_size, 4096), dtype=torch.int32, device=weight.device)
         self.position = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
         self.token = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-        self.logits = weight.new_zeros(1, len(weight))
+        self.logits: Tensor = weight.new_zeros(1, len(weight))
         self.replay: Callable[[], None] | None = None
 
     def compute(self) -> Tensor:

@@ -46,8 +46,8 @@ def _decoding(run: Run, make: Callable[[], Contender], shape: Shape, length: int
         "tokens_per_s": round(1 / seconds, 1),
         "step_bytes": size,
         "gb_per_s": round(size / seconds / 1e9, 1),
-        "of_copy": round(size / seconds / 1e9 / run.rate("copy", "gb_per_s"), 3),
-        "of_read": round(size / seconds / 1e9 / run.rate("read", "gb_per_s"), 3),
+        "of_copy": run.share(size / seconds / 1e9, "copy", "gb_per_s"),
+        "of_read": run.share(size / seconds / 1e9, "read", "gb_per_s"),
     }
     return found
 

@@ -149,6 +149,14 @@ def decode_attention(
     return Inputs((draw.normal(batch, heads, d), k, v, positions), mask, {"tickets": draw.tickets(batch * heads)})
 
 
+def window_attention(
+    draw: Draw, batch: int, heads: int, kv_heads: int, d: int, seq: int, window: int, **mask: Any
+) -> Inputs:
+    """A prompt of `seq` tokens: q [batch, heads, seq, d], k and v [batch, kv_heads, seq, d]."""
+    q, k, v = (draw.normal(batch, n, seq, d) for n in (heads, kv_heads, kv_heads))
+    return Inputs((q, k, v, window), mask)
+
+
 def latent_decode(draw: Draw, batch: int, heads: int, rank: int, rope: int, length: int, **mask: Any) -> Inputs:
     """Absorbed latent attention: q [batch, heads, rank + rope], cache [batch, 1, length, rank + rope]."""
     q, cache = draw.normal(batch, heads, rank + rope), draw.normal(batch, 1, length, rank + rope)
@@ -203,6 +211,17 @@ def ssd_step(draw: Draw, batch: int, heads: int, width: int, states: int, groups
     inputs = ssd(draw, batch, 1, heads, width, states, groups, past=True)
     x, delta, a, b, c, d, past = inputs.args
     return Inputs((x[:, 0], delta[:, 0], a, b[:, 0], c[:, 0], d, past), inputs.keywords)
+
+
+def quantized_linear(
+    draw: Draw, rows: int, out: int, inner: int, bits: int = 4, group: int = 128, offsets: bool = False
+) -> Inputs:
+    """Weights of 4 or 8 bits: x [rows, inner], codes [out, inner · bits / 32], scales [inner / group, out]."""
+    words = torch.randint(-(1 << 31), 1 << 31, (out, inner * bits // 32), generator=draw.generator, device=draw.device)
+    step = inner**-0.5 * 12**0.5 / (1 << bits)  # of codes that spread evenly
+    scales = draw.uniform(inner // group, out, low=0.8 * step, high=1.2 * step)
+    more = (draw.normal(inner // group, out, scale=step),) if offsets else ()
+    return Inputs((draw.normal(rows, inner), words.int(), scales, *more))
 
 
 def conv_step(draw: Draw, batch: int, channels: int, width: int = 4) -> Inputs:

@@ -23,6 +23,7 @@ from gpu_run import Run, Work, cycled, microseconds
 from torch import Tensor
 
 CALLS = 32  # of a kernel in one CUDA graph, at least
+SAME = 0.1  # relative error of what computes the same, in bf16
 LONG = 2e-3  # seconds: what takes longer is timed by itself
 
 
@@ -90,19 +91,19 @@ def timed(run: Run, works: Sequence[Work], least: float = 2e-3) -> dict[str, Any
     return {"us": microseconds(run.clock.calls(works[-1])), "timed": "by itself"}
 
 
-def ratios(run: Run, case: Case, seconds: float) -> dict[str, float]:
+def ratios(run: Run, case: Case, seconds: float) -> dict[str, Any]:
     """What a time is of what the card can do."""
-    found = {}
+    found: dict[str, Any] = {}
     if case.size:
         rate = case.size / seconds / 1e9
         found = {
             "gb_per_s": round(rate, 1),
-            "of_copy": round(rate / run.rate("copy", "gb_per_s"), 3),
-            "of_read": round(rate / run.rate("read", "gb_per_s"), 3),
+            "of_copy": run.share(rate, "copy", "gb_per_s"),
+            "of_read": run.share(rate, "read", "gb_per_s"),
         }
     if case.flops:
         rate = case.flops / seconds / 1e12
-        found |= {"tflop_per_s": round(rate, 1), "of_product": round(rate / run.rate("product", "tflop_per_s"), 3)}
+        found |= {"tflop_per_s": round(rate, 1), "of_product": run.share(rate, "product", "tflop_per_s")}
     return found
 
 
@@ -110,7 +111,7 @@ def measured(run: Run, case: Case) -> dict[str, Any]:
     """The kernel, its reference, and its peers on the same inputs."""
     kernel = module(case.kernel)
     launcher, reference = functions(kernel, case)
-    fresh = partial(case.make, run.device, 99)
+    fresh = partial(case.checked, run.device)
     want = fresh().wide().call(reference)
     wrong = error(fresh().launch(launcher), want)
     sets = run.clock.rotation(partial(case.make, run.device), case.size)
@@ -121,10 +122,11 @@ def measured(run: Run, case: Case) -> dict[str, Any]:
         "flops": case.flops,
         **ratios(run, case, found["us"]["median"] / 1e6),
     }
-    for name in () if run.quick else ("reference", *case.rivals):
+    peers = (*(() if case.small else ("reference",)), *case.rivals)
+    for name in () if run.quick else peers:
         other = reference if name == "reference" else rival(name, reference)
         found[name] = versus(run, [partial(inputs.call, other) for inputs in sets], partial(fresh().call, other), want)
-    best = [found[name]["us"]["median"] for name in ("reference", *case.rivals) if "us" in found.get(name, {})]
+    best = [found[name]["us"]["median"] for name in peers if found.get(name, {}).get("relative_error", 1) < SAME]
     return found | ({"speedup": round(min(best) / found["us"]["median"], 3)} if best else {})
 
 

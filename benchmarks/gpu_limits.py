@@ -133,7 +133,7 @@ def limits(run: Run) -> None:
     run.measure("limits", "read", partial(reading, clock, size))
     run.measure("limits", "copy", partial(copying, clock, size))
     run.measure("limits", "product", partial(product, clock, side, torch.bfloat16))
-    if quick:
+    if quick or "limits" not in run.args.stages:
         return
     run.measure("limits", "product_f16", partial(product, clock, side, torch.float16))
     for kernel in ("empty", "small"):

@@ -122,7 +122,7 @@ def step_bytes(folder: Path, batch: int, length: int) -> int:
 
 def one_dtype(run: Run, folder: Path) -> dict[str, Any]:
     """Agreement, prefill and decode with and without CUDA graphs."""
-    args, read_rate = run.args, run.rate("read", "gb_per_s")
+    args = run.args
     result: dict[str, Any] = {}
     tokens: dict[tuple[bool, int], np.ndarray] = {}
     for graphs in (False, True) if args.device == "cuda" else (False,):
@@ -146,7 +146,7 @@ def one_dtype(run: Run, folder: Path) -> dict[str, Any]:
                 "device_tokens_per_s": round(batch / middle, 1),
                 "step_bytes": size,
                 "device_gb_per_s": round(size / middle / 1e9, 1),
-                "fraction_of_read_rate": round(size / middle / 1e9 / read_rate, 3),
+                "fraction_of_read_rate": run.share(size / middle / 1e9, "read", "gb_per_s"),
             }
         result["cuda_graphs" if graphs else "no_graphs"] = found
         del model

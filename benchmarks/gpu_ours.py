@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpu_chain import Chain
 from gpu_models import Shape, architecture
 from gpu_peers import Contender
+from gpu_run import captured
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from weft.ir import Graph
 
 NAMES = {
     "embed": "model.embed_tokens",
@@ -23,19 +27,22 @@ NAMES = {
 }
 
 
-def generated(model: Any) -> nn.Module:
-    """The module that weft writes for the architecture of `model`, which shares its weights with it."""
+def generated(model: Any) -> tuple[Graph, nn.Module]:
+    """The graph of the architecture of `model`, and the module that weft writes for it, on the weights of `model`."""
+    from weft.backends.targets import find_target
     from weft.backends.torch.module import load, run_source
     from weft.backends.torch.source import write_source
+    from weft.frontends.compiler import target_pipeline
     from weft.frontends.sources import load_source
     from weft.passes import run_passes
 
-    graph = run_passes(load_source(architecture(_shape(model))).graph, "default")
+    graph = load_source(architecture(_shape(model))).graph
+    graph = run_passes(graph, target_pipeline(graph, find_target("torch"), "f32", "default"))
     with torch.device("meta"):
         module: nn.Module = run_source(write_source(graph).text).Model()
     theirs = model.state_dict()
     load(module, {key: theirs[_theirs(key)] for key in module.state_dict()})
-    return module.eval().requires_grad_(False)
+    return graph, module.eval().requires_grad_(False)
 
 
 def _theirs(key: str) -> str:
@@ -63,33 +70,76 @@ class Module:
     """The generated module as it is, call by call with its cache of `capacity` tokens."""
 
     def __init__(self, model: Any, capacity: int) -> None:
-        self.module: Any = generated(model)
-        self.capacity = capacity
-        self.cache: Any = None
-        self.token = torch.empty(0)
+        self.graph, module = generated(model)
+        self.module: Any = module
+        self.cache: Any = module.new_cache(1, capacity)  # type: ignore[operator]  # a method of what was generated
+        self.token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        self.first = torch.empty(0)
 
     @torch.no_grad()
-    def _logits(self, ids: Tensor) -> Tensor:
-        last = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
-        logits: Tensor = self.module(ids, cache=self.cache, last=last)[:, 0]
-        return logits
-
     def start(self, ids: Tensor) -> None:
-        self.cache = self.module.new_cache(len(ids), self.capacity)
-        self.first = self._logits(ids)
-        self.token = self.first.argmax(-1, keepdim=True)
+        self.cache.length = 0
+        last = torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+        self.first = self.module(ids, cache=self.cache, last=last)[:, -1]
+        self.token.copy_(self.first.argmax(-1, keepdim=True))
 
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Those [1, vocab] after `token`, which from then on is in the cache."""
+        found: Tensor = self.module(self.token, cache=self.cache)[:, -1]
+        return found
+
+    @torch.no_grad()
     def step(self) -> Tensor:
-        self.token = self._logits(self.token).argmax(-1, keepdim=True)
+        self.token.copy_(self.logits().argmax(-1, keepdim=True))
         return self.token
 
     def forced(self, ids: Tensor, tokens: Tensor) -> Tensor:
         self.start(ids)
-        rows = [self.first, *(self._logits(tokens[:, i : i + 1]) for i in range(tokens.shape[1] - 1))]
-        return torch.cat([row.float() for row in rows])
+        rows = [self.first.float()]
+        for i in range(tokens.shape[1] - 1):
+            self.token.copy_(tokens[:, i : i + 1])
+            rows.append(self.logits().float())
+        return torch.cat(rows)
 
 
-OURS: dict[str, Callable[[Any, int], Contender]] = {"weft_kernels": Chain, "weft_module": Module}
+class Step(Module):
+    """The generated decode step, its kernels and the choice of the token captured as one CUDA graph."""
+
+    def __init__(self, model: Any, capacity: int) -> None:
+        from weft.backends.torch.module import build_step
+
+        super().__init__(model, capacity)
+        self.run = build_step(self.graph, self.module)
+        self.position = torch.zeros_like(self.token)
+        self.held: Tensor = model.lm_head.weight.new_zeros(1, len(model.lm_head.weight))
+        self.replay: Callable[[], None] | None = None
+
+    def start(self, ids: Tensor) -> None:
+        if self.replay is None:
+            with torch.no_grad():
+                self.replay = captured([self.advance])
+        super().start(ids)
+        self.position.fill_(ids.shape[1])
+
+    def advance(self) -> None:
+        self.held.copy_(self.run(self.token, self.position, self.cache)[:, -1])
+        self.token.copy_(self.held.argmax(-1, keepdim=True))
+        self.position.add_(1)
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        self.step()
+        return self.held.clone()
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        assert self.replay is not None
+        self.replay()
+        return self.token
+
+
+OURS: dict[str, Callable[[Any, int], Contender]] = {"weft_step": Step, "weft_kernels": Chain, "weft_module": Module}
 
 
 def ours(name: str, model: Any, capacity: int) -> Contender:
@@ -99,5 +149,4 @@ def ours(name: str, model: Any, capacity: int) -> Contender:
 
 def prefill(model: Any, rows: int) -> Callable[[Tensor], object]:
     """A prompt into an empty cache, and the logits of the last token."""
-    module = Module(model, rows)
-    return module.start
+    return Module(model, rows).start

@@ -62,7 +62,7 @@ def latent_products(q: Tensor, cache: Tensor, positions: Tensor, rank: int, *, s
     return ((q @ keys.mT).float() * scale).softmax(-1).to(q.dtype) @ keys[..., :rank]
 
 
-def _experts(way: str, x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor, gate: Tensor) -> Tensor:
+def _experts(way: str, x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor, gate: Any) -> Tensor:
     """transformers' experts, by one of its ways to compute them, on weights stacked once and kept with `gate`."""
     if not hasattr(gate, "experts"):
         from transformers import MixtralConfig
@@ -88,6 +88,63 @@ def experts(way: str) -> Callable[..., Tensor]:
     return compute
 
 
+@cache
+def _window(seq: int, window: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query - key < window)
+
+    return create_block_mask(sees, None, None, seq, seq, device=device)
+
+
+def flex_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """A sliding window by flex_attention and a mask of blocks, which is made once."""
+    found: Tensor = _flex()(q, k, v, block_mask=_window(q.shape[2], window, q.device), enable_gqa=True)
+    return found
+
+
+@cache
+def _dense_window(seq: int, window: int, device: torch.device) -> Tensor:
+    distance = torch.arange(seq, device=device)[:, None] - torch.arange(seq, device=device)
+    return (distance >= 0) & (distance < window)
+
+
+def sdpa_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """A sliding window by torch's operator and a mask of all pairs, which is made once."""
+    mask = _dense_window(q.shape[2], window, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+def sdpa_causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """No window at all, by torch's fastest operator: right only where the window holds the text."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def dense(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """The same product with weights of the dtype of x, made once and kept with the codes."""
+    from weft.backends.torch.kernels.quantized_linear import dequantize
+
+    if not hasattr(codes, "dense"):
+        codes.dense = dequantize(codes, scales, offsets, bits=32 * codes.shape[1] // x.shape[1]).to(x.dtype)
+    return F.linear(x, codes.dense)
+
+
+def int4(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """torch's own product with weights of 4 bits, which torchao and gpt-fast use, on weights packed once its way."""
+    from weft.backends.torch.kernels.quantized_linear import dequantize
+
+    if not hasattr(codes, "tiles"):
+        steps = dequantize(codes, torch.ones_like(scales, dtype=torch.float32), None, bits=4) + 8
+        steps = steps.to(torch.uint8)
+        codes.tiles = torch.ops.aten._convert_weight_to_int4pack(steps[:, ::2] << 4 | steps[:, 1::2], 8)
+        zeros = torch.zeros_like(scales) if offsets is None else offsets
+        codes.scales = torch.stack([scales, zeros], -1).to(torch.bfloat16).contiguous()
+    group = x.shape[1] // len(scales)
+    found: Tensor = torch.ops.aten._weight_int4pack_mm(x, codes.tiles, group, codes.scales)
+    return found
+
+
 def ssd_chunked(*args: Any, **sizes: Any) -> Any:
     """Mamba-2 by chunks in plain torch, as models that weft generates compute it without kernels."""
     from weft.backends.torch.parts.state_space import ssd
@@ -97,6 +154,11 @@ def ssd_chunked(*args: Any, **sizes: Any) -> Any:
 
 RIVALS: dict[str, Callable[..., Any]] = {
     "linear": linear,
+    "flex_window": flex_window,
+    "sdpa_window": sdpa_window,
+    "sdpa_causal": sdpa_causal,
+    "dense": dense,
+    "int4": int4,
     "experts_batched": experts("batched_mm"),
     "experts_grouped": experts("grouped_mm"),
     "experts_eager": experts("eager"),

@@ -160,14 +160,16 @@ class Run:
     def begin(self, stage: str) -> dict[str, Any]:
         """The stage's results: a new dictionary, or what the program wrote before it was started anew."""
         path = self.path(stage)
-        if self.args.again and path.exists():
-            self.results[stage] = json.loads(path.read_text(encoding="utf-8"))
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if before and (self.args.again or before.get("until") == self.deadline):
+            self.results[stage] = before
             kept = {k: v for k, v in self.results[stage]["results"].items() if "not_run" not in v}
             self.results[stage]["results"] = kept
         else:
             self.results[stage] = {
                 **facts("numpy", "torch", "transformers"),
                 "device": self.device,
+                "until": self.deadline,
                 "gpu": gpu_state() if self.cuda else None,
                 "results": {},
             }
@@ -182,10 +184,10 @@ class Run:
         found: dict[str, Any] = self.results.get("limits", {}).get("results", {})
         return found
 
-    def rate(self, name: str, key: str) -> float:
-        """The median of a limit; NaN where it was not measured."""
-        found: dict[str, Any] = self.limits.get(name, {}).get(key, {})
-        return float(found.get("median") or float("nan"))
+    def share(self, value: float, name: str, key: str) -> float | None:
+        """`value` over the median of a limit; None where that was not measured."""
+        limit: float | None = self.limits.get(name, {}).get(key, {}).get("median")
+        return round(value / limit, 3) if limit else None
 
     def path(self, stage: str) -> Path:
         return Path(self.out) / f"gpu_{stage}.json"
@@ -196,7 +198,7 @@ class Run:
 
     def skips(self, stage: str, name: str, cost: float) -> bool:
         """Whether `name` is measured already, not asked for, or longer than the time left, which is then recorded."""
-        if name in self.results[stage]["results"] or not self.only.search(f"{stage}/{name}"):
+        if name in self.results[stage]["results"] or (stage != "limits" and not self.only.search(f"{stage}/{name}")):
             return True
         if self.cuda and self.left() < cost:
             self._record(stage, name, {"not_run": f"{max(self.left(), 0):.0f} s left, {cost:.0f} s needed"})
@@ -238,8 +240,8 @@ class Run:
         """This program again, with what is left of its time and without the measurement that stopped it."""
         self._record(stage, name, {"error": reason})
         sys.stdout.flush()
-        rest = [a for a in sys.argv[1:] if not a.startswith(("--deadline=", "--again"))]
-        os.execv(sys.executable, [sys.executable, sys.argv[0], *rest, f"--deadline={self.deadline}", "--again"])
+        rest = [a for a in sys.argv[1:] if not a.startswith("--deadline=")]
+        os.execv(sys.executable, [sys.executable, sys.argv[0], *rest, f"--deadline={self.deadline!r}"])
 
     def _record(self, stage: str, name: str, found: dict[str, Any], show: bool = True) -> dict[str, Any]:
         self.results[stage]["results"][name] = found

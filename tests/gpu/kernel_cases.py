@@ -47,7 +47,7 @@ CASES = {
     "norm_linear": Odd(
         "norm_linear", _odd(inputs.norm_linear, rows=3, out=37, inner=130, kind="layer", bias=True), 130
     ),
-    "norm_linear one row": Odd("norm_linear", _odd(inputs.norm_linear, rows=1, out=515, inner=264), 264),
+    "norm_linear one row": Odd("norm_linear", _odd(inputs.norm_linear, rows=1, out=131, inner=264), 264),
     "norm_glu": Odd("norm_glu", _odd(inputs.norm_glu, rows=2, hidden=45, inner=200), 200),
     "norm_qkv": Odd(
         "norm_qkv",
@@ -98,6 +98,21 @@ CASES = {
         (0, 1, 2, 3),
         roundings=2,
     ),
+    "window_attention": Odd(
+        "window_attention",
+        _odd(inputs.window_attention, batch=1, heads=4, kv_heads=2, d=24, seq=70, window=19, keep_first=3),
+        22,
+        (0, 1, 2),
+        roundings=2,
+    ),
+    "quantized_linear": Odd(
+        "quantized_linear",
+        _odd(inputs.quantized_linear, rows=2, out=21, inner=192, bits=4, group=32, offsets=True),
+        192,
+    ),
+    "quantized_linear 8 bits": Odd(
+        "quantized_linear", _odd(inputs.quantized_linear, rows=1, out=35, inner=96, bits=8, group=96), 96
+    ),
     "latent_decode": Odd(
         "latent_decode",
         _odd(inputs.latent_decode, batch=2, heads=5, rank=48, rope=16, length=130),
@@ -107,15 +122,15 @@ CASES = {
     ),
     "moe_decode": Odd(
         "moe_decode",
-        _odd(inputs.moe_decode, tokens=2, experts=5, k=2, hidden=72, dim=40),
-        72,
+        _odd(inputs.moe_decode, tokens=2, experts=5, k=2, hidden=24, dim=40),
+        40,
         roundings=2,
         late=(0, 1, 2),
     ),
     "moe_decode ungated": Odd(
         "moe_decode",
-        _odd(inputs.moe_decode, tokens=1, experts=3, k=3, hidden=24, dim=136, gated=False),
-        136,
+        _odd(inputs.moe_decode, tokens=1, experts=3, k=3, hidden=24, dim=72, gated=False),
+        72,
         (0, 1, 2),
         2,
     ),
@@ -159,5 +174,6 @@ def _slow_copy(source, target, count, turns, BLOCK: tl.constexpr):  # type: igno
 
 def produce(source: Tensor, target: Tensor, turns: int) -> None:
     """Copy `source` to `target`, contiguous both, by a kernel that the next one may overtake."""
+    assert source.is_contiguous() and target.is_contiguous()
     grid = (triton.cdiv(source.numel(), 1024),)
     _slow_copy[grid](source, target, source.numel(), turns, BLOCK=1024, launch_pdl=True)

@@ -1,13 +1,11 @@
 """What is compiled for ort-cuda, on a GPU: models against themselves in f32 on the CPU, ops against their references.
 
-Needs no pytest: `python tests/gpu/test_ort_cuda.py [--device cpu]` runs all. On the CPU only f16 can be run, and there
-are no CUDA graphs; that much checks the tests themselves.
+Needs no pytest: `python tests/gpu/test_ort_cuda.py [NAME ...]` runs all, or those whose names contain one of NAME. With
+WEFT_DEVICE=cpu only f16 can be run, and there are no CUDA graphs; that much checks the tests themselves.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
 import traceback
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chosen import DEVICE
+from decoders import DECODERS, DIM, LAYERS, LENGTH, VOCAB
 from numpy.typing import NDArray
 
 import weft
@@ -28,56 +28,14 @@ from weft.backends.runtime.folder import read_facts
 from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.session import CPU, CUDA, onnxruntime, open_session
 from weft.backends.targets import TARGETS
-from weft.frontends.dsl import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Encoder,
-    GatedMLP,
-    LayerNorm,
-    LearnedPositions,
-    MoE,
-    RMSNorm,
-)
-from weft.frontends.dsl import RoPE as Rope
+from weft.frontends.dsl import MLP, Attention, Block, Encoder, LayerNorm, LearnedPositions
 from weft.ir import OPS, Graph, Op, TensorType, Value, dtypes, interpret
 from weft.ir import ops as ir_ops
 from weft.ir.op import Case
 from weft.passes import legalize
 
 Floats = NDArray[np.float32]
-DEVICE = os.environ.get("WEFT_DEVICE", "cuda")  # "cpu" checks these tests where there is no GPU
 DTYPES = ("f16", "bf16") if DEVICE == "cuda" else ("f16",)
-VOCAB, DIM, LAYERS, LENGTH = 1000, 256, 4, 2048
-ROPE = Rope(1e4)
-
-
-def decoder(attention: Attention, ffn: Any = None, norm: Any = None, **settings: Any) -> Decoder:
-    block = Block(attention, ffn or GatedMLP(512), norm or RMSNorm(1e-5))
-    return Decoder(VOCAB, DIM, LAYERS, block, **{"context": LENGTH, "tie_embeddings": True, **settings})
-
-
-DECODERS = {
-    "grouped": decoder(Attention(4, 2, rope=ROPE)),
-    "head-norms": decoder(Attention(4, 2, rope=ROPE, qk_norm=RMSNorm(1e-6))),
-    "biases": decoder(Attention(4, 2, rope=ROPE, qkv_bias=True, out_bias=True), tie_embeddings=False),
-    "window": decoder(Attention(4, 2, rope=ROPE, window=64)),
-    "softcap": decoder(Attention(4, 2, rope=ROPE, softcap=20.0), logit_softcap=20.0),
-    "sinks": decoder(Attention(4, 2, rope=ROPE, sinks=True), GatedMLP(512, "swish(1.702)", limit=7.0)),
-    "interleaved": decoder(Attention(4, 2, rope=Rope(1e4, interleaved=True))),
-    "half-rotated": decoder(Attention(4, 2, rope=Rope(1e4, fraction=0.5))),
-    "head-of-128": decoder(Attention(4, 1, head_dim=128, rope=ROPE)),
-    "head-of-12": decoder(Attention(4, 2, head_dim=12, rope=ROPE)),  # the standard operator, not GroupQueryAttention
-    # Every token asks all experts: which two are best, 16 bits may see otherwise.
-    "experts": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8)),
-    "experts by sigmoid": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8, scoring="sigmoid", shared=GatedMLP(64))),
-    "experts with limits": decoder(
-        Attention(4, 2, rope=ROPE), MoE(8, 128, 8, "swish(1.702)", bias=True, limit=7.0, shift=1.0)
-    ),
-    "experts in one product": decoder(Attention(4, 2, rope=ROPE), MoE(8, 128, 8, "gelu")),
-    "learned": decoder(Attention(4), MLP(512, "gelu_tanh", bias=True), LayerNorm(), positions=LearnedPositions(LENGTH)),
-}
 ENCODER = Encoder(
     VOCAB,
     DIM,
@@ -279,21 +237,20 @@ def test_on_the_gpu(check: Callable[[], None]) -> None:
     check()
 
 
-def main() -> int:
-    failed = []
+def main(wanted: list[str]) -> int:
+    failed, ran = [], 0
     for name, check in checks():
+        if wanted and not any(part in name for part in wanted):
+            continue
+        ran += 1
         try:
             check()
         except Exception:  # every check is reported, whatever stopped it
             failed.append(name)
             print(f"FAILED {name}\n{traceback.format_exc(limit=-3)}")
-    print(f"{DEVICE}: {len(dict(checks())) - len(failed)} passed, {len(failed)} failed {' '.join(failed)}")
+    print(f"{DEVICE}: {ran - len(failed)} passed, {len(failed)} failed {' '.join(failed)}")
     return len(failed) > 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default=DEVICE)
-    DEVICE = parser.parse_args().device
-    DTYPES = ("f16", "bf16") if DEVICE == "cuda" else ("f16",)
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

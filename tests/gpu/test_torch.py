@@ -1,0 +1,187 @@
+"""Generated PyTorch modules on a GPU: against themselves in f32 on the CPU, in pieces, and their decode steps.
+
+Needs no pytest: `python tests/gpu/test_torch.py [NAME ...]` runs all, or those whose names contain one of NAME. With
+WEFT_DEVICE=cpu it runs where there is no GPU, without graphs; that much checks the tests themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from chosen import DEVICE
+from decoders import DECODERS, LAYERS, VOCAB
+from gpu_run import captured
+from torch import Tensor
+
+from weft.backends.targets import find_target
+from weft.backends.torch.module import build_module, build_step
+from weft.frontends.compiler import target_pipeline
+from weft.frontends.sources import load_source
+from weft.ir import Graph
+from weft.passes import run_passes
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+ROUNDINGS = 10  # of the numbers of a layer on their way
+
+
+@cache
+def graph(name: str) -> Graph:
+    found = load_source(DECODERS[name]).graph
+    return run_passes(found, target_pipeline(found, find_target("torch"), "f32", "default"))
+
+
+@cache
+def model(name: str, dtype: str, device: str = DEVICE) -> Any:
+    """The module; in f32 on the CPU it is the reference of the others."""
+    return build_module(graph(name), dtype=DTYPES[dtype], device=device).eval()
+
+
+def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def near(got: Tensor, want: Tensor, dtype: str, what: str) -> None:
+    """Relative to the norm of the logits: roundings of random sign, each at most half an eps."""
+    allowed = torch.finfo(DTYPES[dtype]).eps * (ROUNDINGS * LAYERS) ** 0.5 / 2
+    allowed = max(allowed, 16 * torch.finfo(torch.float32).eps * LAYERS)  # sums in another order
+    got, want = got.double().cpu(), want.double().cpu()
+    error = float((got - want).norm() / want.norm())
+    print(f"  {what} {dtype}: error {error:.2e} of {allowed:.2e}")
+    assert got.isfinite().all() and error <= allowed, what
+
+
+def in_pieces(net: Any, ids: Tensor, cuts: list[int]) -> Tensor:
+    """Logits [batch, seq, vocab] of `ids` given piece after piece through a cache."""
+    kept, length = net.new_cache(len(ids), ids.shape[1]), ids.shape[1]
+    ends = [*cuts, length]
+    return torch.cat([net(ids[:, a:b], cache=kept) for a, b in zip([0, *cuts], ends, strict=True)], 1)
+
+
+def check_module(name: str, dtype: str) -> None:
+    """Logits of all tokens, at once and in pieces, as in f32 on the CPU."""
+    ids = tokens(2, 90)
+    want = model(name, "f32", "cpu")(ids)
+    near(model(name, dtype)(ids.to(DEVICE)), want, dtype, name)
+    near(in_pieces(model(name, dtype), ids.to(DEVICE), [40, 41, 42, 88, 89]), want, dtype, f"{name} in pieces")
+
+
+def stepping(name: str, dtype: str, rows: int, length: int) -> tuple[Any, Any, Callable[[Tensor, Tensor, Any], Tensor]]:
+    """A module of its own, its cache, and its decode step."""
+    net: Any = build_module(graph(name), dtype=DTYPES[dtype], device=DEVICE).eval()
+    return net, net.new_cache(rows, length), build_step(graph(name), net)
+
+
+def check_step(name: str, dtype: str, capacity: int = 110) -> None:
+    """Steps of two rows after a prompt: logits as in f32 on the CPU, for windows of 64 tokens too."""
+    past = capacity - 10
+    ids = tokens(2, capacity, seed=1)
+    want = model(name, "f32", "cpu")(ids)[:, past - 1 :]
+    net, kept, step = stepping(name, dtype, 2, capacity)
+    given = ids.to(DEVICE)
+    rows = [net(given[:, :past], cache=kept)[:, -1]]
+    for at in range(past, capacity):
+        position = torch.full((2, 1), at, device=DEVICE)
+        rows.append(step(given[:, at : at + 1], position, kept)[:, -1])
+    near(torch.stack(rows, 1), want, dtype, f"{name} step by step")
+
+
+def check_short_cache(name: str, dtype: str) -> None:
+    """A cache may hold less than a window does."""
+    check_step(name, dtype, capacity=40)
+
+
+def advancing(name: str, dtype: str, capacity: int) -> tuple[Callable[[Tensor], None], Callable[[], None], Tensor]:
+    """A decoder that feeds itself: reads a prompt, makes a token; and its logits [1, vocab] and token, as f32."""
+    net, kept, step = stepping(name, dtype, 1, capacity)
+    token, position = (torch.zeros(1, 1, dtype=torch.long, device=DEVICE) for _ in range(2))
+    shown = torch.zeros(1, VOCAB + 1, device=DEVICE)
+
+    def start(ids: Tensor) -> None:
+        kept.length = 0
+        token.copy_(net(ids, cache=kept)[:, -1].argmax(-1, keepdim=True))
+        position.fill_(ids.shape[1])
+
+    def advance() -> None:
+        logits = step(token, position, kept)[:, -1]
+        token.copy_(logits.argmax(-1, keepdim=True))
+        shown[:, :VOCAB].copy_(logits)
+        shown[:, VOCAB:].copy_(token)
+        position.add_(1)
+
+    return start, advance, shown
+
+
+def check_replay(name: str, dtype: str) -> None:
+    """A captured step that feeds itself makes the tokens and logits of one that is launched, bit for bit."""
+    ids = tokens(1, 50, seed=2).to(DEVICE)
+    runs = []
+    for graphed in (False, True):
+        start, run, shown = advancing(name, dtype, 100)
+        run = captured([run]) if graphed else run
+        found = []
+        for prompt in (ids, ids.flip(1)):  # the second goes through what the first captured
+            start(prompt)
+            for _ in range(40):
+                run()
+                found.append(shown.clone())
+        runs.append(torch.stack(found))
+    assert torch.equal(*runs)
+
+
+def check_greedy(name: str, dtype: str) -> None:
+    """What steps choose, the module's own logits rank first, but for what rounding decides."""
+    made = tokens(1, 50, seed=3).to(DEVICE)
+    start, advance, shown = advancing(name, dtype, 110)
+    start(made)
+    for _ in range(50):
+        advance()
+        made = torch.cat([made, shown[:, VOCAB:].long()], 1)
+    first = model(name, dtype)(made[:, :50])[:, -1].argmax(-1)
+    text = torch.cat([made[:, :50], first[:, None], made[:, 50:]], 1)
+    logits = model(name, dtype)(text)[0, 50:-1].double()
+    chosen = logits.gather(1, text[0, 51:, None])[:, 0]
+    slack = 8 * torch.finfo(DTYPES[dtype]).eps * (ROUNDINGS * LAYERS) ** 0.5 / 2 * logits.std(-1)
+    assert (logits.max(-1).values - chosen <= slack).all()
+
+
+def checks() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every check by name."""
+    for dtype in DTYPES:
+        for name in DECODERS:
+            for check in (check_module, check_step, check_greedy, check_replay):
+                yield f"{check.__name__[6:]}-{name}-{dtype}", partial(check, name, dtype)
+        yield f"short_cache-{dtype}", partial(check_short_cache, "window", dtype)
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    found = dict(checks())
+    metafunc.parametrize("check", found.values(), ids=found)
+
+
+def test_on_the_gpu(check: Callable[[], None]) -> None:
+    with torch.no_grad():
+        check()
+
+
+def main(wanted: list[str]) -> int:
+    failed, ran = [], 0
+    for name, check in checks():
+        if wanted and not any(part in name for part in wanted):
+            continue
+        ran += 1
+        try:
+            test_on_the_gpu(check)
+        except Exception:  # every check is reported, whatever stopped it
+            failed.append(name)
+            print(f"FAILED {name}\n{traceback.format_exc(limit=-3)}")
+    print(f"{DEVICE}: {ran - len(failed)} passed, {len(failed)} failed {' '.join(failed)}")
+    return len(failed) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
