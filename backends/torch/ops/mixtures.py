@@ -27,7 +27,9 @@ def _route(e: Emitter, node: Node) -> Var:
     if kind in READY:
         text = READY[kind].format("{0}", "{1}", **a)
         return e.emit(text + times, *given)
-    scores = e.emit("wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), given[0], name="scores")
+    scores = e.emit(
+        "wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), given[0], name="scores"
+    )
     ranks = scores if len(given) == 1 else e.emit("{0} + {1}", scores, given[1], name="ranks")
     if a["groups"] > 1:
         best = "best_of_groups" if a["group_score"] == "max" else "best_two_of_groups"
@@ -46,7 +48,15 @@ def _moe(e: Emitter, node: Node) -> Var:
     stacks = ", ".join(f"{{{i + 2}}}" for i in range(len(names)))
     text = f"moe({{0}}, {{1}}, {asked}, {expert}, {stacks})"
     given = [operand(node, n) for n in ("x", "combine", *names)]
+    e.scope = _home(node, names)
     return e.emit(text, *given, replaces=0)
+
+
+def _home(node: Node, names: list[str]) -> str:
+    """The scope of the stacks of weights, if one module holds them all and nothing else: it runs the experts."""
+    homes = {operand(node, n).name.rpartition(".")[0] for n in names}
+    (home, *others) = homes
+    return node.scope if others or not home.startswith(f"{node.scope}.") else home
 
 
 def _expert(node: Node, names: list[str]) -> str:
