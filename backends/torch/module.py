@@ -66,7 +66,7 @@ def tensor(param: Param, archive: Archive, dtype: torch.dtype) -> torch.Tensor:
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream(param.recipe, archive)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
-    made = torch.from_numpy(np.ascontiguousarray(array)).reshape(param.type.concrete({}))
+    made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: archives keep theirs
     if not kind.is_float:
         return made.to(getattr(torch, {"bool": "bool"}.get(kind.name, made.dtype.__str__().removeprefix("torch."))))
     return made.to(torch.float32 if is_constant(param.recipe) else dtype)

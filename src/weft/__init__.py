@@ -61,6 +61,7 @@ _PUBLIC = {
     "weft.frontends.modules": ("torch",),
     "weft.frontends.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),
+    "weft.backends.torch.trained": ("with_weights",),
     "weft.ir": ("WeftError",),
     "weft.passes": ("run_passes",),
 }
