@@ -8,12 +8,12 @@ sandwich norms have (arXiv 2105.13290), needs all outputs; the last block of all
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from . import gemv
 from .gemv import Tile, check, first_weights, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
+from .rows import linear
 from .tickets import counters, is_last
 
 
@@ -105,7 +105,7 @@ def reference(
     norm: Norm = NO_NORM,
 ) -> torch.Tensor:
     """What `linear_residual` computes, with torch."""
-    return residual + scale * norm(F.linear(x, weight, bias))
+    return residual + scale * norm(linear(x, weight, bias))
 
 
 def linear_residual(

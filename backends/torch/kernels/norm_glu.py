@@ -6,12 +6,12 @@ The ungated form, act(norm(x) W_upᵀ), is `norm_linear` with an activation.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from .activation import ACTIVATIONS, activate
 from .gemv import check, first_weights, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
+from .rows import linear
 
 
 @jit
@@ -47,7 +47,7 @@ def reference(
     activation: str = "silu",
 ) -> torch.Tensor:
     """What `norm_glu` computes, with torch."""
-    gate, up = F.linear(norm(x), weight, bias).chunk(2, -1)
+    gate, up = linear(norm(x), weight, bias).chunk(2, -1)
     return ACTIVATIONS[activation](gate) * up
 
 

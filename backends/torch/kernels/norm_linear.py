@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from .activation import ACTIVATIONS, activate
 from .gemv import check, first_weights, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
+from .rows import linear
 
 
 @jit
@@ -42,7 +42,7 @@ def reference(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """What `norm_linear` computes, with torch."""
-    return ACTIVATIONS[activation](F.linear(norm(x), weight, bias)).to(dtype or x.dtype)
+    return ACTIVATIONS[activation](linear(norm(x), weight, bias)).to(dtype or x.dtype)
 
 
 def norm_linear(

@@ -7,13 +7,13 @@ A block owns pairs of elements that RoPE turns together. Where heads are normed 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from . import gemv
 from .gemv import DTYPES, Tile, check, first_weights, products, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
 from .rotary import angles, element, turned
+from .rows import linear
 from .tickets import counters, is_last
 
 
@@ -126,7 +126,7 @@ def reference(
 ) -> torch.Tensor:
     """What `norm_qkv` computes and writes, with torch."""
     batch, kv_heads, capacity, head_dim = k_cache.shape
-    projected = F.linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
+    projected = linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
     q, k, v = projected.split([projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     q, k = q_norm(q), k_norm(k)
     if cos is not None and sin is not None:
