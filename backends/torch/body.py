@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import ast
-import keyword
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from .library import IMPORTS, library
+from .naming import Line, Named, Names
 from .program import Held, Leaf, Operand, Slot, Var
 from .structure import Call, Item, Loop, Method, inside, reads, relative
 
-RESERVED = {"self", "cache", "state", "layer", "run", "own", "batch", "length", *IMPORTS}
 WIDTH = 92  # of a line that an expression may grow to
-
-
-@dataclass(eq=False)
-class Line:
-    """``targets = tree``, a whole statement, or a return; names in `tree` are tokens until they are chosen."""
-
-    targets: list[Var | Held]
-    tree: ast.AST
-    comment: str = ""
-    replaces: Operand | None = None
-    movable: bool = False  # an expression that may be set into the one that reads it
-    loop: tuple[tuple[Var, Operand], ...] = ()  # results of a loop, and what enters it in their place
-
-
-@dataclass
-class Body:
-    """A forward: its parameters with annotations and defaults, and its lines."""
-
-    parameters: list[str]
-    lines: list[str] = field(default_factory=list)
 
 
 class Writer:
@@ -40,10 +17,9 @@ class Writer:
 
     trains = True
 
-    def __init__(self, method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> None:
+    def __init__(self, method: Method, given: list[Named], hidden: Var | None, top: bool) -> None:
         self.method, self.given, self.hidden, self.top = method, given, hidden, top
-        self.tokens: dict[int, str] = {}
-        self.objects: dict[str, Operand] = {}
+        self.tokens: dict[Operand, str] = {}
         self.lines: list[Line] = []
         self.uses: dict[Operand, int] = {}
         self.states: dict[Item, str] = {}
@@ -54,21 +30,11 @@ class Writer:
         """What stands for an operand until names are chosen."""
         if isinstance(o, Leaf) or (isinstance(o, Held) and inside(o.path, self.method.path)):
             return self.member(o.path)
-        assert isinstance(o, (Var, Held))
-        name = self.tokens.setdefault(id(o), f"_{len(self.tokens)}_")
-        self.objects[name] = o
-        return name
+        return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def member(self, path: str) -> str:
         """The text that reaches what stands at `path`."""
         return attribute("self", relative(path, self.method.path))
-
-    def state(self, item: Item) -> str:
-        """The name of what a step keeps."""
-        return self.states[item]
-
-    def expression(self, text: str) -> ast.expr:
-        return ast.parse(text, mode="eval").body
 
     # -- lines
 
@@ -83,8 +49,13 @@ class Writer:
         for item in self.method.items:
             self._add(item)
         outputs = ", ".join(self.token(o) for o in self.method.outputs)
-        self.lines.append(Line([], self._inlined(self.expression(f"({outputs})"), 7), replaces=None))
-        return _named(self.lines, self.given, self.objects, self.hidden)
+        self.lines.append(Line([], self._inlined(_expression(f"({outputs})"), 7)))
+        names = Names(self.lines, self.tokens)
+        return [names.give(o, self._called(o)) for o in self.given], names.text()
+
+    def _called(self, o: Named) -> str:
+        """What a parameter would like to be called."""
+        return "x" if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
     def _name_states(self) -> None:
         stateful = self.method.stateful
@@ -113,7 +84,7 @@ class Writer:
         if isinstance(item, Call):
             arguments = [self.token(o) for o in item.inputs]
             if item.slots:
-                arguments.append(self.state(item))
+                arguments.append(self.states[item])
             text = f"{self.member(item.path)}({', '.join(arguments)})"
             guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
             if guard is not None:
@@ -121,7 +92,7 @@ class Writer:
             replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
             self._append(item.results, text, "", replaces)
             return
-        tokens = [self.state(item) if isinstance(o, Slot) else self.token(o) for o in item.operands]
+        tokens = [self.states[item] if isinstance(o, Slot) else self.token(o) for o in item.operands]
         text = item.text.format(*tokens)
         if not item.results:
             self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)))
@@ -132,7 +103,7 @@ class Writer:
     def _append(self, results: tuple[Var, ...], text: str, comment: str, replaces: Operand | None) -> None:
         names = 5 if replaces is not None else sum(len(v.name) + 2 for v in results) + 3
         comments: list[str] = [comment] if comment else []
-        tree = self._inlined(self.expression(text), names, comments)
+        tree = self._inlined(_expression(text), names, comments)
         movable = len(results) == 1 and self.uses.get(results[0]) == 1
         self.lines.append(Line([*results], tree, comments[-1] if comments else "", replaces, movable))
 
@@ -158,7 +129,7 @@ class Writer:
 
     def _shown(self, tree: ast.AST) -> str:
         text = ast.unparse(tree)
-        for token, o in self.objects.items():
+        for o, token in self.tokens.items():
             text = text.replace(token, o.name if isinstance(o, Var) else "weight")
         return text
 
@@ -189,7 +160,7 @@ class Writer:
             sources.append(("own", rest))
             arguments.append("*own")
         if loop.slots:
-            state = self.state(loop)
+            state = self.states[loop]
             sources.append(("state", f"{state} or [None] * {len(calls)}"))
             arguments.append("state")
         if not sources:
@@ -206,6 +177,10 @@ class Writer:
         text = f"{head}:\n    {body}"
         pairs = tuple(zip(results, entering, strict=True))
         self.lines.append(Line([*results], ast.parse(text).body[0], loop=pairs))
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 class _Put(ast.NodeTransformer):
@@ -267,91 +242,3 @@ def attribute(base: str, path: str) -> str:
     for part in path.split(".") if path else []:
         base += f"[{part}]" if part.isdigit() else f".{part}"
     return base
-
-
-def _named(
-    lines: list[Line], given: list[Var | Held], objects: dict[str, Operand], hidden: Var | None
-) -> tuple[list[str], list[str]]:
-    """The names of `given`, and `lines` as text with names, used again when nobody reads what had them any more."""
-    tokens = {id(o): t for t, o in objects.items()}
-    for target in (t for line in lines for t in line.targets):
-        objects[tokens.setdefault(id(target), f"_t{len(tokens)}_")] = target
-    last: dict[str, int] = {}
-    for i, line in enumerate(lines):
-        for n in ast.walk(line.tree):
-            if isinstance(n, ast.Name) and n.id in objects:
-                last[n.id] = i
-        for _, entering in line.loop:
-            last[tokens.get(id(entering), "")] = max(i, last.get(tokens.get(id(entering), ""), 0))
-    names: dict[str, str] = {}
-    holder: dict[str, str] = {}  # name -> token that has it
-
-    def free(name: str, at: int) -> bool:
-        token = holder.get(name)
-        return (token is None or last.get(token, -1) <= at) and name not in RESERVED and name not in library()
-
-    def take(token: str, name: str, at: int) -> None:
-        base, n = name if not keyword.iskeyword(name) else f"{name}_", 1
-        name = base
-        while not free(name, at):
-            n += 1
-            name = f"{base}_{n}"
-        names[token], holder[name] = name, token
-
-    for o in given:
-        token = tokens.setdefault(id(o), f"_given{len(tokens)}_")
-        objects[token] = o
-        wanted = "x" if o is hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
-        if wanted == "cache":
-            names[token] = "cache"
-        else:
-            last.setdefault(token, -1)
-            last[token] = max(last[token], 0)
-            take(token, wanted, -1)
-    out = []
-    for i, line in enumerate(lines):
-        before = {id(v): o for v, o in line.loop}
-        for target in line.targets:
-            token = tokens[id(target)]
-            old = before.get(id(target), line.replaces)
-            old_token = tokens.get(id(old)) if old is not None else None
-            if (
-                old_token in names
-                and last.get(old_token or "", -1) <= i
-                and holder.get(names[old_token or ""]) == old_token
-            ):
-                names[token] = names[old_token or ""]
-                holder[names[token]] = token
-            else:
-                wanted = target.name if isinstance(target, Var) else "weight"
-                take(token, wanted, i - 1 if line.loop else i)  # a loop reads its names again and again
-                if id(target) in before:
-                    out.append(f"{names[token]} = {names[old_token or '']}")
-        tree = _Rename(names).visit(line.tree)
-        text = ast.unparse(tree)
-        if line.targets and not line.loop:
-            text = _assignment(", ".join(names[tokens[id(t)]] for t in line.targets), tree)
-        elif not line.targets and i == len(lines) - 1:
-            text = f"return {text}"
-        out += [*text.splitlines()[:-1], text.splitlines()[-1] + (f"  # {line.comment}" if line.comment else "")]
-    return [names[tokens[id(o)]] for o in given], out
-
-
-def _assignment(targets: str, tree: ast.AST) -> str:
-    """``targets = tree``; an `if` where one branch of a conditional expression changes nothing."""
-    if isinstance(tree, ast.IfExp):
-        body, orelse = (ast.unparse(t).strip("()") for t in (tree.body, tree.orelse))
-        if orelse == targets:
-            return f"if {ast.unparse(tree.test)}:\n    {targets} = {ast.unparse(tree.body)}"
-        if body == targets:
-            test = ast.unparse(tree.test).replace(" is None", " is not None")
-            return f"if {test}:\n    {targets} = {ast.unparse(tree.orelse)}"
-    return f"{targets} = {ast.unparse(tree)}"
-
-
-class _Rename(ast.NodeTransformer):
-    def __init__(self, names: dict[str, str]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self.names.get(node.id, node.id), node.ctx)
