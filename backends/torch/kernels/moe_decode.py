@@ -75,7 +75,8 @@ def _close_kernel(
     token, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
     k, each = tl.arange(0, BLOCK_K)[None, None, :], tl.cdiv(K, BLOCK_K)
-    some = _slice(down, tl.load(chosen + first).to(tl.int64) * N + rows, k, K, K)
+    expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # not what L1 may hold of an earlier launch
+    some = _slice(down, expert * N + rows, k, K, K)
     if PDL:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)

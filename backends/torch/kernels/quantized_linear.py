@@ -51,7 +51,6 @@ def _linear_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     PER: tl.constexpr = 32 // BITS  # codes in a word
     RUN: tl.constexpr = GROUP // PER  # words in a group
-    MOVE: tl.constexpr = 12 if BITS == 4 else 16  # what brings the upper codes of a word into the 23 bits of a float
     words = K // (4 * PER) * 4
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     some = _words(codes, n, N, 0, words, BLOCK_B)
@@ -67,7 +66,7 @@ def _linear_kernel(
         part = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_B, 4], tl.float32)
         sums = tl.zeros([BLOCK_M, 1, BLOCK_B, 4], tl.float32)
         for s in tl.static_range(PER):
-            move = 0 if (s + 1) * BITS <= 23 else MOVE
+            move = 0 if (s + 1) * BITS <= 23 else 16  # the upper codes are brought into the 23 bits of a float
             place = s * BITS - move
             code = ((some >> move) & (((1 << BITS) - 1) << place)) | 0x4B000000
             number = code.to(tl.float32, bitcast=True) - (8388608.0 + (1 << (place + BITS - 1)))

@@ -1,11 +1,12 @@
 """The recurrence of Mamba (Gu & Dao 2023, arXiv 2312.00752), for prompts and for one token.
 
 h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t and y_t = C_t h_t + D x_t per channel, states in f32. One warp holds four
-channels a thread with all their states in registers and goes through time token by token: no barrier, no shared memory,
-one exponential per state and token, which is what bounds it. A prompt is cut into chunks that run side by side. What
-enters a chunk follows from what the chunks before it do to a state: starting from zero they end in E, and any other
-start decays to exp(A ΣΔ) times itself. So the chunks are read twice, first for E and ΣΔ, then for y. That is two
-exponentials per state and token; a scan over time within the warp would cost log₂(chunk) products and moves instead.
+channels a thread with all their states in registers (fewer channels where there are more than 16 states) and goes
+through time token by token: no barrier, no exchange between threads, one exponential per state and token, which is what
+bounds it. A prompt is cut into chunks that run side by side. What enters a chunk follows from what the chunks before it
+do to a state: starting from zero they end in E, and any other start decays to exp(A ΣΔ) times itself. So the chunks are
+read twice, first for E and ΣΔ, then for y. That is two exponentials per state and token; a scan over time within the
+warp would cost log₂(chunk) products and moves instead.
 """
 
 from __future__ import annotations

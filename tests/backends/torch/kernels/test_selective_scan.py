@@ -152,8 +152,8 @@ def test_chunks_are_many_enough_and_long_enough(device: torch.device, monkeypatc
     for name in ("_end_kernel", "_scan_kernel"):
         monkeypatch.setattr(kernel, name, Recorded())
     for seq in (127, 128, 2048):
-        x, b = torch.zeros(1, seq, 5120), torch.zeros(1, seq, 16)
-        kernel.selective_scan(x, x, torch.zeros(5120, 16), b, b)
+        x, a, b = (torch.zeros(size, device=device) for size in ((1, seq, 5120), (5120, 16), (1, seq, 16)))
+        kernel.selective_scan(x, x, a, b, b)
     assert grids == [(1, 40, 1), (1, 40, 1), (2, 40, 1), (25, 40, 1), (26, 40, 1)]
 
 
