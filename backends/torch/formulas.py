@@ -12,7 +12,7 @@ CONSTANTS = (AlibiSlopes, Literal, RopeFrequencies, RopeTable, Sinusoid)
 
 
 def formula(recipe: Recipe) -> str | None:
-    """Python text that makes what `recipe` does on the device of the tensor ``{0}``; None where none is short enough."""
+    """Python text that makes what `recipe` does on the device of the tensor ``{0}``; None where none is short."""
     if isinstance(recipe, AlibiSlopes):
         return f"alibi_slopes({recipe.heads}, {recipe.max_bias!r}, {{0}}.device)"
     if not isinstance(recipe, RopeFrequencies):
@@ -30,7 +30,8 @@ def formula(recipe: Recipe) -> str | None:
     else:
         return None
     numbers = ", ".join(map(_number, given))
-    return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {_number(r.theta)}, {{0}}.device), {_number(r.theta)}, {numbers})"
+    theta = _number(r.theta)
+    return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {numbers})"
 
 
 def is_constant(recipe: Recipe) -> bool:

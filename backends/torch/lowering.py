@@ -10,7 +10,7 @@ from weft.ir.op import Op, Trait
 from weft.passes import Trace, legalize
 
 from .positions import begin, end
-from .program import Emitter, Operand, Program, Statement
+from .program import Emitter, Held, Leaf, Operand, Program, Statement
 from .states import cached_nodes, counts_keys, cross_attentions
 
 Emit = Callable[[Emitter, Node], "Operand | Iterable[Operand] | None"]
@@ -86,7 +86,16 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     program = emitter.program
     program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
     program.statements = end(emitter, needed(program))
+    read = read_weights(program)
+    program.weights = {key: p for key, p in program.weights.items() if key in read}
     return program
+
+
+def read_weights(program: Program) -> set[str]:
+    """The keys of the weights that statements or outputs read."""
+    operands = [o for s in program.statements for o in s.operands] + list(program.outputs.values())
+    leaves = {f"{o.path}.{name}" for o in operands if isinstance(o, Leaf) for name in o.holds}
+    return leaves | {o.path for o in operands if isinstance(o, Held)}
 
 
 def _head(graph: Graph) -> tuple[Value, str] | None:

@@ -41,10 +41,11 @@ class Var:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A module of torch (or of the parts) at `path` that a statement calls; `init` makes it."""
+    """A module of torch (or of the parts) at `path` that a statement calls; `init` makes it, and what it `holds`."""
 
     path: str
     init: str
+    holds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class Emitter:
         path = attribute_path(path)
         if not self._inside(path):
             return None
-        leaf = Leaf(path, init)
+        leaf = Leaf(path, init, tuple(given))
         if path not in self._leaves:
             if any(p in self._made for p in params):
                 return None

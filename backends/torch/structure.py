@@ -98,8 +98,8 @@ def structure(program: Program, borrows: bool = False) -> Method:
     for output in program.outputs.values():
         if isinstance(output, Held):
             held.setdefault(output.path, output)
-    leaves = {path for path, o in held.items() if isinstance(o, Leaf)}
-    held = {path: o for path, o in held.items() if path.rpartition(".")[0] not in leaves}
+    leaves = {f"{path}.{name}" for path, o in held.items() if isinstance(o, Leaf) for name in o.holds}
+    held = {path: o for path, o in held.items() if path not in leaves}
     builder = _Builder(program, held, borrows)
     return builder.method(TOP, program.statements, list(program.outputs.values()))
 

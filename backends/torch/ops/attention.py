@@ -144,7 +144,9 @@ def _shape(var: Var) -> tuple[object, ...]:
     return var.shape or ()
 
 
-@lowering(ops.relative_attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
+@lowering(
+    ops.relative_attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None
+)
 def _relative_attention(e: Emitter, node: Node) -> None:
     heads, table = node.attrs["heads"], node.operand("value_table")
     q, k, v = (e.heads(operand(node, n), heads) for n in ("q", "k", "v"))

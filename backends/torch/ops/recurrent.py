@@ -106,4 +106,6 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     given = q, k, *turned, operand(node, "v")
     if not node.attrs["causal"]:
         return (e.emit(f"linear_attention({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {heads})", *given),)
-    return _carried(e, node, f"causal_linear_attention({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{past}}, heads={heads})", *given)
+    return _carried(
+        e, node, f"causal_linear_attention({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{past}}, heads={heads})", *given
+    )

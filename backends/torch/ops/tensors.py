@@ -6,8 +6,8 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
-from ..program import Emitter, Var
 from ..positions import key_positions
+from ..program import Emitter, Var
 from .elementwise import number
 
 
@@ -122,7 +122,7 @@ def _one_hot(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.gather)
 def _gather(e: Emitter, node: Node) -> Var:
-    x, axis = _first(node), node.attrs["axis"] % len(_first(node).shape)
+    axis = node.attrs["axis"] % len(_first(node).shape)
     return e.emit(f"{{0}}[{', '.join([':'] * axis + ['{1}'])}]", *_all(node))
 
 

@@ -32,7 +32,7 @@ class KVCache:
         self.v = like.new_zeros(batch, heads, capacity, value_width)
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write k, v [batch, heads, seq, width] at `positions`; all that `mask` tells of, or they alone if it is None."""
+        """Write k, v [batch, heads, seq, width] at `positions`; all that `mask` tells of, or they alone."""
         rows = torch.arange(k.shape[0], device=k.device)[:, None]
         self.k[rows, :, positions] = k.transpose(1, 2)
         self.v[rows, :, positions] = v.transpose(1, 2)

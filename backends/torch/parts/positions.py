@@ -25,7 +25,7 @@ def llama3_frequencies(
 def yarn_frequencies(
     frequencies: Tensor, theta: float, factor: float, fast: float, slow: float, context: int
 ) -> Tensor:
-    """YaRN (Peng 2023): a ramp from pairs turning `fast` times in `context`, kept, to `slow` times, slowed by `factor`."""
+    """YaRN (Peng 2023): a ramp from pairs turning `fast` times in `context`, kept, to `slow` times, slowed down."""
     dim = 2 * len(frequencies)
     low, high = (dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow))
     low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
