@@ -37,32 +37,32 @@ def through(
     hi,
     distance,
     scale,
+    KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
-    LEAN: tl.constexpr,
     INTERP: tl.constexpr,
 ):
     """The running softmax (m, total, acc) of `query` [queries, d] after the keys lo to hi − 1 of the KV head `head`.
 
-    k, v describe tensors [batch, kv_heads, keys, d] by blocks [1, 1, n, d]; numbers outside are 0. `distance` [queries]
-    is query position − position of key 0: seen are keys at a distance from 0 to WINDOW − 1, or without end (0). If not
-    MASKED, all queries see all keys, and n divides hi − lo. LEAN: compute anew in each step, to save registers.
+    k, v describe tensors [batch, kv_heads, keys, d] by blocks [1, 1, KEYS, d]; numbers outside are 0. The `distance` of
+    a query is its position − that of key 0: it sees keys at a distance from 0 to WINDOW − 1, or without end (0). If not
+    MASKED, all queries see all keys, and KEYS divides hi − lo.
     """
-    KEYS: tl.constexpr = k.block_shape[2]
     batch = tl.program_id(2)
     n = tl.arange(0, KEYS)
-    for start in tl.range(lo, hi, KEYS, disable_licm=LEAN):
-        key = k.load([batch, head, start, 0]).reshape(KEYS, k.block_shape[3])
-        value = v.load([batch, head, start, 0]).reshape(KEYS, v.block_shape[3])
+    # Without hoisting of what stays the same: it would not fit into registers.
+    for start in tl.range(lo, hi, KEYS, disable_licm=True):
+        key = k.load([batch, head, start, 0]).reshape(KEYS, query.shape[1])
+        value = v.load([batch, head, start, 0]).reshape(KEYS, acc.shape[1])
         if INTERP:
             key, value = key.to(tl.float32), value.to(tl.float32)
         score = scaled(tl.dot(query, tl.trans(key), input_precision="tf32x3"), scale, SOFTCAP)
         if MASKED:
-            behind = distance[:, None] - (start + n)[None, :]
-            seen = (behind >= 0) & (start + n < hi)[None, :]
+            newest = distance - start  # numbers of keys of this tile
+            seen = (n[None, :] <= newest[:, None]) & (n < hi - start)[None, :]
             if WINDOW > 0:
-                seen &= behind < WINDOW
+                seen &= n[None, :] > newest[:, None] - WINDOW
             score = tl.where(seen, score, -float("inf"))
         m, total, acc = mixed_in(m, total, acc, score, value)
     return m, total, acc
@@ -84,13 +84,15 @@ def window_kernel(
     shift,
     scale,
     D: tl.constexpr,
+    D_PADDED: tl.constexpr,
     DV: tl.constexpr,
+    DV_PADDED: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     KEEP: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    LEAN: tl.constexpr,
     PDL: tl.constexpr,
     INTERP: tl.constexpr,
 ):
@@ -99,9 +101,8 @@ def window_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    KEYS: tl.constexpr = k.block_shape[2]
     begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
-    r, d, dv = tl.arange(0, QUERIES), tl.arange(0, k.block_shape[3]), tl.arange(0, v.block_shape[3])
+    r, d, dv = tl.arange(0, QUERIES), tl.arange(0, D_PADDED), tl.arange(0, DV_PADDED)
     real = (begin + r < queries)[:, None]
     q += batch * q_batch + head.to(tl.int64) * q_head + begin.to(tl.int64) * q_token
     query = tl.load(q + r[:, None] * q_token + d[None, :], real & (d < D)[None, :], other=0.0)
@@ -109,7 +110,7 @@ def window_kernel(
         query = query.to(tl.float32)
     m = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
-    acc = tl.zeros([QUERIES, v.block_shape[3]], tl.float32)
+    acc = tl.zeros([QUERIES, DV_PADDED], tl.float32)
     if sinks is not None:  # a key with value 0
         m = tl.zeros([QUERIES], tl.float32) + base2(tl.load(sinks + head))
         total += 1.0
@@ -120,7 +121,7 @@ def window_kernel(
     at = first + r
     if KEEP > 0:
         hi = tl.minimum(tl.minimum(KEEP, keys), last + 1)
-        m, total, acc = through(m, total, acc, query, k, v, kv_head, 0, hi, at, scale, 0, SOFTCAP, True, LEAN, INTERP)
+        m, total, acc = through(m, total, acc, query, k, v, kv_head, 0, hi, at, scale, KEYS, 0, SOFTCAP, True, INTERP)
     lo = tl.maximum(first - WINDOW + 1 - shift, KEEP)
     hi = tl.minimum(last + 1 - shift, keys)
     # From lo on the later queries do not see some keys, from `inner` on all see all, from `edge` on the earlier do not.
@@ -128,13 +129,29 @@ def window_kernel(
     edge = inner + tl.maximum(tl.minimum(first + 1 - shift, hi) - inner, 0) // KEYS * KEYS
     at -= shift
     m, total, acc = through(
-        m, total, acc, query, k, v, kv_head, lo, tl.minimum(inner, hi), at, scale, WINDOW, SOFTCAP, True, LEAN, INTERP
+        m,
+        total,
+        acc,
+        query,
+        k,
+        v,
+        kv_head,
+        lo,
+        tl.minimum(inner, hi),
+        at,
+        scale,
+        KEYS,
+        WINDOW,
+        SOFTCAP,
+        True,
+        LEAN,
+        INTERP,
     )
     m, total, acc = through(
-        m, total, acc, query, k, v, kv_head, inner, edge, at, scale, WINDOW, SOFTCAP, False, LEAN, INTERP
+        m, total, acc, query, k, v, kv_head, inner, edge, at, scale, KEYS, WINDOW, SOFTCAP, False, INTERP
     )
     m, total, acc = through(
-        m, total, acc, query, k, v, kv_head, edge, hi, at, scale, WINDOW, SOFTCAP, True, LEAN, INTERP
+        m, total, acc, query, k, v, kv_head, edge, hi, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP
     )
     y = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     row = (batch * queries + begin + r) * tl.num_programs(1) + head
@@ -218,7 +235,7 @@ def window_attention(
         start,
         shift,
         1 / math.sqrt(d) if scale is None else scale,
-        **_constants(d, dv, heads // kv_heads, tile.queries, size),
+        **_constants(d, dv, heads // kv_heads, tile),
         WINDOW=window,
         KEEP=keep_first,
         SOFTCAP=softcap or 0.0,
@@ -301,12 +318,15 @@ def _variant(dtype: str, d: int, window: int, sinks: str | None = None, KEEP: in
             **dict.fromkeys((*strides, "queries", "keys", "start", "shift"), "i32"),
             "scale": "fp32",
         },
-        constants={**_constants(d, d, 4, tile.queries, size), **mask, "PDL": True, "INTERP": False},
+        constants={**_constants(d, d, 4, tile), **mask, "PDL": True, "INTERP": False},
         warps=tile.warps,
         stages=tile.stages,
         divisible=strides,
     )
 
 
-def _constants(d: int, dv: int, group: int, queries: int, size: int) -> dict[str, Any]:
-    return {"D": d, "DV": dv, "GROUP": group, "QUERIES": queries, "LEAN": size == 4}
+def _constants(d: int, dv: int, group: int, tile: Tile) -> dict[str, Any]:
+    return {
+        **{"D": d, "D_PADDED": power_of_2(d, 16), "DV": dv, "DV_PADDED": power_of_2(dv, 16), "GROUP": group},
+        **{"QUERIES": tile.queries, "KEYS": tile.keys},
+    }

@@ -53,7 +53,9 @@ def _attended(
     [
         # shape: batch, heads, kv_heads, seq, keys, d, dv
         pytest.param(B16, (2, 2, 1, 130, 130, 16, 24), 50, {}, id="bf16-narrow"),
-        pytest.param(F16, (1, 1, 1, 450, 450, 16, 16), 300, {}, id="f16-inner-tiles"),
+        pytest.param(F16, (1, 1, 1, 300, 300, 16, 16), 250, {}, id="f16-inner-tiles"),
+        pytest.param(F32, (1, 1, 1, 300, 300, 8, 8), 159, {}, id="f32-inner-tiles-to-the-last-key"),
+        pytest.param(F32, (1, 1, 1, 300, 300, 8, 8), 160, {}, id="f32-inner-tiles-but-one-key"),
         pytest.param(F32, (1, 2, 2, 70, 70, 80, 16), 33, {"softcap": 3.0}, id="f32-softcap-odd-width"),
         pytest.param(F32, (1, 1, 1, 5, 5, 4, 4), 1, {}, id="itself"),
         pytest.param(B16, (1, 1, 1, 40, 1140, 16, 16), 1030, {"start": 1100}, id="long-window-large-tiles"),
@@ -64,6 +66,7 @@ def _attended(
         ),
         pytest.param(F32, (1, 1, 1, 150, 150, 8, 8), 20, {"keep_first": 70, "scale": 0.7}, id="keep-two-tiles"),
         pytest.param(F32, (1, 2, 1, 30, 30, 8, 8), 9, {"first_key": 10, "sinks": True}, id="queries-before-all-keys"),
+        pytest.param(F32, (1, 1, 1, 70, 50, 8, 8), 30, {"start": 40}, id="queries-behind-all-keys"),
         pytest.param(F32, (1, 1, 1, 30, 30, 8, 8), 9, {"first_key": 60}, id="no-key-seen"),
     ],
 )
