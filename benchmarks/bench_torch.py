@@ -1,0 +1,141 @@
+"""SmolLM2-135M with PyTorch on a CPU: prefill of 512 tokens and decode of 128, weft's module beside transformers.
+
+The contenders take turns as `turns` says. `weft` is the folder that `weft compile --target torch` writes: its module
+for prefills and its decode step for decoding, in f32 and in bf16; `weft_module` decodes with the module alone. transformers
+runs eagerly with its growing cache, and with its static cache through `torch.compile`, as its documentation says.
+
+    python benchmarks/bench_torch.py [--sets 4] [--rounds 2] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import facts, save
+from smollm2 import GGUF, hugging_face_folder
+from turns import DECODE, PROMPT, ReadBandwidth, compared, one_set, serve
+
+OURS = ["weft", "weft_bf16", "weft_module"]
+
+
+class WeftRun:
+    """A compiled folder: prefill by its module, decoding by its step or, `plain`, by the module too."""
+
+    def __init__(self, folder: Path, threads: int, plain: bool = False) -> None:
+        torch.set_num_threads(threads)
+        sys.path.insert(0, str(folder))
+        spec = importlib.util.find_spec("load")
+        assert spec is not None
+        load = importlib.import_module("load")
+        self.model = load.load_model(folder)
+        self.step_of = None if plain else importlib.import_module("decode").Step(self.model)
+        self.cache: Any = None
+
+    def prefill(self, ids: np.ndarray) -> int:
+        with torch.inference_mode():
+            self.cache = self.model.new_cache(1, PROMPT + DECODE + 1)
+            logits = self.model(torch.from_numpy(ids), cache=self.cache, last=torch.tensor([PROMPT - 1]))
+            return int(logits[0, -1].argmax())
+
+    def step(self, token: int, done: int) -> int:
+        with torch.inference_mode():
+            ids = torch.tensor([[token]])
+            if self.step_of is None:
+                return int(self.model(ids, cache=self.cache)[0, -1].argmax())
+            return int(self.step_of(ids, torch.tensor([[PROMPT + done]]), self.cache)[0, -1].argmax())
+
+
+class EagerRun:
+    """transformers, eager mode, its own SDPA and growing cache; logits of the last token only."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.cache: Any = None
+
+    def _run(self, ids: Any) -> int:
+        with torch.inference_mode():
+            out = self.model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        self.cache = out.past_key_values
+        return int(out.logits[0, -1].argmax())
+
+    def prefill(self, ids: np.ndarray) -> int:
+        self.cache = None
+        return self._run(torch.from_numpy(ids))
+
+    def step(self, token: int, done: int) -> int:
+        return self._run(torch.tensor([[token]]))
+
+
+class CompiledRun(EagerRun):
+    """transformers with a static cache; its steps go through `torch.compile`, its prefill is eager."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        super().__init__(folder, threads)
+        from transformers import StaticCache
+
+        self.make = lambda: StaticCache(self.model.config, max_cache_len=PROMPT + DECODE + 1)
+        self.compiled = torch.compile(self.model, fullgraph=False, dynamic=False)
+
+    def prefill(self, ids: np.ndarray) -> int:
+        self.cache = self.make()
+        with torch.inference_mode():
+            at = torch.arange(PROMPT)
+            out = self.model(
+                torch.from_numpy(ids), past_key_values=self.cache, cache_position=at, use_cache=True, logits_to_keep=1
+            )
+        return int(out.logits[0, -1].argmax())
+
+    def step(self, token: int, done: int) -> int:
+        with torch.inference_mode():
+            at = torch.tensor([PROMPT + done])
+            out = self.compiled(torch.tensor([[token]]), past_key_values=self.cache, cache_position=at, use_cache=True)
+        return int(out.logits[0, -1].argmax())
+
+
+def child(name: str, folder: Path, prompt_folder: Path, threads: int) -> None:
+    """One contender's process."""
+    kinds: dict[str, Any] = {"hf_eager": EagerRun, "hf_compile": CompiledRun, "bandwidth": ReadBandwidth}
+    kinds["weft_module"] = lambda folder, threads: WeftRun(folder, threads, plain=True)
+    serve(kinds.get(name, WeftRun)(folder, threads), prompt_folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sets", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        name, folder, prompt_folder = args.child
+        child(name, Path(folder), Path(prompt_folder), args.threads)
+        return
+    import weft
+
+    with tempfile.TemporaryDirectory() as work:
+        places = {name: Path(work) / name for name in ("hf", "weft", "weft_bf16")}
+        hugging_face_folder(GGUF, places["hf"])
+        weft.compile(GGUF, places["weft"], target="torch")
+        weft.compile(GGUF, places["weft_bf16"], target="torch", dtype="bf16")
+        folders = {name: str(places.get(name, places["weft"])) for name in OURS}
+        folders |= {name: str(places["hf"]) for name in ("hf_eager", "hf_compile")}
+        results = []
+        for seed in range(args.sets):
+            results.append(one_set(__file__, folders, args.rounds, args.threads, seed))
+            print(f"set {seed + 1} of {args.sets}", flush=True)
+    what = f"SmolLM2-135M with PyTorch, prompt {PROMPT}, decode {DECODE}, {args.threads} threads"
+    save("torch_cpu", {"what": what, "machine": facts("torch", "transformers", "numpy"), **compared(results, OURS)})
+
+
+if __name__ == "__main__":
+    main()
