@@ -1,8 +1,8 @@
 """SmolLM2-135M with PyTorch on a CPU: prefill of 512 tokens and decode of 128, weft's module beside transformers.
 
 The contenders take turns as `turns` says. `weft` is the folder that `weft compile --target torch` writes: its module
-for prefills and its decode step for decoding, in f32 and in bf16; `weft_module` decodes with the module alone. transformers
-runs eagerly with its growing cache, and with its static cache through `torch.compile`, as its documentation says.
+for prefills and its decode step for decoding, in f32 and in bf16; `weft_module` decodes with the module alone.
+transformers runs eagerly with its growing cache, and with its static cache and steps through `torch.compile`.
 
     python benchmarks/bench_torch.py [--sets 4] [--rounds 2] [--threads 2]
 """

@@ -157,10 +157,9 @@ class Emitter:
         if (known := self._heads.get(value)) is not None and known[0] == count:
             return known[1]
         split = value.producer
-        if split is not None and split.op.name == "reshape" and len(split.inputs[0].shape) == 4:  # type: ignore[union-attr]
-            apart = split.inputs[0]
-            if apart is not None and apart.shape[2] == count:
-                return self.emit("{0}.transpose(1, 2)", apart, name=_local(value), replaces=0)
+        apart = split.inputs[0] if split is not None and split.op.name == "reshape" else None
+        if apart is not None and len(apart.shape) == 4 and apart.shape[2] == count:
+            return self.emit("{0}.transpose(1, 2)", apart, name=_local(value), replaces=0)
         width = value.width // count
         shape = ", ".join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))
         text = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)"
