@@ -26,7 +26,7 @@ def _jit(fn: Any) -> Any:
 
 
 @_jit
-def _read_kernel(x: Any, y: Any, tiles: Any, BLOCK: tl.constexpr) -> None:
+def _read_kernel(x, y, tiles, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # a Triton kernel
     """Each program adds up every `programs`-th tile of `x` [tiles · BLOCK] and stores one number: reading, no more."""
     program = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
@@ -36,7 +36,7 @@ def _read_kernel(x: Any, y: Any, tiles: Any, BLOCK: tl.constexpr) -> None:
 
 
 @_jit
-def _empty_kernel(x: Any, PDL: tl.constexpr) -> None:
+def _empty_kernel(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]  # a Triton kernel
     """Nothing; with PDL the next kernel may start at once, and this one waits for the one before."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -44,7 +44,7 @@ def _empty_kernel(x: Any, PDL: tl.constexpr) -> None:
 
 
 @_jit
-def _small_kernel(x: Any, y: Any, PDL: tl.constexpr) -> None:
+def _small_kernel(x, y, PDL: tl.constexpr):  # type: ignore[no-untyped-def]  # a Triton kernel
     """Copies 1024 numbers a program: a chain of these hands data from kernel to kernel."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -53,9 +53,21 @@ def _small_kernel(x: Any, y: Any, PDL: tl.constexpr) -> None:
     tl.store(y + at, tl.load(x + at) + 1)
 
 
+def variants() -> list[Any]:
+    """The kernels as they are launched, for a compiler without a GPU."""
+    from weft.backends.torch.kernels.launch import Variant
+
+    numbers, found = {"x": "*fp32", "y": "*fp32"}, []
+    for pdl in (False, True):
+        found.append(Variant(_empty_kernel, {"x": "*fp32"}, {"PDL": pdl}, pdl=pdl, vectors=False))
+        found.append(Variant(_small_kernel, numbers, {"PDL": pdl}, pdl=pdl))
+    reads = {"x": "*bf16", "y": "*fp32", "tiles": "i32"}
+    return [*found, Variant(_read_kernel, reads, {"BLOCK": BLOCK}, warps=8, pdl=False)]
+
+
 def reading(clock: Clock, size: int) -> dict[str, Any]:
     """GB/s of reading `size` bytes by torch's sum and by a kernel of 132 × k programs, the best k."""
-    x = torch.rand(size // 2, device=clock.device).to(torch.bfloat16)
+    x = torch.rand(size // 2, device=clock.device, dtype=torch.bfloat16)
     found: dict[str, Any] = {"bytes": size}
     rates = {"torch_sum": [size / t / 1e9 for t in clock.calls(partial(torch.sum, x, dtype=torch.float32), 9)]}
     if clock.cuda and triton is not None:

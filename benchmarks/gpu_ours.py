@@ -147,6 +147,13 @@ def ours(name: str, model: Any, capacity: int) -> Contender:
     return OURS[name](model, capacity)
 
 
-def prefill(model: Any, rows: int) -> Callable[[Tensor], object]:
-    """A prompt into an empty cache, and the logits of the last token."""
-    return Module(model, rows).start
+def prefill(model: Any, rows: int) -> Callable[[Tensor], Tensor]:
+    """A prompt of `rows` tokens into an empty cache, and the logits of the last token."""
+    module: Any = generated(model)[1]
+    last = torch.tensor([rows - 1], device=model.device)
+
+    def read(ids: Tensor) -> Tensor:
+        logits: Tensor = module(ids, cache=module.new_cache(1, rows), last=last)
+        return logits
+
+    return read

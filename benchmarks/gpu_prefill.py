@@ -81,7 +81,7 @@ def _reading(run: Run, make: Callable[[], Callable[[Tensor], object]], shape: Sh
     }
 
 
-def _hf(name: str, model: Any) -> Callable[[Tensor], object]:
+def _hugging_face(model: Any) -> Callable[[Tensor], Tensor]:
     """A prompt into an empty cache, and the logits of the last token."""
     from transformers import DynamicCache
 
@@ -90,10 +90,17 @@ def _hf(name: str, model: Any) -> Callable[[Tensor], object]:
         logits: Tensor = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         return logits
 
-    if name == "hf_eager":
+    return read
+
+
+def _reader(name: str, model: Any, rows: int) -> Callable[[Tensor], Tensor]:
+    """A contender by name, compiled for prompts of `rows` tokens if its name says so."""
+    read = _hugging_face(model) if name.startswith("hf") else ours(model, rows)
+    if not name.endswith("compiled"):
         return read
     torch._dynamo.reset()
-    return torch.compile(read, dynamic=False)
+    compiled: Callable[[Tensor], Tensor] = torch.compile(read, dynamic=False)
+    return compiled
 
 
 def prefill(run: Run) -> None:
@@ -105,12 +112,12 @@ def prefill(run: Run) -> None:
         run.measure("prefill", f"floor_{rows}", partial(floor, run, shape, rows), 8)
     model: Any = None
     for rows in lengths:
-        for name, cost in (("hf_eager", 10), ("weft", 30), ("hf_compiled", 100)):
+        for name, cost in (("hf_eager", 10), ("weft", 30), ("hf_compiled", 100), ("weft_compiled", 100)):
             if run.skips("prefill", f"{name}_{rows}", cost):
                 continue
             model = model or hugging_face(shape, run.device, torch.bfloat16)
-            make = partial(ours, model, rows) if name == "weft" else partial(_hf, name, model)
-            run.measure("prefill", f"{name}_{rows}", partial(_reading, run, make, shape, rows), cost)
+            work = partial(_reading, run, partial(_reader, name, model, rows), shape, rows)
+            run.measure("prefill", f"{name}_{rows}", work, cost)
 
 
 def _median(times: list[float]) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 SHOWN = (
+    "best_us",
+    "best",
     "tokens_per_s",
     "of_copy",
     "of_read",
@@ -15,11 +17,12 @@ SHOWN = (
     "mean_kl_nats",
     "same_first_choice",
 )
+UNITS = {"step_us": "µs", "us": "µs", "ms": "ms", "floor_ms": "ms", "gb_per_s": "GB/s", "tflop_per_s": "TFLOP/s"}
 
 
 def _time(found: Mapping[str, Any]) -> str:
-    """The time that a measurement is about."""
-    for key, unit in (("step_us", "µs"), ("us", "µs"), ("ms", "ms"), ("floor_ms", "ms"), ("gb_per_s", "GB/s")):
+    """The number that a measurement is about."""
+    for key, unit in UNITS.items():
         value = found.get(key)
         if value is not None:
             return f"{value['median'] if isinstance(value, dict) else value:.6g} {unit}"

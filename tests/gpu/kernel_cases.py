@@ -12,7 +12,7 @@ import gpu_inputs as inputs
 from gpu_inputs import Draw, Inputs
 from torch import Tensor
 
-from weft.backends.torch.kernels.launch import jit, tl, triton
+from weft.backends.torch.kernels.launch import Variant, jit, tl, triton
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,13 @@ def _slow_copy(source, target, count, turns, BLOCK: tl.constexpr):  # type: igno
     for _ in range(turns):
         idle = idle * 0.999 + 1.0
     tl.store(target + at, value, mask=(at < count) & (idle >= 0.0))  # always so, which the compiler cannot know
+
+
+def variants() -> list[Variant]:
+    """The kernel as it is launched, for a compiler without a GPU."""
+    kinds = ("*bf16", "*fp32", "*i64")
+    shared = {"count": "i32", "turns": "i32"}
+    return [Variant(_slow_copy, {"source": k, "target": k, **shared}, {"BLOCK": 1024}, vectors=False) for k in kinds]
 
 
 def produce(source: Tensor, target: Tensor, turns: int) -> None:

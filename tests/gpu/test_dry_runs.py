@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,43 @@ def test_benchmark(root: Path, tmp_path: Path) -> None:
         assert found
         assert not [name for name, result in found.items() if "error" in result or "not_run" in result], printed
         assert all(f"\n{stage}/{name}" in printed for name in found)
+
+
+COMPILE = """
+import gpu_limits, kernel_cases, offline
+for variant in gpu_limits.variants() + kernel_cases.variants():
+    found = offline.facts(variant)
+    good = found["waits"] == found["launches_dependents"] == variant.pdl and found["vector_loads"] >= variant.vectors
+    print(variant.kernel.__name__, found, "good" if good else "wrong")
+"""
+SWEEP = """
+import inspect, gpu_cases, gpu_kernels
+for case in gpu_cases.cases(large=True):
+    file = gpu_kernels.module(case.kernel)
+    known = inspect.signature(gpu_kernels.functions(file, case)[0]).parameters
+    with gpu_kernels.configured(file, {name: values[0] for name, values in case.sweep.items()}) as keywords:
+        print(case.kernel, case.name, "good" if known.keys() >= keywords.keys() else "wrong")
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
+def test_own_kernels_compile(root: Path) -> None:
+    """Those of the benchmark and of these tests, for a GPU that is not there; dependent launch only where meant."""
+    folders = (root / "benchmarks", HERE, root / "tests/backends/torch/kernels")
+    begin = f"import sys; sys.path[:0] = {[str(folder) for folder in folders]}"
+    lines = run("-W", "ignore", "-c", begin + COMPILE, root=root).splitlines()
+    assert len(lines) == 8
+    assert all(line.endswith("good") for line in lines), lines
+
+
+def test_cases_and_sweeps_name_what_is_there(root: Path) -> None:
+    begin = f"import sys; sys.path[:0] = [{str(root / 'benchmarks')!r}]"
+    lines = run("-c", begin + SWEEP, root=root).splitlines()
+    assert {line.split()[0] for line in lines} >= set(kernels_with_variants(root))
+    assert all(line.endswith("good") for line in lines), lines
+
+
+def kernels_with_variants(root: Path) -> list[str]:
+    """The kernel files that ship, and have a launcher of their name."""
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in (root / "backends/torch/kernels").glob("*.py")}
+    return [name for name, text in texts.items() if "\ndef variants(" in text and f"\ndef {name}(" in text]
