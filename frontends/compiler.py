@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.backends.folder import whole_folder
+from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.targets import Target, find_target
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
@@ -145,6 +146,7 @@ def _lowered(
 ) -> OnnxFolder | TorchFolder:
     """What `graph` becomes for `target`, not written yet."""
     if target.name == "torch":
+        pytorch()
         from .torch_folder import TorchFolder
 
         return TorchFolder(graph, dtype, notes)

@@ -20,6 +20,9 @@ from weft.ir.errors import WeftError
 if TYPE_CHECKING:
     import onnx
 
+    from weft.backends.runtime.encoder import Encoder
+    from weft.backends.runtime.generate import Generator
+
 Array = NDArray[Any]
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 _PAST, _CACHE = "past_", "past_key_values"
@@ -176,6 +179,28 @@ def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int]
     if unknown := [n for n in names if n not in known]:
         raise WeftError(f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with")
     return {name: known[name] for name in names}
+
+
+def internals_of(runnable: Generator | Encoder) -> list[Internals]:
+    """The ONNX models behind what `load` returned, in the order they run; none of a folder of PyTorch."""
+    from weft.backends.runtime.decoder import OrtDecoder
+    from weft.backends.runtime.encoder import OrtEncoder
+
+    folder, model = runnable.folder, getattr(runnable, "decoder", runnable)
+    if folder is None or not isinstance(model, OrtEncoder | OrtDecoder):
+        return []
+    sources = model.sources if isinstance(model, OrtDecoder) else None
+    encoders = [] if sources is None else [Internals(folder, sources.session, "encoder.onnx")]
+    return [*encoders, Internals(folder, model.session)]
+
+
+def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
+    """How many layers the models behind `runnable` have, and the widest sum that one of their products makes."""
+    if graphs := internals_of(runnable):
+        return sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)
+    module: Any = getattr(runnable, "decoder", runnable)
+    weights: Mapping[str, Any] = module.model.state_dict()
+    return len({layer_of(key) for key in weights} - {""}), max(min(w.shape) for w in weights.values() if w.ndim == 2)
 
 
 def layer_of(name: str) -> str:

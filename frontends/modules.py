@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.targets import find_target
-from weft.ir.errors import WeftError
 from weft.ir.verifier import verify
 from weft.passes import run_passes
 
@@ -45,7 +44,7 @@ def torch(
     Raises:
         WeftError: on any bad input, and where PyTorch is not installed.
     """
-    framework = _pytorch()
+    framework = pytorch()
     from weft.backends.torch.module import build_module
 
     place = find_target("torch")
@@ -57,10 +56,3 @@ def torch(
     verify(model.graph, recipes=True)
     pipeline = target_pipeline(model.graph, place, "f32", passes)
     return build_module(run_passes(model.graph, pipeline), dtype=kind, device="cpu" if device is None else device)
-
-
-def _pytorch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError as e:
-        raise WeftError(f"PyTorch cannot be imported ({e}): install weft[torch]") from e

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.backends.runtime.decoder import OrtDecoder
 from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.protocols import Context
 from weft.ir.errors import WeftError
 
-from .internals import Internals, stock_inputs
+from .internals import internals_of, stock_inputs
 from .verification import log_softmax
 
 Array = NDArray[Any]
@@ -125,12 +124,9 @@ def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> 
 
 def _handed_on(model: Generator | Encoder, ids: Sequence[int]) -> dict[str, Array]:
     """The residual stream after each layer, [1, tokens, dim] in float64, through a second session."""
-    if isinstance(model, Encoder):
-        session, folder = model.session, model.folder
-    else:
-        assert isinstance(model.decoder, OrtDecoder) and model.folder is not None  # what `load` makes of a folder
-        session, folder = model.decoder.session, model.folder
-    inside = Internals(folder, session)
+    if not (graphs := internals_of(model)):
+        raise WeftError(f"{model.folder}: what layers hand on is compared inside ONNX models, and this one is PyTorch")
+    inside = graphs[-1]
     names = dict.fromkeys(name for parts in inside.streams.values() for name in parts)
     values = inside.run(stock_inputs(inside.inputs, ids), names)
     found = {layer: [values[name].astype(np.float64) for name in parts] for layer, parts in inside.streams.items()}

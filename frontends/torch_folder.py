@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.streams import stream
-from weft.passes.memory import remembers
+from weft.passes import run_passes
+from weft.passes.memory import cache_records, remembers, state_records
 
 from .hf.writing import Tensor, write_shards
 
@@ -27,22 +29,37 @@ class TorchFolder:
     def __init__(self, graph: Graph, dtype: str, notes: list[str]) -> None:
         if remembers(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
-        self._kind = graph.meta.get("kind", "decoder")
-        if self._kind != "encoder":
+        if graph.meta.get("kind") != "encoder":
             _leave_out_losses(graph, notes)
-        self._source = export.build(graph)
+        self._built = export.build(graph)
         self._weights = {
             key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.archive))
-            for key, w in export.weights(self._source, dtypes.parse(dtype)).items()
+            for key, w in export.weights(self._built, dtypes.parse(dtype)).items()
         }
         self.trace: list[str] = []
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
-        self.facts: dict[str, Any] = {"outputs": list(graph.outputs)}
+        self.facts = {
+            "outputs": list(graph.outputs),
+            "kernels": self._built.kernels,
+            "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
+            **(_kept(graph) if self._built.keeps else {}),
+        }
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""
-        export.write_scripts(self._source, self._kind, folder)
+        export.write_code(self._built, folder)
         write_shards(folder, self._weights, step=step)
+
+
+def _kept(graph: Graph) -> dict[str, Any]:
+    """What the model keeps from call to call, as manifests say it: caches of attentions with a window roll."""
+    cached = run_passes(graph, "kv-cache")
+    caches = cache_records(cached)
+    for i, record in enumerate(caches):
+        (node, _), *_ = cached.inputs[f"past_key_values.{i}.key"].uses
+        if record["window"] is not None:
+            record |= {"rolling": True, "capacity": record["window"] + node.attrs.get("keep_first", 0)}
+    return {"cache": caches, "states": state_records(cached)}
 
 
 def _leave_out_losses(graph: Graph, notes: list[str]) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.backends.runtime import load
-from weft.backends.runtime.decoder import OrtDecoder
 from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.folder import MANIFEST, read_json
 from weft.backends.runtime.generate import Generator
@@ -29,7 +28,7 @@ from weft.passes import parse_pipeline, run_passes
 from weft.passes.library.quiet_routers import noises
 
 from .families.rope import at_length
-from .internals import Internals, layer_of, stock_inputs
+from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
 from .rewriting import rewrite
 from .sources import Model, load_source
 
@@ -125,7 +124,7 @@ def verify_folder(
     if not manifest:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
     model = None if against is not None else _source(folder, manifest)
-    graphs = _graphs(folder, runnable)
+    graphs = internals_of(runnable)
     ids, source = _prompt(runnable, prompt, manifest["vocab"]), list[int]()
     encoder = isinstance(runnable, Encoder)
     if isinstance(runnable, Encoder):
@@ -148,7 +147,7 @@ def verify_folder(
     want = reference.output[at]
     if want.shape != got.shape:
         raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
-    depth, reduction = sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)
+    depth, reduction = size_of(runnable)
     tolerance = tolerated(manifest["dtype"], depth, reduction)
     layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
     absolute = np.abs(got - want).max()
@@ -201,16 +200,6 @@ def log_softmax(x: Array) -> Array:
     x = x.astype(np.float64)
     x = x - x.max(-1, keepdims=True)
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
-
-
-def _graphs(folder: Path, runnable: Generator | Encoder) -> list[Internals]:
-    """The models in `folder`, in the order they run."""
-    if isinstance(runnable, Encoder):
-        return [Internals(folder, runnable.session)]
-    decoder = runnable.decoder
-    assert isinstance(decoder, OrtDecoder)  # what `load` makes of a folder
-    encoders = [] if decoder.sources is None else [Internals(folder, decoder.sources.session, "encoder.onnx")]
-    return [*encoders, Internals(folder, decoder.session)]
 
 
 def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
@@ -328,7 +317,7 @@ def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[In
         found = net.eval()(**arguments, output_hidden_states=True)
     halves = [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [found.hidden_states]
     inside: dict[str, Array] = {}
-    for graph, hidden in zip(graphs, halves, strict=True):
+    for graph, hidden in zip(graphs, halves, strict=bool(graphs)):
         layers = list(graph.boundaries.values())[: len(hidden) - 1]  # an encoder's, before keys and values of another
         # the first hidden state is the embedding; the last has been through the final norm where there is one
         if len(hidden) == len(layers) + 1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +15,15 @@ from weft.ir.recipe import Recipe
 
 from .formulas import is_constant
 from .source import Source, write_source
+from .step.source import write_step
 
-MODEL = "model.py"
-SCRIPTS = {"decoder": ("load.py", "sampling.py", "generate.py")}
-_SHIPPED = Path(__file__).parent / "shipped"
+MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
+SCRIPTS = {
+    "decoder": ("load.py", "sampling.py", "generate.py"),
+    "encoder-decoder": ("load.py", "sampling.py", "generate.py"),
+    "encoder": ("load.py", "embed.py"),
+}
+_HERE = Path(__file__).parent
 
 
 class Weight(NamedTuple):
@@ -26,30 +34,68 @@ class Weight(NamedTuple):
     dtype: DType
 
 
-def build(graph: Graph) -> Source:
-    """The source of `graph`, whose weights are still recipes.
+@dataclass(frozen=True)
+class Built:
+    """A generated model of some `kind` (decoder …), whose weights are still recipes.
+
+    `keeps`: it takes a cache of what later calls need. `step` is the text of its decode step, which calls `kernels`;
+    empty where no kernel would be of use.
+    """
+
+    kind: str
+    source: Source
+    keeps: bool = False
+    step: str = ""
+    kernels: list[str] = field(default_factory=list)
+
+
+def build(graph: Graph) -> Built:
+    """The model of `graph`, and where it generates its decode step.
 
     Raises:
         WeftError: naming an op that cannot be written.
     """
-    return write_source(graph)
+    kind, source = graph.meta.get("kind", "decoder"), write_source(graph)
+    if "def new_cache" not in source.text:
+        return Built(kind, source)
+    step, kernels = write_step(graph)
+    return Built(kind, source, True, step if kernels else "", kernels)
 
 
-def weights(source: Source, dtype: DType) -> dict[str, Weight]:
-    """The weights of `source` by state_dict key, the widest numbers first, so that all are aligned in a file.
+def weights(built: Built, dtype: DType) -> dict[str, Weight]:
+    """The weights of a model by state_dict key, the widest numbers first, so that all are aligned in a file.
 
     Those that are trained are stored as `dtype`, tables in f32, whole numbers as they are.
     """
     found = {}
-    for key, param in source.weights.items():
+    for key, param in built.source.weights.items():
         kind = param.type.dtype
         stored = kind if not kind.is_float else dtypes.f32 if is_constant(param.recipe) else dtype
         found[key] = Weight(param.recipe, param.type.concrete({}), stored)
     return dict(sorted(found.items(), key=lambda item: -item[1].dtype.bits))
 
 
-def write_scripts(source: Source, kind: str, folder: Path) -> None:
-    """Write the model of `source`, a `kind` such as decoder, and the scripts that use it into `folder`."""
-    (folder / MODEL).write_text(source.text, encoding="utf-8")
-    for name in SCRIPTS.get(kind, ()):
-        (folder / name).write_bytes((_SHIPPED / name).read_bytes())
+def write_code(built: Built, folder: Path) -> None:
+    """Write the model into `folder`, and beside it the scripts that use it, its decode step and the kernels of that."""
+    (folder / MODEL).write_text(built.source.text, encoding="utf-8")
+    for name in SCRIPTS.get(built.kind, ()):
+        (folder / name).write_bytes((_HERE / "shipped" / name).read_bytes())
+    if built.step:
+        (folder / STEP).write_text(built.step, encoding="utf-8")
+        (folder / KERNELS).mkdir()
+        for name in kernel_files(built.kernels):
+            (folder / KERNELS / name).write_bytes((_HERE / KERNELS / name).read_bytes())
+
+
+def kernel_files(kernels: Iterable[str]) -> list[str]:
+    """The files that hold `kernels`, and those that they import, by name."""
+    found, queue = {"__init__"}, list(kernels)
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            tree = ast.parse((_HERE / KERNELS / f"{name}.py").read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and node.level == 1:
+                    queue += [node.module] if node.module else [alias.name for alias in node.names]
+    return sorted(f"{name}.py" for name in found)

@@ -6,15 +6,14 @@ Needs PyTorch alone, and for text the package `tokenizers`: without it (or with 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 try:
     import torch
-    from load import DTYPES, FOLDER, Failure, load_model, stepper
+    from load import DTYPES, Failure, load_model, parsed_ids, read_facts, read_tokenizer, stepper
     from sampling import draw
     from torch import Tensor
 except ImportError as error:
@@ -27,13 +26,26 @@ CHUNK = 512  # tokens of a prompt that are read at once
 
 
 @torch.inference_mode()
-def generate(model: Any, ids: Tensor, length: int, choose: Callable[[Tensor], Tensor]) -> Iterator[int]:
-    """The tokens that `choose` draws from the logits [1, vocab] after `ids` [1, tokens], until all are `length`."""
+def generate(
+    model: Any,
+    ids: Tensor,
+    length: int,
+    choose: Callable[[Tensor], Tensor],
+    source: Tensor | None = None,
+    forced: Mapping[int, int] | None = None,
+) -> Iterator[int]:
+    """The tokens that `choose` draws from the logits [1, vocab] after `ids` [1, tokens], until all are `length`.
+
+    An encoder-decoder reads `source` [1, tokens] before; `forced` are tokens that it says at their positions, whatever
+    it computes.
+    """
     cache, step = model.new_cache(1, length), stepper(model)
+    read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
     for part in torch.split(ids, CHUNK, 1):
-        logits = model(part, cache=cache)
+        logits = model(input_ids=part, cache=cache, **read)
     for position in range(ids.shape[1], length + 1):
-        token = choose(logits[:, -1])
+        known = (forced or {}).get(position)
+        token = choose(logits[:, -1]) if known is None else ids.new_full((1,), known)
         yield int(token)
         if position < length:
             logits = step(token[:, None], ids.new_full((1, 1), position), cache)
@@ -54,28 +66,11 @@ def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str
     return len(known)
 
 
-def read_tokenizer() -> Any:
-    """The tokenizer of this folder, by the package `tokenizers`."""
-    path = FOLDER / "tokenizer.json"
-    if not path.is_file():
-        raise Failure(f"{FOLDER} has no tokenizer.json: give the prompt as token ids, as in --ids 1,15,7")
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        why = "the package tokenizers is not installed: pip install tokenizers"
-        raise Failure(f"{why}, or give the prompt as token ids, as in --ids 1,15,7") from None
-    return Tokenizer.from_file(str(path))
-
-
-def parsed(text: str) -> list[int]:
-    """Token ids such as 1,15,7."""
-    return [int(part) for part in text.split(",")]
-
-
 def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prompt", nargs="?", help="the text to continue")
-    parser.add_argument("--ids", type=parsed, help="token ids to continue, such as 1,15,7; the answer is ids too")
+    parser.add_argument("prompt", nargs="?", help="the text to continue, or to answer for an encoder-decoder")
+    parser.add_argument("--ids", type=parsed_ids, help="token ids instead, such as 1,15,7; the answer is ids too")
     parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of the answer (default: 128)")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest (default: 0, or 1 with a filter)")
     parser.add_argument("--top-k", type=int, default=0, help="draw among the k likeliest tokens")
@@ -95,26 +90,34 @@ def arguments() -> argparse.Namespace:
 
 def run(given: argparse.Namespace) -> None:
     """Read the model, and continue the prompt."""
-    facts = json.loads((FOLDER / "weft.json").read_text(encoding="utf-8"))
+    facts = read_facts()
     tokenizer = read_tokenizer() if given.ids is None else None
-    ids = given.ids if tokenizer is None else tokenizer.encode(given.prompt).ids
-    if not ids or not 0 <= min(ids) <= max(ids) < facts["vocab"]:
-        raise Failure(f"the prompt is {ids}, but it must be tokens from 0 to {facts['vocab'] - 1}, one at least")
-    if len(ids) > facts["max_length"]:
-        raise Failure(f"the prompt has {len(ids)} tokens, but the model was compiled for {facts['max_length']}")
+    prompt = given.ids if tokenizer is None else tokenizer.encode(given.prompt).ids
+    answers = facts["kind"] == "encoder-decoder"
+    most = facts["max_source_length"] if answers else facts["max_length"]
+    if not prompt or not 0 <= min(prompt) <= max(prompt) < facts["vocab"]:
+        raise Failure(f"the prompt is {prompt}, but it must be tokens from 0 to {facts['vocab'] - 1}, one at least")
+    if len(prompt) > most:
+        raise Failure(f"the prompt of {len(prompt)} tokens is longer than the {most} that the model was compiled for")
     model = load_model(device=given.device, dtype=given.dtype)
     random = torch.Generator(given.device)
     random.manual_seed(random.seed() if given.seed is None else given.seed)
-    start, length = time.perf_counter(), min(len(ids) + given.max_tokens - 1, facts["max_length"])
+    read = torch.tensor([prompt], device=given.device)
+    ids = torch.tensor([[facts["decoder_start_token_id"]]], device=given.device) if answers else read
+    length = min(ids.shape[1] + given.max_tokens - 1, facts["max_length"])
+    ends = {length: facts.get("forced_eos_token_id"), ids.shape[1]: facts.get("forced_bos_token_id")}
+    start = time.perf_counter()
     tokens = generate(
         model,
-        torch.tensor([ids], device=given.device),
+        ids,
         length,
         lambda logits: draw(logits, given.temperature, given.top_k, given.top_p, random),
+        read if answers else None,
+        {position: token for position, token in ends.items() if token is not None},
     )
     count = say(tokens, {*facts["eos_token_ids"]}, tokenizer.decode if tokenizer else lambda ids: f"{ids}"[1:-1])
     seconds = time.perf_counter() - start
-    print(f"{len(ids)} tokens read and {count} written in {seconds:.2f} s", file=sys.stderr)
+    print(f"{len(prompt)} tokens read and {count} written in {seconds:.2f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

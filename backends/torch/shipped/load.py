@@ -63,6 +63,35 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor
     return lambda ids, positions, cache: model(input_ids=ids, position_ids=positions, cache=cache)
 
 
+def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
+    """What weft.json says of the model. Raises Failure if it cannot be read."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / "weft.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise Failure(f"{folder / 'weft.json'} cannot be read: {e}") from e
+    return facts
+
+
+def read_tokenizer(folder: Path = FOLDER) -> Any:
+    """The tokenizer of `folder`, by the package `tokenizers`. Raises Failure if either is not there."""
+    path, remedy = folder / "tokenizer.json", "give token ids instead, as in --ids 1,15,7"
+    if not path.is_file():
+        raise Failure(f"{folder} has no tokenizer.json: {remedy}")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise Failure(f"the package tokenizers is not installed: pip install tokenizers, or {remedy}") from None
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def parsed_ids(text: str) -> list[int]:
+    """Token ids such as 1,15,7."""
+    return [int(part) for part in text.split(",")]
+
+
 def check_torch(device: str) -> None:
     """Raise Failure if this PyTorch is too old, or has no such device."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])

@@ -1,0 +1,76 @@
+"""Embed texts with the model in this folder:  python embed.py "a text" "another"  prints a vector a line, as JSON.
+
+Needs PyTorch alone, and for text the package `tokenizers`: without it give token ids, as in --ids 1,15,7.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+try:
+    import torch
+    from load import DTYPES, Failure, load_model, parsed_ids, read_facts, read_tokenizer
+    from torch import Tensor
+except ImportError as error:
+    if error.name != "torch":
+        raise
+    print("embed.py: PyTorch is not installed: pip install torch", file=sys.stderr)
+    sys.exit(2)
+
+
+@torch.inference_mode()
+def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str, normalize: bool) -> Tensor:
+    """The vector [dim] of a text's tokens, float32: their mean, the largest of each number (max), or the first's (cls).
+
+    `outputs` are the names of what `model` returns; `normalize` scales the vector to unit length.
+    """
+    row = torch.tensor([ids], device=next(model.parameters()).device)
+    given = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
+    made = model(**{name: value for name, value in given.items() if name in model.forward.__annotations__})
+    hidden: Tensor = (made if isinstance(made, tuple) else (made,))[outputs.index("last_hidden_state")][0].float()
+    vector = {"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0]}[pooling]
+    return vector / vector.norm().clamp(min=1e-12) if normalize else vector
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", nargs="*", help="what to embed")
+    parser.add_argument("--ids", type=parsed_ids, action="append", help="token ids instead; may be given several times")
+    parser.add_argument("--pooling", choices=["mean", "max", "cls"], help="how tokens become one vector (its own way)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as they are stored)")
+    given = parser.parse_args()
+    if bool(given.texts) == bool(given.ids):
+        parser.error("give texts, or --ids")
+    return given
+
+
+def run(given: argparse.Namespace) -> None:
+    """Read the model, and embed the texts."""
+    facts = read_facts()
+    tokenizer = read_tokenizer() if given.texts else None
+    rows = given.ids if tokenizer is None else [tokenizer.encode(text).ids for text in given.texts]
+    for row in rows:
+        if not row or not 0 <= min(row) <= max(row) < facts["vocab"]:
+            raise Failure(f"a text is {row}, but it must be tokens from 0 to {facts['vocab'] - 1}, one at least")
+        if len(row) > facts["max_length"]:
+            raise Failure(f"a text of {len(row)} tokens is longer than the {facts['max_length']} that the model takes")
+    model = load_model(device=given.device, dtype=given.dtype)
+    pooling, normalize = given.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
+    for row in rows:
+        print(json.dumps(embed(model, row, facts["outputs"], pooling, normalize).tolist()), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        run(arguments())
+    except (Failure, torch.OutOfMemoryError) as failed:
+        print(f"embed.py: {failed}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
