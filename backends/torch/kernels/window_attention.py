@@ -115,44 +115,25 @@ def window_kernel(
         m = tl.zeros([QUERIES], tl.float32) + base2(tl.load(sinks + head))
         total += 1.0
 
-    kv_head = head // GROUP
+    kv = head // GROUP
     first = start + begin  # positions of the first and the last query
     last = start + tl.minimum(begin + QUERIES, queries) - 1
     at = first + r
     if KEEP > 0:
         hi = tl.minimum(tl.minimum(KEEP, keys), last + 1)
-        m, total, acc = through(m, total, acc, query, k, v, kv_head, 0, hi, at, scale, KEYS, 0, SOFTCAP, True, INTERP)
+        m, total, acc = through(m, total, acc, query, k, v, kv, 0, hi, at, scale, KEYS, 0, SOFTCAP, True, INTERP)
     lo = tl.maximum(first - WINDOW + 1 - shift, KEEP)
     hi = tl.minimum(last + 1 - shift, keys)
     # From lo on the later queries do not see some keys, from `inner` on all see all, from `edge` on the earlier do not.
     inner = lo + tl.cdiv(tl.maximum(last - WINDOW + 1 - shift - lo, 0), KEYS) * KEYS
     edge = inner + tl.maximum(tl.minimum(first + 1 - shift, hi) - inner, 0) // KEYS * KEYS
     at -= shift
+    stop = tl.minimum(inner, hi)
+    m, total, acc = through(m, total, acc, query, k, v, kv, lo, stop, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP)
     m, total, acc = through(
-        m,
-        total,
-        acc,
-        query,
-        k,
-        v,
-        kv_head,
-        lo,
-        tl.minimum(inner, hi),
-        at,
-        scale,
-        KEYS,
-        WINDOW,
-        SOFTCAP,
-        True,
-        LEAN,
-        INTERP,
+        m, total, acc, query, k, v, kv, inner, edge, at, scale, KEYS, WINDOW, SOFTCAP, False, INTERP
     )
-    m, total, acc = through(
-        m, total, acc, query, k, v, kv_head, inner, edge, at, scale, KEYS, WINDOW, SOFTCAP, False, INTERP
-    )
-    m, total, acc = through(
-        m, total, acc, query, k, v, kv_head, edge, hi, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP
-    )
+    m, total, acc = through(m, total, acc, query, k, v, kv, edge, hi, at, scale, KEYS, WINDOW, SOFTCAP, True, INTERP)
     y = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     row = (batch * queries + begin + r) * tl.num_programs(1) + head
     tl.store(out + row[:, None] * DV + dv[None, :], y.to(out.dtype.element_ty), real & (dv < DV)[None, :])
