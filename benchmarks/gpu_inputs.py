@@ -141,12 +141,20 @@ def norm_qkv(
 
 
 def decode_attention(
-    draw: Draw, batch: int, heads: int, kv_heads: int, d: int, length: int, capacity: int = 0, **mask: Any
+    draw: Draw,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    length: int,
+    capacity: int = 0,
+    splits: int | None = None,
+    **mask: Any,
 ) -> Inputs:
     """One token after `length` - 1 others: q [batch, heads, d], caches [batch, kv_heads, capacity or length, d]."""
     k, v = (draw.normal(batch, kv_heads, capacity or length, d) for _ in range(2))
-    positions = draw.positions(batch, length - 1)
-    return Inputs((draw.normal(batch, heads, d), k, v, positions), mask, {"tickets": draw.tickets(batch * heads)})
+    own = {"tickets": draw.tickets(batch * heads), "splits": splits}
+    return Inputs((draw.normal(batch, heads, d), k, v, draw.positions(batch, length - 1)), mask, own)
 
 
 def window_attention(
@@ -157,11 +165,13 @@ def window_attention(
     return Inputs((q, k, v, window), mask)
 
 
-def latent_decode(draw: Draw, batch: int, heads: int, rank: int, rope: int, length: int, **mask: Any) -> Inputs:
+def latent_decode(
+    draw: Draw, batch: int, heads: int, rank: int, rope: int, length: int, splits: int | None = None, **mask: Any
+) -> Inputs:
     """Absorbed latent attention: q [batch, heads, rank + rope], cache [batch, 1, length, rank + rope]."""
     q, cache = draw.normal(batch, heads, rank + rope), draw.normal(batch, 1, length, rank + rope)
-    args = q, cache, draw.positions(batch, length - 1), rank
-    return Inputs(args, {"scale": (128 + rope) ** -0.5, **mask}, {"tickets": draw.tickets(batch * heads)})
+    own = {"tickets": draw.tickets(batch * heads), "splits": splits}
+    return Inputs((q, cache, draw.positions(batch, length - 1), rank), {"scale": (128 + rope) ** -0.5, **mask}, own)
 
 
 def moe_decode(draw: Draw, tokens: int, experts: int, k: int, hidden: int, dim: int, gated: bool = True) -> Inputs:

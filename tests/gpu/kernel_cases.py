@@ -98,6 +98,13 @@ CASES = {
         (0, 1, 2, 3),
         roundings=2,
     ),
+    "decode_attention merged after": Odd(
+        "decode_attention",
+        _odd(inputs.decode_attention, batch=1, heads=16, kv_heads=1, d=256, length=300, splits=10),
+        300,
+        (0, 1, 2, 3),
+        roundings=2,
+    ),
     "window_attention": Odd(
         "window_attention",
         _odd(inputs.window_attention, batch=1, heads=4, kv_heads=2, d=24, seq=70, window=19, keep_first=3),
@@ -117,6 +124,13 @@ CASES = {
         "latent_decode",
         _odd(inputs.latent_decode, batch=2, heads=5, rank=48, rope=16, length=130),
         130,
+        (0, 1, 2),
+        roundings=2,
+    ),
+    "latent_decode merged after": Odd(
+        "latent_decode",
+        _odd(inputs.latent_decode, batch=1, heads=16, rank=512, rope=64, length=300, splits=6),
+        576,
         (0, 1, 2),
         roundings=2,
     ),
