@@ -25,7 +25,7 @@ def _reshape(e: Emitter, node: Node) -> Var:
         return e.emit("{0}", x, replaces=0)
     comment = f"[{', '.join(map(str, to))}]"
     if len(to) == len(own) + 1 and to[: len(own) - 1] == own[:-1] and isinstance(own[-1], int):
-        return e.emit(f"{{0}}.unflatten(-1, ({to[-2]}, {to[-1]}))", x, replaces=0, comment=comment)
+        return e.emit(f"{{0}}.unflatten(-1, (-1, {to[-1]}))", x, replaces=0, comment=comment)
     if len(to) == len(own) - 1 and to[:-1] == own[:-2] and isinstance(to[-1], int):
         return e.emit(f"{{0}}.flatten({len(to) - 1})", x, replaces=0, comment=comment)
     text, sizes = e.shape(to, x, first=1)

@@ -23,6 +23,7 @@ def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stac
     """Σ_e combine_e · expert_e(x): x [..., dim], combine [..., experts] with at most k entries of a row not 0, stacks
     of weights [experts, out, in] and biases [experts, out]. `expert(linear, x, *stacks)` is one feed-forward."""
     rows, asked = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1])
+    k = min(k, combine.shape[-1])  # of a process that holds a few of the experts
     if x.is_cuda and x.dtype == torch.bfloat16 and all(s.shape[-1] % 8 == 0 for s in stacks):
         y = moe_grouped(rows, asked, k, expert, *stacks)
     elif x.is_cuda and rows.shape[0] * k <= combine.shape[-1]:

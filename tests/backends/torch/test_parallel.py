@@ -1,0 +1,141 @@
+"""Tensor parallelism: two processes that share a model by its plan compute what one does, gradients and caches too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft import (
+    MLP,
+    ALiBi,
+    Attention,
+    Block,
+    Decoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    Mamba,
+    MoE,
+    RMSNorm,
+    RoPE,
+    WeftError,
+)
+from weft.backends.torch.module import run_source, state_dict
+from weft.backends.torch.parallel import write_plan
+from weft.backends.torch.source import write_source
+
+from .parallel_worker import observed
+
+rope, norm = RoPE(10_000), RMSNorm(1e-5)
+biased = Block(Attention(heads=4, qkv_bias=True, out_bias=True), MLP(72, "gelu", bias=True), norm=LayerNorm(1e-5))
+grouped = Attention(heads=4, kv_heads=2, rope=rope)
+
+
+def decoder(*blocks: Block, **more: Any) -> Decoder:
+    return Decoder(vocab=61, dim=32, layers=list(blocks), context=32, **more)
+
+
+MODELS = {
+    "llama": decoder(*[Block(grouped, GatedMLP(56), norm=norm)] * 2),
+    "normed": decoder(*[Block(Attention(heads=4, rope=rope, qk_norm=norm), GatedMLP(56), norm=norm)] * 2),
+    "gpt2": decoder(biased, biased, positions=LearnedPositions(32), tie_embeddings=True),
+    "mixtral": decoder(
+        *[Block(Attention(heads=4, kv_heads=2, rope=rope, window=5), MoE(4, hidden=24, k=3), norm=norm)] * 2
+    ),
+    "hybrid": decoder(
+        Block(Mamba(inner=48, state=4), GatedMLP(56), norm=norm),
+        Block(grouped, MoE(4, hidden=24, k=1), norm=norm),
+        Block(Attention(heads=4, bias=ALiBi()), GatedMLP(55), norm=norm),
+    ),
+}
+IDS, PROMPT = torch.randint(61, (2, 11), generator=torch.Generator().manual_seed(3)), 6
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """What one process sees of every model, and what each of two does."""
+    folder = tmp_path_factory.mktemp("parallel")
+    alone = {}
+    for name, model in MODELS.items():
+        graph = model.graph(seed=1)
+        source = write_source(graph)
+        weights = state_dict(source, graph.archive, torch.float64)
+        (folder / name).mkdir()
+        (folder / name / "model.py").write_text(source.text, encoding="utf-8")
+        (folder / name / "parallel.py").write_text(write_plan(graph, 2), encoding="utf-8")
+        torch.save({"weights": weights, "ids": IDS, "prompt": PROMPT}, folder / name / "given.pt")
+        net = run_source(source.text).Model().double()
+        net.load_state_dict(weights)
+        alone[name] = observed(net, IDS, PROMPT)
+    worker = Path(__file__).with_name("parallel_worker.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker)]
+    done = subprocess.run([*command, str(folder), "2"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {name: (alone[name], [torch.load(folder / name / f"{rank}.pt") for rank in range(2)]) for name in MODELS}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_processes_compute_what_one_does(name: str, ran: Any) -> None:
+    alone, both = ran[name]
+    for one in both:
+        near(one["logits"], alone["logits"])
+        near(one["calls"], alone["calls"])
+        near(one["calls"], alone["logits"])
+        assert one["gradients"].keys() == alone["gradients"].keys()
+        largest = max(float(g.abs().max()) for g in alone["gradients"].values())
+        for key in alone["gradients"]:
+            near(one["gradients"][key], alone["gradients"][key], largest)
+            near(one["again"][key], alone["gradients"][key], largest)
+
+
+def near(got: torch.Tensor, want: torch.Tensor, largest: float = 0.0) -> None:
+    """Equal but for the order of sums: norms and angles are in f32 on both sides, of numbers that differ by f64's; what
+    should be 0 (gradients of biases of keys) by f64's of the `largest` number."""
+    atol = 64 * max(2**-23 * float(want.abs().max()), 2**-52 * largest)
+    torch.testing.assert_close(got, want, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_process_holds_a_part(name: str, ran: Any) -> None:
+    _, both = ran[name]
+    whole = dict(write_source(MODELS[name].graph()).weights)
+    cut = [k for k in both[0]["local"] if not k.endswith(("_norm.weight", "o.bias", "down.bias"))]
+    assert cut and all(2 * both[0]["local"][k] == torch.Size(whole[k].type.concrete({})).numel() for k in cut)
+    expected = {"llama": [1, 1], "normed": [2, 2], "gpt2": [2, 2], "mixtral": [1, 1], "hybrid": [1, 4]}
+    assert both[0]["heads"] == both[1]["heads"] == expected[name]
+
+
+def test_what_is_whole_is_said() -> None:
+    text = write_plan(MODELS["hybrid"].graph(), 2)
+    assert "# layers.2.attn is whole on every process: it has bias of its own for every head" in text
+    assert "# layers.2.ffn is whole on every process: its 55 hidden units do not divide evenly" in text
+    assert '"layers.1.ffn.experts": ExpertParallel()' in text
+    assert "layers.2.attn.q" not in text and '"layers.*' not in text
+
+
+def test_all_layers_are_one_entry() -> None:
+    text = write_plan(MODELS["llama"].graph(), 2)
+    assert text.count("Parallel()") == 7 and '"layers.*.ffn.down": RowwiseParallel()' in text
+    assert "ExpertParallel" not in text
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "says"),
+    [
+        ("llama", 4, r"4 processes cannot share 4 heads over 2 of keys and values evenly \(layers\.0\.attn\)"),
+        ("llama", 1, "degree 1 divides nothing"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(model: str, degree: int, says: str) -> None:
+    with pytest.raises(WeftError, match=says):
+        write_plan(MODELS[model].graph(), degree)
+
+
+def test_a_model_without_heads_is_refused() -> None:
+    with pytest.raises(WeftError, match="nothing of decoder can be divided among 2 processes"):
+        write_plan(decoder(Block(Mamba(inner=48, state=4), norm=norm)).graph(), 2)
