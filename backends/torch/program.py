@@ -136,7 +136,7 @@ class Emitter:
                 self._made[value] = self.hold(value)
             else:
                 made = self._heads[value][1]
-                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", made, name=_local(value))
+                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", made, name=local_name(value))
         return self._made[value]
 
     def __setitem__(self, value: Value, made: Operand) -> None:
@@ -152,18 +152,18 @@ class Emitter:
 
     # -- heads
 
-    def heads(self, value: Value, count: int) -> Var:
-        """`value` [batch, seq, count·width] as [batch, count, seq, width]."""
+    def heads(self, value: Value, count: int, name: str = "") -> Var:
+        """`value` [batch, seq, count·width] as [batch, count, seq, width], called `name` or as it is."""
         if (known := self._heads.get(value)) is not None and known[0] == count:
             return known[1]
         split = value.producer
         apart = split.inputs[0] if split is not None and split.op.name == "reshape" else None
         if apart is not None and len(apart.shape) == 4 and apart.shape[2] == count:
-            return self.emit("{0}.transpose(1, 2)", apart, name=_local(value), replaces=0)
+            return self.emit("{0}.transpose(1, 2)", apart, name=name or local_name(value), replaces=0)
         width = value.width // count
         shape = ", ".join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))
         text = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)"
-        return self.emit(text, value, name=_local(value), replaces=0, comment=f"[{shape}]")
+        return self.emit(text, value, name=name or local_name(value), replaces=0, comment=f"[{shape}]")
 
     def set_heads(self, value: Value, count: int, made: Var) -> None:
         """`value` [batch, seq, count·width] stands, for whom it suits, as `made` [batch, count, seq, width]."""
@@ -194,7 +194,7 @@ class Emitter:
     ) -> tuple[Var, ...]:
         """Append a statement that makes several values."""
         given = tuple(self[o] if isinstance(o, Value) else o for o in operands)
-        own = _local(self.node.output) if self.node is not None else "value"
+        own = local_name(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
         made = tuple(Var(n or own, s) for n, s in zip(names, shapes, strict=True))
         self.program.statements.append(Statement(text, given, made, self.scope, replaces, comment, node=self.node))
@@ -220,11 +220,11 @@ class Emitter:
     def once(self, key: Hashable, scope: str, text: str, *operands: Value | Operand, name: str) -> Var:
         """The value of a statement in an earlier `scope`, made once for each `key`."""
         if key not in self._hoisted:
-            outer, self.scope = self.scope, scope
+            outer, self.scope, self.node = (self.scope, self.node), scope, None
             try:
                 self._hoisted[key] = (self.emit(text, *operands, name=name),)
             finally:
-                self.scope = outer
+                self.scope, self.node = outer
         return self._hoisted[key][0]
 
     def is_hoisted(self, var: Var) -> bool:
@@ -351,9 +351,17 @@ def attribute_path(path: str) -> str:
     return ".".join(f"{p}_" if keyword.iskeyword(p) else p for p in parts)
 
 
-def _local(value: Value) -> str:
-    """The last part of the name of a value."""
-    return value.name.rpartition(".")[2]
+def local_name(value: Value) -> str:
+    """The last part of the name of a value; if that is only what made it, what it is for who reads it."""
+    own, made = value.name.rpartition(".")[2], value.producer
+    if made is None or not value.uses or re.sub(r"_\d+$", "", own) != made.op.name.removesuffix("_"):
+        return own
+    reader, index = value.uses[0]
+    operands = reader.op.operands
+    wanted = operands[min(index, len(operands) - 1)].name
+    if len(operands) > 1 and wanted not in ("x", "xs", "y"):
+        return wanted
+    return "y" if value.type.dtype.is_float else own
 
 
 def _renumbered(text: str, by: int) -> str:

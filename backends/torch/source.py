@@ -113,7 +113,7 @@ class ClassWriter:
         given = self._given(method)
         hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
         called, lines = Writer(method, given, hidden, top).write()
-        parameters = ["self", *(self._parameter(o, n) for o, n in zip(given, called, strict=True))]
+        parameters = ["self", *(self._parameter(o, n, top) for o, n in zip(given, called, strict=True))]
         if method.slots and not top:
             parameters.append(f"cache: {self._cache_type(method)} | None = None")
         results = len(method.outputs)
@@ -144,14 +144,19 @@ class ClassWriter:
         given = [v for v in self.inputs if v in method.inputs or not v.default]
         return [*(v for v in given if not v.default), *(v for v in given if v.default)]
 
-    def _parameter(self, o: Var | Held, name: str) -> str:
+    def _parameter(self, o: Var | Held, name: str, top: bool) -> str:
         if isinstance(o, Held):
             return f"{name}: Tensor"
-        maybe = o in self.makers and self.makers[o].text.startswith("None if ")
-        return f"{name}: {o.type}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default else "")
+        maybe = o.type == "Tensor" and o in self.makers and self.makers[o].text.startswith("None if ")
+        kind = "Tensor" if o.skips and not top else o.type
+        return f"{name}: {kind}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default and top else "")
 
     def _is_hidden(self, v: Var) -> bool:
-        return v in self.makers and (self.makers[v].scope != TOP or v.name == "x")
+        if v not in self.makers or v.type != "Tensor":
+            return False
+        made = self.makers[v]
+        floats = made.node is None or made.node.output.type.dtype.is_float
+        return floats and not made.early and (made.scope != TOP or made.node is not None)
 
     def _cache_type(self, method: Method) -> str:
         kinds = [_kind(item, self) for item in method.stateful]
@@ -227,8 +232,14 @@ def _init(method: Method, inner: dict[str, str]) -> list[str]:
         *outer, last = path.split(".")
         node = tree
         for part in outer:
-            node = node.setdefault(part, {})
-        node[last] = entry
+            inner_node = node.setdefault(part, {})
+            if not isinstance(inner_node, dict):  # a module that is given something more
+                node[part] = inner_node = {"": inner_node}
+            node = inner_node
+        if isinstance(node.get(last), dict):
+            node[last][""] = entry
+        else:
+            node[last] = entry
     lines: list[str] = []
     _hold(lines, "self", tree)
     return lines or ["pass"]
@@ -260,8 +271,12 @@ def _hold(lines: list[str], base: str, tree: dict[str, Any]) -> None:
         elif all(k.isdigit() for k in entry):
             _hold_list(lines, place, entry)
         else:
-            lines.append(f"{place} = nn.Module()")
+            lines.append(f"{place} = {_made(entry.pop('', 'nn.Module'))}")
             _hold(lines, place, entry)
+
+
+def _made(kind: str | Leaf) -> str:
+    return kind.init if isinstance(kind, Leaf) else f"{kind}()"
 
 
 def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:

@@ -28,17 +28,23 @@ def _rope(e: Emitter, node: Node) -> None:
     else:
         cos, sin = e.many(text, at, per_position, names=("cos", "sin"))
     turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
-    whole = e.heads(x, heads)
+    whole = e.heads(x, heads, role(node.output))
     made = e.emit(f"{turn}({{0}}, {{1}}, {{2}})", whole, cos, sin, name=whole.name, replaces=0)
     e.set_heads(node.output, heads, made)
+
+
+def role(value: Value) -> str:
+    """What an attention that reads `value` takes it for: q, k or v; nothing if none does."""
+    read = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
+    return read.pop() if len(read) == 1 else ""
 
 
 @lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
 def _attention(e: Emitter, node: Node) -> None:
     heads, kv_heads, width = node.attrs["heads"], node.attrs["kv_heads"], operand(node, "q").width
-    q, k = e.heads(operand(node, "q"), heads), e.heads(operand(node, "k"), kv_heads)
+    q, k = e.heads(operand(node, "q"), heads, "q"), e.heads(operand(node, "k"), kv_heads, "k")
     latent = node.attrs["value_dim"]
-    v = None if latent else e.heads(operand(node, "v"), kv_heads)
+    v = None if latent else e.heads(operand(node, "v"), kv_heads, "v")
     mask, causal = mask_of(e, node)
     if node in e.cached:
         k, v = _cached(e, node, k, v, mask)
@@ -93,6 +99,8 @@ def _attend(
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
     """The bias with −∞ where `mask` hides a key, made once where the bias is made."""
     text, made = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
+    if isinstance(mask, Var) and mask.type != "Tensor":
+        text = f"{{0}} if {{1}} is None else {text}"
     if isinstance(made, Var) and e.is_hoisted(made):
         return e.hoist((text, made, mask), text, made, mask, name="bias")
     if bias.producer is None or bias.producer.scope == e.scope:

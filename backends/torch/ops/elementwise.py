@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.dtypes import DType
-from weft.ir.graph import Node, Value
+from weft.ir.graph import Node, Param, Value
 
+from ..formulas import is_constant
 from ..lowering import lowering
 from ..program import TORCH_NAMES, Emitter, Var
 
@@ -46,6 +47,7 @@ TEXTS = {
     "where": "torch.where({0}, {1}, {2})",
 }
 ACTIVATIONS = {  # of glu and moe, see `activation`
+    "elu": "F.elu({0})",
     "identity": "{0}",
     "sigmoid": "{0}.sigmoid()",
     "relu": "F.relu({0})",
@@ -62,6 +64,8 @@ ACTIVATIONS = {  # of glu and moe, see `activation`
 def _elementwise(e: Emitter, node: Node) -> Var:
     values = [v for v in node.inputs if v is not None]
     text, values = _with_numbers(TEXTS[node.op.name], values, node)
+    if len(values) == 2 and _of_table(values[1]) and not _of_table(values[0]):
+        text = text.replace("{1}", "{1}.to({0}.dtype)")
     shape = node.output.shape
     replaces = next((i for i, v in enumerate(values) if v.producer is not None and v.shape == shape), None)
     return e.emit(text, *values, replaces=replaces)
@@ -79,6 +83,13 @@ def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list
         return text, values
     places = iter(range(len(kept)))
     return text.format(*(found[i] if i in found else f"{{{next(places)}}}" for i in range(len(values)))), kept
+
+
+def _of_table(value: Value) -> bool:
+    """Whether `value` is rows of a table, which keeps its own dtype."""
+    made = value.producer
+    table = made.operand("table") if made is not None and made.op is ops.embedding else None
+    return isinstance(table, Param) and is_constant(table.recipe)
 
 
 def _filling(value: Value) -> str | None:

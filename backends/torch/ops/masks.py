@@ -51,7 +51,9 @@ def shown_keys(e: Emitter, key_mask: Value) -> Var:
     made = e[key_mask]
     text = "{0}[:, None, None, :] != 0"
     if isinstance(made, Var) and made.default:
-        return e.hoist(("shown", made), f"None if {{0}} is None else {text}", made, name="shown")
+        shown = e.hoist(("shown", made), f"None if {{0}} is None else {text}", made, name="shown")
+        shown.type = "Tensor | None"
+        return shown
     return e.hoist(("shown", made), text, made, name="shown")
 
 

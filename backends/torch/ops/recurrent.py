@@ -30,7 +30,7 @@ def _carried(e: Emitter, node: Node, text: str, *given: Value | Operand) -> tupl
     if node not in e.cached:
         return (e.emit(f"{text.replace('{past}', 'None')}[0]", *given),)
     slot = Slot(*_slot(parts))
-    kept = text.replace("{past}", f"past({{{first}}})")
+    kept = text.replace("{past}", f"resumed({{{first}}})")
     return (e.emit(f"keep({{{first}}}, {kept})", *given, slot),)
 
 

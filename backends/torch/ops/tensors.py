@@ -7,7 +7,7 @@ from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
 from ..positions import key_positions
-from ..program import Emitter, Var
+from ..program import Emitter, Var, local_name
 from .elementwise import number
 
 
@@ -80,7 +80,7 @@ def _concat(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.split)
 def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
-    names = tuple(v.name.rpartition(".")[2] for v in node.outputs)
+    names = tuple(map(local_name, node.outputs))
     text = f"{{0}}.split(({', '.join(map(str, node.attrs['sizes']))}), {node.attrs['axis']})"
     return e.many(text, _first(node), names=names, shapes=tuple(v.shape for v in node.outputs))
 

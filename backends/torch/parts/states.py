@@ -12,7 +12,7 @@ class State:
         self.values = values
 
 
-def past(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
+def resumed(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
     """What the calls so far left in `state`; None where there is no cache."""
     if state is None:
         return None
