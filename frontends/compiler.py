@@ -1,4 +1,4 @@
-"""`weft.compile`: a source becomes a folder that ONNX Runtime, onnxruntime-genai and weft's own runtime all run."""
+"""`weft.compile`: a source becomes a folder of ONNX models or of readable PyTorch, which weft's runtime runs too."""
 
 from __future__ import annotations
 

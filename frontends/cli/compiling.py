@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FOLDER = click.Path(file_okay=False)
 
 
-@click.command("compile", short_help="Make a folder that ONNX Runtime runs.")
+@click.command("compile", short_help="Make a folder that ONNX Runtime or PyTorch runs.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder to write; appears whole or not at all.")
 @click.option(
@@ -24,7 +24,7 @@ FOLDER = click.Path(file_okay=False)
     default="ort-cpu",
     show_default=True,
     shell_complete=complete_targets,
-    help="ort-cpu, ort-cuda, or onnx (standard operators only).",
+    help="ort-cpu, ort-cuda, onnx (standard operators only), or torch (PyTorch source).",
 )
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the best of the target.")
 @click.option(
@@ -64,7 +64,7 @@ def compile_command(
     trace: bool,
     seed: int,
 ) -> None:
-    """Compile SOURCE into a folder: the ONNX model, its configuration and tokenizer, and a manifest.
+    """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
     An older result in the same place survives until the new one is whole. Architectures without a checkpoint (presets,
     files) get their declared random weights.
@@ -73,6 +73,7 @@ def compile_command(
     Examples:
       weft compile model.gguf -o out/
       weft compile ./Qwen3-0.6B --target ort-cuda --dtype bf16 --max-length 8192 -o out/
+      weft compile model.gguf --target torch -o readable/ && python readable/generate.py "Once upon a time"
       weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
     """
     from ..compiler import compile

@@ -1,14 +1,20 @@
-"""The errors that the table tests measure, kept for `weft families`."""
+"""The errors that the table tests measure, kept for `weft families`; SmolLM2 as transformers computes it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from weft.frontends.families import FAMILIES
 from weft.frontends.families.verified import Errors, read_verified, write_verified
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +29,16 @@ def errors() -> Iterator[Errors]:
         assert "PYTEST_XDIST_WORKER" not in os.environ, "the errors are collected in one process: -n 0"
         known = {**read_verified(), **measured}
         write_verified({family: known[family] for family in FAMILIES if family in known})
+
+
+@pytest.fixture(scope="session")
+def hf_model(smollm2_gguf: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
+    """SmolLM2 by transformers, its weights dequantized from the GGUF."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    sys.path.insert(0, str(root / "benchmarks"))
+    from smollm2 import hugging_face_folder
+
+    folder = hugging_face_folder(smollm2_gguf, tmp_path_factory.mktemp("hf"))
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

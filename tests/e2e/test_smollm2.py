@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,16 +14,6 @@ import weft
 from weft.backends.runtime.generate import Generator
 
 PROMPTS = {1: "Once", 7: None, 64: None, 513: None, 600: None}  # lengths cross the chunk of 512
-
-
-@pytest.fixture(scope="module")
-def hf_model(smollm2_gguf: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
-    sys.path.insert(0, str(root / "benchmarks"))
-    from smollm2 import hugging_face_folder
-    from transformers import LlamaForCausalLM
-
-    folder = hugging_face_folder(smollm2_gguf, tmp_path_factory.mktemp("hf"))
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

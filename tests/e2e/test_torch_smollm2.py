@@ -1,0 +1,95 @@
+"""SmolLM2 as a folder of PyTorch: it reads in one sitting, needs nothing of weft, and is the model that it was."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.backends.runtime.generate import Generator
+
+from .test_smollm2 import hf_greedy, hf_logits
+
+PROMPT = "The three laws of motion, explained to a child: "
+
+
+@pytest.fixture(scope="module")
+def folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("smollm2") / "torch"
+    weft.compile(smollm2_gguf, out, target="torch", max_length=1024)
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Generator:
+    loaded = weft.load(folder, device="cpu")
+    assert isinstance(loaded, Generator)
+    return loaded
+
+
+def test_its_model_is_short_and_imports_torch_alone(folder: Path) -> None:
+    text = (folder / "model.py").read_text()
+    assert len(text.splitlines()) <= 200
+    imported = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) or ""
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert {name.partition(".")[0] for name in imported} <= {"torch", "__future__", "math", "functools"}
+    assert "weft" not in {name.partition(".")[0] for name in imported}
+
+
+def test_the_script_continues_as_transformers_where_weft_cannot_be_imported(
+    folder: Path,
+    model: Generator,
+    hf_model: torch.nn.Module,
+    tmp_path: Path,
+) -> None:
+    ids = model.tokenizer.encode(PROMPT)
+    wanted = hf_greedy(hf_model, ids, 64)
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).symlink_to(file)
+    for script in ("generate.py", "load.py", "sampling.py"):  # those that look beside them
+        (copy / script).unlink()
+        (copy / script).write_bytes((folder / script).read_bytes())
+    alone = "import runpy, sys; sys.modules['weft'] = None; del sys.argv[0]; sys.path[0] = sys.argv.pop(0); "
+    alone += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    given = [copy / "generate.py", "--ids", ",".join(map(str, ids)), "--max-tokens", "64"]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-E", "-s", "-c", alone, copy, *map(str, given)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [int(part) for part in done.stdout.split(",")]
+    ends = model.stop_ids.intersection(wanted)
+    assert found == (wanted[: min(map(wanted.index, ends))] if ends else wanted)
+    assert len(found) == 64  # the text does not end before
+
+
+def test_the_runtime_computes_and_continues_as_transformers(
+    model: Generator,
+    hf_model: torch.nn.Module,
+) -> None:
+    ids = model.tokenizer.encode(PROMPT)
+    wanted = hf_logits(hf_model, ids)
+    assert np.abs(model.logits(ids) - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    unstopped = Generator(model.decoder, folder=model.folder)
+    assert unstopped.generate(ids, max_tokens=24, chunk=7)[0].tokens == hf_greedy(hf_model, ids, 24)
+
+
+def test_a_chat_gets_a_sensible_answer(model: Generator) -> None:
+    prompt = model.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
+    stream = model.stream(prompt, max_tokens=30)
+    assert "Paris" in "".join(stream)
+    assert stream.result.finish == "stop"

@@ -1,0 +1,149 @@
+"""The target torch: `weft.torch` in this process, what compiling for it refuses, and what the folder says of itself."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import weft
+from weft.backends.runtime.generate import Generator
+from weft.frontends.hf import writing
+from weft.ir import interpret
+
+from ..passes.zoo import ZOO
+from .command import TINY, done, refused
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.py").write_text(TINY)
+    return tmp_path / "tiny.py"
+
+
+IDS = [[3, 1, 4, 1, 5]]
+
+
+def logits_of(source: Path) -> np.ndarray:
+    """Of the architecture `source` with weights of seed 0, in float64."""
+    graph = weft.load_source(source).graph
+    inputs = {"input_ids": np.array(IDS), "position_ids": np.arange(5)[None]}
+    found: np.ndarray = interpret(graph, {name: inputs[name] for name in graph.inputs})["logits"]
+    return found
+
+
+def test_a_module_is_its_source(tiny: Path) -> None:
+    module, wanted = weft.torch(tiny), logits_of(tiny)
+    with torch.inference_mode():
+        got = module(torch.tensor(IDS)).numpy()
+    assert np.abs(got - wanted).max() <= 64 * np.finfo(np.float32).eps * np.abs(wanted).max()
+    again = pickle.loads(pickle.dumps(module))
+    with torch.inference_mode():
+        assert torch.equal(again(torch.tensor(IDS)), module(torch.tensor(IDS)))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "float16", torch.float16, torch.float64, None])
+def test_dtypes_by_name_or_as_torch_has_them(tiny: Path, dtype: Any) -> None:
+    kinds = {"bf16": torch.bfloat16, "float16": torch.float16, None: torch.float32}
+    assert {p.dtype for p in weft.torch(tiny, dtype=dtype).parameters()} == {kinds.get(dtype, dtype)}
+
+
+def test_passes_and_seeds_are_those_of_compile(tiny: Path) -> None:
+    keys = weft.torch(tiny, passes="default, pack-gate-up").state_dict().keys()
+    assert {key.rpartition(".ffn.")[2] for key in keys if ".ffn." in key} == {"gate_up.weight", "down.weight"}
+    first, same, other = (weft.torch(tiny, seed=seed).state_dict()["embed.weight"] for seed in (1, 1, 2))
+    assert torch.equal(first, same) and not torch.equal(first, other)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"dtype": "f64"}, "target torch cannot compute in f64; it takes f32, bf16, f16"),
+    ({"dtype": "f31"}, "unknown dtype 'f31'"),
+    ({"device": "tpu"}, "device 'tpu' is not known to PyTorch; it takes cpu or cuda"),
+    ({"passes": "fusee"}, "unknown pass 'fusee'"),
+    ({"seed": -1}, "seed is -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG)
+def test_a_module_of_bad_options(tiny: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(weft.WeftError) as error:
+        weft.torch(tiny, **options)
+    assert words in str(error.value)
+
+
+REFUSED = [
+    (["--prepack"], "--prepack is for the kernels of target ort-cpu, not for torch; leave it out"),
+    (["--keep-blocks", "all"], "--keep-blocks is for the kernels of target ort-cpu, not for torch; leave it out"),
+    (["-p", "default, kv-cache"], "target torch keeps caches by itself: leave out the pass kv-cache"),
+    (["--dtype", "i8"], "target torch cannot compute in i8; it takes f32, bf16, f16"),
+    (["--max-length", "0"], "--max-length 0 must be positive"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), REFUSED)
+def test_what_compiling_refuses(tiny: Path, tmp_path: Path, args: list[str], words: str) -> None:
+    done("compile", tiny, "-o", tmp_path / "out", "--target", "torch")
+    before = (tmp_path / "out" / "model.py").read_text()
+    assert words in refused("compile", tiny, "-o", tmp_path / "out", "--target", "torch", *args)
+    assert (tmp_path / "out" / "model.py").read_text() == before
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_without_pytorch_one_sentence(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done("compile", tiny, "-o", tmp_path / "out", "--target", "torch")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for command in (
+        ["compile", tiny, "-o", tmp_path / "no", "--target", "torch"],
+        ["run", tmp_path / "out", "--ids=1"],
+    ):
+        assert "PyTorch cannot be imported" in refused(*command)
+    with pytest.raises(weft.WeftError, match=r"install weft\[torch\]"):
+        weft.torch(tiny)
+
+
+def test_commands_on_a_folder(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = done("compile", tiny, "-o", out, "--target", "torch", "--dtype", "bf16", "--max-length", 32).stdout
+    assert "for torch in bf16" in said
+    done("compile", tiny, "-o", tmp_path / "onnx", "--max-length", 32)
+    answers = [done("run", tmp_path / name, "--ids", "3,1,4", "--max-tokens", 6).stdout for name in ("out", "out")]
+    assert answers[0] == answers[1] and len(answers[0].split(",")) == 6
+    report = json.loads(done("verify", out, "--tokens", 4, "--json").stdout)
+    assert report["max_relative"] <= report["tolerance"] and report["layers"] == {}
+
+
+def test_weights_are_stored_as_asked_and_in_shards(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing.write_shards, "__defaults__", (20_000, writing.write_shards.__defaults__[1]))
+    weft.compile(tiny, tmp_path / "out", target="torch", dtype="f16", max_length=32)
+    files = sorted(p.name for p in (tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 1 and (tmp_path / "out" / "model.safetensors.index.json").is_file()
+    tensors = {key: t for name in files for key, t in load_file(tmp_path / "out" / name).items()}
+    assert {t.dtype for t in tensors.values()} == {torch.float16}
+    assert tensors.keys() == weft.torch(tiny).state_dict().keys()
+    model = weft.load(tmp_path / "out", device="cpu")
+    assert isinstance(model, Generator)
+    assert len(model.generate([IDS[0]], max_tokens=3)[0].tokens) == 3
+
+
+def test_tables_and_whole_numbers_keep_their_dtypes(tmp_path: Path) -> None:
+    """A table that nobody trains is not rounded with the weights."""
+    weft.compile(ZOO["variant/sinusoidal"](), tmp_path / "out", target="torch", dtype="bf16", max_length=19)
+    kinds = {key: t.dtype for key, t in load_file(tmp_path / "out" / "model.safetensors").items()}
+    assert {kind for key, kind in kinds.items() if "positions" not in key} == {torch.bfloat16}
+
+
+def test_a_loss_is_left_out_and_said_so(tmp_path: Path) -> None:
+    report = weft.compile(
+        ZOO["variant/experts with noise and a loss"](), tmp_path / "out", target="torch", max_length=19
+    )
+    assert any(note.endswith("is left out: `weft.torch` gives a module that returns it") for note in report.notes)
+    model = weft.load(tmp_path / "out", device="cpu")
+    assert isinstance(model, Generator)
+    assert len(model.generate([[1, 2]], max_tokens=3)[0].tokens) == 3
