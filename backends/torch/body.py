@@ -13,7 +13,7 @@ WIDTH = 92  # of a line that an expression may grow to
 
 
 class Writer:
-    """Writes the forward of one method; one that `trains` may compute activations again."""
+    """Writes the forward of one method; one that `trains` may compute activations again, and be given no cache."""
 
     trains = True
 
@@ -60,7 +60,8 @@ class Writer:
     def _name_states(self) -> None:
         stateful = self.method.stateful
         if len(stateful) == 1:
-            self.states[stateful[0]] = "None if cache is None else cache[0]" if self._wrapped(stateful[0]) else "cache"
+            first = "None if cache is None else cache[0]" if self.trains else "cache[0]"
+            self.states[stateful[0]] = first if self._wrapped(stateful[0]) else "cache"
             return
         taken: list[str] = []
         for item in stateful:
@@ -71,7 +72,7 @@ class Writer:
             name = taken[-1]
             self.states[item] = name
         if taken:
-            text = f"{', '.join(taken)} = cache or (None,) * {len(taken)}"
+            text = f"{', '.join(taken)} = cache" + f" or (None,) * {len(taken)}" * self.trains
             self.lines.append(Line([], ast.parse(text).body[0]))
 
     def _wrapped(self, item: Item) -> bool:
@@ -118,7 +119,7 @@ class Writer:
             if len(places) != 1:
                 continue
             grown = _Put(token, line.tree).visit(ast.parse(ast.unparse(tree)))
-            if len(self._shown(grown)) + room > WIDTH:
+            if len(self._shown(grown)) + room > WIDTH and not isinstance(tree, ast.Name):
                 continue
             body = grown.body[0]
             tree = body.value if isinstance(body, ast.Expr) else body
@@ -161,7 +162,7 @@ class Writer:
             arguments.append("*own")
         if loop.slots:
             state = self.states[loop]
-            sources.append(("state", f"{state} or [None] * {len(calls)}"))
+            sources.append(("state", state + f" or [None] * {len(calls)}" * self.trains))
             arguments.append("state")
         if not sources:
             head = f"for _ in range({len(calls)})"

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from . import parts
 
 IMPORTS = {  # what a name in a generated source stands for
+    "Callable": "from collections.abc import Callable",
     "math": "import math",
+    "Any": "from typing import Any",
     "partial": "from functools import partial",
     "torch": "import torch",
     "F": "import torch.nn.functional as F",
@@ -74,6 +76,7 @@ def used_parts(wanted: Iterable[str]) -> list[Part]:
 def imports(used: Iterable[str]) -> list[str]:
     """The import lines for the names `used`, standard library first."""
     lines = {IMPORTS[n] for n in used if n in IMPORTS}
-    standard = sorted(line for line in lines if "torch" not in line)
-    others = sorted((line for line in lines if "torch" in line), key=lambda s: (s.startswith("from"), s))
+    ordered = sorted(lines, key=lambda s: (s.startswith("from"), s))
+    standard = [line for line in ordered if "torch" not in line]
+    others = [line for line in ordered if "torch" in line]
     return [*standard, *([""] if standard and others else []), *others]

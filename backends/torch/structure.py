@@ -143,7 +143,7 @@ class _Builder:
 
     def _holds(self, method: Method) -> dict[str, Leaf | Held]:
         if self.borrows:
-            own = (o for item in method.items if isinstance(item, Statement) for o in item.operands)
+            own = (o for item in method.items for o in reads(item))
             found = (o for o in (*own, *method.outputs) if isinstance(o, (Leaf, Held)))
             return {o.path: o for o in found if inside(o.path, method.path)}
         inner = method.modules

@@ -2,84 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from weft.ir import ops
-from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Value
+from weft.ir.op import Op
 from weft.passes import Trace, legalize
 
-from ..lowering import LOWERINGS, needed, refusals
-from ..ops.elementwise import number
-from ..positions import begin, end, query_positions
-from ..program import Emitter, Held, Leaf, Operand, Program, Slot, Var, attribute_path
-from ..states import cached_nodes, counts_keys
-from . import patterns
-from .patterns import NormOf, Projection
+from ..lowering import LOWERINGS, lower, needed, refusals
+from ..program import TOP, Operand, Program, Var
+from ..states import cached_nodes
+from ..structure import Call, Loop, Method, structure
+from . import attention, mixtures, patterns, products, recurrences
+from .emitter import Choice, StepEmitter
+
+Fused = Callable[[StepEmitter, Node], "Var | None"]
 
 
 @dataclass
 class Step:
-    """The program of a decode step; `chosen` tells of every node with a kernel, or with a reason for none."""
+    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason."""
 
     program: Program
-    chosen: list[tuple[Node, str]] = field(default_factory=list)
+    method: Method
+    choices: list[Choice]
 
 
-class StepEmitter(Emitter):
-    """An emitter whose modules are those of the model."""
-
-    def leaf(self, init: str, **weights: Value | None) -> Leaf | None:
-        found = super().leaf(init, **weights)
-        return None if found is None else Leaf(f"{found.path}.module", "module")
-
-    def give(self, name: str, default: str, type: str) -> Var:
-        return super().give(name, "", type.removesuffix(" | None"))
-
-    # -- what kernels read
-
-    def weight(self, param: Param) -> Held:
-        key = attribute_path(param.name)
-        self.program.weights[key] = param
-        return Held(key, tuple(param.type.concrete({})))
-
-    def packed(self, params: Sequence[Param], name: str) -> Operand | None:
-        """Weights one under the other, as `name` beside the first; None if they do not stand side by side."""
-        if len(params) == 1:
-            return self.weight(params[0])
-        places = [attribute_path(p.name).split(".") for p in params]
-        if len({(*p[:-2], p[-1]) for p in places}) != 1 or any(len(p) < 2 for p in places):
-            return None
-        outer, kind = places[0][:-2], places[0][-1]
-        return Leaf(".".join([*outer, f"{name}_{kind}"]), f"pack:{kind}:{','.join(p[-2] for p in places)}")
-
-    def norm(self, norm: NormOf) -> Leaf | None:
-        """The norm before a product as kernels take it."""
-        node = norm.node
-        return None if node is None else self.norm_node(node)
-
-    def norm_node(self, node: Node) -> Leaf:
-        kind = "rms" if node.op is ops.rms_norm else "layer"
-        given = [attribute_path(w.name) for w in node.inputs[1:] if isinstance(w, Param)]
-        path = given[0].rpartition(".")[0] if given else f"{self.scope}.norm_{node.output.name.rpartition('.')[2]}"
-        parts = ",".join(g.rpartition(".")[2] for g in given)
-        return Leaf(f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{parts}")
+def refusal(graph: Graph) -> str | None:
+    """Why there is no decode step of `graph`; None if there is one."""
+    if graph.meta.get("kind") != "decoder":
+        return "the model is no decoder"
+    if not cached_nodes(graph):
+        return "the model keeps nothing from call to call"
+    more = set(graph.inputs) - {"input_ids", "position_ids"}
+    return f"the model reads {', '.join(sorted(more))}" if more else None
 
 
 def lower_step(graph: Graph) -> Step:
-    """The decode step of `graph`, a model that generates."""
+    """The decode step of `graph`, whose caches are those of the model.
+
+    Raises:
+        WeftError: if there is none.
+    """
+    if reason := refusal(graph):
+        raise WeftError(f"no decode step: {reason}")
+    plain = lower(graph)
+    kept = nesting(structure(plain))
+    for moves in (True, False):  # what keeps a state moves where the states stay in their places
+        step = _lowered(graph, plain.functions, moves)
+        if nesting(step.method) == kept:
+            return step
+    raise WeftError("no decode step: its states would not be those of the model")
+
+
+def nesting(method: Method) -> object:
+    """What `new_cache` of a method makes, with the scopes and ops of what keeps states in the place of these."""
+    found: list[object] = []
+    for item in method.stateful:
+        if isinstance(item, Loop):
+            found.append(tuple(nesting(call.callee) for call in item.calls))
+        elif isinstance(item, Call):
+            found.append(nesting(item.callee))
+        else:
+            assert item.node is not None
+            found.append((item.node.scope, item.node.op.name))
+    alone = len(found) == 1 and (method.path != TOP or isinstance(method.stateful[0], Loop))
+    return found[0] if alone else tuple(found)
+
+
+def _lowered(graph: Graph, functions: dict[str, str], moves: bool) -> Step:
     graph = graph.clone()
     legalize(graph, refusals, Trace())
-    cached = cached_nodes(graph)
-    emitter = StepEmitter(graph, cached, counts_keys(graph, cached))
-    begin(emitter)
-    for var in emitter.program.inputs:  # a step is given all there is
-        var.default, var.type = "", var.type.removesuffix(" | None")
-    step = Step(emitter.program)
+    emitter = StepEmitter(graph, functions, moves)
     for node in list(graph.nodes):
         emitter.enter(node)
-        made: Operand | Iterable[Operand] | None = _fused(emitter, node, step)
+        fused = FUSED.get(node.op)
+        made: Operand | Iterable[Operand] | None = None if fused is None else fused(emitter, node)
         if made is None:
+            emitter.enter(node)
             chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
             made = chosen.emit(emitter, node)
         if made is not None:
@@ -88,153 +90,54 @@ def lower_step(graph: Graph) -> Step:
                 emitter[value] = operand
     emitter.leave()
     program = emitter.program
-    program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
-    program.statements = end(emitter, needed(program))
-    return step
+    program.outputs = {"logits": emitter[graph.outputs["logits"]]}
+    program.statements = emitter.ended(needed(program))
+    made_by = {s.node for s in program.statements}
+    choices = [choice for choice in emitter.choices if choice.node in made_by]
+    return Step(program, structure(program, borrows=True), choices)
 
 
-def _fused(e: StepEmitter, node: Node, step: Step) -> Var | None:
-    """What the kernel that ends with `node` makes, if there is one."""
-    made: Var | None = None
-    if node.op is ops.attention and node in e.cached:
-        found = patterns.self_attention(node)
-        if isinstance(found, str):
-            step.chosen.append((node, found))
-            return None
-        made = _attention(e, found, step)
-    elif node.op is ops.add:
-        made = _residual(e, node, step)
-    elif node.op is ops.glu and (pair := patterns.gated(node)):
-        made = _gated(e, node, *pair, step)
-    elif activation := patterns.activated(node):
-        made = _linear(e, activation[0], f", activation={activation[1]!r}")
-        step.chosen.append((node, "norm_linear with the activation inside"))
-    elif node.op is ops.linear and (plain := patterns.projection(node.output)):
-        made = _linear(e, plain, "")
-        step.chosen.append((node, "norm_linear"))
-    return made
-
-
-def _outer(*paths: str) -> str:
-    """The innermost scope around all of `paths`."""
-    parts = [p.split(".") for p in paths]
-    common = []
-    for column in zip(*parts, strict=False):
-        if len({*column}) != 1:
-            break
-        common.append(column[0])
-    return ".".join(common)
-
-
-def _within(e: StepEmitter, operands: Sequence[Operand | None]) -> None:
-    """Let what follows stand in the scope that has all weights among `operands`."""
-    paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (Held, Leaf))]
-    if e.scope:
-        e.scope = _outer(e.scope, *paths)
-        if e.scope.rpartition(".")[2].isdigit() is False and any(
-            p.startswith(f"{e.scope}.") and p[len(e.scope) + 1 :].split(".")[0].isdigit() for p in paths
-        ):
-            e.scope = e.scope.rpartition(".")[0]  # a list of modules computes nothing
-
-
-def _options(e: StepEmitter, operands: list[Value | Operand], **named: Operand | None) -> str:
-    """Text of keyword arguments, whose values join `operands`."""
-    text = ""
-    for name, operand in named.items():
-        if operand is not None:
-            text += f", {name}={{{len(operands)}}}"
-            operands.append(operand)
-    return text
-
-
-def _linear(e: StepEmitter, p: Projection, more: str) -> Var:
-    weight, norm = e.weight(p.weight), e.norm(p.source)
-    bias = None if p.bias is None else e.weight(p.bias)
-    _within(e, (weight, norm, bias))
-    operands: list[Value | Operand] = [p.source.x, weight]
-    text = _options(e, operands, bias=bias, norm=norm)
-    return e.emit(f"norm_linear({{0}}, {{1}}{text}{more})", *operands)
-
-
-def _gated(e: StepEmitter, node: Node, gate: Projection, up: Projection, step: Step) -> Var | None:
-    weight = e.packed((gate.weight, up.weight), "gate_up")
-    bias = None if gate.bias is None or up.bias is None else e.packed((gate.bias, up.bias), "gate_up")
-    if weight is None or (gate.bias is not None and bias is None):
-        step.chosen.append((node, "gate and up do not stand side by side"))
+def _norm(e: StepEmitter, node: Node) -> Var | None:
+    """A norm that not only kernels read."""
+    if not patterns.is_norm(node) or node.inputs[0] is None:
         return None
-    norm = e.norm(gate.source)
-    _within(e, (weight, norm, bias))
-    operands: list[Value | Operand] = [gate.source.x, weight]
-    text = _options(e, operands, bias=bias, norm=norm)
-    activation = node.attrs["activation"]
-    text += "" if activation == "silu" else f", activation={activation!r}"
-    step.chosen.append((node, "norm_glu: norm, gate, up and activation"))
-    return e.emit(f"norm_glu({{0}}, {{1}}{text})", *operands, name="h")
+    norm = e.norm_node(node)
+    e.within(norm)
+    return e.emit("{1}({0})", node.inputs[0], norm)
 
 
-def _residual(e: StepEmitter, node: Node, step: Step) -> Var | None:
-    found = patterns.residual(node)
-    if found is None:
+def _sum(e: StepEmitter, node: Node) -> Var | None:
+    """A sum of what projections and experts add to a residual stream."""
+    values = patterns.terms(node) or []
+    added = {v: a for v in values if (a := patterns.added(v)) is not None}
+    mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and patterns.single(v)}
+    plain = [v for v in values if v not in added and v not in mixed]
+    if len(plain) == len(values) or len({*values}) != len(values):
         return None
-    weight = e.weight(found.projection.weight)
-    bias = None if found.projection.bias is None else e.weight(found.projection.bias)
-    norm = e.norm(found.norm)
-    _within(e, (weight, norm, bias))
-    operands: list[Value | Operand] = [found.projection.source.x, weight, found.stream]
-    text = _options(e, operands, bias=bias, norm=norm)
-    text += "" if found.scale == 1 else f", scale={number(found.scale)}"
-    step.chosen.append((node, "linear_residual: projection and addition"))
-    return e.emit(f"linear_residual({{0}}, {{1}}, {{2}}{text})", *operands, name="x", replaces=2)
+    if not plain and not mixed:  # one of the projections is the stream
+        plain.append(next(iter(added)))
+        del added[plain[0]]
+    total: Value | Var | None = plain[0] if plain else None
+    for value in plain[1:]:
+        assert total is not None
+        total = e.emit("{0} + {1}", total, value, replaces=0)
+    for mixture in mixed.values():
+        total = mixtures.mixed(e, mixture, total)
+    for projection in added.values():
+        assert total is not None
+        total = products.added(e, total, projection)
+    assert isinstance(total, Var)
+    return total
 
 
-def _attention(e: StepEmitter, found: patterns.SelfAttention, step: Step) -> Var | None:
-    node, parts = found.node, (found.q, found.k, found.v)
-    biases = [h.projection.bias for h in parts if h.projection.bias is not None]
-    weight = e.packed([h.projection.weight for h in parts], "qkv")
-    bias = e.packed(biases, "qkv") if biases else None
-    if weight is None or (biases and bias is None):
-        step.chosen.append((node, "queries, keys and values do not stand side by side"))
-        return None
-    norm = e.norm(found.q.projection.source)
-    head_norms = [None if h.norm is None else e.norm_node(h.norm) for h in parts[:2]]
-    tables: tuple[Operand, ...] = ()
-    if found.q.rope is not None:
-        tables = _tables(e, found.q.rope)
-    a, x = node.attrs, found.q.projection.source.x
-    rolling = ", rolling=True" if a["window"] is not None else ""
-    rolling += f", keep_first={a['keep_first']}" if rolling and a["keep_first"] else ""
-    slot = Slot("cache", "", "")
-    positions = query_positions(e)
-    operands: list[Value | Operand] = [x, weight, slot, positions]
-    text = _options(e, operands, bias=bias, norm=norm, q_norm=head_norms[0], k_norm=head_norms[1])
-    if tables:
-        text += _options(e, operands, cos=tables[0], sin=tables[1])
-    assert found.q.rope is None or found.k.rope is not None
-    text += ", interleaved=True" if found.q.rope is not None and found.q.rope.attrs["interleaved"] else ""
-    qkv = f"norm_qkv({{0}}, {{1}}, {{2}}.k, {{2}}.v, {{3}}{text}{rolling})"
-    more = "".join(f", {n}={number(a[n])}" for n in ("scale", "softcap") if a[n] is not None)
-    more += f", window={a['window']}" if a["window"] is not None else ""
-    more += _options(e, operands, sinks=None if node.operand("sinks") is None else e[_value(node, "sinks")])
-    _within(e, (weight, norm, bias, *head_norms))
-    step.chosen.append((node, "norm_qkv: norm, projections, rotation, cache; decode_attention: split keys"))
-    kv = "{2}.k, {2}.v"
-    made = e.emit(
-        f"decode_attention({qkv}, {kv}, {{3}}{more}{rolling}).flatten(1)[:, None]", *operands, name="attended"
-    )
-    return made
-
-
-def _value(node: Node, name: str) -> Value:
-    value = node.operand(name)
-    assert value is not None
-    return value
-
-
-def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
-    """cos and sin [batch, pairs] of the angles of the token of each row."""
-    positions, frequencies = _value(rope, "positions"), _value(rope, "frequencies")
-    amplitude = rope.attrs["amplitude"]
-    text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
-    text = f"(table[:, 0, 0] for table in {text})"
-    given = e[positions], e[frequencies]
-    return e.hoist_many((text, *given), text, *given, names=("cos", "sin"))
+FUSED: dict[Op, Fused] = {
+    ops.attention: attention.attention,
+    ops.add: _sum,
+    ops.moe: mixtures.mixture,
+    ops.glu: products.gated,
+    ops.linear: products.linear,
+    ops.rms_norm: _norm,
+    ops.layer_norm: _norm,
+    **dict.fromkeys((ops.relu, ops.relu2, ops.tanh, ops.sigmoid, ops.gelu, ops.swish), products.activated),
+    **dict.fromkeys(recurrences.KERNELS, recurrences.recurrence),
+}

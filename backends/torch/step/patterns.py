@@ -17,10 +17,6 @@ class NormOf:
     x: Value
     node: Node | None = None
 
-    @property
-    def weights(self) -> tuple[Param, ...]:
-        return () if self.node is None else tuple(w for w in self.node.inputs[1:] if isinstance(w, Param))
-
 
 @dataclass(frozen=True)
 class Projection:
@@ -52,46 +48,93 @@ class SelfAttention:
 
 
 @dataclass(frozen=True)
-class Residual:
-    """`stream` + scale · norm(x Wᵀ + b)."""
+class Slopes:
+    """ALiBi's slopes [heads], or none."""
 
-    stream: Value
+    slopes: Value | None
+
+
+@dataclass(frozen=True)
+class Added:
+    """scale · norm(x Wᵀ + b), which a residual stream takes up."""
+
     projection: Projection
     scale: float
     norm: NormOf
 
 
-def norm_of(value: Value) -> NormOf:
-    """`value` taken as a norm, if it is one that kernels compute on their way."""
+@dataclass(frozen=True)
+class Mixture:
+    """scale · the mixture of experts `node`, whose weights come from the router `route`."""
+
+    node: Node
+    route: Node
+    scale: float = 1.0
+
+
+def single(value: Value) -> bool:
+    """Whether `value` is read once."""
+    return len(value.uses) == 1 and not value.is_output
+
+
+def is_norm(node: Node) -> bool:
+    """Whether `node` is a norm over the last axis with weights of its own, or none."""
+    return node.op in (ops.rms_norm, ops.layer_norm) and all(v is None or isinstance(v, Param) for v in node.inputs[1:])
+
+
+def norm_of(value: Value, alone: bool = False) -> NormOf:
+    """`value` taken as a norm, if it is one that kernels compute on their way: all that read it are projections, or
+    what asks reads it `alone`."""
     node = value.producer
-    if node is None or node.op not in (ops.rms_norm, ops.layer_norm):
+    if node is None or not is_norm(node) or len(value.shape) != 3:
         return NormOf(value)
     x = node.inputs[0]
-    found = NormOf(x, node) if x is not None else NormOf(value)
-    given = sum(v is not None for v in node.inputs) - 1
-    return found if given == len(found.weights) and x is not None and len(x.shape) == 3 else NormOf(value)
+    fits = alone or (not value.is_output and all(is_projection(reader) for reader in value.users))
+    return NormOf(x, node) if x is not None and fits else NormOf(value)
+
+
+def is_projection(node: Node) -> bool:
+    """Whether `node` is a linear map of tokens with weights of its own."""
+    weights = node.inputs[1:]
+    return (
+        node.op is ops.linear
+        and len(node.output.shape) == 3
+        and all(v is None or isinstance(v, Param) for v in weights)
+    )
 
 
 def projection(value: Value | None) -> Projection | None:
     """`value` taken as a linear map with weights of its own."""
     node = None if value is None else value.producer
-    if node is None or node.op is not ops.linear or len(node.output.shape) != 3:
+    if node is None or not is_projection(node):
         return None
     x, weight, bias = node.operand("x"), node.operand("weight"), node.operand("bias")
-    if x is None or not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
-        return None
+    assert x is not None and isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
     return Projection(norm_of(x), weight, bias, node.output)
 
 
+def seen(node: Node) -> Slopes | str:
+    """How kernels add distance to the scores of the attention `node`; or why they do not take its scores."""
+    if node.operand("key_mask") is not None:
+        return "it has a key mask"
+    if node.attrs["pattern"] != "dense":
+        return f"its pattern is {node.attrs['pattern']}"
+    bias = node.operand("bias")
+    if bias is None:
+        return Slopes(None)
+    made = bias.producer
+    if made is None or made.op is not ops.alibi:
+        return "it has a bias that is not ALiBi's"
+    slopes, queries, keys = made.inputs
+    whole = isinstance(slopes, Param) and queries is keys and queries is not None and queries.producer is None
+    return Slopes(slopes) if whole else "its ALiBi does not count positions"
+
+
 def self_attention(node: Node) -> SelfAttention | str:
-    """The attention `node` with the projections, norms and rotations before it; or why they are no one kernel."""
+    """The attention `node` with the projections, norms and rotations before it; or why these are no one kernel."""
     a = node.attrs
-    if node.operand("bias") is not None:
-        return "it has a bias"
-    if node.operand("key_mask") is not None or node.operand("v") is None:
-        return "it has a key mask" if node.operand("key_mask") is not None else "keys and values are one latent"
-    if a["pattern"] != "dense":
-        return f"its pattern is {a['pattern']}"
+    if node.operand("v") is None:
+        return "keys and values are one latent"
     q, k, v = (_heads(node.operand(name)) for name in "qkv")
     if q is None or k is None or v is None or v.rope is not None or v.norm is not None:
         return "queries, keys or values are no projections"
@@ -99,7 +142,7 @@ def self_attention(node: Node) -> SelfAttention | str:
         return "queries, keys and values are not of the same value"
     if not _alike(q.rope, k.rope):
         return "queries and keys are turned differently"
-    if (q.norm is None) != (k.norm is None) or (q.norm and k.norm and q.norm.attrs["eps"] != k.norm.attrs["eps"]):
+    if not _normed_alike(q.norm, k.norm):
         return "queries and keys are normed differently"
     if len({h.projection.bias is None for h in (q, k, v)}) != 1:
         return "some of the projections have a bias"
@@ -107,6 +150,13 @@ def self_attention(node: Node) -> SelfAttention | str:
     if v.projection.weight.shape[0] != a["kv_heads"] * width:
         return "values are not as wide as keys"
     return SelfAttention(node, q, k, v)
+
+
+def _normed_alike(q: Node | None, k: Node | None) -> bool:
+    """Whether the heads of queries and keys have norms of one kind, or none."""
+    if q is None or k is None:
+        return q is k
+    return q.attrs["eps"] == k.attrs["eps"] and (q.operand("weight") is None) == (k.operand("weight") is None)
 
 
 def _alike(q: Node | None, k: Node | None) -> bool:
@@ -126,7 +176,7 @@ def _heads(value: Value | None) -> Heads | None:
     if value is not None and (flat := value.producer) is not None and flat.op is ops.reshape:
         inner = flat.inputs[0]
         made = None if inner is None else inner.producer
-        if made is not None and made.op is ops.rms_norm and isinstance(made.operand("weight"), Param):
+        if made is not None and made.op is ops.rms_norm and is_norm(made):
             apart = made.inputs[0].producer if made.inputs[0] is not None else None
             if apart is None or apart.op is not ops.reshape:
                 return None
@@ -135,31 +185,77 @@ def _heads(value: Value | None) -> Heads | None:
     return None if found is None else Heads(found, norm, rope)
 
 
-def residual(node: Node) -> Residual | None:
-    """The addition `node` taken as a residual stream and what a projection adds to it."""
-    for i in (1, 0):
-        stream, value = node.inputs[1 - i], node.inputs[i]
-        if stream is None or value is None or stream.shape != value.shape or len(value.uses) != 1:
-            continue
-        scale, made = 1.0, value.producer
-        if made is not None and made.op is ops.affine and made.attrs["plus"] == 0 and len(made.output.uses) == 1:
-            scale, value = made.attrs["by"], made.inputs[0]
-        assert value is not None
-        norm = norm_of(value)
-        found = projection(norm.x if norm.node is not None else value)
-        if found is not None and found.source.node is None and len(found.value.uses) == 1:
-            return Residual(stream, found, scale, norm)
-    return None
+def terms(node: Node) -> list[Value] | None:
+    """The values of one shape that the addition `node` sums up; those of an addition that only it reads instead."""
+    found: list[Value] = []
+    for value in node.inputs:
+        if value is None or value.shape != node.output.shape or len(value.shape) != 3:
+            return None
+        inner = value.producer
+        more = terms(inner) if inner is not None and inner.op is ops.add and single(value) else None
+        found += [value] if more is None else more
+    return found
 
 
-def gated(node: Node) -> tuple[Projection, Projection] | None:
-    """The gate and up projections of the glu `node`."""
+def _scaled(value: Value) -> tuple[Value, float]:
+    """The value that `value` is a multiple of, and by which factor; only it reads that."""
+    made = value.producer
+    if made is None or made.op is not ops.affine or made.attrs["plus"] != 0 or made.inputs[0] is None:
+        return value, 1.0
+    return (made.inputs[0], made.attrs["by"]) if single(made.inputs[0]) else (value, 1.0)
+
+
+def added(value: Value) -> Added | None:
+    """`value` taken as what a projection, and a norm of that, add to a residual stream."""
+    if not single(value):
+        return None
+    inner, scale = _scaled(value)
+    norm = norm_of(inner, alone=True)
+    found = projection(norm.x)
+    if found is None or found.source.node is not None or not single(found.value):
+        return None
+    return Added(found, scale, norm)
+
+
+def mixture(value: Value) -> Mixture | str | None:
+    """`value` taken as a mixture of experts that kernels compute; or why they do not, if it is one."""
+    inner, scale = _scaled(value) if single(value) else (value, 1.0)
+    node = inner.producer
+    if node is None or node.op is not ops.moe:
+        return None
+    combine = node.operand("combine")
+    route = None if combine is None else combine.producer
+    if combine is None or route is None or route.op is not ops.route or not single(combine):
+        return "what weighs the experts is no router's choice alone"
+    experts = combine.shape[-1]
+    if (node.attrs["active"] or experts) != route.attrs["k"]:
+        return "not as many experts answer as the router chooses"
+    if activation_name(node.attrs["activation"]) is None:
+        return f"the activation is {node.attrs['activation']}"
+    if len(inner.shape) != 3:
+        return "tokens are not [batch, seq, width]"
+    return Mixture(node, route, scale)
+
+
+def activation_name(name: str) -> str | None:
+    """What kernels call the activation `name`, if they have it."""
+    name = {"swish(1.702)": "gelu_quick", "swish(1.0)": "silu"}.get(name, name)
+    return name if name in ACTIVATIONS else None
+
+
+def gated(node: Node) -> tuple[Projection, Projection] | str:
+    """The gate and up projections of the glu `node`; or why no kernel computes them with it."""
     gate, up = projection(node.inputs[0]), projection(node.inputs[1])
     a = node.attrs
-    if gate is None or up is None or a["limit"] is not None or a["shift"] or a["activation"] not in ACTIVATIONS:
-        return None
-    alike = gate.source == up.source and (gate.bias is None) == (up.bias is None)
-    return (gate, up) if alike else None
+    if gate is None or up is None or not single(gate.value) or not single(up.value):
+        return "gate and up are no projections of their own"
+    if a["limit"] is not None or a["shift"]:
+        return "the gate is limited, or up is shifted"
+    if activation_name(a["activation"]) is None:
+        return f"the activation is {a['activation']}"
+    if gate.source != up.source or (gate.bias is None) != (up.bias is None):
+        return "gate and up differ in what they read, or one has a bias"
+    return gate, up
 
 
 def activated(node: Node) -> tuple[Projection, str] | None:
@@ -170,4 +266,4 @@ def activated(node: Node) -> tuple[Projection, str] | None:
     if node.op is ops.swish and node.attrs["beta"] == 1:
         name = "silu"
     found = projection(node.inputs[0])
-    return None if name is None or found is None or len(found.value.uses) != 1 else (found, name)
+    return None if name is None or found is None or not single(found.value) else (found, name)

@@ -3,53 +3,54 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import pkgutil
 from collections.abc import Hashable
 from typing import Any
 
 from weft.ir.graph import Graph
 
-from .. import kernels
 from ..about import class_doc
 from ..body import Writer, periodic
 from ..library import imports, library, names, used_parts
 from ..program import TOP, Held, Leaf, Program, Var
 from ..source import Class, class_name, formatted, template
-from ..structure import Method, relative, structure
-from .lowering import lower_step
+from ..structure import Method, relative
+from .lowering import lower_step, refusal
 
-
-def kernel_names() -> set[str]:
-    """The kernels, each the launcher of the file of its name."""
-    found = {info.name for info in pkgutil.iter_modules(kernels.__path__)}
-    return {n for n in found if hasattr(importlib.import_module(f"{kernels.__name__}.{n}"), "variants")}
+LAUNCHERS = {  # what a step calls, and the files of these kernels
+    **{name: name for name in ("conv_step", "decode_attention", "latent_decode", "linear_residual", "moe_decode")},
+    **{name: name for name in ("norm_glu", "norm_linear", "norm_qkv", "route")},
+    **{"selective_step": "selective_scan", "ssd_step": "ssd"},
+}
+OWN = {"pack", "pack_bias", "written", "written_latent"}  # parts that steps have, and models have not
+STEP = ("input_ids", "position_ids", "cache")  # what every step is given
 
 
 def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> tuple[str, list[str]]:
-    """The source of the decode step of `graph`, and the kernels that it imports from `package`.
+    """The source of the decode step of `graph`, and the files of kernels that it imports from `package`; nothing, where
+    there is no step of the graph.
 
     What it has in common with the module's source it imports from the Python module `model`.
     """
+    if refusal(graph):
+        return "", []
     step = lower_step(graph)
+    for var in (v for s in step.program.statements for v in s.results if v.name in LAUNCHERS):
+        var.name = "y"
     writer = _StepWriter(step.program)
-    writer.write(structure(step.program, borrows=True))
+    writer.write(step.method)
     given: dict[str, Any] = {"name": graph.name, "model": model, "classes": list(writer.classes.values())}
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
-    own = used_parts(used & {"pack", "pack_bias"})
-    shared = sorted(n for n in used if n in library() and n not in ("pack", "pack_bias"))
-    used = used.union({"torch"}, *(p.uses for p in own))
-    called = sorted(used & kernel_names())
-    lines = [f"from {package}.{name} import {name}" for name in called]
+    own = used_parts(used & OWN)
+    shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
+    used = used.union({"torch"} if own else (), *(p.uses for p in own))
+    called = sorted(used & LAUNCHERS.keys())
+    lines = [f"from {package}.{LAUNCHERS[name]} import {name}" for name in called]
     if "Norm" in used:
         lines.append(f"from {package}.norm import Norm")
     text = template("decode.py.j2").render(
         **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]
     )
-    return formatted(text), called
-
-
-STEP = ("input_ids", "position_ids", "cache")  # what every step is given
+    return formatted(text), sorted({LAUNCHERS[name] for name in called})
 
 
 class _Body(Writer):
@@ -84,7 +85,7 @@ class _StepWriter:
         called, lines = _Body(method, given, hidden, top).write()
         parameters = ["self", *(_parameter(o, n) for o, n in zip(given, called, strict=True))]
         if method.slots and not top:
-            parameters.append("cache")
+            parameters.append("cache: Any")
         returns = "Tensor" if len(method.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(method.outputs))}]"
         doc = class_doc(method, inner)
         self.classes[name] = Class(name, doc, _init(method, inner), parameters, lines, returns)

@@ -1,0 +1,136 @@
+"""Attention of a decode step: queries, keys and values in one kernel, and the new token's attention to its cache."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ir.graph import Node, Value
+
+from ..kernels import decode_attention, gemv, latent_decode
+from ..ops.elementwise import number
+from ..positions import rolled
+from ..program import Operand, Slot, Var
+from . import patterns
+from .emitter import Refusal, StepEmitter, options
+from .patterns import SelfAttention, Slopes
+from .products import few_rows
+
+Operands = list[Value | Operand]
+CACHE = Slot("cache", "", "")
+
+
+def attention(e: StepEmitter, node: Node) -> Var | None:
+    """The attention of one token per row to what is cached; the model's own text where no kernel takes its scores."""
+    if node not in e.cached:
+        return None
+    slopes = patterns.seen(node)
+    if isinstance(slopes, str):
+        e.declined(slopes)
+        return None
+    if node.operand("v") is None:
+        return _latent(e, node) if slopes.slopes is None else None
+    found = patterns.self_attention(node)
+    made = None if isinstance(found, str) else _projected(e, found, slopes)
+    return made or _written(e, node, slopes, found if isinstance(found, str) else "weights do not stand side by side")
+
+
+def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | None:
+    """`norm_qkv`, which writes the cache, then `decode_attention`."""
+    parts = (found.q, found.k, found.v)
+    biases = [h.projection.bias for h in parts if h.projection.bias is not None]
+    weight = e.packed([h.projection.weight for h in parts])
+    bias = e.packed(biases) if biases else None
+    if weight is None or (biases and bias is None):
+        return None
+    norm = e.norm(found.q.projection.source)
+    head_norms = [None if h.norm is None else e.norm_node(h.norm) for h in parts[:2]]
+    scope = e.around(weight, norm, bias, *head_norms)
+    if scope != e.scope and not e.moves:
+        return None
+    operands: Operands = [found.q.projection.source.x, weight, CACHE, e.positions]
+    text = options(operands, bias=bias, norm=norm, q_norm=head_norms[0], k_norm=head_norms[1])
+    rope = found.q.rope
+    if rope is not None:
+        cos, sin = _tables(e, rope)
+        text += options(operands, cos=cos, sin=sin) + (", interleaved=True" if rope.attrs["interleaved"] else "")
+    qkv = f"norm_qkv({{0}}, {{1}}, {{2}}.k, {{2}}.v, {{3}}{text}{_rolling(found.node)})"
+    more = _scores(e, found.node, slopes, operands)
+    e.scope = scope
+    what = "projections, rotation, cache" if rope is not None else "projections, cache"
+    refusals = [_heads(found), _attends(found.node), few_rows(found.q.projection)]
+    e.chose("norm_qkv", "decode_attention", parts=f"norm, {what}" if norm else what, refusals=refusals)
+    text = f"decode_attention({qkv}, {{2}}.k, {{2}}.v, {{3}}{more})"
+    return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
+
+
+def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
+    """`decode_attention` of queries, keys and values that other statements make."""
+    heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
+    q, k, v = e.heads(_value(node, "q"), heads), *(e.heads(_value(node, n), kv_heads) for n in "kv")
+    operands: Operands = [q, k, v, CACHE, e.positions]
+    more = _scores(e, node, slopes, operands)
+    e.chose("decode_attention", parts=f"no projections: {reason}", refusals=[_attends(node)])
+    text = f"decode_attention({{0}}[:, :, 0], *written({{3}}, {{1}}, {{2}}, {{4}}), {{4}}{more})"
+    return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
+
+
+def _latent(e: StepEmitter, node: Node) -> Var:
+    """Attention whose keys are also its values: latent attention with weights absorbed."""
+    q, k = e.heads(_value(node, "q"), node.attrs["heads"]), e.heads(_value(node, "k"), 1)
+    operands: Operands = [q, k, CACHE, e.positions]
+    rank = node.attrs["value_dim"]
+    more = _scores(e, node, Slopes(None), operands)
+    rest = _value(node, "k").width - rank
+    e.chose("latent_decode", refusals=[lambda dtype: latent_decode.refusal(rank, rest, dtype)])
+    text = f"latent_decode({{0}}[:, :, 0], written_latent({{2}}, {{1}}, {{3}}), {{3}}, {rank}{more})"
+    return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
+
+
+def _scores(e: StepEmitter, node: Node, slopes: Slopes, operands: Operands) -> str:
+    """The keywords that say which keys are seen and how they are scored; their values join `operands`."""
+    a = node.attrs
+    text = "".join(f", {n}={number(a[n])}" for n in ("scale", "softcap") if a[n] is not None)
+    text += options(operands, sinks=node.operand("sinks"), slopes=slopes.slopes)
+    if a["window"] is None:
+        return text
+    keep = f", keep_first={a['keep_first']}" if a["keep_first"] else ""
+    return f"{text}, window={a['window']}{_rolling(node) or keep}"
+
+
+def _rolling(node: Node) -> str:
+    """The keywords that say that a cache rolls."""
+    room = rolled(node)
+    return "" if room is None else ", rolling=True" + (f", keep_first={room[1]}" if room[1] else "")
+
+
+def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
+    """cos and sin [batch, pairs] of the angles of the token of each row."""
+    positions, frequencies = _value(rope, "positions"), _value(rope, "frequencies")
+    amplitude = rope.attrs["amplitude"]
+    text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
+    text = f"(table[:, 0, 0] for table in {text})"
+    given = e[positions], e[frequencies]
+    return e.hoist_many((text, *given), text, *given, names=("cos", "sin"))
+
+
+def _attends(node: Node) -> Refusal:
+    a = node.attrs
+    width, value_width = _value(node, "k").width // a["kv_heads"], _value(node, "v").width // a["kv_heads"]
+    return lambda dtype: decode_attention.refusal(width, value_width, dtype)
+
+
+def _heads(found: SelfAttention) -> Refusal:
+    width = found.v.projection.weight.shape[0] // found.node.attrs["kv_heads"]
+
+    def refusal(dtype: torch.dtype) -> str | None:
+        if width % 2:
+            return "an odd number of elements per head"
+        return None if dtype in gemv.DTYPES else f"caches are {dtype}"
+
+    return refusal
+
+
+def _value(node: Node, name: str) -> Value:
+    value = node.operand(name)
+    assert value is not None
+    return value

@@ -1,0 +1,85 @@
+"""Linear layers of a decode step: with the norm before them, gates, activations and what they are added to."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ir.graph import Node, Value
+
+from ..kernels import gemv
+from ..ops.elementwise import number
+from ..program import Operand, Var
+from . import patterns
+from .emitter import Refusal, StepEmitter, options
+from .patterns import Added, Projection
+
+
+def few_rows(p: Projection) -> Refusal:
+    """Why the kernels of few rows do not take the projection `p` of one token."""
+    out, width = p.weight.type.concrete({})
+
+    def refusal(dtype: torch.dtype) -> str | None:
+        x, weight = (torch.empty(*shape, dtype=dtype, device="meta") for shape in ((1, width), (out, width)))
+        return gemv.refusal(x, weight)
+
+    return refusal
+
+
+def linear(e: StepEmitter, node: Node) -> Var | None:
+    """A linear map, the norm before it included."""
+    found = patterns.projection(node.output)
+    if found is None:
+        e.declined("its weights are made by other nodes")
+        return None
+    return _linear(e, found, "")
+
+
+def activated(e: StepEmitter, node: Node) -> Var | None:
+    """An activation of a linear map."""
+    found = patterns.activated(node)
+    return None if found is None else _linear(e, found[0], f", activation={found[1]!r}")
+
+
+def _linear(e: StepEmitter, p: Projection, more: str) -> Var:
+    weight, norm = e.weight(p.weight), e.norm(p.source)
+    bias = None if p.bias is None else e.weight(p.bias)
+    e.within(weight, norm, bias)
+    operands: list[Value | Operand] = [p.source.x, weight]
+    text = options(operands, bias=bias, norm=norm)
+    e.chose("norm_linear", parts="norm" * (norm is not None), refusals=[few_rows(p)])
+    return e.emit(f"norm_linear({{0}}, {{1}}{text}{more})", *operands)
+
+
+def gated(e: StepEmitter, node: Node) -> Var | None:
+    """A gated unit with both of its projections."""
+    found = patterns.gated(node)
+    if isinstance(found, str):
+        e.declined(found)
+        return None
+    gate, up = found
+    weight = e.packed((gate.weight, up.weight))
+    bias = None if gate.bias is None or up.bias is None else e.packed((gate.bias, up.bias))
+    if weight is None or (gate.bias is not None and bias is None):
+        e.declined("gate and up do not stand side by side")
+        return None
+    norm = e.norm(gate.source)
+    e.within(weight, norm, bias)
+    operands: list[Value | Operand] = [gate.source.x, weight]
+    text = options(operands, bias=bias, norm=norm)
+    activation = patterns.activation_name(node.attrs["activation"])
+    text += "" if activation == "silu" else f", activation={activation!r}"
+    e.chose("norm_glu", parts="norm, gate and up", refusals=[few_rows(gate)])
+    return e.emit(f"norm_glu({{0}}, {{1}}{text})", *operands, name="h")
+
+
+def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:
+    """`stream` and what a projection adds to it."""
+    p = found.projection
+    weight, norm = e.weight(p.weight), e.norm(found.norm)
+    bias = None if p.bias is None else e.weight(p.bias)
+    e.within(weight, norm, bias)
+    operands: list[Value | Operand] = [p.source.x, weight, stream]
+    text = options(operands, bias=bias, norm=norm)
+    text += "" if found.scale == 1 else f", scale={number(found.scale)}"
+    e.chose("linear_residual", parts=f"projection{' and its norm' * (norm is not None)}", refusals=[few_rows(p)])
+    return e.emit(f"linear_residual({{0}}, {{1}}, {{2}}{text})", *operands, name="x", replaces=2)
