@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from gpu_chain import Chain
 from gpu_models import Shape, architecture
@@ -139,7 +140,48 @@ class Step(Module):
         return self.token
 
 
-OURS: dict[str, Callable[[Any, int], Contender]] = {"weft_step": Step, "weft_kernels": Chain, "weft_module": Module}
+class Runtime(Module):
+    """weft's runtime: the step captured by it, and every token drawn on the device and given to the host."""
+
+    def __init__(self, model: Any, capacity: int) -> None:
+        from weft.backends.runtime.sampling import Sampler, Sampling
+        from weft.backends.runtime.torch_decoder import TorchContext, TorchDecoder
+        from weft.backends.torch.module import build_step
+
+        super().__init__(model, capacity)
+        vocab = len(model.lm_head.weight)
+        decoder = TorchDecoder(
+            self.module, vocab=vocab, max_length=capacity, step=build_step(self.graph, self.module), draws=True
+        )
+        self.cache = None
+        self.context = TorchContext(decoder, 1, capacity)
+        self.sampler = Sampler(Sampling(), ())
+        self.draw: Any = None
+
+    def start(self, ids: Tensor) -> None:
+        scores = self.context.prefill(ids.tolist(), chunk=ids.shape[1])
+        self.first = torch.from_numpy(scores.copy())
+        self.token = self.first.argmax(-1, keepdim=True)
+        self.draw = self.context.drawing([self.sampler])
+
+    def step(self) -> Tensor:
+        drawn = self.draw(self.token[:, 0].numpy(), np.ones(1, bool))
+        self.token = torch.from_numpy(drawn)[:, None]
+        return self.token
+
+    def logits(self) -> Tensor:
+        return torch.from_numpy(self.context.step(self.token[:, 0].numpy()).copy())
+
+    def forced(self, ids: Tensor, tokens: Tensor) -> Tensor:
+        return super().forced(ids, tokens).to(tokens.device)
+
+
+OURS: dict[str, Callable[[Any, int], Contender]] = {
+    "weft_step": Step,
+    "weft_runtime": Runtime,
+    "weft_kernels": Chain,
+    "weft_module": Module,
+}
 
 
 def ours(name: str, model: Any, capacity: int) -> Contender:

@@ -18,6 +18,8 @@ from decoders import DECODERS, LAYERS, VOCAB
 from gpu_run import captured
 from torch import Tensor
 
+from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.torch_decoder import TorchDecoder
 from weft.backends.targets import find_target
 from weft.backends.torch.module import build_module, build_step
 from weft.frontends.compiler import target_pipeline
@@ -149,11 +151,28 @@ def check_greedy(name: str, dtype: str) -> None:
     assert (logits.max(-1).values - chosen <= slack).all()
 
 
+def check_runtime(name: str, dtype: str) -> None:
+    """The runtime generates what a step that feeds itself makes, whether tokens are drawn on the device or not."""
+    prompt = tokens(1, 50, seed=4)
+    start, advance, shown = advancing(name, dtype, 110)
+    start(prompt.to(DEVICE))
+    want = []
+    for _ in range(40):
+        advance()
+        want.append(int(shown[0, VOCAB]))
+    for draws in (False, True):
+        net: Any = build_module(graph(name), dtype=DTYPES[dtype], device=DEVICE).eval()
+        step = build_step(graph(name), net)
+        decoder = TorchDecoder(net, vocab=VOCAB, max_length=110, step=step, draws=draws)
+        (result,) = Generator(decoder).generate([prompt[0].tolist()], max_tokens=41)
+        assert result.tokens[1:] == want, f"draws={draws}"
+
+
 def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """Every check by name."""
     for dtype in DTYPES:
         for name in DECODERS:
-            for check in (check_module, check_step, check_greedy, check_replay):
+            for check in (check_module, check_step, check_greedy, check_replay, check_runtime):
                 yield f"{check.__name__[6:]}-{name}-{dtype}", partial(check, name, dtype)
         yield f"short_cache-{dtype}", partial(check_short_cache, "window", dtype)
 
