@@ -65,6 +65,7 @@ def compile(
     verify: bool = False,
     prepack: bool = False,
     keep_blocks: str = "",
+    tensor_parallel: int = 1,
     progress: Progress | None = None,
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
@@ -81,6 +82,7 @@ def compile(
         prepack: store the weights also as the CPU kernels want them (``ort-cpu`` only; twice the disk space).
         keep_blocks: ``head`` or ``all``: the output head, or every linear map, is multiplied by the quantized blocks
             of the source where a kernel takes them exactly (``ort-cpu`` only).
+        tensor_parallel: how many processes can share the model, by parallel.py in the folder (``torch`` only).
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
@@ -91,6 +93,8 @@ def compile(
     for option, given in (("--prepack", prepack), ("--keep-blocks", keep_blocks)):
         if given and place.name != "ort-cpu":
             raise WeftError(f"{option} is for the kernels of target ort-cpu, not for {place.name}; leave it out")
+    if tensor_parallel != 1 and place.name != "torch":
+        raise WeftError(f"--tensor-parallel is for target torch, not for {place.name}; leave it out")
     if keep_blocks not in ("", "head", "all"):
         raise WeftError(f"--keep-blocks {keep_blocks!r} is not known; it takes head or all")
     place = replace(place, keep_blocks=keep_blocks)
@@ -107,7 +111,7 @@ def compile(
     _check_table(graph, length, max_length is None, notes)
     if at_length(graph, length):
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
-    made = _lowered(graph, place, dtype, length, notes, prepack)
+    made = _lowered(graph, place, dtype, length, notes, prepack, tensor_parallel)
     clock["passes"] = time.perf_counter()
     done, total = 0, made.weight_bytes
 
@@ -142,14 +146,14 @@ def compile(
 
 
 def _lowered(
-    graph: Graph, target: Target, dtype: str, length: int, notes: list[str], prepack: bool
+    graph: Graph, target: Target, dtype: str, length: int, notes: list[str], prepack: bool, processes: int
 ) -> OnnxFolder | TorchFolder:
     """What `graph` becomes for `target`, not written yet."""
     if target.name == "torch":
         pytorch()
         from .torch_folder import TorchFolder
 
-        return TorchFolder(graph, dtype, notes)
+        return TorchFolder(graph, dtype, notes, processes)
     from .onnx_folder import OnnxFolder
 
     return OnnxFolder(graph, target, length, notes, prepack)

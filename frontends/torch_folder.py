@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.torch import export
+from weft.backends.torch.parallel import write_plan
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -22,16 +23,19 @@ from .hf.writing import Tensor, write_shards
 class TorchFolder:
     """The model of `graph` with weights in `dtype`, not written yet; `notes` are added to.
 
+    With more than one of `processes` it also says how they share the model.
+
     Raises:
-        WeftError: if the graph has caches of its own, or an op cannot be written.
+        WeftError: if the graph has caches of its own, an op cannot be written, or the processes cannot share it.
     """
 
-    def __init__(self, graph: Graph, dtype: str, notes: list[str]) -> None:
+    def __init__(self, graph: Graph, dtype: str, notes: list[str], processes: int = 1) -> None:
         if remembers(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         if graph.meta.get("kind") != "encoder":
             _leave_out_losses(graph, notes)
         self._built = export.build(graph)
+        self._plan = "" if processes == 1 else write_plan(graph, processes)
         self._weights = {
             key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.archive))
             for key, w in export.weights(self._built, dtypes.parse(dtype)).items()
@@ -41,6 +45,7 @@ class TorchFolder:
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
+            **({"tensor_parallel": processes} if self._plan else {}),
             "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
             **(_kept(graph) if self._built.keeps else {}),
         }
@@ -48,6 +53,8 @@ class TorchFolder:
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""
         export.write_code(self._built, folder)
+        if self._plan:
+            (folder / "parallel.py").write_text(self._plan, encoding="utf-8")
         write_shards(folder, self._weights, step=step)
 
 

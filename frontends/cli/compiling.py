@@ -48,6 +48,12 @@ FOLDER = click.Path(file_okay=False)
     type=click.Choice(["head", "all"]),
     help="Keep a GGUF's 4- and 8-bit blocks, in the head or everywhere, instead of widening them: faster for one text.",
 )
+@click.option(
+    "--tensor-parallel",
+    type=int,
+    default=1,
+    help="Write parallel.py, by which so many processes share the model (target torch).",
+)
 @click.option("--trace", is_flag=True, help="Tell what each pass did, and which lowerings were refused and why.")
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
 def compile_command(
@@ -61,6 +67,7 @@ def compile_command(
     verify: bool,
     prepack: bool,
     keep_blocks: str | None,
+    tensor_parallel: int,
     trace: bool,
     seed: int,
 ) -> None:
@@ -91,6 +98,7 @@ def compile_command(
             verify=verify,
             prepack=prepack,
             keep_blocks=keep_blocks or "",
+            tensor_parallel=tensor_parallel,
             progress=step,
         )
     tell_random(report, seed)

@@ -18,6 +18,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (int(sys.argv[2]),))
     for folder in sorted(Path(sys.argv[1]).iterdir()):
         torch.save(run(folder, mesh), folder / f"{dist.get_rank()}.pt")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import weft
 from weft import (
     MLP,
     ALiBi,
@@ -139,3 +140,24 @@ def test_what_cannot_be_shared_is_refused(model: str, degree: int, says: str) ->
 def test_a_model_without_heads_is_refused() -> None:
     with pytest.raises(WeftError, match="nothing of decoder can be divided among 2 processes"):
         write_plan(decoder(Block(Mamba(inner=48, state=4), norm=norm)).graph(), 2)
+
+
+def test_a_folder_holds_the_plan(tmp_path: Path) -> None:
+    weft.compile(MODELS["llama"], tmp_path / "out", target="torch", tensor_parallel=2)
+    assert (tmp_path / "out" / "parallel.py").read_text(encoding="utf-8") == write_plan(MODELS["llama"].graph(), 2)
+    weft.compile(MODELS["llama"], tmp_path / "out", target="torch")
+    assert not (tmp_path / "out" / "parallel.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "degree", "says"),
+    [
+        ("ort-cpu", 2, "--tensor-parallel is for target torch, not for ort-cpu; leave it out"),
+        ("torch", 0, "tensor parallelism of degree 0 divides nothing; give at least 2"),
+        ("torch", 4, "4 processes cannot share 4 heads over 2"),
+    ],
+)
+def test_compile_refuses(target: str, degree: int, says: str, tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match=says):
+        weft.compile(MODELS["llama"], tmp_path / "out", target=target, tensor_parallel=degree)
+    assert not (tmp_path / "out").exists()
