@@ -26,7 +26,7 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
         queries, seen = query_positions(e), seen_keys(node)
         if not dense:
             return _seen(e, node, queries, cached_keys(e, node)), ""
-        first = "{2} == 0" + (f" and {{0}}.shape[2] <= {window}" if window is not None else "")
+        first = "{2} == 0" + (f" and fits_window({{0}}, {window})" if window is not None else "")
         return _seen(e, node, queries, cached_keys(e, node), f"None if {first} else {seen}"), "is_causal={mask} is None"
     if causal and dense and window is None and key_mask is None:
         return None, "is_causal=True"

@@ -39,7 +39,7 @@ def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *st
     y = torch.zeros_like(wide(x))
     for weight, *tensors in zip(combine.unbind(1), *(s.unbind(0) for s in stacks), strict=True):
         token = weight.nonzero().squeeze(1)
-        if torch.compiler.is_exporting() or len(token) > 0:
+        if torch.compiler.is_compiling() or len(token) > 0:
             y = y.index_add(0, token, weight[token, None] * wide(expert(F.linear, x[token], *tensors)))
     return y.to(x.dtype)
 

@@ -109,5 +109,3 @@ def errors(got: Tensor, want: NDArray[Any]) -> NDArray[np.float64]:
 def assert_close(got: Tensor, want: NDArray[Any], bound: float) -> None:
     error = float(errors(got, want).max(initial=0))
     assert error <= bound, f"{error:.2e} is more than {bound:.2e}"
-
-

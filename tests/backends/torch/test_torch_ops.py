@@ -29,7 +29,9 @@ def _examples() -> list[object]:
     for op in OPS.values():
         as_weights = [False, True] if WEIGHTS.intersection(o.name for o in op.operands) else [False]
         found += [
-            pytest.param(op.name, i, held, dtype, id=f"{op.name}-{i}-{'weights' if held else 'inputs'}-{str(dtype)[6:]}")
+            pytest.param(
+                op.name, i, held, dtype, id=f"{op.name}-{i}-{'weights' if held else 'inputs'}-{str(dtype)[6:]}"
+            )
             for i in range(len(op.cases))
             for held in as_weights
             for dtype in DTYPES

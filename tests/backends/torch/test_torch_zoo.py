@@ -64,7 +64,11 @@ def test_rows_of_different_lengths(name: str) -> None:
     """Rows with padding behind them go on where their own texts end."""
     graph, module = graph_of(name), module_of(name)
     known = {"input_ids", "position_ids", "encoder_input_ids", "encoder_attention_mask"}
-    joint = set(graph.inputs) - known or COMPETES.intersection(n.op.name for n in graph.nodes) or any(states(n) for n in graph.nodes)
+    joint = (
+        set(graph.inputs) - known
+        or COMPETES.intersection(n.op.name for n in graph.nodes)
+        or any(states(n) for n in graph.nodes)
+    )
     if not accepts(module, "cache") or not accepts(module, "last") or joint:
         return
     lengths, more = (SEQ, SEQ - 3), 2

@@ -1,0 +1,134 @@
+"""The text of generated modules: always the same, clean to a linter, free of weft; modules that copy, pickle, compile
+and export."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.backends.torch.source import write_source
+
+from ...passes.zoo import ZOO
+from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted
+
+SPREAD = (
+    *("family/llama-gqa-tied", "family/gemma3", "family/gpt2-tied", "family/gpt_neox", "family/bloom", "family/t5"),
+    *("family/bart", "family/deepseek-v3", "family/mixtral", "family/gpt-oss", "family/mamba", "family/mamba2"),
+    *("family/jamba", "family/bert", "family/albert", "family/switch", "variant/relative", "variant/linear attention"),
+    *("variant/repeated", "variant/strided", "packed/variant hybrid", "cached/variant hybrid", "quantized/mxfp4"),
+)
+RULES = "F,E,W,ARG,B,UP,PIE,RET504,I"
+COMPILED = (
+    *("family/llama-gqa-tied", "family/gemma3", "family/gpt2-tied", "family/bloom", "family/t5", "family/mamba2"),
+    *("family/bert", "family/deepseek-v2-lite", "variant/linear attention", "variant/window"),
+)
+
+
+def outputs(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+EXPORTED = tuple(name for name in COMPILED if name not in ("family/mamba2", "variant/linear attention"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The texts of `SPREAD` as files."""
+    place = tmp_path_factory.mktemp("generated")
+    for i, name in enumerate(SPREAD):
+        (place / f"model_{i}.py").write_text(write_source(graph_of(name)).text)
+    return place
+
+
+def test_the_text_is_always_the_same(folder: Path) -> None:
+    for i, name in enumerate(SPREAD):
+        assert write_source(ZOO[name]()).text == (folder / f"model_{i}.py").read_text()
+
+
+def test_a_linter_and_a_formatter_find_nothing(folder: Path) -> None:
+    ruff = [sys.executable, "-m", "ruff"]
+    length = ["--isolated", "--line-length", "110"]
+    # E501: formatted text of one long word; B905: zip of what the generator has counted
+    lint = [*ruff, "check", *length, "--select", RULES, "--ignore", "E501,B905", "--output-format", "json", str(folder)]
+    found = json.loads(subprocess.run(lint, capture_output=True, text=True).stdout)
+    assert [f for f in found if not re.search(r"argument: `(batch|length)`", f["message"])] == []  # of any new_cache
+    done = subprocess.run([*ruff, "format", "--check", *length, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_only_torch_is_imported_and_everything_defined_is_used(folder: Path) -> None:
+    for path in folder.iterdir():
+        tree = ast.parse(path.read_text())
+        modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        modules |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        roots = {str(m).partition(".")[0] for m in modules}
+        assert roots <= {"__future__", "collections", "functools", "math", "torch"}, f"{path}: {roots}"
+        defined = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))} - {"Model"}
+        read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        assert defined <= read, f"{path}: {sorted(defined - read)}"
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_modules_copy_and_pickle(name: str) -> None:
+    module, given = module_of(name), tensors(feeds_of(name))
+    want = call(module, given)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert all(torch.equal(a, b) for a, b in zip(call(other, given), want, strict=True))
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_tables_keep_their_dtype_when_weights_are_cast(name: str) -> None:
+    module = copy.deepcopy(module_of(name))
+    before = {key: b.clone() for key, b in module.named_buffers()}
+    module.half().float()
+    assert {key: b.dtype for key, b in module.named_buffers()} == {key: b.dtype for key, b in before.items()}
+    assert all(torch.equal(b, before[key]) for key, b in module.named_buffers())
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_modules_compile_as_one_graph(name: str) -> None:
+    compiled = torch.compile(module_of(name), fullgraph=True, backend="aot_eager", dynamic=True)
+    given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module_of(name), k)}
+    with torch.no_grad():
+        for got, want in zip(outputs(compiled(**given)), wanted(name).values(), strict=True):
+            assert_close(got, want, tolerance(graph_of(name), torch.float32))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_modules_export_for_any_length(name: str) -> None:
+    """The full pass, exported from one length, runs at another."""
+    module = module_of(name)
+    given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module, k)}
+    axes = {"encoder_input_ids": "source", "encoder_attention_mask": "source"}
+    batch, dims = torch.export.Dim("batch", min=1), {n: torch.export.Dim(n, min=2) for n in ("seq", "source")}
+    shapes = {k: {0: batch, 1: dims[axes.get(k, "seq")]} for k in given}
+    with torch.no_grad():
+        exported = torch.export.export(module, (), given, dynamic_shapes=shapes, strict=False).module()
+        shorter = {k: v[:2, : SEQ - 2] for k, v in given.items()}
+        for got, want in zip(outputs(exported(**shorter)), call(module, shorter), strict=True):
+            assert_close(got, want.double().numpy(), tolerance(graph_of(name), torch.float32))
+
+
+def test_a_cache_that_is_too_small_says_so() -> None:
+    module: nn.Module = module_of("family/llama-gqa-tied")
+    cache = module.new_cache(2, 5)  # type: ignore[operator]
+    ids = torch.ones(2, 4, dtype=torch.long)
+    module(ids, cache=cache)
+    with pytest.raises(ValueError, match=r"the cache holds 5 tokens, not 4 \+ 2: make one with a larger length"):
+        module(ids[:, :2], cache=cache)
+
+
+def test_a_decoder_without_an_encoded_text_says_so() -> None:
+    with pytest.raises(ValueError, match="there is no encoded text: the first call needs the inputs of the encoder"):
+        module_of("family/t5")(torch.ones(1, 2, dtype=torch.long))
