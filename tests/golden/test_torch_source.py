@@ -1,0 +1,21 @@
+"""The PyTorch source of SmolLM2, kept so that a change of it is seen in review; the README shows its core.
+
+After a change that is meant: ``WEFT_GOLDEN=write pytest tests/golden``, and read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from weft import load_source
+from weft.backends.torch.source import write_source
+
+
+def test_smollm2_reads_as_reviewed() -> None:
+    path = Path(__file__).with_name("smollm2.py.txt")
+    text = write_source(load_source("smollm2-135m").graph).text
+    if os.environ.get("WEFT_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
