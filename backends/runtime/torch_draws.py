@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.backends.torch.shipped.sampling import filtered
-
+from ..torch.shipped.sampling import filtered
 from .sampling import Sampler, Sampling
 
 
