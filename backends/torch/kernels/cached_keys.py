@@ -64,12 +64,18 @@ def shown(
 
 
 def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> dict[str, int]:
-    """The constants of `seen` and `located`; ValueError if the cache is too small for its window."""
-    if rolling and (window is None or window + keep_first > capacity):
+    """The constants of `seen` and `located`. A rolling cache smaller than its window shows the keys that it holds.
+
+    Raises:
+        ValueError: if a cache rolls without a window, or keeps nothing but its first keys.
+    """
+    if rolling and (window is None or keep_first >= capacity):
         raise ValueError(
             f"a rolling cache of {capacity} keys does not hold window={window} and keep_first={keep_first}"
         )
     keep = 0 if window is None else keep_first
+    if rolling and window is not None:
+        window = min(window, capacity - keep)
     return {"WINDOW": window or 0, "KEEP": keep, "RING": capacity - keep if rolling else 0}
 
 

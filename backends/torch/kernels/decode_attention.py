@@ -195,10 +195,9 @@ def decode_attention(
     [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys, which comes out as 0) →
     [batch, heads, dv]. `scale` is 1/√d by default. Of a window the last `window` keys are seen, and the first
     `keep_first`. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first`
-    slots, which stay (window + keep_first ≤ capacity). `softcap` bounds scores; `sinks` [heads] add a key of that score
-    with value 0; `slopes` [heads] are ALiBi's. `tickets`: see
-    `split_keys.counters`, batch · heads are enough. `splits`
-    of the keys are chosen by default. For inference: gradients come from `reference`.
+    slots, which stay; one smaller than the window shows what it holds. `softcap` bounds scores; `sinks` [heads] add a
+    key of that score with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `split_keys.counters`, batch · heads
+    are enough. `splits` of the keys are chosen by default. For inference: gradients come from `reference`.
     """
     _check(q, k, v, positions)
     batch, heads, d = q.shape

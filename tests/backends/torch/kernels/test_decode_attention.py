@@ -139,7 +139,20 @@ def test_what_it_cannot_do_is_said() -> None:
         ((q[:, :3], cache, cache, at), {}, "3 query heads are no multiple of 2 KV heads"),
         ((q.half(), cache, cache, at), {}, "differ in dtype"),
         ((q, cache, cache, at.repeat(2)), {}, "must be one per row"),
-        ((q, cache, cache, at), {"rolling": True, "window": 9, "keep_first": 2}, "does not hold window=9"),
+        ((q, cache, cache, at), {"rolling": True, "window": 9, "keep_first": 10}, "does not hold window=9"),
     ):
         with pytest.raises(ValueError, match=why):
             decode_attention(*wrong, **options)
+
+
+def test_a_rolling_cache_shorter_than_its_window_shows_what_it_holds(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (
+        torch.randn(2, heads, *rest, generator=generator).to(device)
+        for heads, *rest in ((4, 8), (2, 10, 8), (2, 10, 8))
+    )
+    for position in (3, 9, 25):
+        at = torch.tensor([position, position // 2], device=device)
+        short = decode_attention(q, k, v, at, window=64, keep_first=2, rolling=True)
+        torch.testing.assert_close(short, decode_attention(q, k, v, at, window=8, keep_first=2, rolling=True))
+        torch.testing.assert_close(short, reference(q, k, v, at, window=64, keep_first=2, rolling=True))
