@@ -47,7 +47,7 @@ def library() -> dict[str, Part]:
                 name = target.id if isinstance(target, ast.Name) else getattr(node, "name", "")
                 first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
                 source = "\n".join(lines[first - 1 : node.end_lineno])
-                found[name] = Part(name, source, names(node))
+                found[name] = Part(name, source, names(node) - bound(node))
     return found
 
 
@@ -58,6 +58,13 @@ def names(tree: ast.AST) -> frozenset[str]:
         if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier():
             found.add(n.value)
     return frozenset(found)
+
+
+def bound(tree: ast.AST) -> frozenset[str]:
+    """The names that `tree` gives to arguments and variables of its own."""
+    arguments = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    variables = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return frozenset(arguments | variables)
 
 
 def used_parts(wanted: Iterable[str]) -> list[Part]:

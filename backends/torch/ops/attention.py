@@ -113,7 +113,7 @@ def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 
 def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """All keys and values that the mask tells of: those of the call, and those in the cache if there is one."""
-    kv_heads = node.attrs.get("kv_heads", node.attrs["heads"])
+    kv_heads: int = node.attrs.get("kv_heads") or node.attrs["heads"]
     widths = [operand(node, "k").width // kv_heads]
     if v is not None:
         widths.append(operand(node, "v").width // kv_heads)
@@ -139,12 +139,12 @@ def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Va
     encoded = next(o for o in made_k if isinstance(o, Var))
     encoded.name, encoded.type = "encoded", "Tensor | None"
     operands: list[Operand] = [Slot("cross", "CrossCache()", "CrossCache"), encoded, *made_k, *made_v]
-    kept, names = f"{text_k}, {text_v}", ("k", "v")
+    kept, names = f"{text_k}, {text_v}", ["k", "v"]
     if shown is not None:
-        kept, names = f"{kept}, {{{len(operands)}}}", ("k", "v", "shown")
+        kept, names = f"{kept}, {{{len(operands)}}}", [*names, "shown"]
         operands.append(shown)
     text = f"remembered({{0}}, None if {{1}} is None else ({kept}))"
-    made = e.many(text, *operands, names=names, comment=f"[{', '.join(map(str, _shape(k)))}]" if k.shape else "")
+    made = e.many(text, *operands, names=tuple(names), comment=f"[{', '.join(map(str, _shape(k)))}]" if k.shape else "")
     return made[0], made[1], made[2] if shown is not None else None
 
 
@@ -165,12 +165,20 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         apart = distance(e, query_positions(e), cached_keys(e, node))
     else:
         arange = "torch.arange({0}.shape[1], device={0}.device)[None]"
-        given = operand(node, "q"), operand(node, "k")
-        apart = distance(e, *(e.emit(arange, x, name="at") for x in given))
+        queries, keys = (e.emit(arange, operand(node, n), name="at") for n in ("q", "k"))
+        apart = distance(e, queries, keys)
         seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
         mask = e.emit(seen, apart, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
-    given = [q, k, v, operand(node, "key_table"), apart, mask, *([table] if table is not None else [])]
+    given: list[Value | Operand] = [
+        q,
+        k,
+        v,
+        operand(node, "key_table"),
+        apart,
+        mask,
+        *([table] if table is not None else []),
+    ]
     text = f"relative_attention({{0}}, {{1}}, {{2}}, {{3}}, {'{6}' if table is not None else 'None'}, {{4}}, {{5}})"
     e.set_heads(node.output, heads, e.emit(text, *given, name="x"))

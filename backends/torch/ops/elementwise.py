@@ -104,23 +104,23 @@ def _filling(value: Value) -> str | None:
 def _swish(e: Emitter, node: Node) -> Var:
     beta = node.attrs["beta"]
     text = "F.silu({0})" if beta == 1 else f"{{0}} * ({number(beta)} * {{0}}).sigmoid()"
-    return e.emit(text, node.inputs[0], replaces=0)
+    return e.emit(text, operand_of(node), replaces=0)
 
 
 @lowering(ops.gelu)
 def _gelu(e: Emitter, node: Node) -> Var:
     kind = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}[node.attrs["approximate"]]
-    return e.emit(ACTIVATIONS[kind], node.inputs[0], replaces=0)
+    return e.emit(ACTIVATIONS[kind], operand_of(node), replaces=0)
 
 
 @lowering(ops.elu)
 def _elu(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.inputs[0], replaces=0)
+    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", operand_of(node), replaces=0)
 
 
 @lowering(ops.affine)
 def _affine(e: Emitter, node: Node) -> Var:
-    x, by, plus = node.inputs[0], node.attrs["by"], node.attrs["plus"]
+    x, by, plus = operand_of(node), node.attrs["by"], node.attrs["plus"]
     if by == 0:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
     text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} * {number(by, node.output)}"
@@ -133,7 +133,7 @@ def _affine(e: Emitter, node: Node) -> Var:
 def _clip(e: Emitter, node: Node) -> Var:
     bounds = [f"{n}={number(b, node.output)}" for n in ("low", "high") if (b := node.attrs[n]) is not None]
     text = ", ".join(bounds).replace("low", "min").replace("high", "max")
-    return e.emit(f"{{0}}.clamp({text})", node.inputs[0], replaces=0)
+    return e.emit(f"{{0}}.clamp({text})", operand_of(node), replaces=0)
 
 
 @lowering(ops.cast)
@@ -155,14 +155,14 @@ def _reduce(e: Emitter, node: Node) -> Var:
         text = "{0}" + "".join(f".prod({a}{rest})" for a in sorted((_front(a, node) for a in axes), reverse=True))
     else:
         text = f"{{0}}.{name}({', '.join(map(str, axes)) if len(axes) == 1 else tuple(axes)}{rest})"
-    return e.emit(text, node.inputs[0])
+    return e.emit(text, operand_of(node))
 
 
 @lowering(ops.cumsum)
 def _cumsum(e: Emitter, node: Node) -> Var:
     axis = node.attrs["axis"]
     text = f"{{0}}.cumsum({axis})"
-    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.inputs[0])
+    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, operand_of(node))
 
 
 @lowering(ops.softmax)
@@ -171,6 +171,13 @@ def _softmax(e: Emitter, node: Node) -> Var:
     assert x is not None
     plain = x.producer is None or x.producer.op.name in ("linear", "matmul", "affine", "div", "rms_norm", "layer_norm")
     return e.emit(f"{{0}}.softmax({axis})" if plain else f"softmax_or_zeros({{0}}, {axis})", x, replaces=0)
+
+
+def operand_of(node: Node) -> Value:
+    """The first operand."""
+    value = node.inputs[0]
+    assert value is not None
+    return value
 
 
 def activation(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.recurrences import states
+from weft.passes.recurrences import State, states
 
 from ..lowering import lowering
 from ..program import Emitter, Operand, Slot, Var
@@ -34,7 +34,7 @@ def _carried(e: Emitter, node: Node, text: str, *given: Value | Operand) -> tupl
     return (e.emit(f"keep({{{first}}}, {kept})", *given, slot),)
 
 
-def _slot(parts: dict[str, tuple[str, tuple[object, ...]]]) -> tuple[str, str, str]:
+def _slot(parts: dict[str, State]) -> tuple[str, str, str]:
     """Name, making and type of what keeps the states `parts`, of which all but a convolution's rows stay in f32."""
     tensors = []
     for part, (_, shape) in parts.items():
@@ -50,7 +50,7 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
     rest = ", {2}" if bias is not None else ""
     given = [v for v in (x, weight, bias) if v is not None]
     if node not in e.cached and node.operand("past") is None:
-        made = (e.emit(f"causal_conv({{0}}, {{1}}{rest})", *given, replaces=0),)
+        made: tuple[Var, ...] = (e.emit(f"causal_conv({{0}}, {{1}}{rest})", *given, replaces=0),)
     else:
         made = _carried(e, node, f"causal_conv_from({{past}}, {{0}}, {{1}}{rest})", *given)
     if node.attrs["activation"] == "identity":
@@ -98,8 +98,8 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     positions, frequencies = node.operand("positions"), node.operand("frequencies")
     if positions is not None and frequencies is not None:
         text = "rotary({0}, {1})"
-        given = e[positions], e[frequencies]
-        cos, sin = e.hoist_many((text, *given), text, *given, names=("cos", "sin"))
+        at = e[positions], e[frequencies]
+        cos, sin = e.hoist_many((text, *at), text, *at, names=("cos", "sin"))
         turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
         text = f"{turn}({{0}}.unflatten(-1, ({heads}, -1)).transpose(1, 2), {{1}}, {{2}}).transpose(1, 2).flatten(2)"
         turned = e.emit(text, q, cos, sin, name="turned_q"), e.emit(text, k, cos, sin, name="turned_k")

@@ -7,7 +7,7 @@ from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
 from ..positions import key_positions
-from ..program import Emitter, Var, local_name
+from ..program import Emitter, Operand, Var, local_name
 from .elementwise import number
 
 
@@ -61,7 +61,7 @@ def _squeeze(e: Emitter, node: Node) -> Var:
 def _expand(e: Emitter, node: Node) -> Var:
     x = _first(node)
     own = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
-    texts, sizes = [], []
+    texts, sizes = [], list[Operand]()
     for have, want in zip(own, node.output.shape, strict=True):
         if have == want and have is not None:
             texts.append("-1")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
-class Cache(list):
+class Cache(list[Any]):
     """What every layer keeps of the tokens so far: texts of at most `capacity` tokens, `length` of them in use."""
 
-    def __init__(self, layers: list, capacity: int) -> None:
+    def __init__(self, layers: list[Any], capacity: int) -> None:
         super().__init__(layers)
         self.capacity = capacity
         self.length = 0
@@ -138,13 +140,14 @@ class CrossCache:
     """Keys and values of an encoded text, and where it is none, from the first call on."""
 
     def __init__(self) -> None:
-        self.kept: tuple | None = None
+        self.kept: tuple[Tensor | None, ...] = ()
 
 
-def remembered(cache: CrossCache | None, made: tuple | None) -> tuple:
+def remembered(cache: CrossCache | None, made: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...]:
     """`made` of an encoded text, which `cache` keeps; what it keeps already in calls that come without one."""
-    if made is None and (cache is None or cache.kept is None):
+    known = made or (() if cache is None else cache.kept)
+    if not known:
         raise ValueError("there is no encoded text: the first call needs the inputs of the encoder")
     if cache is not None:
-        cache.kept = made or cache.kept
-    return made or cache.kept
+        cache.kept = known
+    return known

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from weft.backends.torch.library import bound, names
 from weft.backends.torch.source import write_source
 
 from ...passes.zoo import ZOO
@@ -74,7 +75,7 @@ def test_only_torch_is_imported_and_everything_defined_is_used(folder: Path) -> 
         roots = {str(m).partition(".")[0] for m in modules}
         assert roots <= {"__future__", "collections", "functools", "math", "torch"}, f"{path}: {roots}"
         defined = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))} - {"Model"}
-        read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        read = set().union(*(names(n) - bound(n) for n in tree.body))
         assert defined <= read, f"{path}: {sorted(defined - read)}"
 
 
