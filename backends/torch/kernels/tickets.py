@@ -38,3 +38,21 @@ def counters(x: torch.Tensor, number: int) -> torch.Tensor:
     if key not in _counters or len(_counters[key]) < number:
         _counters[key] = torch.zeros(max(number, 1024), dtype=torch.int32, device=x.device)
     return _counters[key]
+
+
+class Tickets:
+    """The counters of one model, which runs on one stream: `each` for every row of a batch.
+
+    They are made when a batch of some size first comes and are kept, as graphs that were captured count on them.
+    """
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self._made: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The counters, i32 at 0 between launches, for the rows of x, on its device."""
+        key = x.device, len(x)
+        if key not in self._made:
+            self._made[key] = torch.zeros(self.each * len(x), dtype=torch.int32, device=x.device)
+        return self._made[key]

@@ -53,7 +53,10 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | No
     if rope is not None:
         cos, sin = _tables(e, rope)
         text += options(operands, cos=cos, sin=sin) + (", interleaved=True" if rope.attrs["interleaved"] else "")
-    qkv = f"norm_qkv({{0}}, {{1}}, {{2}}.k, {{2}}.v, {{3}}{text}{_rolling(found.node)})"
+    text += _rolling(found.node)
+    if head_norms[0] is not None:
+        text += options(operands, tickets=e.tickets(found.node.attrs["heads"] + found.node.attrs["kv_heads"]))
+    qkv = f"norm_qkv({{0}}, {{1}}, {{2}}.k, {{2}}.v, {{3}}{text})"
     more = _scores(e, found.node, slopes, operands)
     e.scope = scope
     what = "projections, rotation, cache" if rope is not None else "projections, cache"
@@ -91,10 +94,10 @@ def _scores(e: StepEmitter, node: Node, slopes: Slopes, operands: Operands) -> s
     a = node.attrs
     text = "".join(f", {n}={number(a[n])}" for n in ("scale", "softcap") if a[n] is not None)
     text += options(operands, sinks=node.operand("sinks"), slopes=slopes.slopes)
-    if a["window"] is None:
-        return text
-    keep = f", keep_first={a['keep_first']}" if a["keep_first"] else ""
-    return f"{text}, window={a['window']}{_rolling(node) or keep}"
+    if a["window"] is not None:
+        keep = f", keep_first={a['keep_first']}" if a["keep_first"] else ""
+        text += f", window={a['window']}{_rolling(node) or keep}"
+    return text + options(operands, tickets=e.tickets(a["heads"]))
 
 
 def _rolling(node: Node) -> str:

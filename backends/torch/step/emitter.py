@@ -14,6 +14,7 @@ from ..positions import query_positions
 from ..program import TOP, Emitter, Held, Leaf, Operand, Statement, Var, attribute_path
 from ..states import cached_nodes, counts_keys
 from .patterns import NormOf
+from .tables import TICKETS
 
 Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for weights of this dtype, if there is none
 
@@ -42,6 +43,7 @@ class StepEmitter(Emitter):
         self.program.functions = dict(functions)
         self.moves = moves
         self.choices: list[Choice] = []
+        self.most_tickets = 0
         self._begin()
 
     def give(self, name: str, default: str, type: str) -> Var:
@@ -67,6 +69,12 @@ class StepEmitter(Emitter):
     def positions(self) -> Operand:
         """The position of the token of each row, [batch, 1]."""
         return query_positions(self)
+
+    def tickets(self, each: int) -> Var:
+        """Counters that kernels share, `each` of them and more for every row."""
+        self.most_tickets = max(self.most_tickets, each)
+        tokens = self.give("input_ids", "", "Tensor")
+        return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
 
     def chose(self, *kernels: str, parts: str = "", refusals: Sequence[Refusal] = ()) -> None:
         """Note that `kernels` compute the node at hand, and `parts` of the model with it."""

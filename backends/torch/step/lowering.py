@@ -15,7 +15,7 @@ from ..lowering import LOWERINGS, lower, needed, refusals
 from ..program import TOP, Operand, Program, Var
 from ..states import cached_nodes
 from ..structure import Call, Loop, Method, structure
-from . import attention, mixtures, patterns, products, recurrences
+from . import attention, mixtures, patterns, products, recurrences, tables
 from .emitter import Choice, StepEmitter
 
 Fused = Callable[[StepEmitter, Node], "Var | None"]
@@ -92,6 +92,7 @@ def _lowered(graph: Graph, functions: dict[str, str], moves: bool) -> Step:
     program = emitter.program
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
     program.statements = emitter.ended(needed(program))
+    tables.made_once(program, emitter.most_tickets)
     made_by = {s.node for s in program.statements}
     choices = [choice for choice in emitter.choices if choice.node in made_by]
     return Step(program, structure(program, borrows=True), choices)

@@ -81,5 +81,6 @@ def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:
     operands: list[Value | Operand] = [p.source.x, weight, stream]
     text = options(operands, bias=bias, norm=norm)
     text += "" if found.scale == 1 else f", scale={number(found.scale)}"
+    text += options(operands, tickets=e.tickets(p.value.width))
     e.chose("linear_residual", parts=f"projection{' and its norm' * (norm is not None)}", refusals=[few_rows(p)])
     return e.emit(f"linear_residual({{0}}, {{1}}, {{2}}{text})", *operands, name="x", replaces=2)

@@ -9,12 +9,13 @@ from typing import Any
 from weft.ir.graph import Graph
 
 from ..about import class_doc
-from ..body import Writer, periodic
+from ..body import Writer
 from ..library import imports, library, names, used_parts
-from ..program import TOP, Held, Leaf, Program, Var
+from ..program import TOP, Held, Program, Var
 from ..source import Class, class_name, formatted, template
-from ..structure import Method, relative
+from ..structure import Method
 from .lowering import lower_step, refusal
+from .members import attributes, constructor
 
 LAUNCHERS = {  # what a step calls, and the files of these kernels
     **{name: name for name in ("conv_step", "decode_attention", "latent_decode", "linear_residual", "moe_decode")},
@@ -44,9 +45,8 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
     used = used.union({"torch"} if own else (), *(p.uses for p in own))
     called = sorted(used & LAUNCHERS.keys())
-    lines = [f"from {package}.{LAUNCHERS[name]} import {name}" for name in called]
-    if "Norm" in used:
-        lines.append(f"from {package}.norm import Norm")
+    helpers = {"Norm": "norm", "Tickets": "tickets"}
+    lines = [f"from {package}.{file} import {name}" for name, file in (LAUNCHERS | helpers).items() if name in used]
     text = template("decode.py.j2").render(
         **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]
     )
@@ -56,13 +56,12 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
 class _Body(Writer):
     trains = False
 
-    def member(self, path: str) -> str:
-        return f"self.{_flat(relative(path, self.method.path), self.modules)}"
+    def __init__(self, method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> None:
+        super().__init__(method, given, hidden, top)
+        self.attributes = attributes(method)
 
-    @property
-    def modules(self) -> set[str]:
-        """The paths of the modules that the method calls."""
-        return _called(self.method)
+    def member(self, path: str) -> str:
+        return f"self.{self.attributes[path]}"
 
 
 class _StepWriter:
@@ -88,7 +87,7 @@ class _StepWriter:
             parameters.append("cache: Any")
         returns = "Tensor" if len(method.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(method.outputs))}]"
         doc = class_doc(method, inner)
-        self.classes[name] = Class(name, doc, _init(method, inner), parameters, lines, returns)
+        self.classes[name] = Class(name, doc, constructor(method, inner), parameters, lines, returns)
         return name
 
     def _given(self, method: Method) -> list[Var | Held]:
@@ -111,65 +110,3 @@ def _parameter(o: Var | Held, name: str) -> str:
     if isinstance(o, Held):
         return f"{name}: Tensor"
     return f"{name}: {o.type}" + (f" = {o.default}" if o.default else "")
-
-
-def _called(method: Method) -> set[str]:
-    paths = (relative(p, method.path) for p in method.holds)
-    return {p.removesuffix(".module") for p in paths if p.endswith(".module")}
-
-
-def _flat(path: str, modules: set[str]) -> str:
-    """An attribute for what the model has at `path`; a weight is called like its module, unless that is there too."""
-    parts = path.removesuffix(".module").removesuffix(".norm").removesuffix("_weight")
-    if parts.removesuffix(".weight") not in modules:
-        parts = parts.removesuffix(".weight")
-    stem, _, number = parts.rpartition(".")
-    return f"{stem.replace('.', '_')}[{number}]" if stem and number.isdigit() else parts.replace(".", "_")
-
-
-def _init(method: Method, inner: dict[str, str]) -> list[str]:
-    modules = _called(method)
-    lines = [
-        f"self.{_flat(relative(path, method.path), modules)} = {_taken(held, relative(path, method.path))}"
-        for path, held in method.holds.items()
-    ]
-    lists: dict[str, list[str]] = {}
-    for path, name in inner.items():
-        local = relative(path, method.path)
-        stem, _, number = local.rpartition(".")
-        if number.isdigit():
-            lists.setdefault(stem, []).append(name)
-        else:
-            lines.append(f"self.{_flat(local, modules)} = {name}({_reach(local)})")
-    for stem, kinds in lists.items():
-        if len({*kinds}) == 1:
-            made = f"[{kinds[0]}(layer) for layer in {_reach(stem)}]"
-        else:
-            made = f"[kind(layer) for kind, layer in zip({periodic(kinds)}, {_reach(stem)})]"
-        lines.append(f"self.{_flat(stem, modules)} = {made}")
-    return lines or ["pass"]
-
-
-def _taken(held: Leaf | Held, path: str) -> str:
-    """What an attribute is made of."""
-    if isinstance(held, Held):
-        return _reach(path)
-    kind, _, rest = held.init.partition(":")
-    if kind == "pack":
-        which, _, parts = rest.partition(":")
-        outer = path.rpartition(".")[0]
-        places = (_reach(f"{outer}.{p}" if outer else p) for p in parts.split(","))
-        return f"{'pack' if which == 'weight' else 'pack_bias'}({', '.join(places)})"
-    if kind == "norm":
-        which, eps, parts = rest.split(":")
-        outer = path.rpartition(".")[0]
-        given = "".join(f", {_reach(f'{outer}.{p}')}" for p in parts.split(",") if p)
-        return f'Norm("{which}"{given}, eps={eps})'
-    return _reach(path.removesuffix(".module"))
-
-
-def _reach(path: str) -> str:
-    text = "module"
-    for part in path.split("."):
-        text += f"[{part}]" if part.isdigit() else f".{part}"
-    return text
