@@ -7,7 +7,8 @@ that is not on a CUDA device means Triton's interpreter: `INTERP=not x.is_cuda`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,10 +21,11 @@ try:
 except ImportError:  # a CPU-only machine: launchers compute with torch
     triton = tl = None
 
-__all__ = ["INTERPRETED", "Variant", "has_pdl", "jit", "options", "refusal", "tl", "triton"]
+__all__ = ["INTERPRETED", "Variant", "assumed", "has_pdl", "jit", "options", "refusal", "tl", "triton"]
 
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
+_assumed: tuple[int, int] | None = None  # what `assumed` says
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
 
 
@@ -40,15 +42,27 @@ def capability(index: int) -> tuple[int, int]:
 
 def refusal(x: torch.Tensor) -> str | None:
     """Why Triton cannot run on the device of `x`, in a few words; None if it can."""
-    if triton is None:
-        return "Triton is not installed"
-    if INTERPRETED:
-        return None
-    if not x.is_cuda:
-        return f"Triton does not run on {x.device.type}"
-    if (found := capability(x.device.index or 0)) < OLDEST:
+    if _assumed is None:
+        if triton is None:
+            return "Triton is not installed"
+        if INTERPRETED:
+            return None
+        if not x.is_cuda:
+            return f"Triton does not run on {x.device.type}"
+    if (found := _assumed or capability(x.device.index or 0)) < OLDEST:
         return f"compute capability {found[0]}.{found[1]} is older than {OLDEST[0]}.{OLDEST[1]}"
     return None
+
+
+@contextmanager
+def assumed(found: tuple[int, int]) -> Iterator[None]:
+    """Inside, `refusal` tells of a device of this compute capability, with Triton, wherever tensors are."""
+    global _assumed
+    before, _assumed = _assumed, found
+    try:
+        yield
+    finally:
+        _assumed = before
 
 
 def has_pdl(x: torch.Tensor) -> bool:

@@ -59,9 +59,9 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | No
     qkv = f"norm_qkv({{0}}, {{1}}, {{2}}.k, {{2}}.v, {{3}}{text})"
     more = _scores(e, found.node, slopes, operands)
     e.scope = scope
-    what = "projections, rotation, cache" if rope is not None else "projections, cache"
-    refusals = [_heads(found), _attends(found.node), few_rows(found.q.projection)]
-    e.chose("norm_qkv", "decode_attention", parts=f"norm, {what}" if norm else what, refusals=refusals)
+    done = ["norm"] * (norm is not None) + ["projections"] + ["rotation"] * (rope is not None) + ["cache"]
+    e.chose("norm_qkv", _heads(found), few_rows(found.q.projection), parts=", ".join(done))
+    e.chose("decode_attention", _attends(found.node))
     text = f"decode_attention({qkv}, {{2}}.k, {{2}}.v, {{3}}{more})"
     return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
 
@@ -72,7 +72,8 @@ def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
     q, k, v = e.heads(_value(node, "q"), heads), *(e.heads(_value(node, n), kv_heads) for n in "kv")
     operands: Operands = [q, k, v, CACHE, e.positions]
     more = _scores(e, node, slopes, operands)
-    e.chose("decode_attention", parts=f"no projections: {reason}", refusals=[_attends(node)])
+    e.declined(f"norm_qkv does not make its operands: {reason}")
+    e.chose("decode_attention", _attends(node))
     text = f"decode_attention({{0}}[:, :, 0], *written({{3}}, {{1}}, {{2}}, {{4}}), {{4}}{more})"
     return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
 
@@ -84,7 +85,7 @@ def _latent(e: StepEmitter, node: Node) -> Var:
     rank = node.attrs["value_dim"]
     more = _scores(e, node, Slopes(None), operands)
     rest = _value(node, "k").width - rank
-    e.chose("latent_decode", refusals=[lambda dtype: latent_decode.refusal(rank, rest, dtype)])
+    e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, rest, dtype))
     text = f"latent_decode({{0}}[:, :, 0], written_latent({{2}}, {{1}}, {{3}}), {{3}}, {rank}{more})"
     return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
 

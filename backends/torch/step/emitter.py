@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -21,14 +21,14 @@ Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for we
 
 @dataclass
 class Choice:
-    """What computes `node` in a decode step: `kernels`, unless one of `refusals` gives a reason; none of them, and
-    `reason` says why; `parts` says what else of the model they compute."""
+    """What computes `node`, or a part of it, in a decode step: `kernel`, unless one of `refusals` gives a reason; or
+    torch, and `reason` says why. `parts` is what else of the model the kernel computes."""
 
     node: Node
-    kernels: tuple[str, ...] = ()
+    kernel: str = ""
     parts: str = ""
     reason: str = ""
-    refusals: tuple[Refusal, ...] = field(default=(), repr=False)
+    refusals: tuple[Refusal, ...] = ()
 
 
 class StepEmitter(Emitter):
@@ -76,10 +76,10 @@ class StepEmitter(Emitter):
         tokens = self.give("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
 
-    def chose(self, *kernels: str, parts: str = "", refusals: Sequence[Refusal] = ()) -> None:
-        """Note that `kernels` compute the node at hand, and `parts` of the model with it."""
+    def chose(self, kernel: str, *refusals: Refusal, parts: str = "") -> None:
+        """Note that `kernel` computes the node at hand, and `parts` of the model with it."""
         assert self.node is not None
-        self.choices.append(Choice(self.node, kernels, parts, refusals=tuple(refusals)))
+        self.choices.append(Choice(self.node, kernel, parts, refusals=refusals))
 
     def declined(self, reason: str) -> None:
         """Note why no kernel computes the node at hand."""

@@ -42,7 +42,9 @@ def mixed(e: StepEmitter, found: Mixture, stream: Value | Var | None) -> Var:
     text += "" if a["limit"] is None else f", limit={number(a['limit'])}"
     text += "" if not a["shift"] else f", shift={number(a['shift'])}"
     e.within(*(e[v] for v in (up, down)))
-    e.chose("route", "moe_decode", parts="" if stream is None else "addition", refusals=_refusals(found))
+    chooses, multiplies = _refusals(found)
+    e.chose("route", chooses)
+    e.chose("moe_decode", multiplies, parts="" if stream is None else "addition")
     text = f"moe_decode({{{first}}}.flatten(0, 1), *{chosen}, {{{first + 1}}}, {{{first + 2}}}{text})"
     replaces = None if stream is None else len(operands) - 1
     return e.emit(f"{text}.view_as({{{first}}})", *operands, name="x", replaces=replaces)
@@ -62,7 +64,8 @@ def _chosen(found: Mixture, operands: list[Value | Operand]) -> str:
     return f"route({{0}}.flatten(0, 1){text})"
 
 
-def _refusals(found: Mixture) -> list[Refusal]:
+def _refusals(found: Mixture) -> tuple[Refusal, Refusal]:
+    """Of the router's choice, and of the experts."""
     experts = _given(found.route, "logits").width
     up = _given(found.node, "up")
 
@@ -73,7 +76,7 @@ def _refusals(found: Mixture) -> list[Refusal]:
     def multiplies(dtype: torch.dtype) -> str | None:
         return gemv.refusal(torch.empty(1, up.width, dtype=dtype, device="meta"))
 
-    return [chooses, multiplies]
+    return chooses, multiplies
 
 
 def _given(node: Node, name: str) -> Value:

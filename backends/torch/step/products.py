@@ -46,7 +46,7 @@ def _linear(e: StepEmitter, p: Projection, more: str) -> Var:
     e.within(weight, norm, bias)
     operands: list[Value | Operand] = [p.source.x, weight]
     text = options(operands, bias=bias, norm=norm)
-    e.chose("norm_linear", parts="norm" * (norm is not None), refusals=[few_rows(p)])
+    e.chose("norm_linear", few_rows(p), parts="norm" * (norm is not None))
     return e.emit(f"norm_linear({{0}}, {{1}}{text}{more})", *operands)
 
 
@@ -68,7 +68,7 @@ def gated(e: StepEmitter, node: Node) -> Var | None:
     text = options(operands, bias=bias, norm=norm)
     activation = patterns.activation_name(node.attrs["activation"])
     text += "" if activation == "silu" else f", activation={activation!r}"
-    e.chose("norm_glu", parts="norm, gate and up", refusals=[few_rows(gate)])
+    e.chose("norm_glu", few_rows(gate), parts="norm, gate and up" if norm is not None else "gate and up")
     return e.emit(f"norm_glu({{0}}, {{1}}{text})", *operands, name="h")
 
 
@@ -82,5 +82,5 @@ def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:
     text = options(operands, bias=bias, norm=norm)
     text += "" if found.scale == 1 else f", scale={number(found.scale)}"
     text += options(operands, tickets=e.tickets(p.value.width))
-    e.chose("linear_residual", parts=f"projection{' and its norm' * (norm is not None)}", refusals=[few_rows(p)])
+    e.chose("linear_residual", few_rows(p), parts=f"projection{' and its norm' * (norm is not None)}")
     return e.emit(f"linear_residual({{0}}, {{1}}, {{2}}{text})", *operands, name="x", replaces=2)

@@ -37,7 +37,7 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
         place += value is not None
     state, kernel = f"{{{place}}}.values[0]", KERNELS[node.op]
     text = f"{kernel}({', '.join([*texts, state, state])}{_attributes(node)})[0][:, None]"
-    e.chose(kernel, parts="state", refusals=[lambda dtype: _refusal(node, dtype)])
+    e.chose(kernel, lambda dtype: _refusal(node, dtype), parts="state")
     made = e.emit(text, *given, slot)
     known = node.op is not ops.causal_conv or activation_name(node.attrs["activation"]) is not None
     return made if known else e.emit(activation(node.attrs["activation"]), made, replaces=0)
