@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.protocols import Context
+from weft.backends.runtime.protocols import Context, Decoder
 from weft.ir.errors import WeftError
 
 from .internals import internals_of, stock_inputs
@@ -81,7 +81,7 @@ def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) 
         tally.add(-own[np.arange(len(targets)), targets], kl, own.argmax(-1) == first.argmax(-1))
 
 
-def _extended(decoder: Any, context: Context, ids: Sequence[int]) -> Array:
+def _extended(decoder: Decoder, context: Context, ids: Sequence[int]) -> Array:
     """The logits of `ids` after what `context` holds, [tokens, vocab]: of one call, or where a model gives but those of
     the last token, of one call each."""
     if decoder.every_position:

@@ -67,6 +67,7 @@ class Decoder(Protocol):
 
     vocab: int
     max_length: int
+    every_position: bool  # it gives the logits of all tokens of a call, rather than of the last
 
     @property
     def max_prompt(self) -> int:

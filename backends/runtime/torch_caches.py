@@ -136,11 +136,6 @@ def mutable(cache: Any) -> list[Tensor]:
     return [t for layer in layers(cache) if is_state(layer) for t in tensors(layer)]
 
 
-def sources(cache: Any) -> tuple[int, ...]:
-    """The addresses of what is kept of sources."""
-    return tuple(t.data_ptr() for layer in layers(cache) if is_cross(layer) for t in tensors(layer))
-
-
 def new_cache(model: Any, batch: int, capacity: int) -> Any:
     """A cache of the generated `model`, not touched by autograd."""
     with torch.inference_mode():

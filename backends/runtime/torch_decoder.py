@@ -56,7 +56,7 @@ class TorchDecoder:
         self.device = next(model.parameters()).device
         self.step: Step = step or self._plain_step
         self.draws = self.device.type == "cuda" if draws is None else draws
-        self._start, self._max_source = start, max_source
+        self._start, self._max_source, self.every_position = start, max_source, True
         with torch.device("meta"):
             kinds = caches.new_cache(model, 1, 1)
         self.rewinds = caches.rewinds(kinds)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .torch_caches import mutable, sources
+from .torch_caches import is_cross, layers, mutable, tensors
 from .torch_draws import Draws
 
 Step = Callable[[Tensor, Tensor, Any], Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
@@ -28,6 +28,7 @@ class Steps:
         self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None  # of memory, which the graphs share
+        self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
 
     def forget(self) -> None:
@@ -61,7 +62,8 @@ class Steps:
             self._cache.length = keys - 1
             return body()
         bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), self._cache.capacity)
-        key = (*what, bound, sources(self._cache))
+        sources = tuple(t.data_ptr() for layer in self._crossing for t in tensors(layer))
+        key = (*what, bound, sources)
         if key not in self._captured:
 
             def bounded() -> Any:

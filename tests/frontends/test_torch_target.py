@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import weft
 from weft.backends.runtime.generate import Generator
 from weft.frontends.hf import writing
+from weft.frontends.scoring import score_tokens, stream_errors
 from weft.ir import interpret
 
 from ..passes.zoo import ZOO
@@ -117,6 +118,19 @@ def test_commands_on_a_folder(tiny: Path, tmp_path: Path) -> None:
     assert answers[0] == answers[1] and len(answers[0].split(",")) == 6
     report = json.loads(done("verify", out, "--tokens", 4, "--json").stdout)
     assert report["max_relative"] <= report["tolerance"] and report["layers"] == {}
+
+
+def test_scores_are_those_of_onnx_runtime(tiny: Path, tmp_path: Path) -> None:
+    ids, runners = np.random.default_rng(0).integers(0, 12, 60).tolist(), list[Generator]()
+    for target in ("torch", "onnx"):
+        passes = "default" if target == "torch" else "default, -last-token-logits"
+        weft.compile(tiny, tmp_path / target, target=target, passes=passes)
+        runners.append(weft.load(tmp_path / target, device="cpu"))  # type: ignore[arg-type]  # a decoder
+    ours, theirs = score_tokens(runners, ids, 25, False, lambda stage, done, total: None)
+    assert ours.tokens == theirs.tokens == 59 and theirs.agreement == 1
+    assert abs(ours.nll - theirs.nll) < 1e-5 and theirs.kl < 1e-9
+    with pytest.raises(weft.WeftError, match="compared inside ONNX models, and this one is PyTorch"):
+        stream_errors(runners, ids[:5])
 
 
 def test_weights_are_stored_as_asked_and_in_shards(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
