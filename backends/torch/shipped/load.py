@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import mmap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,16 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor, Any], Tensor]:
     """What gives the logits [batch, 1, vocab] of a token of each text, by ids and positions [batch, 1] and the cache.
 
-    The kernels of decode.py, where `folder` has them and the model is on a GPU; else `model` itself.
+    The kernels of decode.py, where `folder` has them and the model is on a GPU that runs them, else `model` itself: on
+    a CPU it is as fast, and leaves its weights where they are.
     """
-    if next(model.parameters()).is_cuda and (folder / "decode.py").is_file():
-        made: Callable[[Tensor, Tensor, Any], Tensor] = importlib.import_module("decode").Step(model)
-        return made
+    weight = next(model.parameters())
+    if weight.is_cuda and (folder / "decode.py").is_file():
+        reason = importlib.import_module("kernels.launch").refusal(weight)
+        if reason is None:
+            made: Callable[[Tensor, Tensor, Any], Tensor] = importlib.import_module("decode").Step(model)
+            return made
+        warnings.warn(f"{folder}: model.py computes the steps, not the kernels of decode.py: {reason}", stacklevel=2)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return lambda ids, positions, cache: model(ids, cache=cache)
     return lambda ids, positions, cache: model(input_ids=ids, position_ids=positions, cache=cache)
