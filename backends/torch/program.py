@@ -290,7 +290,7 @@ class Emitter:
         """A parameter of the graph: a tensor that a module of the same path holds, or one that a formula makes."""
         if (text := formula(param.recipe)) is not None:
             like = next(iter(self.graph.inputs.values()))
-            return self.hoist(param.recipe, text, like, name=param.name.replace(".", "_"))
+            return self.hoist(param.recipe, text, like, name=param.name.rpartition(".")[2].removeprefix("alibi_"))
         key = attribute_path(param.name)
         self.program.weights[key] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"

@@ -64,8 +64,6 @@ def _attend(
     """softmax(scale · q kᵀ + bias + mask) v as an operator of torch, or step by step where it has none."""
     bias, sinks, softcap = node.operand("bias"), node.operand("sinks"), node.attrs["softcap"]
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
-    sizes = node.output.shape[0], heads, node.output.shape[1], node.output.width // heads
-    comment = f"[{', '.join(map(str, sizes))}]"
     operands: list[Value | Operand] = [*qkv]
     options: list[str] = []
 
@@ -85,7 +83,7 @@ def _attend(
         if heads != kv_heads:
             options.append("enable_gqa=True")
         text = f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}{''.join(', ' + o for o in options)})"
-        return e.emit(text, *operands, name="x", comment=comment)
+        return e.emit(text, *operands, name="x")
     option("mask", mask)
     option("bias", bias)
     option("sinks", sinks)
@@ -93,7 +91,7 @@ def _attend(
         options.append(f"softcap={number(softcap)}")
     size = scale if scale is not None else 1 / math.sqrt(operand(node, "q").width // heads)
     text = f"attention({{0}}, {{1}}, {{2}}, {number(size)}{''.join(', ' + o for o in options)})"
-    return e.emit(text, *operands, name="x", comment=comment)
+    return e.emit(text, *operands, name="x")
 
 
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:

@@ -7,7 +7,7 @@ from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
 from ..program import Emitter, Var
-from .elementwise import activation, number
+from .elementwise import activation, in_model_dtype, number
 
 
 def operand(node: Node, name: str) -> Value:
@@ -72,7 +72,7 @@ def _layer_norm(e: Emitter, node: Node) -> Var:
 def _add_norm(e: Emitter, node: Node) -> tuple[Var, Var]:
     x, y, weight, bias = (node.operand(n) for n in ("x", "y", "weight", "bias"))
     assert x is not None and y is not None
-    total = e.emit("{0} + {1}", x, y, name="x", replaces=0)
+    total = e.emit(in_model_dtype("{0} + {1}", [x, y]), x, y, name="x", replaces=0)
     eps, width = node.attrs["eps"], x.width
     name = node.outputs[0].name.rpartition(".")[2]
     if node.attrs["kind"] == "rms":

@@ -64,8 +64,7 @@ ACTIVATIONS = {  # of glu and moe, see `activation`
 def _elementwise(e: Emitter, node: Node) -> Var:
     values = [v for v in node.inputs if v is not None]
     text, values = _with_numbers(TEXTS[node.op.name], values, node)
-    if len(values) == 2 and _of_table(values[1]) and not _of_table(values[0]):
-        text = text.replace("{1}", "{1}.to({0}.dtype)")
+    text = in_model_dtype(text, values)
     shape = node.output.shape
     replaces = next((i for i, v in enumerate(values) if v.producer is not None and v.shape == shape), None)
     return e.emit(text, *values, replaces=replaces)
@@ -83,6 +82,12 @@ def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list
         return text, values
     places = iter(range(len(kept)))
     return text.format(*(found[i] if i in found else f"{{{next(places)}}}" for i in range(len(values)))), kept
+
+
+def in_model_dtype(text: str, values: list[Value]) -> str:
+    """`text`, the second of two `values` cast to the dtype of the first if it is rows of a table."""
+    cast = len(values) == 2 and _of_table(values[1]) and not _of_table(values[0])
+    return text.replace("{1}", "{1}.to({0}.dtype)") if cast else text
 
 
 def _of_table(value: Value) -> bool:

@@ -62,11 +62,12 @@ def _expand(e: Emitter, node: Node) -> Var:
     x = _first(node)
     own = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
     texts, sizes = [], list[Operand]()
+    tokens = [v for name, v in e.graph.inputs.items() if name.endswith("input_ids") and "." not in e.scope]
     for have, want in zip(own, node.output.shape, strict=True):
         if have == want and have is not None:
             texts.append("-1")
         else:
-            text, used = e.shape((want,), first=1 + len(sizes))
+            text, used = e.shape((want,), *tokens, first=1 + len(sizes))
             texts.append(text)
             sizes += used
     return e.emit(f"{{0}}.expand({', '.join(texts)})", x, *sizes, replaces=0)

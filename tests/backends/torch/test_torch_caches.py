@@ -1,0 +1,87 @@
+"""What layers keep from call to call: rolling caches slot by slot, and decoders whose windows have rolled over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from weft.backends.torch.module import build_module
+from weft.backends.torch.parts.caches import (
+    Cache,
+    RollingKeyCache,
+    RollingKVCache,
+    held_positions,
+    positions_up_to,
+    rolling_positions,
+)
+from weft.ir import interpret
+from weft.ir.ops import rolling
+from weft.passes import run_passes
+
+from ...passes.zoo import ZOO
+from .generated import assert_close, call, tolerance
+
+LONG = 13  # tokens, more than any window here
+SHAPES = [(5, 0), (5, 2), (1, 0), (3, 2), (4, 4)]  # slots, and how many of the first positions stay
+
+
+@pytest.mark.parametrize(("slots", "keep"), SHAPES)
+def test_positions_of_slots(slots: int, keep: int) -> None:
+    if slots == keep:
+        return
+    for newest in range(LONG):
+        got = held_positions(torch.tensor([[newest]]), slots, keep)[0].numpy()
+        want = rolling.held(np.array([[newest]]), slots, keep)[0]
+        np.testing.assert_array_equal(got, np.where((want < 0) | (want > newest), -1, want))
+
+
+@pytest.mark.parametrize(("slots", "keep"), SHAPES[:4])
+@pytest.mark.parametrize("cuts", [(LONG,), (4, 6, 3), (1,) * LONG, (7, 1, 1, 4)])
+def test_keys_are_written_where_the_reference_writes_them(slots: int, keep: int, cuts: tuple[int, ...]) -> None:
+    """Of every row: three tokens of the second are padding in the first call."""
+    generator = torch.Generator().manual_seed(0)
+    cache = RollingKVCache(2, 3, slots, 4, 2, torch.zeros(1), keep)
+    latent = RollingKeyCache(2, 3, slots, 4, torch.zeros(1), keep)
+    want, start = cache.k.numpy().copy(), np.zeros((2, 1), int)
+    for i, n in enumerate(cuts):
+        k, v = torch.randn(2, 3, n, 4, generator=generator), torch.randn(2, 3, n, 2, generator=generator)
+        positions = torch.from_numpy(start + np.arange(n))
+        padding = 3 if i == 0 and n > 3 else 0
+        if padding:
+            positions = positions_up_to(positions, torch.tensor([n - 1, n - 1 - padding]))
+        for row in range(2):
+            at = positions[row].numpy()
+            want[row] = rolling.write(want[row], k[row].numpy(), np.where(at < 0, LONG * 9, at), at.max(), keep)
+        mask = torch.ones(2, 1, n, n if i == 0 else slots if n == 1 else slots + n, dtype=torch.bool)
+        before = cache.k.clone()
+        keys, values = cache.update(k, v, positions, mask)
+        latent.update(k, positions, mask)
+        np.testing.assert_array_equal(cache.k.numpy(), want)
+        np.testing.assert_array_equal(latent.k.numpy(), want)
+        assert keys.shape[2] == values.shape[2] == mask.shape[-1]
+        if i > 0 and n > 1:
+            assert torch.equal(keys, torch.cat((before, k), 2))
+        start = start + n - np.array([[0], [padding]])
+
+
+def test_empty_slots_are_behind_all_positions() -> None:
+    known = rolling_positions(torch.tensor([[2, 3]]), 2, Cache([], 9), 5)
+    assert known.tolist() == [[0, 1, 9, 9, 9, 2, 3]]
+
+
+@pytest.mark.parametrize("window", ["{size=3}", "{size=3, sinks=2}", "{size=1}"])
+@pytest.mark.parametrize("name", ["variant/grouped", "variant/latent", "variant/soft cap", "variant/sinks"])
+def test_windows_that_roll_over(name: str, window: str) -> None:
+    graph = run_passes(ZOO[name](), f"sliding-window{window}")
+    module = build_module(graph).eval()
+    ids = np.random.default_rng(0).integers(0, 9, (2, LONG))
+    want = next(iter(interpret(graph, {"input_ids": ids, "position_ids": np.arange(LONG) + 0 * ids}).values()))
+    bound, tokens = tolerance(graph, torch.float32), torch.from_numpy(ids)
+    assert_close(call(module, {"input_ids": tokens})[0], want, bound)
+    for cuts in ((LONG,), (5, 1, 1, 4, 2), (1,) * LONG):
+        cache, made = module.new_cache(2, LONG), []  # type: ignore[operator]
+        assert all(type(layer).__name__.startswith("Rolling") for layer in cache)
+        for part in tokens.split(list(cuts), 1):
+            made.append(call(module, {"input_ids": part, "cache": cache})[0])
+        assert_close(torch.cat(made, 1), want, bound)
