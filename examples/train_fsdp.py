@@ -6,6 +6,8 @@ torchrun --nproc-per-node 2 examples/train_fsdp.py
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -77,3 +79,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # an ordinary exit may abort: threads of gloo can outlive their group (PyTorch 2.13)

@@ -4,6 +4,7 @@ in the folder and keeps what it saw as FOLDER/MODEL/RANK.pt."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,4 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # an ordinary exit may abort: threads of gloo can outlive their group (PyTorch 2.13)
