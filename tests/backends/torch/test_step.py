@@ -1,0 +1,98 @@
+"""The decode step of every model of the zoo that has one, computed by torch, against the module's single pass."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.backends.torch.module import build_module, build_step
+from weft.backends.torch.step.lowering import lower_step, refusal
+from weft.ir import WeftError, interpret
+from weft.passes.recurrences import states
+
+from ...passes.zoo import ZOO
+from .generated import COMPETES, accepts, assert_close, call, graph_of, module_of, rounded, tolerance
+
+PROMPTS, STEPS = (5, 2), 7  # tokens of the rows before the steps; enough steps for windows to roll over
+NARROW = ("grouped", "norms of q and k", "sandwich", "biases", "experts", "Mamba", "Mamba-2", "latent", "ALiBi", "window")
+
+
+@functools.cache
+def reason(name: str) -> str | None:
+    """Why the model has no step that could be held against a single pass."""
+    graph = graph_of(name)
+    compete = COMPETES.intersection(n.op.name for n in graph.nodes)
+    return f"tokens compete: {', '.join(compete)}" if compete else refusal(graph)
+
+
+def stepped(name: str, module: Any, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The logits [batch, STEPS, vocab] of single tokens behind prompts, read from `ids`; and how long the prompts are:
+    of different lengths where that is possible."""
+    step = build_step(graph_of(name), module)
+    even = not accepts(module, "last") or any(states(n) for n in graph_of(name).nodes)
+    lengths = PROMPTS[:1] * 2 if even else PROMPTS
+    with torch.inference_mode():
+        cache = module.new_cache(2, PROMPTS[0] + STEPS)
+        given = {} if even else {"last": torch.tensor(lengths) - 1}
+        call(module, {"input_ids": ids[:, : PROMPTS[0]], "cache": cache, **given})
+        made = []
+        for i in range(STEPS):
+            at = torch.tensor(lengths)[:, None] + i
+            made.append(step(ids.gather(1, at), at, cache))
+    return torch.cat(made, 1), lengths
+
+
+def tokens(name: str) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(1, 9, (2, PROMPTS[0] + STEPS), generator=generator)
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("cached/")])
+def test_steps_are_what_one_pass_gives(name: str) -> None:
+    if reason(name):
+        return
+    module, ids = module_of(name), tokens(name)
+    (whole, *_) = call(module, {"input_ids": ids})
+    got, lengths = stepped(name, module, ids)
+    for row, length in enumerate(lengths):
+        want = whole[row, length : length + STEPS].double().numpy()
+        assert_close(got[row], want, tolerance(graph_of(name), torch.float32))
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_steps_of_narrow_dtypes(name: str) -> None:
+    """bf16 weights and caches stay near the interpreter that has the same weights."""
+    name = f"variant/{name}"
+    graph, ids = graph_of(name), tokens(name)
+    module = build_module(graph, dtype=torch.bfloat16).eval()
+    feeds = {"input_ids": ids.numpy(), "position_ids": torch.arange(ids.shape[1]).expand(2, -1).numpy()}
+    exact = interpret(rounded(graph, module), {k: a for k, a in feeds.items() if k in graph.inputs})["logits"]
+    got, lengths = stepped(name, module, ids)
+    assert got.dtype == torch.bfloat16
+    for row, length in enumerate(lengths):
+        assert_close(got[row], exact[row, length : length + STEPS], tolerance(graph, torch.bfloat16))
+
+
+def test_most_of_the_zoo_has_a_step() -> None:
+    """So that the tests above do not pass by having nothing to do."""
+    decoders = [n for n in ZOO if n.startswith(("variant/", "packed/")) and not reason(n)]
+    assert len(decoders) > 60
+
+
+def test_states_stay_where_the_model_keeps_them() -> None:
+    """A module that keeps two states keeps both, though one of them could be computed further out."""
+    step = lower_step(graph_of("variant/hybrid"))
+    scopes = {s.scope for s in step.program.statements if "_step(" in s.text}
+    assert scopes == {"layers.0.attn", "layers.2.attn"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("family/bert", "no decoder"), ("family/bart", "no decoder"), ("cached/preset gpt2", "keeps nothing")]
+)
+def test_what_has_no_step_says_why(name: str, why: str) -> None:
+    with pytest.raises(WeftError, match=f"^no decode step: .*{why}"):
+        lower_step(graph_of(name))

@@ -1,0 +1,85 @@
+"""The text of decode steps: that of SmolLM2 as reviewed, launches counted; all of them clean, alone and repeatable."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft import load_source
+from weft.backends.torch.export import build, write_code
+from weft.backends.torch.kernels.tickets import Tickets
+from weft.backends.torch.step.source import LAUNCHERS, write_step
+
+from .generated import graph_of
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "smollm2_decode.py.txt"
+CALLS = re.compile(rf"\b({'|'.join(LAUNCHERS)})\(")
+# Not E501, docs in one line; nor B905, zip of what the generator has counted.
+RULES = "F,E,W,I,B,UP,ARG,RET,SIM,PIE,C4"
+NAMES = [
+    *("family/deepseek-v3", "family/gpt-oss", "family/gemma3", "family/falcon-sequential", "family/jamba"),
+    *("variant/hybrid", "variant/experts, shared and gated", "variant/experts that choose", "variant/chunked"),
+    *("variant/linear attention, rope", "variant/T5 bias, per layer", "variant/gate", "packed/variant repeated"),
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> str:
+    return write_step(load_source("smollm2-135m").graph)[0]
+
+
+def classes(text: str) -> dict[str, str]:
+    """The ``__call__`` of every class."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = next(ast.unparse(f) for f in node.body if getattr(f, "name", "") == "__call__")
+    return found
+
+
+def test_smollm2_reads_as_reviewed(smollm2: str) -> None:
+    """After a change that is meant: ``WEFT_GOLDEN=write pytest`` this file, and read the diff."""
+    if os.environ.get("WEFT_GOLDEN") == "write":
+        GOLDEN.write_text(smollm2, encoding="utf-8")
+    assert smollm2 == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_a_layer_of_smollm2_is_five_launches(smollm2: str) -> None:
+    called = {name: CALLS.findall(text) for name, text in classes(smollm2).items()}
+    assert sorted(called["Block"]) == ["decode_attention", "linear_residual", "linear_residual", "norm_glu", "norm_qkv"]
+    assert called["Step"] == ["norm_linear"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
+    graph = graph_of(name)
+    text, kernels = write_step(graph)
+    assert (text, kernels) == write_step(graph)
+    imported = {n.module.split(".")[0] for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) and n.module}
+    assert imported <= {"__future__", "typing", "torch", "kernels", "model"}
+    write_code(build(graph), tmp_path)
+    assert (tmp_path / "decode.py").read_text(encoding="utf-8") == text
+    command = ["ruff", "check", "--isolated", "--quiet", "--ignore=E501,B905", f"--select={RULES}", "decode.py"]
+    found = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
+
+
+def test_kernels_that_are_named_are_called() -> None:
+    for name in NAMES:
+        text, files = write_step(graph_of(name))
+        assert set(files) == {LAUNCHERS[kernel] for kernel in CALLS.findall(text)}
+
+
+def test_counters_of_a_batch_are_kept() -> None:
+    """A captured graph goes on counting in them when other batches have come."""
+    tickets, one, two = Tickets(5), torch.zeros(1, 1), torch.zeros(2, 1)
+    first = tickets(one)
+    assert first.tolist() == [0] * 5 and first.dtype == torch.int32
+    assert len(tickets(two)) == 10 and tickets(one) is first
