@@ -34,8 +34,8 @@ def graph_of(name: str) -> Graph:
 
 
 @functools.cache
-def module_of(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    return build_module(graph_of(name), dtype=dtype).eval()
+def module_of(name: str) -> nn.Module:
+    return build_module(graph_of(name)).eval()
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from weft.ir.ops import rolling
 from weft.passes import run_passes
 
 from ...passes.zoo import ZOO
-from .generated import assert_close, call, tolerance
+from .generated import assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance
 
 LONG = 13  # tokens, more than any window here
 SHAPES = [(5, 0), (5, 2), (1, 0), (3, 2), (4, 4)]  # slots, and how many of the first positions stay
@@ -85,3 +85,13 @@ def test_windows_that_roll_over(name: str, window: str) -> None:
         for part in tokens.split(list(cuts), 1):
             made.append(call(module, {"input_ids": part, "cache": cache})[0])
         assert_close(torch.cat(made, 1), want, bound)
+
+
+@pytest.mark.parametrize("name", ["family/t5", "family/bart", "variant/encoder-decoder"])
+def test_an_encoder_mask_may_be_left_out(name: str) -> None:
+    """Then all of the encoded text is seen."""
+    module, given = module_of(name), tensors(feeds_of(name))
+    everything = torch.ones_like(given["encoder_attention_mask"])
+    want = call(module, {**given, "encoder_attention_mask": everything})[0]
+    del given["encoder_attention_mask"]
+    assert_close(call(module, given)[0], want.double().numpy(), tolerance(graph_of(name), torch.float32))

@@ -3,11 +3,12 @@ of different lengths, in every dtype."""
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.module import build_module
 from weft.ir import interpret
 from weft.passes.recurrences import states
 
@@ -95,7 +96,7 @@ def test_rows_of_different_lengths(name: str) -> None:
 def test_narrow_dtypes(name: str, dtype: torch.dtype) -> None:
     """Weights and activations of 8 or 11 bits stay near the interpreter that has the same weights."""
     graph = graph_of(name)
-    module = build_module(graph, dtype=dtype).eval()
+    module = copy.deepcopy(module_of(name)).to(dtype)
     feeds = {k: tensors({k: a}, dtype)[k.replace(".", "_")] for k, a in feeds_of(name).items()}
     exact = {k: (t.double() if t.is_floating_point() else t).numpy() for k, t in feeds.items()}
     want = interpret(rounded(graph, module), exact)
