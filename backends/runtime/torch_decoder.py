@@ -19,7 +19,7 @@ from weft.ir.errors import WeftError
 from . import torch_caches as caches
 from .protocols import Bools
 from .rows import Rows
-from .sampling import Ints, Sampler, check_logits
+from .sampling import Ints, Sampler
 from .text import padded
 from .torch_draws import Draws, can_draw
 from .torch_steps import Step, Steps
@@ -124,6 +124,7 @@ class TorchContext(Rows):
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
         self._of: Ints = np.arange(batch)  # the source that each row reads
         self._following: Bools | None = None  # the active rows whose next step the device knows already
+        self._ahead = False  # that step has begun
         self._draws: Draws | None = None
 
     @property
@@ -143,22 +144,34 @@ class TorchContext(Rows):
         return self._draw
 
     def _draw(self, tokens: Ints, active: Bools) -> Ints:
+        """A step whose tokens the device draws; the next one begins before the host has looked at them.
+
+        Rows that turn out to have ended then leave a key behind that nobody sees; where that would be a state, a step
+        begins when it is asked for.
+        """
         rows = np.flatnonzero(active)
         self._check_room(rows)
         self._whole = False
+        with failures(self.model.name), torch.inference_mode():
+            if not self._ahead:
+                self._launch(rows, tokens, active)
+            found = self._steps.drawn(rows)
+            self._note(rows, tokens[rows])
+            self._append(rows, tokens[rows])
+            ahead = self._rewinds and int(self.lengths[rows].max()) < self.capacity
+            if ahead:
+                self._launch(rows, found, active)
+        self._ahead, self._whole = ahead, True
+        return found
+
+    def _launch(self, rows: Ints, tokens: Ints, active: Bools) -> None:
+        """Begin a step of `rows`, the `active` ones."""
         assert self._draws is not None
         if self._following is None or not np.array_equal(self._following, active):
             self._send(rows, tokens[rows])
             self._steps.active.copy_(self.model.tensor(active[:, None]))
-        with failures(self.model.name), torch.inference_mode():
-            logits, drawn = self._steps.drawn(self._draws, self._keys())
-            found: Ints = drawn.cpu().numpy()
-        if found[rows].min() < 0:
-            check_logits(logits.max(-1).values.cpu().numpy()[rows])
-        self._note(rows, tokens[rows])
-        self._append(rows, tokens[rows])
-        self._following, self._whole = active.copy(), True
-        return found
+        self._steps.launch(self._draws, self._keys())
+        self._following = active.copy()
 
     def _clear(self) -> None:
         with torch.inference_mode():
@@ -166,7 +179,7 @@ class TorchContext(Rows):
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model
-        self._following = None
+        self._following, self._ahead = None, False
         if model.start is None:
             return prompts
         apart = [[p] for p in prompts] if model.compares else [prompts]
@@ -195,6 +208,7 @@ class TorchContext(Rows):
 
     def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
         model, (ids, _) = self.model, padded(parts)
+        self._following, self._ahead = None, False
         cache = caches.narrowed(self._cache, first, len(parts))
         cache.length = int(past.max())
         given = {"input_ids": ids, "position_ids": past[:, None] + np.arange(ids.shape[1])}
@@ -221,14 +235,14 @@ class TorchContext(Rows):
         ids[rows], positions[rows] = tokens, self.lengths[rows]
         self._steps.ids.copy_(self.model.tensor(ids[:, None]))
         self._steps.positions.copy_(self.model.tensor(positions[:, None]))
-        self._following = None
+        self._following, self._ahead = None, False
 
     def _note(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
         """Note what a step of `rows` was, where they are to repeat it."""
         self._last[:, rows] = tokens, (self.lengths if positions is None else positions)[rows]
 
     def _gather(self, rows: Ints, used: int) -> None:
-        model, self._following = self.model, None
+        model, self._following, self._ahead = self.model, None, False
         moved = np.flatnonzero(rows != np.arange(rows.size))
         with torch.inference_mode():
             if moved.size:
@@ -241,7 +255,8 @@ class TorchContext(Rows):
     def _take(self, other: TorchContext, used: int) -> None:
         with torch.inference_mode():
             caches.take(self._cache, other._cache)
-        self._last, self._of, self._following = other._last.copy(), other._of.copy(), None
+        self._last, self._of = other._last.copy(), other._of.copy()
+        self._following, self._ahead = None, False
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .sampling import Ints, check_logits
 from .torch_caches import is_cross, layers, mutable, tensors
 from .torch_draws import Draws
 
@@ -27,6 +28,8 @@ class Steps:
         self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
         self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
+        self._tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=self._cuda)  # on the host
+        self._ready = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]  # as torch has it
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None  # of memory, which the graphs share
         self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
@@ -40,8 +43,8 @@ class Steps:
         made: Tensor = self._run(("logits",), keys, self._logits, [])
         return made
 
-    def drawn(self, draws: Draws, keys: int) -> tuple[Tensor, Tensor]:
-        """The logits, and the tokens [batch] drawn by them, which active rows read at the next step."""
+    def launch(self, draws: Draws, keys: int) -> None:
+        """Begin a step that draws tokens, which active rows read at the next step."""
 
         def body() -> tuple[Tensor, Tensor]:
             logits = self._logits()
@@ -51,8 +54,19 @@ class Steps:
             return logits, tokens
 
         changed = [self.ids, self.positions, *draws.mutable]
-        made: tuple[Tensor, Tensor] = self._run(("drawn", draws), keys, body, changed)
-        return made
+        self._made, tokens = self._run(("drawn", draws), keys, body, changed)
+        self._tokens.copy_(tokens, non_blocking=True)
+        if self._ready is not None:
+            self._ready.record()
+
+    def drawn(self, rows: Ints) -> Ints:
+        """The tokens [batch] that the step begun last draws. Raises WeftError if logits of `rows` are no numbers."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        found: Ints = self._tokens.numpy().copy()
+        if found[rows].min() < 0:
+            check_logits(self._made.max(-1).values.cpu().numpy()[rows])
+        return found
 
     def _logits(self) -> Tensor:
         return self._step(self.ids, self.positions, self._cache)[:, -1].float()
@@ -87,9 +101,9 @@ def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
     with torch.cuda.stream(side):
         for _ in range(2):
             body()
+            for tensor, value in zip(changed, before, strict=True):  # now: a second step would write to other slots
+                tensor.copy_(value)
     torch.cuda.current_stream().wait_stream(side)
-    for tensor, value in zip(changed, before, strict=True):
-        tensor.copy_(value)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         made = body()

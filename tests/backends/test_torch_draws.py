@@ -46,6 +46,21 @@ def test_what_the_device_draws_is_what_the_host_draws(folder: Path, model: Gener
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.parametrize("name", ["latent", "rolling"])
+def test_rows_end_where_the_model_does(name: str, tmp_path: Path) -> None:
+    """No step begins behind the last slot; what a step left behind is not taken for text by the next turn."""
+    weft.compile(stack(name), tmp_path / "out", target="torch", seed=5, max_length=24)
+    drawing, plain = (opened(tmp_path / "out", draws=draws) for draws in (True, False))
+    found = [tokens(m.generate(PROMPTS, max_tokens=None)) for m in (drawing, plain)]
+    assert found[0] == found[1] and len(found[0][0]) == 25 - len(PROMPTS[0])
+    for model in (drawing, plain):
+        talk = model.conversation()
+        (first,) = talk.generate(PROMPTS[0], max_tokens=5)
+        (second,) = talk.generate([*PROMPTS[0], *first.tokens, 9, 9], max_tokens=5)
+        found.append([first.tokens, second.tokens, [second.timings.prompt_tokens]])
+    assert found[2] == found[3]
+
+
 def test_the_host_draws_where_tokens_are_counted(folder: Path, model: Generator) -> None:
     options: Any = {"temperature": 1.0, "repetition_penalty": 1.4, "seed": 2}
     drawing = opened(folder, draws=True)
