@@ -127,17 +127,22 @@ def reference(
     """What `norm_qkv` computes and writes, with torch."""
     batch, kv_heads, capacity, head_dim = k_cache.shape
     projected = linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
-    q, k, v = projected.split([projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    q, k = q_norm(q), k_norm(k)
+    heads = projected.shape[1] - 2 * kv_heads
+    q_and_k, v = projected.split([heads + kv_heads, kv_heads], dim=1)
+    if q_norm.kind != "none" or k_norm.kind != "none":
+        q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
     if cos is not None and sin is not None:
-        q, k = (turned(heads, cos, sin, interleaved) for heads in (q, k))
+        q_and_k = turned(q_and_k, cos, sin, interleaved)
+    q, k = q_and_k.split([heads, kv_heads], dim=1)
     slot = positions.reshape(batch)
     if rolling:
         slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
-    inside = ((slot >= 0) & (slot < capacity))[:, None, None]
+    inside = (slot >= 0) & (slot < capacity)
+    everywhere = not x.is_cuda and bool(inside.all())  # a GPU is not waited for
     row, slot = torch.arange(batch, device=x.device), slot.clamp(0, capacity - 1)
     for cache, new in ((k_cache, k), (v_cache, v)):
-        cache[row, :, slot] = torch.where(inside, new.to(cache.dtype), cache[row, :, slot])
+        new = new.to(cache.dtype)
+        cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
     return q
 
 
