@@ -1,4 +1,4 @@
-"""weft: a declarative transformer, rewritten as a graph and compiled to ONNX for ONNX Runtime.
+"""weft: a declarative transformer, rewritten as a graph and compiled to ONNX or to PyTorch.
 
 The names below, and every op, are imported on first use, so `import weft` costs next to nothing.
 """
