@@ -43,7 +43,7 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
     own = used_parts(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
-    used = used.union({"torch"} if own else (), *(p.uses for p in own))
+    used = used.union(*(p.uses for p in own))
     called = sorted(used & LAUNCHERS.keys())
     helpers = {"Norm": "norm", "Tickets": "tickets"}
     lines = [f"from {package}.{file} import {name}" for name, file in (LAUNCHERS | helpers).items() if name in used]

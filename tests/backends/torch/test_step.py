@@ -9,16 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft import Attention, Mamba, module, named
 from weft.backends.torch.module import build_module, build_step
 from weft.backends.torch.step.lowering import lower_step, refusal
-from weft.ir import WeftError, interpret
+from weft.backends.torch.step.source import write_step
+from weft.ir import Graph, Value, WeftError, interpret
+from weft.ir.ops import add
 from weft.passes.recurrences import states
 
+from ...e2e.random_models import strong
 from ...passes.zoo import ZOO
+from ...passes.zoo_variants import attends, decoder
 from .generated import COMPETES, accepts, assert_close, call, graph_of, module_of, rounded, tolerance
 
 PROMPTS, STEPS = (5, 2), 7  # tokens of the rows before the steps; enough steps for windows to roll over
-NARROW = ("grouped", "norms of q and k", "sandwich", "biases", "experts", "Mamba", "Mamba-2", "latent", "ALiBi", "window")
+NARROW = (
+    "grouped",
+    "norms of q and k",
+    "sandwich",
+    "biases",
+    "experts",
+    "Mamba",
+    "Mamba-2",
+    "latent",
+    "ALiBi",
+    "window",
+)
 
 
 @functools.cache
@@ -29,11 +45,11 @@ def reason(name: str) -> str | None:
     return f"tokens compete: {', '.join(compete)}" if compete else refusal(graph)
 
 
-def stepped(name: str, module: Any, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def stepped(graph: Graph, module: Any, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The logits [batch, STEPS, vocab] of single tokens behind prompts, read from `ids`; and how long the prompts are:
     of different lengths where that is possible."""
-    step = build_step(graph_of(name), module)
-    even = not accepts(module, "last") or any(states(n) for n in graph_of(name).nodes)
+    step = build_step(graph, module)
+    even = not accepts(module, "last") or any(states(n) for n in graph.nodes)
     lengths = PROMPTS[:1] * 2 if even else PROMPTS
     with torch.inference_mode():
         cache = module.new_cache(2, PROMPTS[0] + STEPS)
@@ -46,32 +62,35 @@ def stepped(name: str, module: Any, ids: Tensor) -> tuple[Tensor, tuple[int, ...
     return torch.cat(made, 1), lengths
 
 
-def tokens(name: str) -> Tensor:
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(1, 9, (2, PROMPTS[0] + STEPS), generator=generator)
+def tokens() -> Tensor:
+    return torch.randint(1, 9, (2, PROMPTS[0] + STEPS), generator=torch.Generator().manual_seed(3))
+
+
+def assert_steps(graph: Graph, module: Any) -> None:
+    """Single tokens give what one pass gives."""
+    (whole, *_) = call(module, {"input_ids": tokens()})
+    got, lengths = stepped(graph, module, tokens())
+    for row, length in enumerate(lengths):
+        want = whole[row, length : length + STEPS].double().numpy()
+        assert_close(got[row], want, tolerance(graph, torch.float32))
 
 
 @pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("cached/")])
 def test_steps_are_what_one_pass_gives(name: str) -> None:
     if reason(name):
         return
-    module, ids = module_of(name), tokens(name)
-    (whole, *_) = call(module, {"input_ids": ids})
-    got, lengths = stepped(name, module, ids)
-    for row, length in enumerate(lengths):
-        want = whole[row, length : length + STEPS].double().numpy()
-        assert_close(got[row], want, tolerance(graph_of(name), torch.float32))
+    assert_steps(graph_of(name), module_of(name))
 
 
 @pytest.mark.parametrize("name", NARROW)
 def test_steps_of_narrow_dtypes(name: str) -> None:
     """bf16 weights and caches stay near the interpreter that has the same weights."""
     name = f"variant/{name}"
-    graph, ids = graph_of(name), tokens(name)
+    graph, ids = graph_of(name), tokens()
     module = build_module(graph, dtype=torch.bfloat16).eval()
     feeds = {"input_ids": ids.numpy(), "position_ids": torch.arange(ids.shape[1]).expand(2, -1).numpy()}
     exact = interpret(rounded(graph, module), {k: a for k, a in feeds.items() if k in graph.inputs})["logits"]
-    got, lengths = stepped(name, module, ids)
+    got, lengths = stepped(graph, module, ids)
     assert got.dtype == torch.bfloat16
     for row, length in enumerate(lengths):
         assert_close(got[row], exact[row, length : length + STEPS], tolerance(graph, torch.bfloat16))
@@ -83,15 +102,36 @@ def test_most_of_the_zoo_has_a_step() -> None:
     assert len(decoders) > 60
 
 
+def test_windows_that_keep_first_tokens() -> None:
+    graph = strong(attends(window=3, keep_first=2).graph())
+    assert "keep_first=2" in write_step(graph)[0]
+    assert_steps(graph, build_module(graph).eval())
+
+
+@module
+class Both:
+    """The sum of two mixers."""
+
+    first: Any
+    second: Any
+
+    def __call__(self, x: Value) -> Value:
+        return add(named(self.first, "first")(x), named(self.second, "second")(x))
+
+
 def test_states_stay_where_the_model_keeps_them() -> None:
-    """A module that keeps two states keeps both, though one of them could be computed further out."""
-    step = lower_step(graph_of("variant/hybrid"))
-    scopes = {s.scope for s in step.program.statements if "_step(" in s.text}
-    assert scopes == {"layers.0.attn", "layers.2.attn"}
+    """Two attentions that are computed with the norm around them would leave their module without its states; where
+    that shows, they stay, and read what is normed."""
+    alone, beside = (decoder(Both(Attention(3), Attention(3)), ffn) for ffn in (None, Mamba(21, 5)))
+    for model, moves in ((alone, True), (beside, False)):
+        graph = strong(model.graph())
+        assert ("norm_qkv(" in write_step(graph)[0]) == moves
+        assert_steps(graph, build_module(graph).eval())
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("family/bert", "no decoder"), ("family/bart", "no decoder"), ("cached/preset gpt2", "keeps nothing")]
+    ("name", "why"),
+    [("family/bert", "no decoder"), ("family/bart", "no decoder"), ("cached/preset gpt2", "keeps nothing")],
 )
 def test_what_has_no_step_says_why(name: str, why: str) -> None:
     with pytest.raises(WeftError, match=f"^no decode step: .*{why}"):

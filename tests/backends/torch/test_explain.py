@@ -1,0 +1,80 @@
+"""What is told of a decode step: which kernel computes a node, with what else, and why not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft import Attention
+from weft.backends.torch.explain import Explained, explain
+from weft.backends.torch.kernels import launch
+from weft.ir import Graph
+
+from ...passes.zoo_variants import decoder
+from .generated import graph_of
+
+
+def told(
+    graph: Graph, op: str, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = (9, 0)
+) -> str:
+    """What is told of the nodes of one op, line by line."""
+    return "\n".join(str(e) for e in explain(graph, dtype, capability) if e.op == op)
+
+
+def test_layers_that_are_alike_are_told_once() -> None:
+    assert explain(graph_of("variant/grouped"))[1:] == [
+        Explained("layers.0.attn.attention", "attention", 2, "norm_qkv", "norm, projections, rotation, cache"),
+        Explained("layers.0.attn.attention", "attention", 2, "decode_attention"),
+        Explained("layers.0.attn_residual", "add", 2, "linear_residual", "projection"),
+        Explained("layers.0.ffn.glu", "glu", 2, "norm_glu", "norm, gate and up"),
+        Explained("layers.0.ffn_residual", "add", 2, "linear_residual", "projection"),
+        Explained("lm_head", "linear", 1, "norm_linear", "norm"),
+    ]
+
+
+def test_kernels_say_themselves_what_they_do_not_take() -> None:
+    groups = graph_of("variant/experts in groups")
+    assert told(groups, "add").splitlines()[1:] == [
+        "layers.0.ffn_residual (add × 2): torch, as route: groups of experts compete",
+        "layers.0.ffn_residual (add × 2): moe_decode with addition",
+    ]
+    odd = decoder(Attention(3, 1, 7)).graph()
+    assert "torch, as norm_qkv: an odd number of elements per head" in told(odd, "attention")
+    wide = decoder(Attention(2, 1, 600)).graph()
+    assert "torch, as decode_attention: a key and its value are 2048 numbers" in told(wide, "attention")
+    assert "torch.float64 is none of bf16, fp16, fp32" in told(odd, "glu", torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "why"),
+    [
+        ("variant/chunked", "attention", "torch, its pattern is chunked"),
+        ("variant/T5 bias, per layer", "attention", "torch, it has a bias that is not ALiBi's"),
+        ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
+        ("variant/clamped gate", "glu", "torch, the gate is limited"),
+        ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
+        ("variant/linear attention", "linear_attention", "torch"),
+    ],
+)
+def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None:
+    assert why in told(graph_of(name), op)
+
+
+def test_devices_without_kernels() -> None:
+    graph = graph_of("variant/grouped")
+    assert "as norm_glu: Triton does not run on a CPU" in told(graph, "glu", torch.float32, None)
+    assert "as norm_glu: compute capability 7.5 is older than 8.0" in told(graph, "glu", torch.float16, (7, 5))
+    (whole,) = explain(graph_of("family/bert"))
+    assert str(whole) == "bert (graph): torch, no decode step, the model itself runs: the model is no decoder"
+
+
+def test_an_assumed_device_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    x = torch.empty(1)
+    before = launch.refusal(x)
+    with launch.assumed((9, 0)):
+        assert launch.refusal(x) is None
+        with launch.assumed((7, 0)):
+            assert launch.refusal(x) == "compute capability 7.0 is older than 8.0"
+        assert launch.refusal(x) is None
+    assert launch.refusal(x) == before and before is not None

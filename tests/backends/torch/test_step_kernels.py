@@ -1,0 +1,78 @@
+"""Decode steps whose kernels run block by block, in Triton's interpreter: every pattern once, in one layer."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from weft import MLA, MLP, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from weft.backends.torch.kernels import launch
+from weft.backends.torch.module import build_module, build_step
+from weft.backends.torch.step.source import write_step
+from weft.ir import Graph
+
+from ...e2e.random_models import strong
+from ...passes.zoo_variants import BIASED, FEED, HIDDEN, attends, decoder, feeds
+from .generated import assert_close, call, tolerance
+
+PROMPT, STEPS = 4, 2
+MODELS = {  # and the kernels of each
+    "grouped": (attends(), "norm_qkv decode_attention linear_residual norm_glu norm_linear"),
+    "norms of q and k": (attends(qk_norm=RMSNorm()), "norm_qkv decode_attention"),
+    "sandwich": (feeds(FEED, arrangement="sandwich"), "linear_residual"),
+    "biases and layer norm": (
+        decoder(attends(**BIASED).block.attn, GatedMLP(HIDDEN, bias=True), norm=LayerNorm()),
+        "norm_qkv linear_residual norm_glu",
+    ),
+    "parallel, ungated": (feeds(MLP(HIDDEN, "relu2"), arrangement="parallel"), "linear_residual norm_linear"),
+    "window, sinks, cap": (attends(window=3, keep_first=1, sinks=True, softcap=2.0), "norm_qkv decode_attention"),
+    "ALiBi": (attends(rope=None, bias=ALiBi()), "norm_qkv decode_attention"),
+    "experts": (
+        feeds(MoE(4, 7, 2, "swish(1.702)", bias=True, limit=7.0, shift=1.0, shared=GatedMLP(5))),
+        "route moe_decode norm_glu linear_residual",
+    ),
+    "latent": (decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))), "latent_decode"),
+    "Mamba": (decoder(Mamba(21, 5), None), "conv_step selective_scan"),
+    "Mamba-2": (decoder(Mamba2(21, 3, 5), None), "conv_step ssd"),
+    "full norms of q and k": (attends(qk_norm=RMSNorm(), qk_norm_full=True), "decode_attention"),
+}
+
+
+def one_layer(name: str) -> Graph:
+    return strong(replace(MODELS[name][0], layers=1).graph())
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run on the CPU, and nothing in their place."""
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, expected = one_layer(name), set(MODELS[name][1].split())
+    _, files = write_step(graph)
+    assert expected <= set(files)
+    for file in files:
+        kernel = importlib.import_module(f"{launch.__package__}.{file}")
+        monkeypatch.setattr(kernel, "reference", _not_called)
+    module: Any = build_module(graph).eval()
+    ids = torch.randint(1, 9, (2, PROMPT + STEPS), generator=torch.Generator().manual_seed(5))
+    (whole, *_) = call(module, {"input_ids": ids})
+    step = build_step(graph, module)
+    with torch.inference_mode():
+        cache = module.new_cache(2, PROMPT + STEPS)
+        call(module, {"input_ids": ids[:, :PROMPT], "cache": cache})
+        for i in range(PROMPT, PROMPT + STEPS):
+            got = step(ids[:, i : i + 1], torch.full((2, 1), i), cache)
+            assert_close(got, whole[:, i : i + 1].double().numpy(), tolerance(graph, torch.float32))
+
+
+def _not_called(*_: Any, **__: Any) -> None:
+    raise AssertionError("torch computed what a kernel should have")
