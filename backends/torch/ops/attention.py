@@ -142,12 +142,8 @@ def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Va
         kept, names = f"{kept}, {{{len(operands)}}}", [*names, "shown"]
         operands.append(shown)
     text = f"remembered({{0}}, None if {{1}} is None else ({kept}))"
-    made = e.many(text, *operands, names=tuple(names), comment=f"[{', '.join(map(str, _shape(k)))}]" if k.shape else "")
+    made = e.many(text, *operands, names=tuple(names))
     return made[0], made[1], made[2] if shown is not None else None
-
-
-def _shape(var: Var) -> tuple[object, ...]:
-    return var.shape or ()
 
 
 @lowering(
@@ -159,7 +155,8 @@ def _relative_attention(e: Emitter, node: Node) -> None:
     if node in e.cached:
         mask, _ = mask_of(e, node)
         assert mask is not None
-        k, v = _cached(e, node, k, v, mask)  # type: ignore[assignment]
+        k, cached_v = _cached(e, node, k, v, mask)
+        v = cached_v or v
         apart = distance(e, query_positions(e), cached_keys(e, node))
     else:
         arange = "torch.arange({0}.shape[1], device={0}.device)[None]"
@@ -169,14 +166,7 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         mask = e.emit(seen, apart, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
-    given: list[Value | Operand] = [
-        q,
-        k,
-        v,
-        operand(node, "key_table"),
-        apart,
-        mask,
-        *([table] if table is not None else []),
-    ]
+    given: list[Value | Operand] = [q, k, v, operand(node, "key_table"), apart, mask]
+    given += [] if table is None else [table]
     text = f"relative_attention({{0}}, {{1}}, {{2}}, {{3}}, {'{6}' if table is not None else 'None'}, {{4}}, {{5}})"
     e.set_heads(node.output, heads, e.emit(text, *given, name="x"))
