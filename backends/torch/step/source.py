@@ -22,13 +22,14 @@ LAUNCHERS = {  # what a step calls, and the files of these kernels
     **{name: name for name in ("norm_glu", "norm_linear", "norm_qkv", "route")},
     **{"selective_step": "selective_scan", "ssd_step": "ssd"},
 }
+HELPERS = {"Norm": "norm", "Tickets": "tickets"}
 OWN = {"pack", "pack_bias", "written", "written_latent"}  # parts that steps have, and models have not
 STEP = ("input_ids", "position_ids", "cache")  # what every step is given
 
 
 def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> tuple[str, list[str]]:
     """The source of the decode step of `graph`, and the files of kernels that it imports from `package`; nothing, where
-    there is no step of the graph.
+    there is no step of the graph, or none of its kernels would be called.
 
     What it has in common with the module's source it imports from the Python module `model`.
     """
@@ -44,13 +45,14 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
     own = used_parts(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
     used = used.union(*(p.uses for p in own))
-    called = sorted(used & LAUNCHERS.keys())
-    helpers = {"Norm": "norm", "Tickets": "tickets"}
-    lines = [f"from {package}.{file} import {name}" for name, file in (LAUNCHERS | helpers).items() if name in used]
+    if not used & LAUNCHERS.keys():
+        return "", []
+    files = {name: file for name, file in (LAUNCHERS | HELPERS).items() if name in used}
+    lines = [f"from {package}.{file} import {name}" for name, file in files.items()]
     text = template("decode.py.j2").render(
         **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]
     )
-    return formatted(text), sorted({LAUNCHERS[name] for name in called})
+    return formatted(text), sorted({*files.values()})
 
 
 class _Body(Writer):

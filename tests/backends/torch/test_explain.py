@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,11 +16,9 @@ from ...passes.zoo_variants import decoder
 from .generated import graph_of
 
 
-def told(
-    graph: Graph, op: str, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = (9, 0)
-) -> str:
-    """What is told of the nodes of one op, line by line."""
-    return "\n".join(str(e) for e in explain(graph, dtype, capability) if e.op == op)
+def told(graph: Graph, op: str, *device: Any) -> str:
+    """What is told of the nodes of one op, line by line, for weights and a device as `explain` takes them."""
+    return "\n".join(str(e) for e in explain(graph, *device) if e.op == op)
 
 
 def test_layers_that_are_alike_are_told_once() -> None:

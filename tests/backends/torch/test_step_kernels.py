@@ -61,7 +61,8 @@ def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypat
     assert expected <= set(files)
     for file in files:
         kernel = importlib.import_module(f"{launch.__package__}.{file}")
-        monkeypatch.setattr(kernel, "reference", _not_called)
+        if hasattr(kernel, "reference"):
+            monkeypatch.setattr(kernel, "reference", _not_called)
     module: Any = build_module(graph).eval()
     ids = torch.randint(1, 9, (2, PROMPT + STEPS), generator=torch.Generator().manual_seed(5))
     (whole, *_) = call(module, {"input_ids": ids})
