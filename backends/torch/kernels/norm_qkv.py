@@ -133,7 +133,8 @@ def reference(
         q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
     if cos is not None and sin is not None:
         q_and_k = turned(q_and_k, cos, sin, interleaved)
-    q, k = q_and_k.split([heads, kv_heads], dim=1)
+    q: torch.Tensor = q_and_k[:, :heads]
+    k = q_and_k[:, heads:]
     slot = positions.reshape(batch)
     if rolling:
         slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))

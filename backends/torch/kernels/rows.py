@@ -21,7 +21,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if not _streams(x, weight):
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
-    y = torch.ops.mkldnn._linear_pointwise(rows, _pack(weight), bias, "none", [], "")
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, _pack(weight), bias, "none", [], "")
     return y.view(*x.shape[:-1], len(weight))
 
 
