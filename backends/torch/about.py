@@ -11,6 +11,14 @@ from .program import TOP, Program, Statement
 from .structure import Call, Loop, Method
 
 ACTIVATIONS = {"silu": "SwiGLU", "gelu": "GEGLU", "gelu_tanh": "GEGLU", "relu": "ReGLU", "identity": "bilinear unit"}
+CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
+MIXERS = {  # what stands in the place of an attention
+    "selective_scan": "Mamba",
+    "ssd": "Mamba2",
+    "linear_attention": "LinearAttention",
+    "gated_linear_attention": "GatedLinearAttention",
+    "relative_attention": "RelativeAttention",
+}
 BETWEEN = {"relu", "relu2", "gelu", "elu", "swish", "tanh", "sigmoid"}
 KEPT = {
     "selective_scan": "Mamba (Gu & Dao 2023): a selective state space",
@@ -48,10 +56,27 @@ def _article(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
+def class_name(method: Method) -> str:
+    """What the class of `method` is called: after what it computes, or the name of its place in the architecture."""
+    last = [p for p in method.path.split(".") if not p.isdigit()][-1]
+    if last == "attn":
+        for node in _own_nodes(method):
+            if node.op.name in MIXERS:
+                return MIXERS[node.op.name]
+            if node.op in SOFTMAX and (node.attrs["value_dim"] or node.attrs["window"]):
+                return "LatentAttention" if node.attrs["value_dim"] else "WindowAttention"
+    return CLASSES.get(last, "".join(w.capitalize() for w in last.split("_")))
+
+
+def _own_nodes(method: Method) -> list[Node]:
+    """The nodes that the steps of a method itself stand for."""
+    own = (i for i in method.items if isinstance(i, Statement) and not i.early)
+    return list(dict.fromkeys(i.node for i in own if i.node is not None))
+
+
 def class_doc(method: Method, inner: dict[str, str]) -> str:
     """One sentence about a class."""
-    own = (i for i in method.items if isinstance(i, Statement) and not i.early)
-    nodes = list(dict.fromkeys(i.node for i in own if i.node is not None))
+    nodes = _own_nodes(method)
     found = [text for node in nodes if (text := _about(node))]
     if found:
         return _sentence(", ".join(dict.fromkeys(found)))

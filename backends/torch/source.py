@@ -16,14 +16,12 @@ import jinja2
 
 from weft.ir.graph import Graph
 
-from .about import class_doc, model_doc
+from .about import class_doc, class_name, model_doc
 from .body import Writer, attribute, periodic
 from .library import imports, library, names, used_parts
 from .lowering import lower
 from .program import TOP, Held, Leaf, Program, Slot, Statement, Var
 from .structure import Call, Item, Loop, Method, reads, relative, structure
-
-CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class ClassWriter:
             return self.names[method.key]
         inner = {path: self.write(m) for path, m in method.modules.items()}
         top = method.path == TOP
-        name = self._fresh("Model" if top else class_name(method.path))
+        name = self._fresh("Model" if top else class_name(method))
         self.names[method.key] = name
         given = self._given(method)
         hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
@@ -181,12 +179,6 @@ def _kind(item: Item, writer: ClassWriter) -> str:
 
 def _all(method: Method) -> list[Method]:
     return [method, *(m for inner in method.modules.values() for m in _all(inner))]
-
-
-def class_name(path: str) -> str:
-    """What the module at `path` is called."""
-    parts = [p for p in path.split(".") if not p.isdigit()]
-    return CLASSES.get(parts[-1], "".join(w.capitalize() for w in parts[-1].split("_")))
 
 
 def _new_cache(method: Method) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 from weft.ir.graph import Graph
 
-from ..about import class_doc
+from ..about import class_doc, class_name
 from ..body import Writer
 from ..library import imports, library, names, used_parts
 from ..program import TOP, Held, Program, Var
-from ..source import Class, class_name, formatted, template
+from ..source import Class, formatted, template
 from ..structure import Method
 from .lowering import lower_step, refusal
 from .members import attributes, constructor
@@ -79,7 +79,7 @@ class _StepWriter:
             return self.names[method.key]
         inner = {path: self.write(m) for path, m in method.modules.items()}
         top = method.path == TOP
-        name = self._fresh("Step" if top else class_name(method.path))
+        name = self._fresh("Step" if top else class_name(method))
         self.names[method.key] = name
         given = self._given(method) if top else method.inputs
         hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
