@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from weft.ir.errors import WeftError
+
 from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
 from .shown import note, progress, size
 
@@ -55,6 +57,9 @@ FOLDER = click.Path(file_okay=False)
     help="Write parallel.py, by which so many processes share the model (target torch).",
 )
 @click.option("--trace", is_flag=True, help="Tell what each pass did, and which lowerings were refused and why.")
+@click.option(
+    "--explain", is_flag=True, help="Tell which kernel computes what of a token on a GPU, and why not (target torch)."
+)
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
 def compile_command(
     source: str,
@@ -69,6 +74,7 @@ def compile_command(
     keep_blocks: str | None,
     tensor_parallel: int,
     trace: bool,
+    explain: bool,
     seed: int,
 ) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
@@ -85,6 +91,8 @@ def compile_command(
     """
     from ..compiler import compile
 
+    if explain and target != "torch":
+        raise WeftError(f"--explain is for target torch, not for {target}; --trace tells how ops were lowered")
     with progress(f"reading {source}") as step:
         report = compile(
             source,
@@ -106,7 +114,19 @@ def compile_command(
         note(line)
     if trace:
         click.echo("\n".join([str(report.passes), *report.trace]), err=True)
+    if explain:
+        click.echo("\n".join(_explained(report)))
     click.echo(_summary(report, out))
+
+
+def _explained(report: CompileReport) -> list[str]:
+    """A line for each kind of node of a decode step."""
+    import torch
+
+    from weft.backends.torch.explain import explain
+    from weft.backends.torch.program import TORCH_NAMES
+
+    return [str(found) for found in explain(report.graph, getattr(torch, TORCH_NAMES[report.dtype]))]
 
 
 def tell_random(report: CompileReport, seed: int = 0) -> None:

@@ -80,6 +80,28 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
 
 
+SCRIPT = """
+import sys, torch, model, decode
+torch.manual_seed(0)
+net = model.Model()
+for weight in net.parameters():
+    torch.nn.init.normal_(weight, std=0.3)
+ids, at = torch.tensor([[3], [5]]), torch.zeros(2, 1, dtype=torch.int64)
+with torch.inference_mode():
+    want = net(ids, cache=net.new_cache(2, 4))
+    got = decode.Step(net)(ids, at, net.new_cache(2, 4))
+assert got.shape == want.shape and (got - want).abs().max() < 1e-5 * want.abs().max(), (got, want)
+assert not [name for name in sys.modules if name.startswith("weft")]
+"""
+
+
+def test_a_folder_steps_by_itself(tmp_path: Path) -> None:
+    """Model, step and kernels need torch alone, wherever they are."""
+    write_code(build(graph_of("variant/grouped")), tmp_path)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_kernels_that_are_named_are_called() -> None:
     for name in NAMES:
         text, files = write_step(graph_of(name))
