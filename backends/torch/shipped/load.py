@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import mmap
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 FOLDER = Path(__file__).resolve().parent
 OLDEST = (2, 5)  # the first PyTorch with all that a generated model calls
+FEW = 8  # texts at once that the kernels of a step are made for
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _KINDS = {  # of safetensors
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
@@ -54,19 +56,31 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor, Any], Tensor]:
     """What gives the logits [batch, 1, vocab] of a token of each text, by ids and positions [batch, 1] and the cache.
 
-    The kernels of decode.py, where `folder` has them and the model is on a GPU that runs them, else `model` itself: on
-    a CPU it is as fast, and leaves its weights where they are.
+    For a few texts the decode.py of `folder`, where that is there and of use; else `model` itself.
     """
-    weight = next(model.parameters())
-    if weight.is_cuda and (folder / "decode.py").is_file():
-        reason = importlib.import_module("kernels.launch").refusal(weight)
-        if reason is None:
-            made: Callable[[Tensor, Tensor, Any], Tensor] = importlib.import_module("decode").Step(model)
-            return made
-        warnings.warn(f"{folder}: model.py computes the steps, not the kernels of decode.py: {reason}", stacklevel=2)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        return lambda ids, positions, cache: model(ids, cache=cache)
-    return lambda ids, positions, cache: model(input_ids=ids, position_ids=positions, cache=cache)
+    takes = inspect.signature(model.forward).parameters
+
+    def whole(ids: Tensor, positions: Tensor, cache: Any) -> Any:
+        at = {"position_ids": positions} if "position_ids" in takes else {}
+        return model(input_ids=ids, **at, cache=cache)
+
+    if not (folder / "decode.py").is_file() or not _is_of_use(model, folder):
+        return whole
+    few = importlib.import_module("decode").Step(model)
+    return lambda ids, positions, cache: (few if len(ids) <= FEW else whole)(ids, positions, cache)
+
+
+def _is_of_use(model: nn.Module, folder: Path) -> bool:
+    """Whether kernels run on the GPU of `model`; on a CPU, whether there is room for weights in the order that torch
+    reads fastest, beside those that there are."""
+    weights = list(model.parameters())
+    if not weights[0].is_cuda:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        return sum(w.nbytes for w in weights) <= memory // 4
+    reason = importlib.import_module("kernels.launch").refusal(weights[0])
+    if reason is not None:
+        warnings.warn(f"{folder}: model.py computes the steps, not the kernels of decode.py: {reason}", stacklevel=3)
+    return reason is None
 
 
 def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
