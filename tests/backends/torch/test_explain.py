@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from weft import Attention
-from weft.backends.runtime.torch_folder import importing
 from weft.backends.torch.explain import Explained, explain
 from weft.backends.torch.kernels import launch
-from weft.backends.torch.shipped import load
 from weft.ir import Graph
 
 from ...frontends.command import TINY, done, refused
@@ -93,27 +88,3 @@ def test_compile_explains(tmp_path: Path) -> None:
     lines = done("compile", source, "-o", out, "--target", "torch", "--explain").stdout.splitlines()
     assert "layers.0.ffn.glu (glu × 3): norm_glu with norm, gate and up" in lines
     assert "--explain is for target torch, not for ort-cpu" in refused("compile", source, "-o", out, "--explain")
-
-
-class OnAGPU(nn.Module):
-    """A model as `stepper` sees it where there is a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(1))
-
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        yield SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
-
-    def forward(self, input_ids: Tensor, position_ids: Tensor, cache: Any) -> str:
-        return "model.py"
-
-
-def test_a_gpu_that_runs_no_kernels_is_named(tmp_path: Path) -> None:
-    """The model itself steps then."""
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "decode.py").write_text("")
-    (tmp_path / "kernels" / "launch.py").write_text("def refusal(x): return 'Triton is not installed'")
-    with importing(tmp_path), pytest.warns(UserWarning, match=r"decode\.py: Triton is not installed$"):
-        step = load.stepper(OnAGPU(), tmp_path)
-    assert step(torch.zeros(1, 1), torch.zeros(1, 1), None) == "model.py"
