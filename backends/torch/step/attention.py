@@ -124,7 +124,7 @@ def _attends(node: Node) -> Refusal:
 
 
 def _heads(found: SelfAttention) -> Refusal:
-    width = found.v.projection.weight.shape[0] // found.node.attrs["kv_heads"]
+    width = found.v.projection.value.width // found.node.attrs["kv_heads"]
 
     def refusal(dtype: torch.dtype) -> str | None:
         if width % 2:

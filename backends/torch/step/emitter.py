@@ -96,6 +96,7 @@ class StepEmitter(Emitter):
 
     def packed(self, params: Sequence[Param]) -> Operand | None:
         """Weights one under the other, held beside their modules; None if those do not stand side by side."""
+        params = list(dict.fromkeys(params))
         if len(params) == 1:
             return self.weight(params[0])
         places = [attribute_path(p.name).split(".") for p in params]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
@@ -130,6 +131,24 @@ def seen(node: Node) -> Slopes | str:
     return Slopes(slopes) if whole else "its ALiBi does not count positions"
 
 
+def part(value: Value | None) -> Projection | None:
+    """`value` taken as a linear map, or as a part of what one is split into; then its weight is that of the whole."""
+    found, node = projection(value), None if value is None else value.producer
+    if found is not None or value is None or node is None or node.op is not ops.split:
+        return found
+    whole = projection(node.inputs[0])
+    last = node.attrs["axis"] in (-1, len(value.shape) - 1)
+    return replace(whole, value=value) if whole is not None and last else None
+
+
+def together(parts: Sequence[Projection]) -> bool:
+    """Whether `parts` have weights of their own, or are all that one projection is split into, in order."""
+    makers = [p.value.producer for p in parts]
+    if all(made is not None and made.op is ops.linear for made in makers):
+        return True
+    return makers[0] is not None and makers[0].outputs == tuple(p.value for p in parts)
+
+
 def self_attention(node: Node) -> SelfAttention | str:
     """The attention `node` with the projections, norms and rotations before it; or why these are no one kernel."""
     a = node.attrs
@@ -138,7 +157,7 @@ def self_attention(node: Node) -> SelfAttention | str:
     q, k, v = (_heads(node.operand(name)) for name in "qkv")
     if q is None or k is None or v is None or v.rope is not None or v.norm is not None:
         return "queries, keys or values are no projections"
-    if len({h.projection.source for h in (q, k, v)}) != 1:
+    if len({h.projection.source for h in (q, k, v)}) != 1 or not together([h.projection for h in (q, k, v)]):
         return "queries, keys and values are not of the same value"
     if not _alike(q.rope, k.rope):
         return "queries and keys are turned differently"
@@ -146,8 +165,8 @@ def self_attention(node: Node) -> SelfAttention | str:
         return "queries and keys are normed differently"
     if len({h.projection.bias is None for h in (q, k, v)}) != 1:
         return "some of the projections have a bias"
-    width = q.projection.weight.shape[0] // a["heads"]
-    if v.projection.weight.shape[0] != a["kv_heads"] * width:
+    width = q.projection.value.width // a["heads"]
+    if v.projection.value.width != a["kv_heads"] * width:
         return "values are not as wide as keys"
     return SelfAttention(node, q, k, v)
 
@@ -181,7 +200,7 @@ def _heads(value: Value | None) -> Heads | None:
             if apart is None or apart.op is not ops.reshape:
                 return None
             norm, value = made, apart.inputs[0]
-    found = projection(value)
+    found = part(value)
     return None if found is None else Heads(found, norm, rope)
 
 
@@ -245,9 +264,9 @@ def activation_name(name: str) -> str | None:
 
 def gated(node: Node) -> tuple[Projection, Projection] | str:
     """The gate and up projections of the glu `node`; or why no kernel computes them with it."""
-    gate, up = projection(node.inputs[0]), projection(node.inputs[1])
+    gate, up = part(node.inputs[0]), part(node.inputs[1])
     a = node.attrs
-    if gate is None or up is None or not single(gate.value) or not single(up.value):
+    if gate is None or up is None or not (single(gate.value) and single(up.value) and together((gate, up))):
         return "gate and up are no projections of their own"
     if a["limit"] is not None or a["shift"]:
         return "the gate is limited, or up is shifted"
