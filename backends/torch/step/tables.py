@@ -16,11 +16,14 @@ def made_once(program: Program, tickets: int) -> None:
     `tickets` for each row."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     found: dict[Operand, Leaf] = {TICKETS: replace(TICKETS, init=f"made:Tickets({tickets})")}
-    readers = {v: [s for s in program.statements if v in s.operands] for s in program.statements for v in s.results}
+    readers: dict[Operand, set[str]] = {}
+    for s in program.statements:
+        for o in s.operands:
+            readers.setdefault(o, set()).add(s.scope)
     kept = []
     for s in program.statements:
         text = _text(s, tokens, found)
-        inside = len(s.results) == 1 and all(r.scope == TOP for r in readers[s.results[0]])
+        inside = len(s.results) == 1 and readers.get(s.results[0], {TOP}) == {TOP}
         if text is None or not inside or s.results[0] in program.outputs.values():
             kept.append(s)
         else:
