@@ -52,6 +52,9 @@ class Scripted:
         self.said.append(tokens.tolist())
         return self._logits()
 
+    def drawing(self, samplers: Sequence[Any]) -> None:
+        """The host draws."""
+
     def extend(self, tokens: Sequence[int]) -> Any:
         raise AssertionError("generating needs no extend")
 
