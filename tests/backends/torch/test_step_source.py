@@ -71,7 +71,7 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
         "check",
         "--isolated",
         "--quiet",
-        "--line-length=110",
+        "--line-length=120",
         f"--select={RULES}",
         "--ignore=E501,B905",
         "decode.py",
