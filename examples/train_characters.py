@@ -125,7 +125,8 @@ def main() -> None:
         if step % 50 == 0 or step == given.steps:
             print(f"step {step:5}  loss {found:.3f}  {time.perf_counter() - start:5.0f} s", flush=True)
     print(f"loss on held-out text {evaluate(net, held_out):.3f}\n")
-    print(sample(net, "And David said", 500))
+    for seed in range(3):  # no longer than what it was trained on: positions beyond are new to it
+        print(sample(net, "And David said", CONTEXT - 14, seed=seed), end="\n---\n")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def main() -> None:
     graph = weft.with_weights(model.graph(), net.state_dict())  # gathered: every process has it whole
     if first:
         print(f"loss on held-out text {found:.4f}\n")
-        print(sample(weft.torch(graph), "And David said", 200))
+        print(sample(weft.torch(graph), "And David said", 100))
     dist.barrier()
     dist.destroy_process_group()
 
