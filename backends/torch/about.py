@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from weft.ir.graph import Graph, Node
 from weft.ir.ops.fused_attention import SOFTMAX
@@ -74,7 +75,7 @@ def _own_nodes(method: Method) -> list[Node]:
     return list(dict.fromkeys(i.node for i in own if i.node is not None))
 
 
-def class_doc(method: Method, inner: dict[str, str]) -> str:
+def class_doc(method: Method, inner: Mapping[str, str]) -> str:
     """One sentence about a class."""
     nodes = _own_nodes(method)
     found = [text for node in nodes if (text := _about(node))]

@@ -7,7 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Hashable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import jinja2
 
 from weft.ir.graph import Graph
 
-from .about import class_doc, class_name, model_doc
-from .body import Writer, attribute, periodic
-from .library import imports, library, names, used_parts
+from .about import model_doc
+from .body import attribute, periodic
+from .classes import ClassWriter
+from .library import imports, names, used_parts
 from .lowering import lower
-from .program import TOP, Held, Leaf, Program, Slot, Statement, Var
+from .naming import Named
+from .program import TOP, Held, Leaf, Slot, Statement
 from .structure import Call, Item, Loop, Method, reads, relative, structure
 
 
@@ -32,27 +34,6 @@ class Source:
     weights: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Class:
-    """What the template says of a class."""
-
-    name: str
-    doc: str
-    init: list[str]
-    parameters: list[str]
-    lines: list[str]
-    returns: str
-    cache: str = ""
-    cache_type: str = ""
-    cache_doc: str = ""
-    constants: bool = False
-
-    @property
-    def checkpointing(self) -> bool:
-        """Whether its forward asks if activations of layers are to be made again."""
-        return any("self.checkpointing" in line for line in self.lines)
-
-
 def write_source(graph: Graph) -> Source:
     """The Python source of `graph`.
 
@@ -61,7 +42,7 @@ def write_source(graph: Graph) -> Source:
     """
     program = lower(graph)
     top = structure(program)
-    writer = ClassWriter(program)
+    writer = ModelWriter(program)
     writer.write(top)
     given: dict[str, Any] = {"about": model_doc(graph, program), "classes": list(writer.classes.values())}
     own = list(program.functions.values())
@@ -91,94 +72,48 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
-class ClassWriter:
-    """Writes the classes of a program."""
+class ModelWriter(ClassWriter):
+    """Writes the classes of a model."""
 
-    def __init__(self, program: Program) -> None:
-        self.inputs = program.inputs
-        self.makers = {v: s for s in program.statements for v in s.results}
-        self.names: dict[Hashable, str] = {}
-        self.classes: dict[str, Class] = {}
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return _init(method, inner)
 
-    def write(self, method: Method) -> str:
-        """The name of the class of `method`, which is written where it is new, behind those of inner modules."""
-        if method.key in self.names:
-            return self.names[method.key]
-        inner = {path: self.write(m) for path, m in method.modules.items()}
-        top = method.path == TOP
-        name = self._fresh("Model" if top else class_name(method))
-        self.names[method.key] = name
-        given = self._given(method)
-        hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
-        called, lines = Writer(method, given, hidden, top).write()
-        parameters = ["self", *(self._parameter(o, n, top) for o, n in zip(given, called, strict=True))]
-        if method.slots and not top:
-            parameters.append(f"cache: {self._cache_type(method)} | None = None")
-        results = len(method.outputs)
-        returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
-        cache = _new_cache(method) if method.slots else ""
-        if cache and top:
-            whole = len(method.stateful) == 1 and isinstance(method.stateful[0], Loop)
-            listed = f"[{cache}]" if len(method.stateful) == 1 else f"[{cache[1:-1]}]"
-            cache = f"Cache({cache if whole else listed}, length)"
-        constants = top and any(isinstance(h, Held) and h.constant for m in _all(method) for h in m.holds.values())
-        self.classes[name] = Class(
-            name,
-            class_doc(method, inner),
-            _init(method, inner),
-            parameters,
-            lines,
-            returns,
-            cache,
-            "Cache" if top else self._cache_type(method),
-            "Room for `length` tokens of `batch` texts.",
-            constants,
-        )
-        return name
-
-    def _given(self, method: Method) -> list[Var | Held]:
-        if method.path != TOP:
-            return method.inputs
+    def given(self, method: Method) -> list[Named]:
         given = [v for v in self.inputs if v in method.inputs or not v.default]
         return [*(v for v in given if not v.default), *(v for v in given if v.default)]
 
-    def _parameter(self, o: Var | Held, name: str, top: bool) -> str:
+    def state(self, method: Method) -> str:
+        return f"cache: {_cache_type(method)} | None = None"
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
         if isinstance(o, Held):
             return f"{name}: Tensor"
         maybe = o.type == "Tensor" and o in self.makers and self.makers[o].text.startswith("None if ")
         kind = "Tensor" if o.skips and not top else o.type
         return f"{name}: {kind}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default and top else "")
 
-    def _is_hidden(self, v: Var) -> bool:
-        if v not in self.makers or v.type != "Tensor":
-            return False
-        made = self.makers[v]
-        floats = made.node is None or made.node.output.type.dtype.is_float
-        return floats and not made.early and (made.scope != TOP or made.node is not None)
-
-    def _cache_type(self, method: Method) -> str:
-        kinds = [_kind(item, self) for item in method.stateful]
-        return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
-
-    def _fresh(self, name: str) -> str:
-        taken = {*self.classes, *library(), *self.names.values()}
-        found, n = name, 1
-        while found in taken:
-            n += 1
-            found = f"{name}{n}"
-        return found
+    def keeps(self, method: Method) -> tuple[str, str]:
+        if not method.slots:
+            return "", ""
+        cache = _new_cache(method)
+        if method.path != TOP:
+            return cache, _cache_type(method)
+        single = len(method.stateful) == 1
+        listed = cache if single and isinstance(method.stateful[0], Loop) else f"[{cache if single else cache[1:-1]}]"
+        return f"Cache({listed}, length)", "Cache"
 
 
-def _kind(item: Item, writer: ClassWriter) -> str:
+def _cache_type(method: Method) -> str:
+    kinds = [_kind(item) for item in method.stateful]
+    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+
+
+def _kind(item: Item) -> str:
     if isinstance(item, Loop):
-        return f"list[{writer._cache_type(item.calls[0].callee)}]"
+        return f"list[{_cache_type(item.calls[0].callee)}]"
     if isinstance(item, Call):
-        return writer._cache_type(item.callee)
+        return _cache_type(item.callee)
     return next(o.type for o in item.operands if isinstance(o, Slot))
-
-
-def _all(method: Method) -> list[Method]:
-    return [method, *(m for inner in method.modules.values() for m in _all(inner))]
 
 
 def _new_cache(method: Method) -> str:
@@ -214,7 +149,7 @@ def _some_weight(method: Method) -> str:
     return "next(self.parameters())"
 
 
-def _init(method: Method, inner: dict[str, str]) -> list[str]:
+def _init(method: Method, inner: Mapping[str, str]) -> list[str]:
     """The lines that make what the module holds."""
     tree: dict[str, Any] = {}
     entries: dict[str, str | Leaf | Held] = {relative(p, method.path): name for p, name in inner.items()}

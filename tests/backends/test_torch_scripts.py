@@ -183,9 +183,9 @@ def test_bad_arguments_are_one_sentence(args: list[str], words: str, decoder: Pa
     assert words in err.splitlines()[-1]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence is for machines without a GPU")
-def test_a_gpu_that_is_not_there_is_named(decoder: Path, script: Script) -> None:
+def test_a_gpu_that_is_not_there_is_named(decoder: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "device cuda cannot be used: PyTorch"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nor one that is there
     status, _, err = script(decoder / "generate.py", "--ids", "3", "--device", "cuda")
     assert status == 2 and words in err
     assert words in refused("run", decoder, "--ids", "3", "--device", "cuda")

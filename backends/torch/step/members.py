@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ..body import periodic
 from ..program import Held, Leaf
@@ -27,7 +28,7 @@ def attributes(method: Method) -> dict[str, str]:
     return found
 
 
-def constructor(method: Method, inner: dict[str, str]) -> list[str]:
+def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
     """The lines that make what a class holds; `inner` are the classes of its modules by path."""
     called = attributes(method)
     lines = [f"self.{called[p]} = {_taken(held, relative(p, method.path))}" for p, held in method.holds.items()]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable
+from collections.abc import Mapping
 from typing import Any
 
 from weft.ir.graph import Graph
 
-from ..about import class_doc, class_name
 from ..body import Writer
+from ..classes import ClassWriter
 from ..library import imports, library, names, used_parts
-from ..program import TOP, Held, Program, Var
-from ..source import Class, formatted, template
+from ..naming import Named
+from ..program import Held, Var
+from ..source import formatted, template
 from ..structure import Method
 from .lowering import lower_step, refusal
 from .members import attributes, constructor
@@ -66,49 +67,17 @@ class _Body(Writer):
         return f"self.{self.attributes[path]}"
 
 
-class _StepWriter:
-    def __init__(self, program: Program) -> None:
-        self.inputs = program.inputs
-        self.makers = {v: s for s in program.statements for v in s.results}
-        self.names: dict[Hashable, str] = {}
-        self.classes: dict[str, Class] = {}
+class _StepWriter(ClassWriter):
+    top = "Step"
+    body = _Body
 
-    def write(self, method: Method) -> str:
-        """The name of the class of `method`, written where it is new."""
-        if method.key in self.names:
-            return self.names[method.key]
-        inner = {path: self.write(m) for path, m in method.modules.items()}
-        top = method.path == TOP
-        name = self._fresh("Step" if top else class_name(method))
-        self.names[method.key] = name
-        given = self._given(method) if top else method.inputs
-        hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
-        called, lines = _Body(method, given, hidden, top).write()
-        parameters = ["self", *(_parameter(o, n) for o, n in zip(given, called, strict=True))]
-        if method.slots and not top:
-            parameters.append("cache: Any")
-        returns = "Tensor" if len(method.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(method.outputs))}]"
-        doc = class_doc(method, inner)
-        self.classes[name] = Class(name, doc, constructor(method, inner), parameters, lines, returns)
-        return name
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return constructor(method, inner)
 
-    def _given(self, method: Method) -> list[Var | Held]:
+    def given(self, method: Method) -> list[Named]:
         known = {v.name: v for v in self.inputs}
         more = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
         return [*(known.get(name, Var(name)) for name in STEP), *more]
 
-    def _is_hidden(self, v: Var) -> bool:
-        return v in self.makers and (self.makers[v].scope != TOP or v.name == "x")
-
-    def _fresh(self, name: str) -> str:
-        found, n = name, 1
-        while found in self.classes or found in library():
-            n += 1
-            found = f"{name}{n}"
-        return found
-
-
-def _parameter(o: Var | Held, name: str) -> str:
-    if isinstance(o, Held):
-        return f"{name}: Tensor"
-    return f"{name}: {o.type}" + (f" = {o.default}" if o.default else "")
+    def state(self, method: Method) -> str:
+        return "cache: Any"
