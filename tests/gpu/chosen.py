@@ -1,12 +1,32 @@
-"""On which device the tests of this folder run, known before Triton is imported, and where their inputs come from."""
+"""What the tests of this folder share as scripts: the device, known before Triton is imported, and a report."""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 DEVICE = os.environ.get("WEFT_DEVICE", "cuda")  # "cpu" checks these tests where there is no GPU
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+Check = Callable[[], None]
+
+
+def report(checks: Iterable[tuple[str, Check]], run: Callable[[Check], None], wanted: Sequence[str]) -> int:
+    """Run the checks whose names contain one of `wanted`, or all; say which failed, and whether any did."""
+    failed, ran = [], 0
+    for name, check in checks:
+        if wanted and not any(part in name for part in wanted):
+            continue
+        ran += 1
+        try:
+            run(check)
+        except Exception:  # every check is reported, whatever stopped it
+            failed.append(name)
+            print(f"FAILED {name}\n{traceback.format_exc(limit=-3)}")
+    print(f"{DEVICE}: {ran - len(failed)} passed, {len(failed)} failed {' '.join(failed)}")
+    return len(failed) > 0

@@ -11,14 +11,13 @@ WEFT_DEVICE=cpu kernels run in Triton's interpreter, without graphs; that much c
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from chosen import DEVICE
+from chosen import DEVICE, report
 from gpu_inputs import Draw, Inputs
 from kernel_cases import CASES, Odd, produce
 from torch import Tensor
@@ -210,20 +209,5 @@ def test_on_the_gpu(check: Callable[[], None]) -> None:
         check()
 
 
-def main(wanted: list[str]) -> int:
-    failed, ran = [], 0
-    for name, check in checks():
-        if wanted and not any(part in name for part in wanted):
-            continue
-        ran += 1
-        try:
-            test_on_the_gpu(check)
-        except Exception:  # every check is reported, whatever stopped it
-            failed.append(name)
-            print(f"FAILED {name}\n{traceback.format_exc(limit=-3)}")
-    print(f"{DEVICE}: {ran - len(failed)} passed, {len(failed)} failed {' '.join(failed)}")
-    return len(failed) > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report(checks(), test_on_the_gpu, sys.argv[1:]))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chosen import DEVICE
+from chosen import DEVICE, report
 from decoders import DECODERS, DIM, LAYERS, LENGTH, VOCAB
 from numpy.typing import NDArray
 
@@ -237,20 +236,5 @@ def test_on_the_gpu(check: Callable[[], None]) -> None:
     check()
 
 
-def main(wanted: list[str]) -> int:
-    failed, ran = [], 0
-    for name, check in checks():
-        if wanted and not any(part in name for part in wanted):
-            continue
-        ran += 1
-        try:
-            check()
-        except Exception:  # every check is reported, whatever stopped it
-            failed.append(name)
-            print(f"FAILED {name}\n{traceback.format_exc(limit=-3)}")
-    print(f"{DEVICE}: {ran - len(failed)} passed, {len(failed)} failed {' '.join(failed)}")
-    return len(failed) > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report(checks(), test_on_the_gpu, sys.argv[1:]))

@@ -7,13 +7,12 @@ WEFT_DEVICE=cpu it runs where there is no GPU, without graphs; that much checks 
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
 import torch
-from chosen import DEVICE
+from chosen import DEVICE, report
 from decoders import DECODERS, LAYERS, VOCAB
 from gpu_run import captured
 from torch import Tensor
@@ -187,20 +186,5 @@ def test_on_the_gpu(check: Callable[[], None]) -> None:
         check()
 
 
-def main(wanted: list[str]) -> int:
-    failed, ran = [], 0
-    for name, check in checks():
-        if wanted and not any(part in name for part in wanted):
-            continue
-        ran += 1
-        try:
-            test_on_the_gpu(check)
-        except Exception:  # every check is reported, whatever stopped it
-            failed.append(name)
-            print(f"FAILED {name}\n{traceback.format_exc(limit=-3)}")
-    print(f"{DEVICE}: {ran - len(failed)} passed, {len(failed)} failed {' '.join(failed)}")
-    return len(failed) > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(report(checks(), test_on_the_gpu, sys.argv[1:]))
