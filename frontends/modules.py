@@ -1,4 +1,4 @@
-"""`weft.torch`: a source as an `nn.Module` of readable PyTorch, in this process and without files."""
+"""`weft.torch` and `weft.state_dict`: a source as an `nn.Module` of readable PyTorch, or its weights, without files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .compiler import target_dtype, target_pipeline
 from .sources import load_source
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
     from torch import device as Device
     from torch import dtype as Dtype
-    from torch import nn
+
+    from weft.ir.graph import Graph
 
 
 NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}  # as torch calls them
@@ -44,15 +46,39 @@ def torch(
     Raises:
         WeftError: on any bad input, and where PyTorch is not installed.
     """
-    framework = pytorch()
+    kind = _dtype(dtype)
     from weft.backends.torch.module import build_module
 
-    place = find_target("torch")
-    if dtype is None or isinstance(dtype, str):
-        kind: Dtype = getattr(framework, NAMES[target_dtype(place, dtype)])
-    else:
-        kind = dtype
+    return build_module(_graph(source, seed, passes), dtype=kind, device="cpu" if device is None else device)
+
+
+def state_dict(
+    source: Any, *, dtype: str | Dtype | None = None, seed: int = 0, passes: str = "default"
+) -> dict[str, Tensor]:
+    """The weights of `source` under the names that the module `torch` makes of it has, on the CPU.
+
+    So a module takes those of another checkpoint of its architecture, whatever that calls them:
+    ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as of `torch`.
+    """
+    kind = _dtype(dtype)
+    from weft.backends.torch.module import state_dict as read
+    from weft.backends.torch.source import write_source
+
+    graph = _graph(source, seed, passes)
+    return read(write_source(graph), graph.archive, kind)
+
+
+def _dtype(dtype: str | Dtype | None) -> Dtype:
+    """A dtype of torch."""
+    framework = pytorch()
+    if dtype is not None and not isinstance(dtype, str):
+        return dtype
+    found: Dtype = getattr(framework, NAMES[target_dtype(find_target("torch"), dtype)])
+    return found
+
+
+def _graph(source: Any, seed: int, passes: str) -> Graph:
+    """The graph of `source` after the pipeline of the target."""
     model = load_source(source, seed=seed)
     verify(model.graph, recipes=True)
-    pipeline = target_pipeline(model.graph, place, "f32", passes)
-    return build_module(run_passes(model.graph, pipeline), dtype=kind, device="cpu" if device is None else device)
+    return run_passes(model.graph, target_pipeline(model.graph, find_target("torch"), "f32", passes))

@@ -58,7 +58,7 @@ _PUBLIC = {
     "weft.frontends.evaluation": ("evaluate",),
     "weft.frontends.exporting": ("export",),
     "weft.frontends.inspection": ("inspect",),
-    "weft.frontends.modules": ("torch",),
+    "weft.frontends.modules": ("state_dict", "torch"),
     "weft.frontends.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),
     "weft.backends.torch.trained": ("with_weights",),

@@ -19,6 +19,7 @@ from weft.frontends.hf import writing
 from weft.frontends.scoring import score_tokens, stream_errors
 from weft.ir import interpret
 
+from ..e2e.families import ROWS
 from ..passes.zoo import ZOO
 from .command import TINY, done, refused
 
@@ -61,6 +62,21 @@ def test_passes_and_seeds_are_those_of_compile(tiny: Path) -> None:
     assert {key.rpartition(".ffn.")[2] for key in keys if ".ffn." in key} == {"gate_up.weight", "down.weight"}
     first, same, other = (weft.torch(tiny, seed=seed).state_dict()["embed.weight"] for seed in (1, 1, 2))
     assert torch.equal(first, same) and not torch.equal(first, other)
+
+
+def test_a_module_takes_the_weights_of_a_checkpoint_by_its_own_names(tiny: Path, tmp_path: Path) -> None:
+    """Those of another seed; and what transformers wrote, into the module of the architecture that it was made of."""
+    module = weft.torch(tiny, seed=2)
+    module.load_state_dict(weft.state_dict(tiny, seed=1))
+    with torch.inference_mode():
+        assert torch.equal(module(torch.tensor(IDS)), weft.torch(tiny, seed=1)(torch.tensor(IDS)))
+    row = ROWS["llama-gqa-tied"]
+    theirs = row.save(tmp_path / "hf")
+    module = weft.torch(tmp_path / "hf", dtype="f16").float()
+    module.load_state_dict(weft.state_dict(tmp_path / "hf"))
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor(IDS)).logits
+        assert (module(torch.tensor(IDS)) - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -6,6 +6,7 @@ Needs PyTorch alone, and for text the package `tokenizers`: without it (or with 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,8 +42,10 @@ def generate(
     """
     cache, step = model.new_cache(1, length), stepper(model)
     read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
+    sparing = "last" in inspect.signature(model.forward).parameters  # computes the logits of one token, if it is told
     for part in torch.split(ids, CHUNK, 1):
-        logits = model(input_ids=part, cache=cache, **read)
+        last = {"last": ids.new_tensor([part.shape[1] - 1])} if sparing else {}
+        logits = model(input_ids=part, cache=cache, **read, **last)
     for position in range(ids.shape[1], length + 1):
         known = (forced or {}).get(position)
         token = choose(logits[:, -1]) if known is None else ids.new_full((1,), known)
