@@ -71,9 +71,9 @@ class Module:
     """The generated module as it is, call by call with its cache of `capacity` tokens."""
 
     def __init__(self, model: Any, capacity: int) -> None:
-        self.graph, module = generated(model)
-        self.module: Any = module
-        self.cache: Any = module.new_cache(1, capacity)  # type: ignore[operator]  # a method of what was generated
+        self.module: Any
+        self.graph, self.module = generated(model)
+        self.cache = self.module.new_cache(1, capacity)
         self.token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         self.first = torch.empty(0)
 

@@ -152,8 +152,9 @@ def test_caches_are_as_large_as_the_manifest_says(kind: str, model: Generator, f
     numbers += sum(int(np.prod(state["shape"])) for state in manifest["states"])
     results = model.generate(PROMPTS, max_tokens=14)
     assert results[0].timings.cache_bytes == len(PROMPTS) * numbers * 4
-    assert model.decoder.rewinds == (kind not in CAREFUL)  # type: ignore[attr-defined]  # a TorchDecoder
-    assert model.decoder.padded == (kind != "hybrid")  # type: ignore[attr-defined]
+    decoder: Any = model.decoder
+    assert decoder.rewinds == (kind not in CAREFUL)
+    assert decoder.padded == (kind != "hybrid")
 
 
 def test_the_decode_step_of_the_folder_is_the_same_model(folder: Path, graph: Graph) -> None:
@@ -161,7 +162,8 @@ def test_the_decode_step_of_the_folder_is_the_same_model(folder: Path, graph: Gr
     assert json.loads((folder / "weft.json").read_text())["kernels"]
     stepping = opened(folder)
     with importing(folder):
-        stepping.decoder.step = importlib.import_module("decode").Step(stepping.decoder.model)  # type: ignore[attr-defined]  # a TorchDecoder
+        decoder: Any = stepping.decoder
+        decoder.step = importlib.import_module("decode").Step(decoder.model)
     assert_greedy(graph, stepping.generate(PROMPTS, max_tokens=14, chunk=4), 14)
 
 
@@ -189,8 +191,9 @@ def test_steps_are_captured_once_for_each_bound(
     monkeypatch.setattr(torch_steps, "SMALLEST", 8)
     monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
     model = opened(folder, draws=draws)
+    context: Any
     with model.decoder.context(len(PROMPTS), 40) as context:
-        context._steps._cuda = True  # type: ignore[attr-defined]  # a TorchContext
+        context._steps._cuda = True
     results = model.generate(PROMPTS, max_tokens=20)
     assert_greedy(graph, results, 20)  # 21 + 19 tokens of the longest row: bounds of 32 and 64 keys
     assert len(captured) == 2
