@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from weft.backends.torch.states import cached_nodes
 from weft.ir import interpret
 from weft.passes.recurrences import states
 
@@ -45,8 +46,9 @@ def test_full_pass(name: str) -> None:
 def test_calls_that_share_a_cache(name: str) -> None:
     """Chunks and single tokens give what one pass gives; an encoded text is given once."""
     graph, module = graph_of(name), module_of(name)
-    if not accepts(module, "cache") or COMPETES.intersection(n.op.name for n in graph.nodes):
-        return
+    assert accepts(module, "cache") == bool(cached_nodes(graph))
+    if not cached_nodes(graph) or COMPETES.intersection(n.op.name for n in graph.nodes):
+        return  # there is nothing to go on from, or tokens of a call compete
     given = tensors(feeds_of(name))
     tokens = {k: v for k, v in given.items() if v.dim() > 1 and v.shape[1] == SEQ and not k.startswith("encoder_")}
     rest = {k: v for k, v in given.items() if k not in tokens}
