@@ -158,9 +158,9 @@ def test_weights_that_do_not_fit_are_one_sentence(what: str, broken: Path, scrip
 
 
 def test_an_old_pytorch_is_named(decoder: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.4.1")
+    monkeypatch.setattr(torch, "__version__", "2.10.1")
     status, _, err = script(decoder / "generate.py", "--ids", "3")
-    assert (status, err) == (2, "generate.py: PyTorch 2.4.1 is too old: install 2.5 or newer\n")
+    assert (status, err) == (2, "generate.py: PyTorch 2.10.1 is too old: install 2.11 or newer\n")
 
 
 REFUSED = [
