@@ -12,18 +12,30 @@ from torch import Tensor
 from .indexing import wide
 
 
+def chunk_count(tokens: int, size: int) -> int:
+    """How many chunks of `size` hold `tokens`; one more in an exported program, where a size of 1 would be a special
+    case of all that there are."""
+    return (tokens + (2 * size if torch.compiler.is_exporting() else size) - 1) // size
+
+
 def chunks(x: Tensor, heads: int, size: int) -> Tensor:
     """x [batch, seq, heads·d] in f32 as [batch, chunks, heads, size, d], zeros at the end."""
-    count = (x.shape[1] + size - 1) // size
-    if torch.compiler.is_exporting():
-        count = count + 1  # the program is for all lengths, and a size of 1 would be a special case
+    count = chunk_count(x.shape[1], size)
     padded = F.pad(wide(x), (0, 0, 0, count * size - x.shape[1]))
-    return padded.view(x.shape[0], count, size, heads, -1).transpose(2, 3)
+    return padded.view(x.shape[0], count, size, heads, x.shape[2] // heads).transpose(2, 3)
+
+
+def first_tokens(y: Tensor, count: int) -> Tensor:
+    """The first `count` of y [batch, seq, ...]."""
+    if torch.compiler.is_exporting():  # a slice asks whether it is all
+        return y.index_select(1, torch.arange(count, device=y.device))
+    return y[:, :count]
 
 
 def joined(y: Tensor, like: Tensor) -> Tensor:
     """y [batch, chunks, groups, heads of a group, size, d] as [batch, seq, heads·d], the length and dtype of `like`."""
-    return y.permute(0, 1, 4, 2, 3, 5).flatten(3).flatten(1, 2)[:, : like.shape[1]].to(like.dtype)
+    y = y.permute(0, 1, 4, 2, 3, 5).flatten(3).flatten(1, 2)
+    return first_tokens(y, like.shape[1]).to(like.dtype)
 
 
 def decay_between(gates: Tensor) -> Tensor:

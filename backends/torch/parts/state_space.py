@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .indexing import wide
-from .recurrences import carried, gated_linear_attention
+from .recurrences import carried, chunk_count, first_tokens, gated_linear_attention
 
 
 def scan_step(state: Tensor, delta: Tensor, rates: Tensor, driven: Tensor, b: Tensor) -> Tensor:
@@ -37,20 +37,19 @@ def scan_chunks(
 ) -> tuple[Tensor, Tensor]:
     """`selective_scan` of chunks of 32 tokens side by side: once from zero, to see what each adds to the state, then
     from the state before it. delta and driven = Δ x [batch, seq, channels], b and c [batch, seq, states]."""
-    count = (delta.shape[1] + 31) // 32
-    if torch.compiler.is_exporting():
-        count = count + 2  # the program is for all lengths, and sizes of 1 would be a special case
+    count = chunk_count(delta.shape[1], 32)
     padding = (0, 0, 0, count * 32 - delta.shape[1])
-    cut = [F.pad(t, padding).view(t.shape[0], count, 32, -1) for t in (delta, driven, b, c)]
-    steps, *others = (t[:, :-1] for t in cut[:3])
+    cut = [F.pad(t, padding).view(t.shape[0], count, 32, t.shape[2]) for t in (delta, driven, b, c)]
+    known = cut[:3] if torch.compiler.is_exporting() else [t[:, :-1] for t in cut[:3]]  # all lengths: one too many
+    steps, *others = known
     added = torch.zeros_like(state)[:, None]  # [batch, chunks but the last, states, channels]
     for step, drive, into in zip(steps.unbind(2), *(t.unbind(2) for t in others), strict=True):
         added = scan_step(added, step, rates, drive, into)
-    h, rows = carried(state, (steps.sum(2)[:, :, None] * rates).exp(), added), []
+    h, rows = carried(state, (steps.sum(2)[:, :, None] * rates).exp(), added)[:, :count], []
     for step, drive, into, out in zip(*(t.unbind(2) for t in cut), strict=True):
         h = scan_step(h, step, rates, drive, into)
         rows.append((out[..., None, :] @ h).squeeze(-2))
-    return torch.stack(rows, 2).flatten(1, 2)[:, : delta.shape[1]], h[:, -1]
+    return first_tokens(torch.stack(rows, 2).flatten(1, 2), delta.shape[1]), h[:, -1]
 
 
 def ssd(

@@ -20,6 +20,8 @@ from torch import Tensor
 from weft.backends.torch.library import bound, names
 from weft.backends.torch.module import build_module
 from weft.backends.torch.source import write_source
+from weft.passes.recurrences import states
+from weft.passes.trial import Trial
 
 from ...passes.zoo import ZOO
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted
@@ -39,9 +41,6 @@ COMPILED = (
 
 def outputs(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return made if isinstance(made, tuple) else (made,)
-
-
-EXPORTED = tuple(name for name in COMPILED if name not in ("family/mamba2", "variant/linear attention"))
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +115,21 @@ def test_modules_compile_as_one_graph(name: str) -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", [*COMPILED, "variant/linear attention, rope", "family/bamba"])
 def test_modules_export_for_any_length(name: str) -> None:
-    """The full pass, exported from one length, runs at another."""
-    module = module_of(name)
+    """The full pass, exported from one length, runs at others: a token, and around the chunks of recurrences."""
+    module, inputs = module_of(name), Trial(0).inputs
+    recurrent = any(states(n) for n in graph_of(name).nodes)
     given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module, k)}
     axes = {"encoder_input_ids": "source", "encoder_attention_mask": "source"}
-    batch, dims = torch.export.Dim("batch", min=1), {n: torch.export.Dim(n, min=2) for n in ("seq", "source")}
-    shapes = {k: {0: batch, 1: dims[axes.get(k, "seq")]} for k in given}
+    dims = {n: torch.export.Dim(n, min=1) for n in ("batch", "seq", "source")}
+    shapes = {k: {0: dims["batch"], 1: dims[axes.get(k, "seq")]} for k in given}
     with torch.no_grad():
         exported = torch.export.export(module, (), given, dynamic_shapes=shapes, strict=False).module()
-        shorter = {k: v[:2, : SEQ - 2] for k, v in given.items()}
-        for got, want in zip(outputs(exported(**shorter)), call(module, shorter), strict=True):
-            assert_close(got, want.double().numpy(), tolerance(graph_of(name), torch.float32))
+        for seq in (1, SEQ - 2, *((63, 64, 65) if recurrent else ())):
+            shorter = {k: v[:2] for k, v in tensors(inputs(graph_of(name), seq=seq)).items() if k in given}
+            for got, want in zip(outputs(exported(**shorter)), call(module, shorter), strict=True):
+                assert_close(got, want.double().numpy(), tolerance(graph_of(name), torch.float32))
 
 
 def test_a_cache_that_is_too_small_says_so() -> None:
