@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.ir import ops
 from weft.ir.graph import Node, Value
 
 from .program import Emitter, Operand, Statement, Var
@@ -51,9 +52,20 @@ def query_positions(e: Emitter) -> Operand:
 
 def rolled(node: Node) -> tuple[int, int] | None:
     """How many keys the cache of an attention with a window holds at most, and how many of the first ones stay; None
-    where it holds all (a bias is made for the keys of all positions)."""
-    window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
-    return None if window is None or node.operand("bias") is not None else (window + keep, keep)
+    where it holds all: its bias then is not made of distances, or others read that too, for other keys."""
+    window, keep, bias = node.attrs.get("window"), node.attrs.get("keep_first", 0), node.operand("bias")
+    if window is None or (bias is not None and not _is_of_distances(bias, window, keep)):
+        return None
+    return window + keep, keep
+
+
+def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
+    """Whether `bias` is made of the distances to keys at `position_ids`, for attentions with such a window alone."""
+    maker = bias.producer
+    keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
+    wanted = {"window": window, "keep_first": keep, "causal": True}
+    same = all(reader.attrs.get(k) == v for reader, _ in bias.uses for k, v in wanted.items())
+    return keys is not None and keys.producer is None and keys.name == "position_ids" and same
 
 
 def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:

@@ -6,9 +6,9 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param
 
 from ..lowering import lowering
-from ..positions import key_positions
 from ..program import Emitter, Operand, Var
 from .dense import operand
+from .masks import cached_keys
 from .shared import is_shared
 
 
@@ -22,7 +22,7 @@ def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
     queries, keys = operand(node, "queries"), operand(node, "keys")
     at: Operand = e[keys]
     if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
-        at = key_positions(e)
+        at = cached_keys(e, node.output.uses[0][0])  # those of every reader: see `rolled`
     if is_shared(queries) and (is_shared(keys) or at is not e[keys]):
         return distance(e, e[queries], at), True
     return e.emit("{1}[:, None, :] - {0}[:, :, None]", queries, at, name="distance"), False

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from weft import MLP, Attention, Block, Decoder
 from weft.backends.torch.module import build_module
 from weft.backends.torch.parts.caches import (
     Cache,
@@ -17,14 +18,20 @@ from weft.backends.torch.parts.caches import (
     positions_up_to,
     rolling_positions,
 )
+from weft.frontends.dsl import T5Bias
 from weft.ir import interpret
 from weft.ir.ops import rolling
 from weft.passes import run_passes
 
+from ...e2e.random_models import strong
 from ...passes.zoo import ZOO
 from .generated import assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance
 
 LONG = 13  # tokens, more than any window here
+WINDOWED = (
+    *("variant/grouped", "variant/latent", "variant/soft cap", "variant/sinks", "variant/ALiBi"),
+    *("variant/T5 bias, per layer", "variant/T5 bias, shared"),
+)
 SHAPES = [(5, 0), (5, 2), (1, 0), (3, 2), (4, 4)]  # slots, and how many of the first positions stay
 
 
@@ -73,7 +80,7 @@ def test_empty_slots_are_behind_all_positions() -> None:
 
 
 @pytest.mark.parametrize("window", ["{size=3}", "{size=3, sinks=2}", "{size=1}"])
-@pytest.mark.parametrize("name", ["variant/grouped", "variant/latent", "variant/soft cap", "variant/sinks"])
+@pytest.mark.parametrize("name", WINDOWED)
 def test_windows_that_roll_over(name: str, window: str) -> None:
     graph = run_passes(ZOO[name](), f"sliding-window{window}")
     module: Any = build_module(graph).eval()
@@ -87,6 +94,19 @@ def test_windows_that_roll_over(name: str, window: str) -> None:
         for part in tokens.split(list(cuts), 1):
             made.append(call(module, {"input_ids": part, "cache": cache})[0])
         assert_close(torch.cat(made, 1), want, bound)
+
+
+@pytest.mark.parametrize(("windows", "rolls"), [((3, 3), True), ((3, 4), False), ((3, None), False)])
+def test_layers_that_share_a_bias_hold_the_keys_that_it_is_for(windows: tuple[int | None, ...], rolls: bool) -> None:
+    layers = [Block(Attention(2, window=window), MLP(9)) for window in windows]
+    graph = strong(Decoder(11, 8, layers, context=LONG, position_bias=T5Bias(8, 20, heads=2)).graph())
+    module: Any = build_module(graph).eval()
+    ids = np.random.default_rng(0).integers(0, 9, (2, LONG))
+    want = next(iter(interpret(graph, {"input_ids": ids, "position_ids": np.arange(LONG) + 0 * ids}).values()))
+    cache, tokens = module.new_cache(2, LONG), torch.from_numpy(ids)
+    assert [type(layer).__name__.startswith("Rolling") for layer in cache] == [rolls] * 2
+    made = [call(module, {"input_ids": part, "cache": cache})[0] for part in tokens.split([5, 1, 4, 3], 1)]
+    assert_close(torch.cat(made, 1), want, tolerance(graph, torch.float32))
 
 
 @pytest.mark.parametrize("name", ["family/t5", "family/bart", "variant/encoder-decoder"])
