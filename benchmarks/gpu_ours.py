@@ -31,6 +31,7 @@ NAMES = {
 def generated(model: Any) -> tuple[Graph, nn.Module]:
     """The graph of the architecture of `model`, and the module that weft writes for it, on the weights of `model`."""
     from weft.backends.targets import find_target
+    from weft.backends.torch import kernels
     from weft.backends.torch.module import load, run_source
     from weft.backends.torch.source import write_source
     from weft.frontends.compiler import target_pipeline
@@ -40,7 +41,7 @@ def generated(model: Any) -> tuple[Graph, nn.Module]:
     graph = load_source(architecture(_shape(model))).graph
     graph = run_passes(graph, target_pipeline(graph, find_target("torch"), "f32", "default"))
     with torch.device("meta"):
-        module: nn.Module = run_source(write_source(graph).text).Model()
+        module: nn.Module = run_source(write_source(graph, kernels.__name__).text).Model()
     theirs = model.state_dict()
     load(module, {key: theirs[_theirs(key)] for key in module.state_dict()})
     return graph, module.eval().requires_grad_(False)

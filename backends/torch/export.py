@@ -38,8 +38,8 @@ class Weight(NamedTuple):
 class Built:
     """A generated model of some `kind` (decoder …), whose weights are still recipes.
 
-    `keeps`: it takes a cache of what later calls need. `step` is the text of its decode step, which calls `kernels`;
-    empty where no kernel would be of use.
+    `keeps`: it takes a cache of what later calls need. `step` is the text of its decode step, empty where no kernel
+    would be of use. `kernels` are the files of those that either calls.
     """
 
     kind: str
@@ -57,9 +57,9 @@ def build(graph: Graph) -> Built:
     """
     kind, source = graph.meta.get("kind", "decoder"), write_source(graph)
     if "def new_cache" not in source.text:
-        return Built(kind, source)
+        return Built(kind, source, kernels=source.kernels)
     step, kernels = write_step(graph)
-    return Built(kind, source, True, step if kernels else "", kernels)
+    return Built(kind, source, True, step if kernels else "", sorted({*source.kernels, *kernels}))
 
 
 def weights(built: Built, dtype: DType) -> dict[str, Weight]:
@@ -82,6 +82,7 @@ def write_code(built: Built, folder: Path) -> None:
         (folder / name).write_bytes((_HERE / "shipped" / name).read_bytes())
     if built.step:
         (folder / STEP).write_text(built.step, encoding="utf-8")
+    if built.kernels:
         (folder / KERNELS).mkdir()
         for name in kernel_files(built.kernels):
             (folder / KERNELS / name).write_bytes((_HERE / KERNELS / name).read_bytes())

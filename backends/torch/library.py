@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,12 +17,26 @@ IMPORTS = {  # what a name in a generated source stands for
     "Callable": "from collections.abc import Callable",
     "math": "import math",
     "Any": "from typing import Any",
+    "Self": "from typing import Self",
     "partial": "from functools import partial",
     "torch": "import torch",
     "F": "import torch.nn.functional as F",
     "Tensor": "from torch import Tensor, nn",
     "nn": "from torch import Tensor, nn",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
+    "lru_cache": "from functools import lru_cache",
+    **dict.fromkeys(
+        ("AuxRequest", "create_block_mask", "flex_attention"),
+        "from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention",
+    ),
+}
+KERNELS = {  # what parts call of the kernels, by the file it is in
+    "learns": "attend",
+    "shared_memory": "attend",
+    "quantized_linear": "quantized_linear",
+    "refusal": "launch",
+    "has_window_kernel": "window_attention",
+    "window_attention": "window_attention",
 }
 
 
@@ -80,10 +95,24 @@ def used_parts(wanted: Iterable[str]) -> list[Part]:
     return [part for name, part in known.items() if name in needed]
 
 
-def imports(used: Iterable[str]) -> list[str]:
-    """The import lines for the names `used`, standard library first."""
-    lines = {IMPORTS[n] for n in used if n in IMPORTS}
+def imports(used: Iterable[str], package: str = "") -> list[str]:
+    """The import lines for the names `used`, standard library first; kernels come from `package`, if one is given."""
+    wanted = {*used}
+    found = {IMPORTS[n] for n in wanted if n in IMPORTS}
+    if package:
+        found |= {f"from {package}.{KERNELS[n]} import {n}" for n in wanted & KERNELS.keys()}
+    lines = [line for line in found if not line.startswith("from")]
+    modules: dict[str, set[str]] = {}
+    for line in found.difference(lines):
+        module, _, names = line.removeprefix("from ").partition(" import ")
+        modules.setdefault(module, set()).update(names.split(", "))
+    lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in modules.items()]
     ordered = sorted(lines, key=lambda s: (s.startswith("from"), s))
-    standard = [line for line in ordered if "torch" not in line]
-    others = [line for line in ordered if "torch" in line]
+    standard = [line for line in ordered if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    others = [line for line in ordered if line not in standard]
     return [*standard, *([""] if standard and others else []), *others]
+
+
+def kernels(used: Iterable[str]) -> list[str]:
+    """The files of the kernels among the names `used`."""
+    return sorted({KERNELS[n] for n in used if n in KERNELS})

@@ -32,7 +32,7 @@ def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: to
         WeftError: if an op cannot be written, a weight cannot be read, or the device is not there.
     """
     place = checked_device(device)
-    source = write_source(graph)
+    source = write_source(graph, kernels.__name__)
     with torch.device("meta"):
         module: nn.Module = run_source(source.text).Model()
     load(module, state_dict(source, graph.archive, dtype, place))

@@ -45,9 +45,19 @@ def query_positions(e: Emitter) -> Operand:
     """The positions of the tokens of a call, [batch or 1, seq]."""
     if (positions := e.graph.inputs.get("position_ids")) is not None:
         return e[positions]
+    first_position(e)  # which asks before the name is given anew
     given = e.give("position_ids", "None", "Tensor | None")
     text, operands = _filling(e, given)
     return e.hoist("position_ids", text, *operands, name="position_ids")
+
+
+def first_position(e: Emitter) -> Var | None:
+    """The position of the first token of a call, which in Python is None where positions are given, and may differ from
+    row to row; None if they always are."""
+    given = e.give("position_ids", "None", "Tensor | None")
+    if e.start is None or not given.default:
+        return None
+    return e.hoist("first", "{0} if {1} is None else None", e.start, given, name="first")
 
 
 def rolled(node: Node) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from weft.ir.graph import Graph
 from .about import model_doc
 from .body import attribute, periodic
 from .classes import ClassWriter
-from .library import imports, names, used_parts
+from .library import imports, kernels, names, used_parts
 from .lowering import lower
 from .naming import Named
 from .program import TOP, Held, Leaf, Slot, Statement
@@ -28,14 +28,16 @@ from .structure import Call, Item, Loop, Method, reads, relative, structure
 
 @dataclass(frozen=True)
 class Source:
-    """A generated module: its `text`, whose class `Model` it is about, and the graph's parameters by state_dict key."""
+    """A generated module: its `text`, whose class `Model` it is about, the graph's parameters by state_dict key, and
+    the files of the kernels that it imports."""
 
     text: str
     weights: dict[str, Any]
+    kernels: list[str] = field(default_factory=list)
 
 
-def write_source(graph: Graph) -> Source:
-    """The Python source of `graph`.
+def write_source(graph: Graph, package: str = "kernels") -> Source:
+    """The Python source of `graph`, which imports kernels, if any, from `package`.
 
     Raises:
         WeftError: naming an op that cannot be written.
@@ -49,8 +51,9 @@ def write_source(graph: Graph) -> Source:
     used = names(ast.parse(template("model.py.j2").render(**given, imports=[], parts=own)))
     parts = used_parts(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
-    text = template("model.py.j2").render(**given, imports=imports(used), parts=[*(p.source for p in parts), *own])
-    return Source(formatted(text), dict(program.weights))
+    lines, sources = imports(used, package), [*(p.source for p in parts), *own]
+    text = template("model.py.j2").render(**given, imports=lines, parts=sources)
+    return Source(formatted(text), dict(program.weights), kernels(used))
 
 
 def formatted(text: str) -> str:

@@ -5,7 +5,7 @@ does (arXiv 2307.08691). Tiles outside of the window are not touched, so time is
 only tiles on the two edges of the window are masked. Keys come through the tensor memory accelerator, if there is one.
 The first `keep_first` keys of a text are seen by all (arXiv 2309.17453).
 
-For inference: where gradients are wanted, `reference` gives them; to train on long texts use flex_attention.
+For inference: where gradients are wanted, `reference` gives them; models that train on a GPU use flex_attention.
 """
 
 from __future__ import annotations
@@ -172,6 +172,12 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
     return None
 
 
+def has_window_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> bool:
+    """Whether `window_attention` of these operands is computed by the kernel: of this size and dtype, on this device,
+    without gradients."""
+    return not (device_refusal(q) or refusal(q.shape[3], v.shape[3], q.dtype) or learns(q, k, v, sinks))
+
+
 def window_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -197,7 +203,7 @@ def window_attention(
     (batch, heads, queries, d), (kv_heads, keys, dv) = q.shape, (*k.shape[1:3], v.shape[3])
     shift = 0 if first_key is None else first_key - keep_first
     keys = min(keys, start + queries - shift)  # what is behind the last query may never have been written
-    if keys < 1 or device_refusal(q) or refusal(d, dv, q.dtype) or learns(q, k, v, sinks):
+    if keys < 1 or not has_window_kernel(q, k, v, sinks):
         given: dict[str, Any] = {"start": start, "first_key": first_key, "keep_first": keep_first, "softcap": softcap}
         return reference(q, k, v, window, **given, scale=scale, sinks=sinks)
     size, wide = q.element_size(), power_of_2(max(d, dv), 16)

@@ -13,7 +13,7 @@ from ..program import Emitter, Operand, Slot, Var
 from .dense import operand
 from .distances import distance
 from .elementwise import number
-from .masks import cached_keys, mask_of, shown_keys
+from .masks import cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
 from .shared import is_shared
 
 
@@ -45,7 +45,8 @@ def _attention(e: Emitter, node: Node) -> None:
     q, k = e.heads(operand(node, "q"), heads, "q"), e.heads(operand(node, "k"), kv_heads, "k")
     latent = node.attrs["value_dim"]
     v = None if latent else e.heads(operand(node, "v"), kv_heads, "v")
-    mask, causal = mask_of(e, node)
+    some = node not in e.crosses and sees_some(node)
+    mask, causal = (seen_of(e, node), "") if some else mask_of(e, node)
     if node in e.cached:
         k, v = _cached(e, node, k, v, mask)
     elif node in e.crosses and v is not None:
@@ -54,7 +55,12 @@ def _attention(e: Emitter, node: Node) -> None:
         v = e.emit(f"{{0}}[..., :{latent}]", k, name="v")
     scale = node.attrs["scale"]
     default = 1 / math.sqrt(width // heads)
-    made = _attend(e, node, (q, k, v), mask, causal, None if scale is None or scale == default else scale)
+    scale = None if scale is None or scale == default else scale
+    if some:
+        assert isinstance(mask, Var)
+        made = _attend_to_some(e, node, (q, k, v), mask, scale)
+    else:
+        made = _attend(e, node, (q, k, v), mask, causal, scale)
     e.set_heads(node.output, heads, made)
 
 
@@ -94,6 +100,20 @@ def _attend(
     return e.emit(text, *operands, name="x")
 
 
+def _attend_to_some(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
+    """softmax(scale · q kᵀ) v over the keys that are `seen`, by the part that chooses how."""
+    a, sinks = node.attrs, node.operand("sinks")
+    known = {"scale": scale, "window": a["window"] if is_dense(node) else None, "softcap": a["softcap"]}
+    options = [f"{name}={number(value)}" for name, value in known.items() if value is not None]
+    if known["window"] is not None and a["keep_first"]:
+        options.insert(1 + (scale is not None), f"keep_first={a['keep_first']}")
+    operands: list[Value | Operand] = [*qkv, seen]
+    if sinks is not None:
+        options.append("sinks={4}")
+        operands.append(sinks)
+    return e.emit(f"attend({{0}}, {{1}}, {{2}}, {{3}}{''.join(', ' + o for o in options)})", *operands, name="x")
+
+
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
     """The bias with −∞ where `mask` hides a key, made once where the bias is made."""
     text, made = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
@@ -122,10 +142,11 @@ def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None)
         rest = f", {keep}" if keep else ""
     slot = Slot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {{like}}{rest})", kind)
     assert mask is not None
+    keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # the last axis of either counts them
     if v is None:
-        text = "{1} if {0} is None else {0}.update({1}, {2}, {3})"
+        text = f"{{1}} if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}{keys})"
         return e.emit(text, slot, k, positions, mask, name="k", replaces=1), None
-    text = "({1}, {2}) if {0} is None else {0}.update({1}, {2}, {3}, {4})"
+    text = f"({{1}}, {{2}}) if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}, {{4}}{keys})"
     made = e.many(text, slot, k, v, positions, mask, names=("k", "v"))
     return made[0], made[1]
 

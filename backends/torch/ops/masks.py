@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir.graph import Node, Value
 
-from ..positions import key_positions, query_positions, rolled, rolling_positions
+from ..positions import first_position, key_positions, query_positions, rolled, rolling_positions
 from ..program import Emitter, Operand, Var
 from .dense import operand
 
@@ -14,21 +14,22 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
     """What a query sees, or nothing; and how torch is told of causality where there is no mask.
 
-    A cached attention without window has no mask in the first call of a text: there the keys are those of the call.
+    A plain cached attention has no mask in the first call of a text: there the keys are those of the call.
     """
     a, key_mask = node.attrs, node.operand("key_mask")
     causal, window = a["causal"], a.get("window")
-    plain = a.get("pattern", "dense") == "dense"
+    plain = is_dense(node)
     dense = plain and node.op.name == "attention" and a["softcap"] is None  # torch computes it, told that it is causal
-    dense = dense and node.operand("bias") is None and node.operand("sinks") is None
+    dense = dense and node.operand("bias") is None and node.operand("sinks") is None and window is None
     if node in e.cached:
         assert e.start is not None
         queries, seen = query_positions(e), seen_keys(node)
         if not dense:
             return _seen(e, node, queries, cached_keys(e, node)), ""
-        first = "{2} == 0" + (f" and fits_window({{0}}, {window})" if window is not None else "")
-        return _seen(e, node, queries, cached_keys(e, node), f"None if {first} else {seen}"), "is_causal={mask} is None"
-    if causal and dense and window is None and key_mask is None:
+        return _seen(
+            e, node, queries, cached_keys(e, node), f"None if {{2}} == 0 else {seen}"
+        ), "is_causal={mask} is None"
+    if causal and dense and key_mask is None:
         return None, "is_causal=True"
     mask: Operand | None = None
     if causal or window is not None or not plain:
@@ -38,6 +39,37 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
         shown = shown_keys(e, key_mask)
         mask = shown if mask is None else e.emit("{0} & {1}", mask, shown, name="mask")
     return mask, ""
+
+
+def is_dense(node: Node) -> bool:
+    """Whether attention has no pattern but causality and a window."""
+    return bool(node.attrs.get("pattern", "dense") == "dense")
+
+
+def sees_some(node: Node) -> bool:
+    """Whether positions alone decide which keys an attention sees, and its window, pattern or scores are such that no
+    operator of torch computes it without a mask of all pairs."""
+    a = node.attrs
+    special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
+    alone = node.operand("bias") is None and node.operand("key_mask") is None
+    return alone and bool(seen_keys(node)) and (special or not is_dense(node))
+
+
+def seen_of(e: Emitter, node: Node) -> Var:
+    """What the queries see, for such an attention: a `Seen`, which layers share where they have caches."""
+    rule = f"lambda q, k: {seen_keys(node).format('q', 'k')}"
+    kernel = is_dense(node) and node.attrs["causal"]
+    name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
+    if node in e.cached:
+        first = first_position(e) if kernel else None
+        operands = [query_positions(e), cached_keys(e, node), *([] if first is None else [first])]
+        text = f"Seen({{0}}, {{1}}, {rule}{', {2}' if first is not None else ''})"
+        made = e.hoist((text, *operands), text, *operands, name=name)
+    else:
+        text = f"Seen({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
+        made = e.emit(text, operand(node, "q"), operand(node, "k"), name=name)
+    made.type = "Seen"
+    return made
 
 
 def cached_keys(e: Emitter, node: Node) -> Var:

@@ -37,12 +37,6 @@ def attention(
     return softmax_or_zeros(scores).to(v.dtype) @ v
 
 
-def fits_window(queries: Tensor, window: int) -> bool:
-    """Whether all tokens of queries [batch or 1, 1, seq, 1] are within one window; an exported program, which is for
-    all lengths, cannot tell."""
-    return not torch.compiler.is_exporting() and queries.shape[2] <= window
-
-
 def last_rows(x: Tensor, last: Tensor) -> Tensor:
     """Of x [batch, seq, width] the tokens numbered `last` [batch]: [batch, 1, width]."""
     return x[torch.arange(len(x), device=x.device), last][:, None]

@@ -26,6 +26,7 @@ from weft import (
     RoPE,
     WeftError,
 )
+from weft.backends.torch import kernels
 from weft.backends.torch.module import run_source, state_dict
 from weft.backends.torch.parallel import write_plan
 from weft.backends.torch.source import write_source
@@ -64,7 +65,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, A
     alone = {}
     for name, model in MODELS.items():
         graph = model.graph(seed=1)
-        source = write_source(graph)
+        source = write_source(graph, kernels.__name__)
         weights = state_dict(source, graph.archive, torch.float64)
         (folder / name).mkdir()
         (folder / name / "model.py").write_text(source.text, encoding="utf-8")
