@@ -10,7 +10,8 @@ Stages, each with a result file gpu_STAGE.json that is rewritten after every mea
     ort      ONNX Runtime with and without CUDA graphs
 
 A run ends before --budget seconds are over with what it has; `--only REGEX` picks measurements by stage/name, and
-`--again` goes on where an earlier run with the same --out stopped.
+`--again` goes on where an earlier run with the same --out stopped. What all runs with the same --out show of the goals
+of gpu_goals.py is printed at the end, and kept in gpu_goals.json.
 
     python benchmarks/gpu.py [STAGE ...] [--budget 540] [--quick] [--only REGEX] [--sweep] [--out FOLDER] [--device cpu]
 """
@@ -24,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gpu_goals
 import gpu_table
 from gpu_run import Run
 from machine import RESULTS
@@ -42,6 +44,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements")
     parser.add_argument("--slow", action="store_true", help="also what takes minutes to compile")
     parser.add_argument("--sweep", action="store_true", help="kernels: every configuration that a kernel offers")
+    parser.add_argument("--no-pdl", action="store_true", help="kernels wait for those before them to end")
     parser.add_argument("--again", action="store_true", help="go on where an earlier run stopped")
     parser.add_argument("--out", type=Path, default=RESULTS)
     group = parser.add_argument_group("ONNX Runtime")
@@ -64,12 +67,15 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     args = parsed()
+    if args.no_pdl:
+        import_module("weft.backends.torch.kernels.launch").PDL_SINCE = (99, 0)
     run = Run(args)
     for stage in ("limits", *args.stages):  # everything is measured against the limits of the same run
         work: Callable[[Run], Any] = getattr(import_module(f"gpu_{stage}"), stage)
         if stage not in run.results:
-            work(run)
-    print(gpu_table.table(run.results))
+            run.attempt(stage, work)
+        verdicts = gpu_goals.judge(run.out)
+    print(gpu_table.table(run.results), gpu_goals.table(verdicts), sep="\n\n")
 
 
 if __name__ == "__main__":

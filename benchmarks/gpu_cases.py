@@ -102,7 +102,7 @@ def _attention(large: bool) -> Iterator[Case]:
         (
             ("8b_1k", LLAMA_8B, 1024),
             ("8b_4k", LLAMA_8B, 4096),
-            ("8b_16k", LLAMA_8B, 16_384),
+            ("8b_32k", LLAMA_8B, 32_768),
             ("8b_64k", LLAMA_8B, 65_536),
             ("1b_1k", LLAMA_1B, 1024),
             ("1b_32k", LLAMA_1B, 32_768),

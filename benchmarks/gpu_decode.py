@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -36,10 +37,11 @@ def timed(clock: Clock, contender: Contender, ids: torch.Tensor, steps: int, rou
     return found
 
 
-def _decoding(run: Run, make: Callable[[], Contender], shape: Shape, length: int, steps: int) -> dict[str, Any]:
+def _decoding(run: Run, name: str, model: Callable[[], Any], shape: Shape, length: int, steps: int) -> dict[str, Any]:
     """One contender after one prompt, beside the byte floor."""
+    contender = (ours if name in OURS else peer)(name, model(), length + steps + 1)
     ids = prompt(shape, 1, length, run.device)
-    found = timed(run.clock, make(), ids, steps, 5 if run.cuda else 1)
+    found = timed(run.clock, contender, ids, steps, 5 if run.cuda else 1)
     size = shape.step_bytes(length + steps // 2)
     seconds = found["step_us"]["median"] / 1e6
     found |= {
@@ -59,16 +61,12 @@ def cost(name: str, shape: Shape) -> float:
 
 
 def decode(run: Run) -> None:
-    """Every shape, prompt and contender; what takes minutes to compile only if `run.args.slow`."""
+    """Every prompt, shape and contender, short prompts first; what takes minutes to compile only if `run.args.slow`."""
     run.begin("decode")
-    for label, shape in run.choice({"1b": LLAMA_1B, "8b": LLAMA_8B}, {"tiny": TINY}).items():
-        model: Any = None
-        for length, steps in run.choice(CASES, ((8, 4),)):
-            capacity = length + steps + 1
-            for name in [*OURS, *PEERS, *(AUTOTUNED if run.args.slow else ())]:
-                if run.skips("decode", item := f"{label}_{length}_{name}", cost(name, shape)):
-                    continue
-                model = model or hugging_face(shape, run.device, torch.bfloat16)
-                make = ours if name in OURS else peer
-                work = partial(_decoding, run, partial(make, name, model, capacity), shape, length, steps)
-                run.measure("decode", item, work)
+    shapes = run.choice({"1b": LLAMA_1B, "8b": LLAMA_8B}, {"tiny": TINY})
+    model = cache(lambda label: hugging_face(shapes[label], run.device, torch.bfloat16))
+    names = [*OURS, *PEERS, *(AUTOTUNED if run.args.slow else ())]
+    for length, steps in run.choice(CASES, ((8, 4),)):
+        for (label, shape), name in product(shapes.items(), names):
+            work = partial(_decoding, run, name, partial(model, label), shape, length, steps)
+            run.measure("decode", f"{label}_{length}_{name}", work, cost(name, shape))

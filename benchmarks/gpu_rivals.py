@@ -11,6 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+dynamo: Any = torch._dynamo.config
+dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 1000  # a peer is compiled anew for every shape
+
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,8 +88,25 @@ class Clock:
         return [make(seed) for seed in range(count)]
 
 
+@contextmanager
+def unsynchronized() -> Iterator[None]:
+    """Inside, an operation of torch that waits for the device raises a RuntimeError.
+
+    What waits cannot be captured, and finding that out during a capture spoils the process for later ones.
+    """
+    cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        cuda.set_sync_debug_mode("default")
+
+
 def captured(works: Sequence[Work]) -> Callable[[], None]:
-    """The replay of a CUDA graph of all `works`, each of which runs before; without a GPU, all of them call by call."""
+    """The replay of a CUDA graph of all `works`, each of which runs before; without a GPU, all of them call by call.
+
+    Raises:
+        RuntimeError: if the first of them waits for the device.
+    """
     if not cuda.is_available():
         return partial(_all, works)
     side = cuda.Stream()
@@ -96,6 +114,8 @@ def captured(works: Sequence[Work]) -> Callable[[], None]:
     with torch.cuda.stream(side):
         for work in [works[0], *works]:
             work()
+        with unsynchronized():
+            works[0]()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -227,6 +247,16 @@ class Run:
         self._tidy(stage, name, found)
         return self._record(stage, name, found)
 
+    def attempt(self, stage: str, work: Callable[[Run], Any]) -> None:
+        """`work(self)`, all measurements of a stage; what fails between them is recorded, and other stages go on."""
+        try:
+            work(self)
+        except Exception as error:
+            if stage not in self.results:
+                self.begin(stage)
+            self._tidy(stage, "stage", found := {"error": f"{type(error).__name__}: {error}"[:600]})
+            self._record(stage, "stage", found)
+
     def _tidy(self, stage: str, name: str, found: dict[str, Any]) -> None:
         gc.collect()
         try:
@@ -240,6 +270,7 @@ class Run:
         """This program again, with what is left of its time and without the measurement that stopped it."""
         self._record(stage, name, {"error": reason})
         sys.stdout.flush()
+        os.closerange(3, 1 << 16)  # the device's too, so that it takes back the memory that it gave
         rest = [a for a in sys.argv[1:] if not a.startswith("--deadline=")]
         os.execv(sys.executable, [sys.executable, sys.argv[0], *rest, f"--deadline={self.deadline!r}"])
 
