@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,11 +18,15 @@ Step = Callable[[Tensor, Tensor, Any], Tensor]  # ids and positions [batch, 1] a
 SMALLEST = 256  # keys that a captured step reads at least
 
 
+class Waits(Exception):
+    """A step that waits for the device, which a graph cannot hold."""
+
+
 class Steps:
     """The step of a batch with `cache`; `ids`, `positions` and `active` [batch] are what it reads.
 
-    A step is captured once for each bound on the keys that it may see, powers of two. Without CUDA the same code runs
-    as it is.
+    A step is captured once for each bound on the keys that it may see, powers of two, and anew for other sources.
+    Without CUDA, and where a step waits for the device, the same code runs as it is.
     """
 
     def __init__(self, step: Step, cache: Any, batch: int, device: torch.device) -> None:
@@ -30,13 +36,15 @@ class Steps:
         self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
         self._tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=self._cuda)  # on the host
         self._ready = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]  # as torch has it
-        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None  # of memory, which the graphs share
         self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
-        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._sources: Any = None  # where they are that the captured steps read
+        self.forget()
 
     def forget(self) -> None:
-        """Let go of what was captured."""
-        self._captured.clear()
+        """Let go of what was captured, and of its memory: a pool that has lost its graphs takes no new ones."""
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
+        self._made: Any = None  # the logits of the step begun last
+        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def logits(self, keys: int) -> Tensor:
         """The logits [batch, vocab] after a step that sees at most `keys` keys, float32; valid until the next."""
@@ -76,16 +84,24 @@ class Steps:
             self._cache.length = keys - 1
             return body()
         bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), self._cache.capacity)
-        sources = tuple(t.data_ptr() for layer in self._crossing for t in tensors(layer))
-        key = (*what, bound, sources)
-        if key not in self._captured:
+        sources = [(t.data_ptr(), t.shape) for layer in self._crossing for t in tensors(layer)]
+        if sources != self._sources:
+            self.forget()
+            self._sources = sources
 
-            def bounded() -> Any:
-                self._cache.length = bound - 1  # counts as an upper bound; positions say where each row is
-                return body()
+        def bounded() -> Any:
+            self._cache.length = bound - 1  # counts as an upper bound; positions say where each row is
+            return body()
 
-            self._captured[key] = capture(bounded, [*changed, *mutable(self._cache)], self._pool)
-        graph, made = self._captured[key]
+        if (key := (*what, bound)) not in self._captured:
+            try:
+                self._captured[key] = capture(bounded, [*changed, *mutable(self._cache)], self._pool)
+            except Waits as reason:
+                warnings.warn(f"steps are launched kernel by kernel: {reason}", stacklevel=2)
+                self._captured[key] = None
+        if (held := self._captured[key]) is None:
+            return bounded()
+        graph, made = held
         graph.replay()
         return made
 
@@ -94,17 +110,43 @@ def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
     """`body` as a CUDA graph with memory of `pool`, and what it returns, valid until another graph of the pool runs.
 
     The tensors `changed` are as before, though `body` ran to warm up.
+
+    Raises:
+        Waits: if it cannot be captured.
     """
     before = [t.clone() for t in changed]
+
+    def run() -> None:
+        try:
+            body()
+        finally:  # a second step would write to other slots
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch has it
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            body()
-            for tensor, value in zip(changed, before, strict=True):  # now: a second step would write to other slots
-                tensor.copy_(value)
-    torch.cuda.current_stream().wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            run()
+            with _unwaiting():
+                run()
+    finally:
+        torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         made = body()
     return graph, made
+
+
+@contextmanager
+def _unwaiting() -> Iterator[None]:
+    """Inside, an operation that waits for the device raises `Waits`."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchroniz" in str(error):
+            raise Waits(str(error)) from error
+        raise
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import weft
 from weft.backends.runtime import torch_steps
@@ -199,3 +200,44 @@ def test_steps_are_captured_once_for_each_bound(
     assert len(captured) == 2
     assert tokens(model.generate(PROMPTS, max_tokens=20)) == tokens(results)
     assert len(captured) == 2
+
+
+def test_steps_that_wait_for_the_device_are_launched(
+    folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(*_: Any) -> None:
+        raise torch_steps.Waits("called a synchronizing operation")
+
+    monkeypatch.setattr(torch_steps, "capture", waits)
+    model = opened(folder, draws=True)
+    context: Any
+    with model.decoder.context(len(PROMPTS), 40) as context:
+        context._steps._cuda = True
+    with pytest.warns(UserWarning, match="steps are launched kernel by kernel: called a synchronizing") as said:
+        results = model.generate(PROMPTS, max_tokens=20)
+    assert_greedy(graph, results, 20)
+    assert len(said) == 1  # tried once for all steps that see few keys
+
+
+class CrossCache:
+    """What crosses over from a source, known by the name of its class."""
+
+    def __init__(self, *kept: torch.Tensor) -> None:
+        self.kept = kept
+
+
+class Held(list[Any]):
+    capacity, length = 64, 0
+
+
+def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[Any] = []
+    monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
+    source = torch.ones(1, 1, 12)
+    layer = CrossCache(source[..., :4])
+    steps = torch_steps.Steps(lambda *_: layer.kept[0].sum(-1)[..., None], Held([layer]), 1, torch.device("cpu"))
+    steps._cuda = True
+    for length, times in ((4, 1), (4, 1), (12, 2)):
+        layer.kept = (source[..., :length],)
+        assert steps.logits(3).item() == length
+        assert len(captured) == times
