@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable
 
 from .naming import Line, Named, Names
@@ -10,6 +11,7 @@ from .program import Held, Leaf, Operand, Slot, Var
 from .structure import Call, Item, Loop, Method, inside, reads, relative
 
 WIDTH = 92  # of a line that an expression may grow to
+COMMENTED = 108  # the same, of a line with its comment
 
 
 class Writer:
@@ -49,7 +51,7 @@ class Writer:
         for item in self.method.items:
             self._add(item)
         outputs = ", ".join(self.token(o) for o in self.method.outputs)
-        self.lines.append(Line([], self._inlined(_expression(f"({outputs})"), 7)))
+        self.lines.append(Line([], self._inlined(_expression(f"({outputs})"), 7)[0]))
         names = Names(self.lines, self.tokens)
         return [names.give(o, self._called(o)) for o in self.given], names.text()
 
@@ -72,7 +74,7 @@ class Writer:
             name = taken[-1]
             self.states[item] = name
         if taken:
-            text = f"{', '.join(taken)} = cache" + f" or (None,) * {len(taken)}" * self.trains
+            text = f"{', '.join(taken)} = cache" + f" or ({', '.join(['None'] * len(taken))})" * self.trains
             self.lines.append(Line([], ast.parse(text).body[0]))
 
     def _wrapped(self, item: Item) -> bool:
@@ -96,20 +98,25 @@ class Writer:
         tokens = [self.states[item] if isinstance(o, Slot) else self.token(o) for o in item.operands]
         text = item.text.format(*tokens)
         if not item.results:
-            self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)))
+            self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)[0]))
             return
         replaces = None if item.replaces is None else item.operands[item.replaces]
         self._append(item.results, text, item.comment, replaces)
 
     def _append(self, results: tuple[Var, ...], text: str, comment: str, replaces: Operand | None) -> None:
         names = 5 if replaces is not None else sum(len(v.name) + 2 for v in results) + 3
-        comments: list[str] = [comment] if comment else []
-        tree = self._inlined(_expression(text), names, comments)
-        movable = len(results) == 1 and self.uses.get(results[0]) == 1
-        self.lines.append(Line([*results], tree, comments[-1] if comments else "", replaces, movable))
+        tree, taken = self._inlined(_expression(text), names, comment)
+        for line in taken:
+            if replaces in line.targets:  # what it replaced is what this one does; it has the same layout
+                replaces, comment = line.replaces, comment or line.comment
+        changes = isinstance(tree, ast.IfExp) and replaces is not None  # it becomes an `if`
+        movable = len(results) == 1 and self.uses.get(results[0]) == 1 and not changes
+        self.lines.append(Line([*results], tree, comment, replaces, movable))
 
-    def _inlined(self, tree: ast.AST, room: int, comments: list[str] | None = None) -> ast.AST:
-        """`tree` with expressions of earlier lines set into it, nearest first, as long as the line stays short."""
+    def _inlined(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[Line]]:
+        """`tree` with expressions of earlier lines set into it, nearest first, as long as the line stays short; and
+        these lines, which are gone."""
+        taken: list[Line] = []
         for line in reversed(self.lines):
             if not line.movable:
                 continue
@@ -119,14 +126,14 @@ class Writer:
             if len(places) != 1:
                 continue
             grown = _Put(token, line.tree).visit(ast.parse(ast.unparse(tree)))
-            if len(self._shown(grown)) + room > WIDTH and not isinstance(tree, ast.Name):
+            long = len(self._shown(grown)) + room
+            if (long > WIDTH or (comment and long + len(comment) > COMMENTED)) and not isinstance(tree, ast.Name):
                 continue
             body = grown.body[0]
             tree = body.value if isinstance(body, ast.Expr) else body
-            if comments is not None and line.comment and not comments:
-                comments.append(line.comment)
             self.lines.remove(line)
-        return tree
+            taken.append(line)
+        return tree, taken
 
     def _shown(self, tree: ast.AST) -> str:
         text = ast.unparse(tree)
@@ -158,11 +165,12 @@ class Writer:
             sources.append(("layer", self.member(container) + cut))
         arguments = list(shared)
         if rest is not None:
-            sources.append(("own", rest))
-            arguments.append("*own")
+            sources.append(("args", rest))
+            arguments.append("*args")
         if loop.slots:
             state = self.states[loop]
-            sources.append(("state", state + f" or [None] * {len(calls)}" * self.trains))
+            count = len(calls) if same else f"len({sources[0][1]})"
+            sources.append(("state", state + f" or [None] * {count}" * self.trains))
             arguments.append("state")
         if not sources:
             head = f"for _ in range({len(calls)})"
@@ -220,6 +228,9 @@ def periodic(texts: list[str]) -> str:
             whole, left = divmod(n, size)
             text = f"[{', '.join(texts[:size])}] * {whole}"
             return f"{text} + [{', '.join(texts[:left])}]" if left else text
+    runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
+    if 2 * len(runs) <= n:
+        return " + ".join(f"[{text}]" + f" * {times}" * (times > 1) for text, times in runs)
     return f"[{', '.join(texts)}]"
 
 

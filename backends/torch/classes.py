@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from .about import class_doc, class_name
+from .about import class_doc
 from .body import Writer
 from .library import library
 from .naming import Named
 from .program import TOP, Held, Program, Var
 from .structure import Method
 
+from .titles import class_names
 
 @dataclass(frozen=True)
 class Class:
@@ -40,10 +41,10 @@ class ClassWriter:
     body: type[Writer] = Writer
 
     def __init__(self, program: Program) -> None:
-        self.inputs = program.inputs
+        self.inputs, self.nodes = program.inputs, program.nodes
         self.makers = {v: s for s in program.statements for v in s.results}
         self.names: dict[Hashable, str] = {}
-        self.classes: dict[str, Class] = {}
+        self.classes: dict[str, Class] = {}  # written
 
     # -- what kinds of classes differ in
 
@@ -71,11 +72,13 @@ class ClassWriter:
 
     def write(self, method: Method) -> str:
         """The name of the class of `method`, which is written where it is new, behind those of inner methods."""
-        if method.key in self.names:
-            return self.names[method.key]
+        if not self.names:
+            self.names = class_names(method, self.top, self.nodes, {*library()})
+        name = self.names[method.key]
+        if name in self.classes:
+            return name
         inner = {path: self.write(m) for path, m in method.modules.items()}
         top = method.path == TOP
-        name = self.names[method.key] = self._fresh(self.top if top else class_name(method))
         given = self.given(method) if top else method.inputs
         hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
         called, lines = self.body(method, given, hidden, top).write()
@@ -96,14 +99,6 @@ class ClassWriter:
         made = self.makers[v]
         floats = made.node is None or made.node.output.type.dtype.is_float
         return floats and not made.early and (made.scope != TOP or made.node is not None)
-
-    def _fresh(self, name: str) -> str:
-        taken = {*self.classes, *library(), *self.names.values()}
-        found, n = name, 1
-        while found in taken:
-            n += 1
-            found = f"{name}{n}"
-        return found
 
 
 def _all(method: Method) -> list[Method]:

@@ -117,6 +117,8 @@ def _pick_last(emitter: Emitter, value: Value, scope: str) -> None:
     emitter.scope, made = scope, emitter[value]
     last = emitter.give("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", made, last, name="x", replaces=0)
+        if any(part.isdigit() for part in node.scope.split(".")):
+            break  # within a layer, which then would be unlike the others
 
 
 def needed(program: Program) -> list[Statement]:

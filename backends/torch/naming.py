@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import keyword
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .library import IMPORTS, library
 from .program import Held, Operand, Var
 
-RESERVED = {"self", "cache", "state", "layer", "run", "own", "batch", "length", *IMPORTS}
+RESERVED = {"self", "cache", "state", "layer", "run", "args", "batch", "length", *IMPORTS}
 Named = Var | Held
 
 
@@ -33,12 +34,23 @@ class Names:
         self.lines, self.tokens = lines, dict(tokens)
         for target in (t for line in lines for t in line.targets):
             self.token(target)
+        self.wanted = self._wanted()
         self.last = self._last_reads()
         self.names: dict[str, str] = {}
         self.holder: dict[str, str] = {}  # name -> token that has it
 
     def token(self, o: Operand) -> str:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
+
+    def _wanted(self) -> dict[Operand, str]:
+        """What goes through a loop, and what it is made of, is called x."""
+        wanted: dict[Operand, str] = {}
+        for line in reversed(self.lines):
+            if len(line.loop) == 1:
+                wanted |= dict.fromkeys(line.loop[0], "x")
+            elif len(line.targets) == 1 and line.targets[0] in wanted and line.replaces is not None:
+                wanted[line.replaces] = "x"
+        return wanted
 
     def _last_reads(self) -> dict[str, int]:
         """The number of the last line that reads a token; loops read what enters them."""
@@ -66,11 +78,11 @@ class Names:
         for i, line in enumerate(self.lines):
             out += [f"{new} = {old}" for new, old in self._name_targets(i, line)]
             tree = _Rename(self.names).visit(line.tree)
-            text = ast.unparse(tree)
+            text = unparsed(tree)
             if line.targets and not line.loop:
                 text = _assignment(", ".join(self.names[self.token(t)] for t in line.targets), tree)
             elif not line.targets and i == len(self.lines) - 1:
-                text = f"return {text}"
+                text = f"return {', '.join(map(unparsed, tree.elts)) if isinstance(tree, ast.Tuple) else text}"
             *first, end = text.splitlines()
             out += [*first, f"{end}  # {line.comment}" if line.comment else end]
         return out
@@ -86,7 +98,7 @@ class Names:
             if name is not None:
                 self.names[token], self.holder[name] = name, token
                 continue
-            wanted = target.name if isinstance(target, Var) else "weight"
+            wanted = self.wanted.get(target, target.name if isinstance(target, Var) else "weight")
             self._take(token, wanted, i - 1 if line.loop else i)  # a loop reads its names again and again
             if target in entering and old is not None:
                 copies.append((self.names[token], self.names[self.token(old)]))
@@ -117,13 +129,18 @@ class Names:
 def _assignment(targets: str, tree: ast.AST) -> str:
     """``targets = tree``; an `if` where one branch of a conditional expression changes nothing."""
     if isinstance(tree, ast.IfExp):
-        body, orelse = (ast.unparse(t).strip("()") for t in (tree.body, tree.orelse))
+        body, orelse = (unparsed(t).strip("()") for t in (tree.body, tree.orelse))
         if orelse == targets:
-            return f"if {ast.unparse(tree.test)}:\n    {targets} = {ast.unparse(tree.body)}"
+            return f"if {unparsed(tree.test)}:\n    {targets} = {unparsed(tree.body)}"
         if body == targets:
-            test = ast.unparse(tree.test).replace(" is None", " is not None")
-            return f"if {test}:\n    {targets} = {ast.unparse(tree.orelse)}"
-    return f"{targets} = {ast.unparse(tree)}"
+            test = unparsed(tree.test).replace(" is None", " is not None")
+            return f"if {test}:\n    {targets} = {unparsed(tree.orelse)}"
+    return f"{targets} = {unparsed(tree)}"
+
+
+def unparsed(tree: ast.AST) -> str:
+    """The text of `tree`, powers of negative numbers without parentheses."""
+    return re.sub(r"\*\* \((-[\d.]+)\)", r"** \1", ast.unparse(tree))
 
 
 class _Rename(ast.NodeTransformer):

@@ -96,6 +96,7 @@ class Program:
     weights: dict[str, Param] = field(default_factory=dict)  # state_dict key -> parameter of the graph
     functions: dict[str, str] = field(default_factory=dict)  # of this model only: text by name
     cached: bool = False
+    nodes: list[Node] = field(default_factory=list)  # of the graph
 
 
 class Emitter:
@@ -110,7 +111,7 @@ class Emitter:
         self.cached = cached
         self.crosses = crosses or set()
         self.counts_keys = keys
-        self.program = Program(graph.name, cached=bool(cached))
+        self.program = Program(graph.name, cached=bool(cached), nodes=list(graph.nodes))
         self._made: dict[Value, Operand] = {}
         self._heads: dict[Value, tuple[int, Var]] = {}  # [batch, heads, seq, width] of [batch, seq, heads·width]
         self._leaves: dict[str, tuple[Leaf, tuple[Param, ...]]] = {}
@@ -136,7 +137,8 @@ class Emitter:
                 self._made[value] = self.hold(value)
             else:
                 made = self._heads[value][1]
-                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", made, name=local_name(value))
+                name = "x" if made.name == "x" else local_name(value)
+                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", made, name=name)
         return self._made[value]
 
     def __setitem__(self, value: Value, made: Operand) -> None:
@@ -157,13 +159,14 @@ class Emitter:
         if (known := self._heads.get(value)) is not None and known[0] == count:
             return known[1]
         split = value.producer
+        width = value.width // count
+        comment = f"[{', '.join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))}]"
         apart = split.inputs[0] if split is not None and split.op.name == "reshape" else None
         if apart is not None and len(apart.shape) == 4 and apart.shape[2] == count:
-            return self.emit("{0}.transpose(1, 2)", apart, name=name or local_name(value), replaces=0)
-        width = value.width // count
-        shape = ", ".join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))
-        text = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)"
-        return self.emit(text, value, name=name or local_name(value), replaces=0, comment=f"[{shape}]")
+            text, x = "{0}.transpose(1, 2)", apart
+        else:
+            text, x = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)", value
+        return self.emit(text, x, name=name or local_name(value), replaces=None if name else 0, comment=comment)
 
     def set_heads(self, value: Value, count: int, made: Var) -> None:
         """`value` [batch, seq, count·width] stands, for whom it suits, as `made` [batch, count, seq, width]."""
@@ -353,8 +356,8 @@ def attribute_path(path: str) -> str:
 
 def local_name(value: Value) -> str:
     """The last part of the name of a value; if that is only what made it, what it is for who reads it."""
-    own, made = value.name.rpartition(".")[2], value.producer
-    if made is None or not value.uses or re.sub(r"_\d+$", "", own) != made.op.name.removesuffix("_"):
+    own, made = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
+    if made is None or not value.uses or own != made.op.name.removesuffix("_"):
         return own
     reader, index = value.uses[0]
     operands = reader.op.operands

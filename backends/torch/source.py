@@ -22,7 +22,7 @@ from .classes import ClassWriter
 from .library import imports, kernels, names, used_parts
 from .lowering import lower
 from .naming import Named
-from .program import TOP, Held, Leaf, Slot, Statement
+from .program import TOP, Held, Leaf, Program, Slot, Statement
 from .structure import Call, Item, Loop, Method, reads, relative, structure
 
 
@@ -78,8 +78,13 @@ def template(name: str) -> jinja2.Template:
 class ModelWriter(ClassWriter):
     """Writes the classes of a model."""
 
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        rows = (s.operands[1] for s in program.statements if s.text == "F.embedding({0}, {1})")
+        self.tables = {o.path for o in rows if isinstance(o, Held) and not o.constant and o.path.endswith(".weight")}
+
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        return _init(method, inner)
+        return _init(method, inner, self.tables)
 
     def given(self, method: Method) -> list[Named]:
         given = [v for v in self.inputs if v in method.inputs or not v.default]
@@ -152,11 +157,17 @@ def _some_weight(method: Method) -> str:
     return "next(self.parameters())"
 
 
-def _init(method: Method, inner: Mapping[str, str]) -> list[str]:
-    """The lines that make what the module holds."""
+
+def _init(method: Method, inner: Mapping[str, str], tables: set[str]) -> list[str]:
+    """The lines that make what the module holds; `tables` are weights that embed."""
     tree: dict[str, Any] = {}
     entries: dict[str, str | Leaf | Held] = {relative(p, method.path): name for p, name in inner.items()}
-    entries |= {relative(p, method.path): held for p, held in method.holds.items()}
+    for path, held in method.holds.items():
+        local = relative(path, method.path)
+        if path in tables and isinstance(held, Held):
+            local = local.removesuffix(".weight")
+            held = Leaf(local, f"nn.Embedding({', '.join(map(str, held.shape))})", ("weight",))
+        entries[local] = held
     order = _order(method)
     for path, entry in sorted(entries.items(), key=lambda e: order.get(e[0], len(order))):
         *outer, last = path.split(".")

@@ -49,9 +49,9 @@ def _rms_norm(e: Emitter, node: Node) -> Var:
     x, weight, eps = operand(node, "x"), node.operand("weight"), node.attrs["eps"]
     leaf = None if weight is None else e.leaf(f"nn.RMSNorm({x.width}, eps={eps!r})", weight=weight)
     if leaf is not None:
-        return e.emit("{1}({0})", x, leaf)
+        return e.emit("{1}({0})", x, leaf, replaces=0)
     rest = () if weight is None else (weight,)
-    return e.emit(f"F.rms_norm({{0}}, ({x.width},), {'{1}' if rest else 'None'}, {eps!r})", x, *rest)
+    return e.emit(f"F.rms_norm({{0}}, ({x.width},), {'{1}' if rest else 'None'}, {eps!r})", x, *rest, replaces=0)
 
 
 @lowering(ops.layer_norm)
@@ -62,10 +62,10 @@ def _layer_norm(e: Emitter, node: Node) -> Var:
     if weight is not None:
         leaf = e.leaf(f"nn.LayerNorm({x.width}, eps={eps!r}{rest})", weight=weight, bias=bias)
     if leaf is not None:
-        return e.emit("{1}({0})", x, leaf)
+        return e.emit("{1}({0})", x, leaf, replaces=0)
     given = [v for v in (weight, bias) if v is not None]
     places = ["{1}" if weight is not None else "None", f"{{{len(given)}}}" if bias is not None else "None"]
-    return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *given)
+    return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *given, replaces=0)
 
 
 @lowering(ops.add_norm)

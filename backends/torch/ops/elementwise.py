@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from weft.ir import ops
 from weft.ir.dtypes import DType
 from weft.ir.graph import Node, Param, Value
@@ -46,6 +48,7 @@ TEXTS = {
     "tanh": "{0}.tanh()",
     "where": "torch.where({0}, {1}, {2})",
 }
+SHORT = 8  # digits of a number that is written as it is
 ACTIVATIONS = {  # of glu and moe, see `activation`
     "elu": "F.elu({0})",
     "identity": "{0}",
@@ -65,7 +68,7 @@ def _elementwise(e: Emitter, node: Node) -> Var:
     values = [v for v in node.inputs if v is not None]
     text, values = _with_numbers(TEXTS[node.op.name], values, node)
     text = in_model_dtype(text, values)
-    shape = node.output.shape
+    shape = node.output.shape if len(values) > 1 else None  # a function of x is something else than x
     replaces = next((i for i, v in enumerate(values) if v.producer is not None and v.shape == shape), None)
     return e.emit(text, *values, replaces=replaces)
 
@@ -80,6 +83,7 @@ def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list
         return text, values
     if node.op is ops.where and (0 in found or len(kept) < 2):
         return text, values
+    found = {i: f"({n})" for i, n in found.items()}  # a power binds more than a sign
     places = iter(range(len(kept)))
     return text.format(*(found[i] if i in found else f"{{{next(places)}}}" for i in range(len(values)))), kept
 
@@ -128,10 +132,17 @@ def _affine(e: Emitter, node: Node) -> Var:
     x, by, plus = operand_of(node), node.attrs["by"], node.attrs["plus"]
     if by == 0:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
-    text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} * {number(by, node.output)}"
+    text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(by, node.output)}"
     rest = number(abs(plus), node.output)
     text += f" + {rest}" if plus > 0 else f" - {rest}" if plus < 0 else ""
     return e.emit(text, x, replaces=0)
+
+
+def _times(by: float, like: Value) -> str:
+    """Multiplication by a number; division, where the number is known by what it is one over."""
+    if like.type.dtype.is_float and len(repr(by)) > SHORT and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
+        return f"/ {number(float(round(1 / by)))}"
+    return f"* {number(by, like)}"
 
 
 @lowering(ops.clip)
@@ -198,10 +209,14 @@ def _front(axis: int, node: Node) -> int:
 
 
 def number(x: float, like: Value | None = None) -> str:
-    """A number as Python spells it, whole where `like` holds whole ones."""
+    """A number as Python spells it, whole where `like` holds whole ones; the root of a whole number as a power."""
     if like is not None and not like.type.dtype.is_float:
         return repr(int(x))
-    return {"inf": "math.inf", "-inf": "-math.inf"}.get(repr(x), repr(x))
+    text = {"inf": "math.inf", "-inf": "-math.inf"}.get(repr(x), repr(x))
+    if len(text) <= SHORT or not 1e-4 < x < 1e4:
+        return text
+    roots = ((round(x ** (1 / p)), p) for p in (0.5, -0.5))
+    return next((f"{n}**{p}" for n, p in roots if n > 1 and math.isqrt(n) ** 2 != n and n**p == x), text)
 
 
 def dtype_text(dtype: DType) -> str:

@@ -81,7 +81,9 @@ def _expert(node: Node, names: list[str]) -> str:
         hidden = f"{act.format(gate)} * {up}"
     lines.append(f"return {product(hidden, 'down')}")
     doc = '"""What one expert makes of x [tokens, dim]; `linear` multiplies with its share of the weights."""'
-    return f"def {{name}}(linear, x, {', '.join(names)}):\n    " + "\n    ".join([doc, *lines])
+    given = ", ".join(f"{name}: Tensor" for name in ("x", *names))
+    head = f"def {{name}}(linear: Callable[..., Tensor], {given}) -> Tensor:"
+    return "\n    ".join([head, doc, *lines])
 
 
 def _capacity(e: Emitter, node: Node, part: str) -> Var:

@@ -52,14 +52,21 @@ def _unsqueeze(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.squeeze)
 def _squeeze(e: Emitter, node: Node) -> Var:
-    axes = node.attrs["axes"]
+    x, axes = _first(node), node.attrs["axes"]
+    cut = x.producer
+    if cut is not None and cut.op is ops.slice_ and len(axes) == 1 and len(x.uses) == 1:
+        axis, start = cut.attrs["axis"] % len(x.shape), cut.attrs["start"]
+        if axis == axes[0] % len(x.shape) and isinstance(start, int):  # one of many: an index
+            return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", _first(cut))
     text = f"{axes[0]}" if len(axes) == 1 else f"{tuple(axes)}"
-    return e.emit(f"{{0}}.squeeze({text})", _first(node), replaces=0)
+    return e.emit(f"{{0}}.squeeze({text})", x, replaces=0)
 
 
 @lowering(ops.expand)
 def _expand(e: Emitter, node: Node) -> Var:
     x = _first(node)
+    if _broadcasts(e, node.output):
+        return e.emit("{0}", x, replaces=0)
     own = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
     texts, sizes = [], list[Operand]()
     tokens = [v for name, v in e.graph.inputs.items() if name.endswith("input_ids") and "." not in e.scope]
@@ -71,6 +78,25 @@ def _expand(e: Emitter, node: Node) -> Var:
             texts.append(text)
             sizes += used
     return e.emit(f"{{0}}.expand({', '.join(texts)})", x, *sizes, replaces=0)
+
+
+def _broadcasts(e: Emitter, value: Value) -> bool:
+    """Whether all that becomes of `value`, a row for each text, is added to something that has these rows."""
+    if len(value.uses) != 1 or value in e.graph.outputs.values():
+        return False
+    reader, index = value.uses[0]
+    if reader.op in (ops.embedding, ops.affine, ops.cast) and index == 0:
+        return _broadcasts(e, reader.output)
+    others = [v for v in reader.inputs if v is not None and v is not value]
+    return reader.op is ops.add and any(v.shape == value.shape and not _expanded(v) for v in others)
+
+
+def _expanded(value: Value) -> bool:
+    """Whether `value` is made of what `_broadcasts` asks about."""
+    made = value.producer
+    return made is not None and (
+        made.op is ops.expand or (made.op in (ops.embedding, ops.affine, ops.cast) and _expanded(_first(made)))
+    )
 
 
 @lowering(ops.concat)
