@@ -17,7 +17,7 @@ from weft.backends.runtime import load
 from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.folder import GENAI, MANIFEST, read_json
 from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.session import target_for
+from weft.backends.runtime.place import place_for
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.passes import default_pipeline
@@ -227,12 +227,13 @@ def _check_kind(name: str, kind: Any) -> None:
 
 def _compile(model: Model, folder: Path, device: str, progress: Progress) -> None:
     """Compile `model` with the logits of all positions."""
-    default = default_pipeline(model.graph)
-    last = any(p.name == "last-token-logits" for p in default.passes)
+    place, default = place_for(device), default_pipeline(model.graph)
+    last = place.target != "torch" and any(p.name == "last-token-logits" for p in default.passes)
     compile(
         model,
         folder,
-        target=target_for(device),
+        target=place.target,
+        dtype=place.dtype,
         passes="default,-last-token-logits" if last else "default",
         progress=lambda _, done, total: progress(f"compiling {model.description}", done, total),
     )

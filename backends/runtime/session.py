@@ -126,10 +126,8 @@ def missing_cuda(ort: Any) -> str | None:
         )
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it cannot load; the loader below says it better
         ort.preload_dlls()
-    try:
-        ctypes.CDLL(_DRIVER)
-    except OSError as error:
-        return f"the NVIDIA driver cannot be loaded ({error})"
+    if (trouble := gpu_trouble()) is not None:
+        return trouble
     try:
         if os.name != "nt":
             libraries = Path(ort.__file__).parent / "capi"
@@ -140,24 +138,15 @@ def missing_cuda(ort: Any) -> str | None:
             f"a library that {CUDA} needs cannot be loaded ({error}): install the CUDA {ort.cuda_version} libraries, "
             "onnxruntime-gpu[cuda,cudnn] and nvidia-cublas (weft[gpu])"
         )
-    return _driver_trouble()
+    return None
 
 
-def target_for(device: str) -> str:
-    """The target to compile a source for that shall run on `device`: ort-cuda where that can be used, else ort-cpu.
-
-    Raises WeftError if `device` is cuda and there is none, before anything is compiled.
-    """
-    if device == "cpu":
-        return "ort-cpu"
-    trouble = missing_cuda(onnxruntime())
-    if device == "cuda" and trouble:
-        raise WeftError(f"device cuda cannot be used: {trouble}")
-    return "ort-cpu" if trouble else "ort-cuda"
-
-
-def _driver_trouble() -> str | None:
-    driver = ctypes.CDLL(_DRIVER)
+def gpu_trouble() -> str | None:
+    """Why the NVIDIA driver shows no GPU, in a few words; None where it shows one."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        return f"the NVIDIA driver cannot be loaded ({error})"
     status, count = driver.cuInit(0), ctypes.c_int(0)
     if status == 0:
         status = driver.cuDeviceGetCount(ctypes.byref(count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import click
 from weft.ir.errors import WeftError
 
 from .compiling import tell_random
-from .completion import complete_sources
+from .completion import complete_sources, complete_targets
 from .guard import complain
 from .shown import note, progress
 
@@ -57,6 +58,11 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; default: one a core.")
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    help="What a SOURCE is compiled for: ort-cpu, ort-cuda or torch; default: ONNX Runtime's, where it can run.",
+)
 def run_command(
     source: str,
     prompt: str | None,
@@ -70,6 +76,7 @@ def run_command(
     normalize: bool | None,
     device: str,
     threads: int | None,
+    target: str | None,
     **sampling: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
@@ -85,6 +92,7 @@ def run_command(
       echo "The sky is" | weft run model.gguf --stop "."
       weft run out/ --prompt "The sky is" --beams 4              the likeliest text rather than the likeliest tokens
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
+      weft run model.gguf --target torch --chat                  by PyTorch, though ONNX Runtime is there
     """
     if ids is not None and (chat or prompt is not None):
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
@@ -101,7 +109,7 @@ def run_command(
     if given.keys() & {"top_k", "top_p", "min_p"}:
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
-    with _opened(source, device, threads, text=ids is None) as model:
+    with _opened(source, device, threads, target, text=ids is None) as model:
         if not hasattr(model, "stream"):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
@@ -124,27 +132,30 @@ def run_command(
 
 
 @contextlib.contextmanager
-def _opened(source: str, device: str, threads: int | None, text: bool) -> Iterator[Any]:
+def _opened(source: str, device: str, threads: int | None, target: str | None, text: bool) -> Iterator[Any]:
     """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer."""
     from weft.backends.runtime import load
     from weft.backends.runtime.folder import GENAI, MANIFEST
-    from weft.backends.runtime.session import target_for
+    from weft.backends.runtime.place import place_for
 
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
+        if target is not None:
+            raise WeftError(f"{source} is compiled: --target goes with a source that is not")
         yield load(source, device, threads)
         return
     from .. import load_source
     from ..compiler import compile
 
-    target, found = target_for(device), load_source(source)
+    place, found = place_for(device, target), load_source(source)
     if found.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
-        note(f"compiling {source} for this run; `weft compile {source} -o DIR` would keep the result")
+        keep = f"weft compile {shlex.quote(source)} --target {place.target} -o DIR"
+        note(f"compiling {source} for this run by {place}; `{keep}` would keep the result")
         folder = Path(scratch, "model")
         with progress(f"reading {source}") as step:
-            tell_random(compile(found, folder, target=target, progress=step))
-        yield load(folder, device, threads)
+            tell_random(compile(found, folder, target=place.target, dtype=place.dtype, progress=step))
+        yield load(folder, place.device, threads)
 
 
 def _embed(model: Encoder, prompt: str | list[int] | None, answer: bool, source: str, **options: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.runtime import session
+from weft.backends.runtime import place
 
 from .command import TINY, done, refused, start
 
@@ -102,11 +103,27 @@ def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.Mon
         (("--prompt", "sky", "--beams", "0"), ("--beams",)),
         (("--prompt", "sky", "--beams", "2", "--seed", "1"), ("beam search", "sampling")),
         (("--prompt", "sky", "--normalize"), ("no encoder", "--normalize")),
+        (("--prompt", "sky", "--target", "torch"), ("is compiled", "--target")),
     ],
 )
 def test_bad_requests_to_run(compiled: Path, args: tuple[str, ...], words: tuple[str, ...]) -> None:
     line = refused("run", compiled, *args)
     assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize("options", [("--target", "torch"), ()])
+def test_a_source_runs_by_pytorch(options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is asked for, or ONNX Runtime is not there."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    asked = ("run", tmp_path / "tiny.py", "--ids", "3,1,4", "--max-tokens", "5", "--device", "cpu")
+    by_onnxruntime = done(*asked)
+    assert "by ONNX Runtime on the CPU; `weft compile " in by_onnxruntime.stderr
+    if not options:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    by_torch = done(*asked, *options)
+    assert "for this run by PyTorch on the CPU; `weft compile " in by_torch.stderr
+    assert " --target torch -o DIR` would keep the result" in by_torch.stderr
+    assert by_torch.stdout == by_onnxruntime.stdout
 
 
 def test_a_source_without_a_tokenizer_is_not_compiled_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -115,7 +132,7 @@ def test_a_source_without_a_tokenizer_is_not_compiled_to_run(monkeypatch: pytest
 
 
 def test_a_device_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "missing_cuda", lambda ort: "the NVIDIA driver sees no GPU")
+    monkeypatch.setattr(place, "missing_cuda", lambda ort: "the NVIDIA driver sees no GPU")
     assert refused("run", tiny, "--prompt", "x", "--device", "cuda").endswith("sees no GPU")
 
 
