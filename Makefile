@@ -34,13 +34,21 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[cpu]'
 	@touch $@
 
+# What the tests of pages look at them with; CHROMIUM names another one than is found.
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || echo /usr/bin/chromium)
+
+$(CHROMIUM):
+	@test "$$(id -u)" = 0 && command -v apt-get > /dev/null || \
+		{ echo "the tests of pages need Chromium: install it, or name it with 'make CHROMIUM=/path/to/chromium'"; exit 1; }
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium
+
 weights: $(SMOLLM2) $(MINILM)  ## the two real models of the tests and the demo, into .cache/weights
 
 $(SMOLLM2) $(MINILM): | $(BIN)/python
 	$(BIN)/python tests/weights.py $(@F) $(CACHE)
 
-test: $(SETUP) $(SMOLLM2) $(MINILM) lint  ## every check: lint, types, tests
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, types, tests
+	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 lint: $(SETUP)  ## style and types
 	$(BIN)/ruff check .

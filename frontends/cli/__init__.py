@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, opt, export, verify, eval; catalogues of ops, passes, presets, families.
+"""The `weft` command: compile, run, inspect, viz, opt, export, verify, eval; catalogues of ops, passes and more.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too (that lives beside this folder: `compile`, `inspection`, `verification`).
@@ -12,6 +12,7 @@ from . import (
     catalog,
     compiling,
     completion,
+    drawing,
     evaluating,
     exporting,
     inspecting,
@@ -49,6 +50,7 @@ def cli(ctx: click.Context) -> None:
       weft compile model.gguf -o out/           a folder that ONNX Runtime runs
       weft run out/ --chat                      talk to it
       weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
+      weft viz model.gguf -o model.html         a picture to click through
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 meaning of the source
@@ -62,6 +64,7 @@ for command in (
     compiling.compile_command,
     running.run_command,
     inspecting.inspect_command,
+    drawing.viz_command,
     opting.opt_command,
     exporting.export_command,
     verifying.verify_command,

@@ -1,0 +1,10 @@
+"""Pictures of a model: a page to click through, an SVG to print, Mermaid, DOT, a tree for the terminal.
+
+network    what there is to draw: the operations of a weft graph, or of any ONNX model, with their facts
+outline    the operations as a tree of scopes, equal layers folded into repeats
+arrange    the parts of a scope as boxes in columns and rows: the residual stream straight, branches beside it
+place      sizes and coordinates, lines between boxes
+labels     what is written on a part, and its kind, which gives the colour
+
+Never here: what a model is or costs (weft.ir, weft.passes), where it comes from (weft.frontends).
+"""

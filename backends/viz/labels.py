@@ -1,0 +1,182 @@
+"""What is written on a part, and of which kind it is: kinds have colours, and names in the legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .network import Vertex
+from .outline import Part
+
+KINDS = {
+    "stream": "residual stream",
+    "embedding": "embedding, output",
+    "norm": "norm",
+    "attention": "attention",
+    "position": "position",
+    "feed-forward": "feed-forward",
+    "experts": "experts",
+    "recurrence": "recurrence",
+    "linear": "linear map",
+    "tensor": "other",
+    "input": "input, result",
+}
+_KIND = {
+    "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
+    "attention": "attention", "rotary_attention": "attention", "relative_attention": "attention",
+    "rope": "position", "alibi": "position", "relative_position_bias": "position",
+    "glu": "feed-forward", "gelu": "feed-forward", "relu": "feed-forward", "relu2": "feed-forward",
+    "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
+    "softplus": "feed-forward", "moe": "experts", "route": "experts", "expert_choice": "experts",
+    "limit_capacity": "experts", "selective_scan": "recurrence", "ssd": "recurrence", "causal_conv": "recurrence",
+    "gated_linear_attention": "recurrence", "linear_attention": "recurrence", "linear": "linear",
+    "head_linear": "linear", "matmul": "linear", "input": "input", "output": "input", "add": "stream",
+}  # fmt: skip
+_TITLE = {
+    "embedding": "Embedding", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "add_norm": "Add & norm",
+    "norm_linear": "Norm & linear", "linear": "Linear", "head_linear": "Linear per head", "matmul": "Matrix product",
+    "rope": "RoPE", "alibi": "ALiBi", "relative_position_bias": "Relative position bias", "glu": "GLU",
+    "gelu": "GELU", "relu": "ReLU", "relu2": "ReLU²", "swish": "Swish", "elu": "ELU", "tanh": "tanh",
+    "sigmoid": "Sigmoid", "softplus": "Softplus", "moe": "Experts", "route": "Router's choice",
+    "selective_scan": "Selective scan", "ssd": "State space dual", "causal_conv": "Causal convolution",
+    "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
+    "relative_attention": "Relative attention", "split": "Split", "concat": "Concat", "affine": "Scale",
+}  # fmt: skip
+_GATED = {
+    "silu": "SwiGLU",
+    "gelu": "GEGLU",
+    "gelu_tanh": "GEGLU",
+    "relu": "ReGLU",
+    "sigmoid": "GLU",
+    "identity": "Bilinear",
+}
+SYMBOLS = {"add": "+", "mul": "×", "sub": "−", "div": "÷"}
+ATTENTIONS = ("attention", "rotary_attention", "relative_attention")
+
+
+@dataclass(frozen=True)
+class Label:
+    """A title and the lines under it; `symbol` is what stands in the circle of a sum or product instead."""
+
+    title: str
+    lines: tuple[str, ...]
+    kind: str
+    symbol: str = ""
+
+
+def label(part: Part) -> Label:
+    """What is written on `part` when it is closed."""
+    return _leaf(part) if part.vertices else _group(part)
+
+
+def _leaf(part: Part) -> Label:
+    v = part.vertices[0]
+    kind = _KIND.get(v.op, "tensor")
+    if v.op in ("input", "output"):
+        return Label(part.name, v.types[:1], kind)
+    if v.op in SYMBOLS and len(v.reads) == 2:
+        return Label(part.name, (), "stream" if v.op == "add" else "tensor", SYMBOLS[v.op])
+    title = attention_name(v) if v.op in ATTENTIONS else _TITLE.get(v.op, v.op)
+    if v.op == "glu":
+        title = _GATED.get(str(v.attrs.get("activation", "silu")).strip("'\""), "Gated unit")
+    lines = [line for line in (_detail(v),) if line]
+    return Label(title, (part.name, *lines), kind)
+
+
+def attention_name(v: Vertex) -> str:
+    """The usual name of a softmax attention by its heads."""
+    heads, kv = int(v.attrs.get("heads", 1)), int(v.attrs.get("kv_heads") or v.attrs.get("heads", 1))
+    if v.op == "relative_attention":
+        return "Relative attention"
+    if v.attrs.get("value_dim"):
+        return "Latent attention"
+    return "Multi-head attention" if kv == heads else "Multi-query attention" if kv == 1 else "Grouped-query attention"
+
+
+def _detail(v: Vertex) -> str:
+    """The sizes that tell most of an operation."""
+    if v.op in ATTENTIONS:
+        return " · ".join(_attention_facts(v))
+    if v.op in ("linear", "embedding") and v.weights:
+        rows, width = v.weights[0].shape.strip("[]").split(", ")
+        return f"{_number(width)} to {_number(rows)}" if v.op == "linear" else f"{_number(rows)} × {_number(width)}"
+    if v.op == "moe":
+        return _experts(v)
+    if v.op == "route":
+        return f"top {v.attrs.get('k', 1)}"
+    return ""
+
+
+def _attention_facts(v: Vertex) -> Iterable[str]:
+    heads, kv = v.attrs.get("heads"), v.attrs.get("kv_heads")
+    yield f"{heads} heads" if not kv or kv == heads or kv == "1" else f"{heads} heads, {kv} KV heads"
+    if window := v.attrs.get("window"):
+        yield f"window {_number(window)}"
+    if (pattern := v.attrs.get("pattern")) and pattern not in ("dense", "'dense'"):
+        yield str(pattern).strip("'\"")
+    if "sinks" in [*v.roles, *(w.name.rpartition(".")[2] for w in v.weights)]:
+        yield "sinks"
+    if cap := v.attrs.get("softcap"):
+        yield f"soft cap {cap}"
+
+
+def _experts(v: Vertex) -> str:
+    experts = v.weights[0].shape.strip("[]").split(", ")[0] if v.weights else "?"
+    active = v.attrs.get("active")
+    return f"{experts} experts" + (f", {active} active" if active else "")
+
+
+def _group(part: Part) -> Label:
+    if not part.path:
+        return Label(part.name, (_contents(part),), "tensor")
+    vertices = list(part.all_vertices())
+    ops = {v.op: v for v in reversed(vertices)}
+    if part.count > 1 or part.name.isdigit():
+        return Label(_layers(part), (_contents(part),), "tensor")
+    attention = next((ops[op] for op in ATTENTIONS if op in ops), None)
+    inner = [c for c in part.children if c.children]
+    if attention is not None and len(inner) == 0:
+        facts = list(_attention_facts(attention))
+        cross = "Cross-attention" if part.name.startswith("cross") else attention_name(attention)
+        if attention.attrs.get("value_dim"):
+            cross = "Multi-head latent attention"
+        more = ["RoPE"] if "rope" in ops or attention.op == "rotary_attention" else []
+        return Label(cross, (part.name, " · ".join([*facts, *more])), "attention")
+    if "moe" in ops:
+        shared = ["shared expert"] if inner else []
+        return Label("Mixture of experts", (part.name, " · ".join([_experts(ops["moe"]), *shared])), "experts")
+    recurrent = next(
+        (op for op in ("selective_scan", "ssd", "gated_linear_attention", "linear_attention") if op in ops), ""
+    )
+    if recurrent and not inner:
+        name = {"selective_scan": "Mamba", "ssd": "Mamba-2"}.get(recurrent, _TITLE[recurrent])
+        return Label(name, (part.name, _TITLE[recurrent].lower()), "recurrence")
+    if {"linear", "norm_linear"} & set(ops) and not inner:
+        act = next((v for v in vertices if _KIND.get(v.op) == "feed-forward"), None)
+        if act is not None:
+            gated = act.op == "glu"
+            name = _leaf(Part(act.name, act.name, (act,))).title
+            hidden = act.types[0].rstrip("]").rpartition(", ")[2]
+            title = f"{name} feed-forward" if gated else f"Feed-forward, {name}"
+            return Label(title, (part.name, f"hidden {_number(hidden)}"), "feed-forward")
+    if len(part.children) == 1:
+        return _leaf(part.children[0]) if part.children[0].vertices else _group(part.children[0])
+    return Label(part.name, (_contents(part),), "tensor")
+
+
+def _layers(part: Part) -> str:
+    """What a repeat, or one of its layers, is called."""
+    stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
+    stem = stem.removesuffix("s") if part.count == 1 else stem
+    return f"{stem} {part.name}"
+
+
+def _contents(part: Part) -> str:
+    """The named parts in a part."""
+    named = [label(c).title for c in part.children if not (c.vertices and label(c).symbol)]
+    return ", ".join(dict.fromkeys(named))
+
+
+def _number(text: object) -> str:
+    """A whole number with commas between thousands; anything else as it is."""
+    return f"{int(str(text)):,}" if str(text).isdigit() else str(text)

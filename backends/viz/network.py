@@ -1,0 +1,95 @@
+"""What a picture shows: operations that read and make values, each with the facts that a panel tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.ir import Graph, Node, Param, Value
+from weft.ir.op import Cost, Trait
+from weft.ir.printer import format_attr
+from weft.ir.sizes import Size
+from weft.ir.view import attributes
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter: its name, shape and dtype, how many numbers it holds, and the recipe that makes them."""
+
+    name: str
+    shape: str
+    dtype: str
+    elements: Size
+    recipe: str
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """One operation. `reads` and `makes` are names of values; weights are not among `reads`.
+
+    `roles` are the names of the operands that `reads` are given to, `types` tell what it makes ("f32[seq, 576]").
+    A `view` moves no data. `cost` is None where nobody knows it.
+    """
+
+    name: str
+    op: str
+    scope: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    roles: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    weights: tuple[Weight, ...] = ()
+    cost: Cost | None = None
+    view: bool = False
+
+
+@dataclass(frozen=True)
+class Network:
+    """Operations in an order in which they can be computed; `inputs` and `outputs` are values by name, with types."""
+
+    name: str
+    vertices: tuple[Vertex, ...]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, tuple[str, str]]  # name -> value, type
+
+
+def network(graph: Graph) -> Network:
+    """What there is to draw of a weft graph."""
+    return Network(
+        graph.name,
+        tuple(_vertex(node) for node in graph.nodes),
+        {v.name: str(v.type) for v in graph.inputs.values()},
+        {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
+    )
+
+
+def _vertex(node: Node) -> Vertex:
+    read = list(_read(node))
+    return Vertex(
+        node.output.name,
+        node.op.name,
+        node.scope,
+        tuple(v.name for v, _ in read if not isinstance(v, Param)),
+        tuple(v.name for v in node.outputs),
+        tuple(role for v, role in read if not isinstance(v, Param)),
+        tuple(str(v.type) for v in node.outputs),
+        {k: format_attr(a) for k, a in attributes(node).items()},
+        tuple(_weight(v) for v, _ in read if isinstance(v, Param)),
+        node.op.node_cost(node),
+        Trait.VIEW in node.op.traits,
+    )
+
+
+def _read(node: Node) -> Iterable[tuple[Value, str]]:
+    """The operands that are there, with what the op calls them."""
+    for i, value in enumerate(node.inputs):
+        if value is not None:
+            yield value, node.op.operands[min(i, len(node.op.operands) - 1)].name
+
+
+def _weight(param: Param) -> Weight:
+    kind = param.type
+    shape = ", ".join(map(str, kind.shape))
+    return Weight(param.name, f"[{shape}]", kind.dtype.name, kind.elements, str(param.recipe))

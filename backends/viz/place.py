@@ -1,0 +1,255 @@
+"""Where everything is: sizes, corners and lines, in pixels, for any choice of opened parts.
+
+The same rules stand in page.js, which asks again whenever a part is opened or closed; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, Pass
+from .scene import ALL, Shape, Size, times
+
+GAP = 22.0  # between boxes of a column; lines cross from column to column in the middle of it
+APART = 20.0  # between branches; between parts of a row half of it
+LANE = 32.0  # for a line that passes branches
+PASS = 8.0  # for a line that passes a row
+ACROSS = 7.0  # between lines that cross above a row
+PAD = 16.0  # around what is in an open part
+HEAD = 28.0  # the title of an open part
+SPREAD = 26.0  # between lines that come into one part
+EDGE = 8.0  # between such lines and the corner of the part
+
+Point = tuple[float, float]
+
+
+@dataclass
+class Placed:
+    """A shape: its corner, its size, and the x of the line it stands on; if open, what is in it."""
+
+    shape: Shape
+    x: float
+    y: float
+    width: float
+    height: float
+    axis: float
+    open: bool
+    inner: list[Placed] = field(default_factory=list)
+    wires: list[Wire] = field(default_factory=list)
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
+
+    def all(self) -> Iterator[Placed]:
+        """The shape and all that are in it."""
+        yield self
+        for inner in self.inner:
+            yield from inner.all()
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A line from shape to shape, None for the edge of the open part around them, through the corners `points`."""
+
+    source: Shape | None
+    target: Shape | None
+    values: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
+@dataclass
+class _Inside:
+    """Where the boxes of an open shape came to stand.
+
+    `spots` are its parts, `spans` the top and bottom of boxes by their paths, `tops` those of rows, `rooms` the x of
+    the lines that pass rows.
+    """
+
+    shape: Shape
+    arrangement: Arrangement
+    spots: dict[int, Placed] = field(default_factory=dict)
+    spans: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
+    tops: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
+    rooms: dict[tuple[int, int, int], float] = field(default_factory=dict)
+
+
+def place(root: Shape, opened: Collection[str]) -> Placed:
+    """`root` with its corner at 0, 0, the shapes whose keys are in `opened` open; a key with ALL behind it opens a
+    repeat as often as it is computed."""
+    return _Placer(opened).placed(root, 0, 0)
+
+
+class _Placer:
+    def __init__(self, opened: Collection[str]) -> None:
+        self.opened = opened
+        self.sizes: dict[tuple[int, int], Size] = {}
+        self.repeated: dict[int, Shape] = {}
+
+    def placed(self, shape: Shape, x: float, y: float) -> Placed:
+        """`shape` at a corner, with all that is in it."""
+        shape, size = self.shown(shape), self.size(shape)
+        made = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
+        if made.open and shape.arrangement is not None:
+            inside = _Inside(shape, shape.arrangement)
+            self._put(inside, shape.arrangement.box, x + PAD, y + HEAD + GAP, ())
+            made.inner = [inside.spots[i] for i in sorted(inside.spots)]
+            made.wires = list(_wires(made, inside))
+        return made
+
+    def shown(self, shape: Shape) -> Shape:
+        """`shape`, or all its repetitions where these are asked for."""
+        if shape.part.count < 2 or shape.key + ALL not in self.opened:
+            return shape
+        if id(shape) not in self.repeated:
+            self.repeated[id(shape)] = times(shape)
+        return self.repeated[id(shape)]
+
+    def size(self, shape: Shape) -> Size:
+        """The size of a shape, open or closed."""
+        shape = self.shown(shape)
+        if shape.arrangement is None or shape.key not in self.opened:
+            return shape.closed
+        inner = self._box(shape, shape.arrangement.box)
+        wide = max(inner.width + 2 * PAD, shape.head)
+        return Size(wide, HEAD + GAP + inner.height + GAP, PAD + inner.axis)
+
+    def _box(self, shape: Shape, box: Box) -> Size:
+        key = id(shape), id(box)
+        if key not in self.sizes:
+            self.sizes[key] = self._measured(shape, box)
+        return self.sizes[key]
+
+    def _measured(self, shape: Shape, box: Box) -> Size:
+        if isinstance(box, Item):
+            return self.size(shape.inner[box.index])
+        if isinstance(box, Pass):
+            return Size(PASS, 0, PASS / 2)
+        if isinstance(box, Column):
+            return _stacked([self._box(shape, b) for b in box.boxes])
+        if isinstance(box, Branches):
+            sizes = [self._box(shape, b) for b in box.boxes]
+            size = _beside(sizes, APART)
+            return Size(size.width + LANE, size.height, LANE / 2) if box.bypass else size
+        size = _stacked([_beside([self._box(shape, x) for x in row], APART / 2) for row in box.rows])
+        return Size(size.width, size.height + ACROSS * sum(box.lanes), size.axis)
+
+    def _put(self, inside: _Inside, box: Box, x: float, y: float, path: tuple[int, ...]) -> None:
+        """Place `box`, which stands at `path`, with its corner at x, y."""
+        shape = inside.shape
+        if isinstance(box, Item):
+            inside.spots[box.index] = self.placed(shape.inner[box.index], x, y)
+            return
+        size = self._box(shape, box)
+        inside.spans[path] = y, y + size.height
+        if isinstance(box, Column):
+            for i, b in enumerate(box.boxes):
+                inner = self._box(shape, b)
+                self._put(inside, b, x + size.axis - inner.axis, y, (*path, i))
+                y += inner.height + GAP
+        elif isinstance(box, Branches):
+            x += LANE if box.bypass else 0
+            for i, b in enumerate(box.boxes):
+                self._put(inside, b, x, y, (*path, i))
+                x += self._box(shape, b).width + APART
+        elif not isinstance(box, Pass):
+            tops = inside.tops[path] = []
+            for r, row in enumerate(box.rows):
+                y += ACROSS * box.lanes[r]
+                tops.append(y)
+                sizes = [self._box(shape, b) for b in row]
+                whole = _beside(sizes, APART / 2)
+                left = x + size.axis - whole.axis
+                for c, (b, inner) in enumerate(zip(row, sizes, strict=True)):
+                    if isinstance(b, Pass):
+                        inside.rooms[b.source, b.target, r] = left + inner.axis
+                    else:
+                        self._put(inside, b, left, y, (*path, r, c))
+                    left += inner.width + APART / 2
+                y += whole.height + GAP
+            tops.append(y + ACROSS * box.lanes[-1])
+
+
+def _stacked(sizes: Sequence[Size]) -> Size:
+    """Boxes one under the other, on one line."""
+    axis = max(s.axis for s in sizes)
+    height = sum(s.height for s in sizes) + GAP * (len(sizes) - 1)
+    return Size(axis + max(s.width - s.axis for s in sizes), height, axis)
+
+
+def _beside(sizes: Sequence[Size], gap: float) -> Size:
+    """Boxes side by side, which stand on the line of the middle one, or of the middle."""
+    width = sum(s.width for s in sizes) + gap * (len(sizes) - 1)
+    half = len(sizes) // 2
+    middle = sum(s.width + gap for s in sizes[:half]) + sizes[half].axis if len(sizes) % 2 else width / 2
+    return Size(width, max(s.height for s in sizes), middle)
+
+
+# -- lines
+
+
+def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
+    """The lines in the open shape `around`."""
+    shifts = _shifts(around, inside)
+    for line in inside.arrangement.lines:
+        a, b = inside.spots.get(line.source), inside.spots.get(line.target)
+        start = (around.axis, around.y + HEAD) if a is None else (a.axis, a.bottom)
+        end = (around.axis, around.bottom) if b is None else (b.axis + shifts[line.source, line.target], b.y)
+        points = _bent(line, start, end, inside)
+        if b is not None and b.shape.label.symbol and line.bend == "merge" and abs(start[0] - end[0]) > 1:
+            side, y = b.x if start[0] < b.x else b.x + b.width, (b.y + b.bottom) / 2  # into a circle from its side
+            points = [start, (start[0], y), (side, y)]
+        yield Wire(None if a is None else a.shape, None if b is None else b.shape, line.values, tuple(_corners(points)))
+
+
+def _bent(line: Line, start: Point, end: Point, inside: _Inside) -> list[Point]:
+    """The way of a line from `start` to `end`."""
+    (x0, _), (x1, _) = start, end
+    if line.bend == "rows":
+        points, x = [start], x0
+        for r, lane in line.lanes:
+            y = inside.tops[line.region][r] - ACROSS * (lane + 1)
+            to = inside.rooms.get((line.source, line.target, r), x1)
+            points += [(x, y), (to, y)]
+            x = to
+        return [*points, end]
+    if line.bend:
+        top, bottom = inside.spans[line.region]
+        y = top - GAP / 2 if line.bend == "fork" else bottom + GAP / 2
+        return [start, (x0, y), (x1, y), end]
+    return [start, end]
+
+
+def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
+    """How far from the middle of its target every line arrives: side by side, where several do."""
+    lines = [line for line in inside.arrangement.lines if line.target != END]
+    found = {(line.source, line.target): 0.0 for line in lines}
+    for target, spot in inside.spots.items():
+        sources = [line.source for line in lines if line.target == target]
+        if len(sources) < 2 or spot.shape.label.symbol:
+            continue
+        at = {s: inside.spots[s].axis if s in inside.spots else around.axis for s in sources}
+        order = sorted(sources, key=at.__getitem__)
+        straight = [i for i, s in enumerate(order) if abs(at[s] - spot.axis) < 0.5]
+        zero = straight[0] if straight else (len(order) - 1) / 2
+        room = min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - EDGE
+        step = min(SPREAD, room / max(zero, len(order) - 1 - zero))
+        for i, s in enumerate(order):
+            found[s, target] = (i - zero) * step
+    return found
+
+
+def _corners(points: Sequence[Point]) -> Iterator[Point]:
+    """The points of a line where it turns, and its ends."""
+    apart = [p for p, q in itertools.pairwise(points) if not _near(p, q)] + [points[-1]]
+    yield apart[0]
+    for before, p, after in zip(apart, apart[1:], apart[2:], strict=False):
+        if not any(abs(before[i] - p[i]) < 0.01 and abs(p[i] - after[i]) < 0.01 for i in (0, 1)):
+            yield p
+    yield apart[-1]
+
+
+def _near(p: Point, q: Point) -> bool:
+    return abs(p[0] - q[0]) < 0.01 and abs(p[1] - q[1]) < 0.01

@@ -1,0 +1,139 @@
+"""A network as shapes: what may be drawn, whether open or closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
+from .labels import Label, label
+from .network import Network
+from .outline import Part, outline, reads
+from .text import width
+
+TITLE, LINE = 13.0, 11.0  # sizes of text
+LEADING = 15.0  # from line to line
+ROUND = 24.0  # a circle
+MARGIN = 12.0  # beside text in a box
+NARROWEST = 72.0
+ICON = 16.0  # what tells that a box can be opened
+BADGE = 70.0  # room beside the title of an open part
+ALL = "*"  # after a key: a repeat is to be drawn as often as it is computed
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large something is, and how far from its left side the line that it stands on."""
+
+    width: float
+    height: float
+    axis: float
+
+
+@dataclass
+class Shape:
+    """A part of the picture: what is written on it, how large it is when closed, and what is in it when open.
+
+    `notes` are values that the part reads and no line brings. `head` is the least width of an open part.
+    """
+
+    key: str
+    part: Part
+    label: Label
+    notes: tuple[str, ...]
+    closed: Size
+    head: float
+    arrangement: Arrangement | None = None
+    inner: list[Shape] = field(default_factory=list)
+
+    def all(self) -> Iterator[Shape]:
+        """The shape and all that may be drawn in it, of repeats the first time only."""
+        yield self
+        for shape in self.inner:
+            yield from shape.all()
+
+
+def scene(network: Network) -> Shape:
+    """The shapes of `network`; the root is the picture itself, always open."""
+    return _shape(outline(network), (), (), ())
+
+
+def unfolded(root: Shape) -> set[str]:
+    """The keys of what is open at first: layers, and what they are in."""
+
+    def layered(shape: Shape) -> bool:
+        return shape.part.count > 1 or shape.part.name.isdigit() or any(map(layered, shape.inner))
+
+    return {s.key for s in root.all() if s is root or (s.arrangement is not None and layered(s))}
+
+
+def times(shape: Shape) -> Shape:
+    """A repeat with a part for each time that it is computed, in the place of the first one alone."""
+    part = shape.part
+    rounds = [_once(part, body) for body in (part.children, *part.others)]
+    first, last = (_shape(once, *_borders(once, part, (), ()), ()) for once in (rounds[0], rounds[-1]))
+    widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
+    inner = [replace(_like(first, once), label=label(once), closed=widest, head=head) for once in rounds]
+    numbers = range(len(rounds))
+    if part.parallel:
+        box = Column((Branches(tuple(Column((Item(i),)) for i in numbers), False),))
+        lines = [Line(START, i, (), "fork", (0,)) for i in numbers] + [Line(i, END, (), "merge", (0,)) for i in numbers]
+    else:
+        box = Column(tuple(map(Item, numbers)))
+        lines = [Line(i - 1 if i else START, i, ()) for i in numbers] + [Line(len(rounds) - 1, END, ())]
+    arrangement = Arrangement([s.part for s in inner], box, lines)
+    return replace(shape, arrangement=arrangement, inner=inner)
+
+
+def _once(part: Part, body: list[Part]) -> Part:
+    """One time of the repeat `part`."""
+    if len(body) == 1:
+        return body[0]
+    first, last = body[0], body[-1]
+    name = f"{first.name.partition('-')[0]}-{last.name.rpartition('-')[2]}"
+    stem = first.path.rpartition(".")[0]
+    return Part(name, f"{stem}.{name}" if stem else name, (), body)
+
+
+def _like(shape: Shape, part: Part) -> Shape:
+    """What `shape` is to its part, to another one that is equal but for names."""
+    inner = [_like(s, p) for s, p in zip(shape.inner, _body(part).children, strict=True)]
+    return replace(shape, key=part.path, part=part, inner=inner)
+
+
+def _body(part: Part) -> Part:
+    """What holds the parts that are drawn in `part`: of a layer that repeats, the layer."""
+    return part.children[0] if part.count > 1 and len(part.children) == 1 and part.children[0].children else part
+
+
+def _shape(part: Part, entering: tuple[str, ...], leaving: tuple[str, ...], notes: tuple[str, ...]) -> Shape:
+    text = label(part)
+    arrangement, inner = None, list[Shape]()
+    if part.children:
+        body = _body(part)
+        arrangement = arrange(body.children, entering, leaving)
+        for i, child in enumerate(body.children):
+            inner.append(_shape(child, *_borders(child, body, entering, leaving), tuple(arrangement.notes.get(i, ()))))
+    lines = [*text.lines, *([noted(notes)] if notes else [])]
+    size = Size(ROUND, ROUND, ROUND / 2)
+    if not text.symbol:
+        wide = max(width(text.title, TITLE, True) + (ICON if inner else 0), *(width(t, LINE) for t in lines), 0)
+        wide = max(wide + 2 * MARGIN, NARROWEST)
+        size = Size(wide, 32 + LEADING * len(lines), wide / 2)
+    head = width(text.title, TITLE, True) + 2 * MARGIN + BADGE
+    return Shape(part.path, part, text, notes, size, head, arrangement, inner)
+
+
+def noted(notes: tuple[str, ...]) -> str:
+    """What is written for values that no line brings."""
+    return "with " + ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in notes))
+
+
+def _borders(
+    child: Part, parent: Part, entering: tuple[str, ...], leaving: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The values that come into `child` and that leave it, of those that come into and leave its parent."""
+    made = [name for v in child.all_vertices() for name in v.makes]
+    outside = {name for other in parent.children if other is not child for name in reads(other)} | {*leaving}
+    later = {name for body in child.others for part in body for name in reads(part)}
+    return tuple(reads(child)), tuple(name for name in made if name in outside or name in later)

@@ -1,0 +1,32 @@
+"""How wide text is: the advances of the font that pictures carry with them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib.resources import files
+
+FONT = files(__package__) / "font"
+WEIGHTS = {False: "400", True: "600"}
+
+
+@functools.cache
+def _advances(bold: bool) -> dict[str, int]:
+    table: dict[str, int] = json.loads((FONT / "advances.json").read_text(encoding="utf-8"))[WEIGHTS[bold]]
+    return table
+
+
+def width(text: str, size: float, bold: bool = False) -> float:
+    """The width of `text` in pixels, set at `size` pixels; a letter that the font lacks counts as its widest one."""
+    advances = _advances(bold)
+    widest = advances["W"]
+    return sum(advances.get(c, widest) for c in text) * size / 1000
+
+
+def fitted(text: str, room: float, size: float, bold: bool = False) -> str:
+    """`text`, or as much of its beginning as fits into `room` pixels, with an ellipsis."""
+    if width(text, size, bold) <= room:
+        return text
+    while text and width(text + "…", size, bold) > room:
+        text = text[:-1]
+    return text.rstrip() + "…"

@@ -1,0 +1,72 @@
+"""Where things stand: no box over another, no line through a box, the residual stream straight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from weft import load_source
+from weft.backends.viz.network import network
+from weft.backends.viz.place import Placed, place
+from weft.backends.viz.scene import ALL, Shape, scene, unfolded
+from weft.backends.viz.text import width
+from weft.frontends.presets import PRESETS
+
+from .geometry import faults
+
+LEAST = 11  # pixels of text
+
+
+def drawn(preset: str) -> Shape:
+    return scene(network(load_source(preset).graph))
+
+
+def states(root: Shape) -> Iterable[set[str]]:
+    """Folded; as at first; everything open; every layer by itself."""
+    everything = {s.key for s in root.all() if s.arrangement is not None}
+    yield {root.key}
+    yield unfolded(root)
+    yield everything
+    yield everything | {s.key + ALL for s in root.all() if s.part.count > 1}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_nothing_overlaps(preset: str) -> None:
+    root = drawn(preset)
+    for opened in states(root):
+        assert list(faults(place(root, opened))) == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_text_fits_its_box(preset: str) -> None:
+    for shape in drawn(preset).all():
+        if not shape.label.symbol:
+            widest = max(
+                width(shape.label.title, 13, bold=True), *(width(line, LEAST) for line in shape.label.lines), 0
+            )
+            assert widest + 2 * 10 <= shape.closed.width
+
+
+def test_the_stream_is_straight() -> None:
+    root = drawn("smollm2-135m")
+    at = {p.shape.key: p for p in place(root, unfolded(root)).all()}
+    spine = [at[key].axis for key in ("layers.0.attn_residual", "layers.0.ffn_residual", "layers.0-29", "final_norm")]
+    assert max(spine) - min(spine) < 0.01
+    assert at["layers.0.attn"].x > spine[0]
+
+
+def test_every_operation_is_drawn_once() -> None:
+    graph = load_source("deepseek-v3").graph
+    root = scene(network(graph))
+    opened = {s.key for s in root.all() if s.arrangement} | {s.key + ALL for s in root.all() if s.part.count > 1}
+    for _ in range(3):  # what stands in opened layers is opened too
+        opened |= {p.shape.key for p in place(root, opened).all() if p.shape.arrangement}
+    names = [
+        v.name for p in leaves(place(root, opened)) for v in p.shape.part.vertices if v.op not in ("input", "output")
+    ]
+    assert sorted(names) == sorted(node.output.name for node in graph.nodes)
+
+
+def leaves(placed: Placed) -> Iterable[Placed]:
+    return (p for p in placed.all() if not p.open and p.shape.arrangement is None)
