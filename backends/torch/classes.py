@@ -11,8 +11,8 @@ from .library import library
 from .naming import Named
 from .program import TOP, Held, Program, Var
 from .structure import Method
-
 from .titles import class_names
+
 
 @dataclass(frozen=True)
 class Class:

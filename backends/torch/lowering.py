@@ -105,6 +105,8 @@ def _head(graph: Graph) -> tuple[Value, str] | None:
     while value is not None and value.producer is not None and len(value.uses) <= 1:
         node = value.producer
         read = [v for v in node.inputs if v is not None and v.producer is not None]
+        if any(part.isdigit() for part in node.scope.split(".")):
+            break  # within a layer, which then would be unlike the others
         alone = Trait.ROWWISE in node.op.traits or Trait.ELEMENTWISE in node.op.traits
         if not alone or len(read) != 1 or len(read[0].uses) != 1 or read[0].shape[:-1] != value.shape[:-1]:
             break
@@ -117,8 +119,6 @@ def _pick_last(emitter: Emitter, value: Value, scope: str) -> None:
     emitter.scope, made = scope, emitter[value]
     last = emitter.give("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", made, last, name="x", replaces=0)
-        if any(part.isdigit() for part in node.scope.split(".")):
-            break  # within a layer, which then would be unlike the others
 
 
 def needed(program: Program) -> list[Statement]:

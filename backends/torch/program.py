@@ -158,9 +158,9 @@ class Emitter:
         """`value` [batch, seq, count·width] as [batch, count, seq, width], called `name` or as it is."""
         if (known := self._heads.get(value)) is not None and known[0] == count:
             return known[1]
-        split = value.producer
         width = value.width // count
         comment = f"[{', '.join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))}]"
+        split = value.producer
         apart = split.inputs[0] if split is not None and split.op.name == "reshape" else None
         if apart is not None and len(apart.shape) == 4 and apart.shape[2] == count:
             text, x = "{0}.transpose(1, 2)", apart
