@@ -81,7 +81,7 @@ def compile(
         verify: check every pass on small random inputs in float64.
         prepack: store the weights also as the CPU kernels want them (``ort-cpu`` only; twice the disk space).
         keep_blocks: ``head`` or ``all``: the output head, or every linear map, is multiplied by the quantized blocks
-            of the source where a kernel takes them exactly (``ort-cpu`` only).
+            of the source where a kernel takes them exactly (``ort-cpu`` and ``torch``).
         tensor_parallel: how many processes can share the model, by parallel.py in the folder (``torch`` only).
         progress: called with (stage, bytes done, bytes in all).
 
@@ -90,13 +90,15 @@ def compile(
     """
     clock = {"start": time.perf_counter()}
     place = find_target(target)
-    for option, given in (("--prepack", prepack), ("--keep-blocks", keep_blocks)):
-        if given and place.name != "ort-cpu":
-            raise WeftError(f"{option} is for the kernels of target ort-cpu, not for {place.name}; leave it out")
+    if prepack and place.name != "ort-cpu":
+        raise WeftError(f"--prepack is for the kernels of target ort-cpu, not for {place.name}; leave it out")
+    if keep_blocks and place.name not in ("ort-cpu", "torch"):
+        raise WeftError(f"--keep-blocks is for the targets ort-cpu and torch, not for {place.name}; leave it out")
     if tensor_parallel != 1 and place.name != "torch":
         raise WeftError(f"--tensor-parallel is for target torch, not for {place.name}; leave it out")
-    if keep_blocks not in ("", "head", "all"):
-        raise WeftError(f"--keep-blocks {keep_blocks!r} is not known; it takes head or all")
+    if tensor_parallel != 1 and keep_blocks:
+        raise WeftError("--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks")
+    check_keep_blocks(keep_blocks)
     place = replace(place, keep_blocks=keep_blocks)
     dtype = target_dtype(place, dtype)
     model = load_source(source, seed=seed)
@@ -111,6 +113,8 @@ def compile(
     _check_table(graph, length, max_length is None, notes)
     if at_length(graph, length):
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
+    if keep_blocks and place.name == "torch":
+        graph.meta["keep_blocks"] = keep_blocks
     made = _lowered(graph, place, dtype, length, notes, prepack, tensor_parallel)
     clock["passes"] = time.perf_counter()
     done, total = 0, made.weight_bytes
@@ -176,6 +180,16 @@ def target_pipeline(
     paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in applying)
     pipeline = parse_pipeline(pipeline_text(passes), Pipeline(paying))
     return pipeline if dtype == "f32" or target.name == "torch" else pipeline.then("target", Cast(dtypes.parse(dtype)))
+
+
+def check_keep_blocks(keep_blocks: str) -> None:
+    """Check the choice of which weights keep their blocks.
+
+    Raises:
+        WeftError: if it is none.
+    """
+    if keep_blocks not in ("", "head", "all"):
+        raise WeftError(f"--keep-blocks {keep_blocks!r} is not known; it takes head or all")
 
 
 def target_dtype(target: Target, dtype: str | None) -> str:

@@ -9,7 +9,7 @@ from weft.backends.targets import find_target
 from weft.ir.verifier import verify
 from weft.passes import run_passes
 
-from .compiler import target_dtype, target_pipeline
+from .compiler import check_keep_blocks, target_dtype, target_pipeline
 from .sources import load_source
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def torch(
     device: str | Device | None = None,
     seed: int = 0,
     passes: str = "default",
+    keep_blocks: str = "",
 ) -> nn.Module:
     """`source` (whatever `load_source` takes, a module, or a graph) as a PyTorch module with its weights.
 
@@ -42,6 +43,8 @@ def torch(
         device: where they lie; the CPU if None.
         seed: of the random initialization, where there is no checkpoint.
         passes: pipeline text, or ``@path`` of a file that holds it; the default only simplifies.
+        keep_blocks: ``head`` or ``all``: weights of the output head, or of every linear map, stay in the 4- or 8-bit
+            blocks of the source, where it has them. Such weights are buffers, which training leaves as they are.
 
     Raises:
         WeftError: on any bad input, and where PyTorch is not installed.
@@ -49,11 +52,17 @@ def torch(
     kind = _dtype(dtype)
     from weft.backends.torch.module import build_module
 
-    return build_module(_graph(source, seed, passes), dtype=kind, device="cpu" if device is None else device)
+    graph = _graph(source, seed, passes, keep_blocks)
+    return build_module(graph, dtype=kind, device="cpu" if device is None else device)
 
 
 def state_dict(
-    source: Any, *, dtype: str | Dtype | None = None, seed: int = 0, passes: str = "default"
+    source: Any,
+    *,
+    dtype: str | Dtype | None = None,
+    seed: int = 0,
+    passes: str = "default",
+    keep_blocks: str = "",
 ) -> dict[str, Tensor]:
     """The weights of `source` under the names that the module `torch` makes of it has, on the CPU.
 
@@ -64,7 +73,7 @@ def state_dict(
     from weft.backends.torch.module import state_dict as read
     from weft.backends.torch.source import write_source
 
-    graph = _graph(source, seed, passes)
+    graph = _graph(source, seed, passes, keep_blocks)
     return read(write_source(graph), graph.archive, kind)
 
 
@@ -77,8 +86,12 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
     return found
 
 
-def _graph(source: Any, seed: int, passes: str) -> Graph:
+def _graph(source: Any, seed: int, passes: str, keep_blocks: str) -> Graph:
     """The graph of `source` after the pipeline of the target."""
+    check_keep_blocks(keep_blocks)
     model = load_source(source, seed=seed)
     verify(model.graph, recipes=True)
-    return run_passes(model.graph, target_pipeline(model.graph, find_target("torch"), "f32", passes))
+    graph = run_passes(model.graph, target_pipeline(model.graph, find_target("torch"), "f32", passes))
+    if keep_blocks:
+        graph.meta["keep_blocks"] = keep_blocks
+    return graph

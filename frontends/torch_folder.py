@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from weft.backends.torch import export
+from weft.backends.torch import blocks, export
 from weft.backends.torch.parallel import write_plan
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
@@ -40,12 +40,16 @@ class TorchFolder:
             key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.archive))
             for key, w in export.weights(self._built, dtypes.parse(dtype)).items()
         }
-        self.trace: list[str] = []
+        self.trace: list[str] = blocks.widened(graph)
+        kept = blocks.summary(self._built.source.weights.values())
+        if graph.meta.get("keep_blocks") and not kept:
+            notes.append(f"no weights keep their blocks: {self.trace[0] if self.trace else 'there is no such head'}")
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             **({"tensor_parallel": processes} if self._plan else {}),
+            **({"kept_blocks": graph.meta["keep_blocks"], "blocks": kept} if kept else {}),
             "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
             **(_kept(graph) if self._built.keeps else {}),
         }

@@ -8,6 +8,8 @@ layouts of the GGUF specification. Kernels that multiply by such blocks want the
 with codes of 4 bits. An 8-bit code is two of them: ``q = 16 · (high − 8) + low``, so a row becomes the row of its high
 halves followed by the row of its low halves, and is multiplied by the activations twice over. The zero of the 4-bit
 layouts is always 8, which kernels take for granted. Nothing is rounded but the offsets of ``q4_1``, to f32.
+
+Kernels that take 8-bit codes as they are want ``weight = steps · (code − 2^{bits−1}) + offsets``, the codes in words.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from .recipes import Concat, Permute, Reshape, Slice, Source, Take
 
 BLOCK = 32  # numbers that share a scale, in every layout below
 LAYOUTS = (dtypes.q4_0, dtypes.q4_1, dtypes.q8_0)
-PARTS = ("codes", "scales", "zeros", "offsets")
+PARTS = ("codes", "scales", "zeros", "offsets", "words", "steps")
 
 
 def stored_layout(recipe: Recipe, archive: Archive) -> DType | str:
@@ -99,7 +101,7 @@ class _Parts:
         return self.archive.keys()
 
     def dtype(self, key: str) -> DType:
-        return dtypes.u8 if self.part in ("codes", "zeros") else dtypes.f32
+        return {"codes": dtypes.u8, "zeros": dtypes.u8, "words": dtypes.i32}.get(self.part, dtypes.f32)
 
     def shape(self, key: str) -> tuple[int, ...]:
         *lead, width = self.archive.shape(key)
@@ -110,6 +112,8 @@ class _Parts:
             "scales": planes * blocks,
             "zeros": -(-planes * blocks // 2),
             "offsets": blocks,
+            "words": blocks * 4 * planes,
+            "steps": blocks,
         }
         return (*lead, sizes[self.part])
 
@@ -121,7 +125,11 @@ class _Parts:
         head = 4 if layout == dtypes.q4_1 else 2
         numbers = np.ascontiguousarray(raw[..., :head]).view(np.float16).astype(np.float32)
         scale, codes = numbers[..., 0], raw[..., head:]
-        if layout == dtypes.q8_0:
+        if self.part == "words":
+            found = _words(codes ^ 128 if layout == dtypes.q8_0 else _halves(codes), 8 if layout == dtypes.q8_0 else 4)
+        elif self.part == "steps":
+            found = scale
+        elif layout == dtypes.q8_0:
             shifted = (codes ^ 128).reshape(rows, -1)  # two's complement plus 128
             high = np.full(scale.shape, 8, np.uint8)
             planes = {
@@ -131,7 +139,7 @@ class _Parts:
             }
             found = np.concatenate(planes[self.part], -1)
         elif self.part == "codes":
-            found = np.concatenate([codes & 15, codes >> 4], -1).reshape(rows, -1)
+            found = _halves(codes).reshape(rows, -1)
         elif self.part == "scales":
             found = scale
         elif self.part == "zeros":
@@ -139,6 +147,19 @@ class _Parts:
         else:
             found = numbers[..., 1] + 8 * scale
         return _packed(found) if self.part in ("codes", "zeros") else found
+
+
+def _halves(codes: Array) -> Array:
+    """The 32 codes of blocks of 4-bit ones: the low halves of the bytes, then the high ones."""
+    return np.concatenate([codes & 15, codes >> 4], -1)
+
+
+def _words(codes: Array, bits: int) -> Array:
+    """Codes u8 [rows, blocks, 32] of `bits` each as words, i32 [rows, blocks · bits]."""
+    runs = codes.reshape(*codes.shape[:2], 32 // bits, bits).astype(np.uint32)
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)[:, None]
+    words: Array = np.bitwise_or.reduce(runs << shifts, axis=2).reshape(len(codes), -1).view(np.int32)
+    return words
 
 
 def _packed(codes: Array) -> Array:

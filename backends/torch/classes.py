@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Class:
     def checkpointing(self) -> bool:
         """Whether its forward asks if activations of layers are to be made again."""
         return any("self.checkpointing" in line for line in self.lines)
+
+    @property
+    def like(self) -> str:
+        """The parameter of `new_cache` that has the dtype of the model, where the class has no such weight."""
+        return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
 
 
 class ClassWriter:

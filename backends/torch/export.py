@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.ir import dtypes
 from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
 from weft.ir.recipe import Recipe
 
-from .formulas import is_constant
+from .formulas import stored_dtype
 from .source import Source, write_source
 from .step.source import write_step
 
@@ -65,13 +64,12 @@ def build(graph: Graph) -> Built:
 def weights(built: Built, dtype: DType) -> dict[str, Weight]:
     """The weights of a model by state_dict key, the widest numbers first, so that all are aligned in a file.
 
-    Those that are trained are stored as `dtype`, tables in f32, whole numbers as they are.
+    Those that are trained are stored as `dtype`, the others as `stored_dtype` says.
     """
-    found = {}
-    for key, param in built.source.weights.items():
-        kind = param.type.dtype
-        stored = kind if not kind.is_float else dtypes.f32 if is_constant(param.recipe) else dtype
-        found[key] = Weight(param.recipe, param.type.concrete({}), stored)
+    found = {
+        key: Weight(param.recipe, param.type.concrete({}), stored_dtype(param, dtype))
+        for key, param in built.source.weights.items()
+    }
     return dict(sorted(found.items(), key=lambda item: -item[1].dtype.bits))
 
 

@@ -29,8 +29,8 @@ class Lowering:
 LOWERINGS: dict[str, list[Lowering]] = {}
 
 
-def lowering(*ops: Op, when: When = lambda node: None) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops`, tried after those registered before.
+def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> Callable[[Emit], Emit]:
+    """Register the decorated function as a lowering of `ops`, tried after those registered before, or as the `first`.
 
     It returns what the outputs of the node became, or None where it has told the emitter itself.
     """
@@ -38,7 +38,8 @@ def lowering(*ops: Op, when: When = lambda node: None) -> Callable[[Emit], Emit]
     def register(emit: Emit) -> Emit:
         for op in ops:
             name = getattr(emit, "__name__", op.name)
-            LOWERINGS.setdefault(op.name, []).append(Lowering(name, when, emit))
+            known = LOWERINGS.setdefault(op.name, [])
+            known.insert(0 if first else len(known), Lowering(name, when, emit))
         return emit
 
     return register
@@ -105,6 +106,8 @@ def _head(graph: Graph) -> tuple[Value, str] | None:
     while value is not None and value.producer is not None and len(value.uses) <= 1:
         node = value.producer
         read = [v for v in node.inputs if v is not None and v.producer is not None]
+        if any(part.isdigit() for part in node.scope.split(".")):
+            break  # within a layer, which then would be unlike the others
         if any(part.isdigit() for part in node.scope.split(".")):
             break  # within a layer, which then would be unlike the others
         alone = Trait.ROWWISE in node.op.traits or Trait.ELEMENTWISE in node.op.traits

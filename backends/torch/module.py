@@ -17,9 +17,12 @@ from torch import nn
 from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
+from weft.ir.quantized import Stored
 from weft.ir.streams import stream
 
 from . import kernels
+from .formulas import is_constant
+from .program import TORCH_NAMES
 from .source import Source, write_source
 
 
@@ -63,16 +66,16 @@ def state_dict(
 
 
 def tensor(param: Param, archive: Archive, dtype: torch.dtype) -> torch.Tensor:
-    """A parameter of a graph on the CPU: weights in `dtype`, tables and whole numbers as they are."""
-    from .formulas import is_constant
-
+    """A parameter of a graph on the CPU: weights in `dtype`, tables, whole numbers and scales of blocks as they are."""
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream(param.recipe, archive)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
     made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: archives keep theirs
     if not kind.is_float:
         return made.to(getattr(torch, {"bool": "bool"}.get(kind.name, made.dtype.__str__().removeprefix("torch."))))
-    return made.to(torch.float32 if is_constant(param.recipe) else dtype)
+    if is_constant(param.recipe):
+        return made.to(torch.float32)
+    return made.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
 
 
 def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:

@@ -116,6 +116,7 @@ class Emitter:
         self._heads: dict[Value, tuple[int, Var]] = {}  # [batch, heads, seq, width] of [batch, seq, heads·width]
         self._leaves: dict[str, tuple[Leaf, tuple[Param, ...]]] = {}
         self._hoisted: dict[Hashable, tuple[Var, ...]] = {}
+        self.blocks: dict[Param, dict[str, Param]] = {}  # the tensors that stand for weights kept in blocks
         self.scope = TOP
         self.node: Node | None = None
         self.start: Var | None = None  # how many tokens the cache held before the call

@@ -133,28 +133,35 @@ def _new_cache(method: Method) -> str:
             continue
         calls = item.calls if isinstance(item, Loop) else [item]
         paths = [attribute("self", relative(c.path, method.path)) for c in calls]
+        given = f"batch, length, {_some_weight(method)}" if _asks_like(calls[0].callee) else "batch, length"
         if isinstance(item, Call):
-            texts.append(f"{paths[0]}.new_cache(batch, length)")
+            texts.append(f"{paths[0]}.new_cache({given})")
         elif len({*paths}) == 1:
-            texts.append(f"[{paths[0]}.new_cache(batch, length) for _ in range({len(calls)})]")
+            texts.append(f"[{paths[0]}.new_cache({given}) for _ in range({len(calls)})]")
         else:
             container = relative(calls[0].path, method.path).rpartition(".")[0]
             numbers = [int(c.path.rpartition(".")[2]) for c in calls]
             inner = (relative(p, method.path).rpartition(".") for p in method.modules)
             count = sum(stem == container and number.isdigit() for stem, _, number in inner)
             cut = "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
-            texts.append(f"[layer.new_cache(batch, length) for layer in {attribute('self', container)}{cut}]")
+            texts.append(f"[layer.new_cache({given}) for layer in {attribute('self', container)}{cut}]")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def _some_weight(method: Method) -> str:
-    """A weight of the module, whose dtype and device the cache shares."""
+    """A weight of the module, whose dtype and device the cache shares; one that it is given, if it has none itself."""
     for path, held in method.holds.items():
-        if isinstance(held, Leaf):
+        if isinstance(held, Leaf) and "codes" not in held.holds:
             return attribute("self", relative(path, method.path)) + ".weight"
-        if not held.constant:
+        if isinstance(held, Held) and not held.constant:
             return attribute("self", relative(path, method.path))
-    return "next(self.parameters())"
+    quantized = any(isinstance(held, Leaf) for held in method.holds.values())
+    return "like" if quantized and method.path != TOP else "next(self.parameters())"
+
+
+def _asks_like(method: Method) -> bool:
+    """Whether what makes the cache of a module is given a weight of another."""
+    return "like" in re.findall(r"\w+", _new_cache(method))
 
 
 

@@ -25,6 +25,8 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
     Raises:
         WeftError: if a tensor is unknown, missing, or of another shape.
     """
+    if graph.meta.get("keep_blocks"):
+        raise WeftError("weights that stay in blocks are not trained: give the graph of a module without keep_blocks")
     held = {key: param.name for key, param in lower(graph).weights.items()}
     if unknown := state_dict.keys() - held.keys():
         name = sorted(unknown)[0]

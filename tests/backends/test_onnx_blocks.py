@@ -82,7 +82,7 @@ def test_what_no_kernel_takes_is_widened_and_told(tmp_path: Path) -> None:
 
 def test_other_targets_keep_no_blocks(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0})
-    with pytest.raises(WeftError, match="--keep-blocks is for the kernels of target ort-cpu, not for onnx"):
+    with pytest.raises(WeftError, match="--keep-blocks is for the targets ort-cpu and torch, not for onnx"):
         weft.compile(source, tmp_path / "out", target="onnx", keep_blocks="all")
 
 

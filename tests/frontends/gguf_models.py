@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf.quants
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -52,9 +53,16 @@ def converted(arch: str, name: str, x: np.ndarray, groups: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, folder: Path, arch: str, extra: dict[str, np.ndarray], tokenizer: bool, metadata: dict[str, Any]
+    path: Path,
+    folder: Path,
+    arch: str,
+    extra: dict[str, np.ndarray],
+    tokenizer: bool,
+    metadata: dict[str, Any],
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> None:
-    """The weights of the tiny Hugging Face model in `folder` as a GGUF file of architecture `arch`."""
+    """The weights of the tiny Hugging Face model in `folder` as a GGUF file of architecture `arch`; matrices whose rows
+    are whole blocks are stored as `kind`."""
     writer = gguf.GGUFWriter(path, arch)
     facts = {
         "vocab_size": 97,
@@ -86,7 +94,8 @@ def write_gguf(
         short = name.removeprefix({"bloom": "transformer.", "bert": "bert."}.get(arch, ""))
         found = names.get_name(short, try_suffixes=(".weight", ".bias")) or name
         tensor = converted(arch, name, tensor, facts["attention.head_count_kv"])
-        writer.add_tensor(found, np.ascontiguousarray(tensor))
+        stored = kind if tensor.ndim == 2 and tensor.shape[1] % 32 == 0 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(found, gguf.quants.quantize(np.ascontiguousarray(tensor), stored), raw_dtype=stored)
     for name, tensor in extra.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

@@ -71,8 +71,27 @@ def test_parts_make_the_dequantized_numbers(kind: str, archive: GGUFArchive) -> 
         np.testing.assert_allclose(rebuilt(recipe, archive), want, rtol=0, atol=1e-6 if kind == "q4_1" else 0)
 
 
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
+def test_words_make_the_dequantized_numbers(kind: str, archive: GGUFArchive) -> None:
+    """By the formula of the module, code by code."""
+    bits = 8 if kind == "q8_0" else 4
+    run = BLOCK * bits // 32
+    for recipe in recipes(kind):
+        words, steps = (Stored(recipe, name).evaluate(archive) for name in ("words", "steps"))
+        rows, width = recipe.shape(archive)
+        assert (words.dtype, words.shape, steps.shape) == (np.int32, (rows, width * bits // 32), (rows, width // BLOCK))
+        np.testing.assert_array_equal(steps, steps.astype(np.float16))
+        n, k = np.indices((rows, width))
+        block, (code, word) = k // BLOCK, np.divmod(k % BLOCK, run)
+        codes = (words.astype(np.int64)[n, block * run + word] >> (code * bits)) & ((1 << bits) - 1)
+        made = steps.astype(np.float64)[n, block] * (codes - (1 << (bits - 1)))
+        if kind == "q4_1":
+            made += Stored(recipe, "offsets").evaluate(archive)[n, block]
+        np.testing.assert_allclose(made, recipe.evaluate(archive), rtol=0, atol=1e-6 if kind == "q4_1" else 0)
+
+
 def test_slices_agree_with_the_whole(archive: GGUFArchive) -> None:
-    for name in ("codes", "scales", "zeros", "offsets"):
+    for name in ("codes", "scales", "zeros", "offsets", "words", "steps"):
         recipe = Stored(recipes("q4_1")[-1], name)
         whole = recipe.evaluate(archive)
         np.testing.assert_array_equal(np.concatenate(list(recipe.blocks(archive, 7 * whole.shape[1]))), whole)

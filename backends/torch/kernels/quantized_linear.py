@@ -16,6 +16,8 @@ A code becomes a number without a conversion, of which a GPU does few: put into 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional as F
 
@@ -198,18 +200,20 @@ def quantized_linear(
     scales: torch.Tensor,
     offsets: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    *,
+    otherwise: Callable[..., torch.Tensor] = reference,
 ) -> torch.Tensor:
     """x Wᵀ + b: x [..., in], codes i32 [out, in·bits/32], scales and offsets [in/group, out], bias [out] → [..., out].
 
     Bits and group follow from the shapes; see the module for the layout. Sums are fp32, and only the result is rounded.
-    What `refusal` names is computed with torch.
+    What `refusal` names is computed with torch, by `otherwise`.
 
     Raises:
         ValueError: the shapes do not fit.
     """
     bits = _bits(x, codes, scales, offsets, bias)
     if refusal(x, codes, bias, scales, offsets) is not None:
-        return reference(x, codes, scales, offsets, bias)
+        return otherwise(x, codes, scales, offsets, bias)
     width, out = x.shape[-1], len(codes)
     rows = x.reshape(-1, width).contiguous()
     scales, offsets = scales.contiguous(), None if offsets is None else offsets.contiguous()
@@ -236,7 +240,8 @@ def _sizes(rows: int, out: int, width: int, bits: int, dtype: torch.dtype) -> tu
 
 
 def variants() -> list[Variant]:
-    """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows."""
+    """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows; and
+    blocks as GGUF files have them."""
     return [
         _variant(1, 28672, 4096, torch.bfloat16, 4, 128),
         _variant(1, 4096, 14336, torch.float16, 4, 32, offsets=True),
@@ -248,15 +253,27 @@ def variants() -> list[Variant]:
         _variant(1, 4096, 14336, torch.bfloat16, 8, 14336),
         _variant(1, 1536, 576, torch.float32, 8, 32),
         _variant(2, 28672, 4096, torch.float32, 4, 128, offsets=True),
+        _variant(1, 4096, 4096, torch.bfloat16, 4, 32, offsets=True, stored=True),
+        _variant(1, 4096, 14336, torch.bfloat16, 8, 32, stored=True),
     ]
 
 
 def _variant(
-    rows: int, out: int, width: int, dtype: torch.dtype, bits: int, group: int, offsets: bool = False
+    rows: int,
+    out: int,
+    width: int,
+    dtype: torch.dtype,
+    bits: int,
+    group: int,
+    offsets: bool = False,
+    stored: bool = False,
 ) -> Variant:
+    """`stored`: scales are fp16 and offsets fp32, whatever x is."""
     sizes, warps = _sizes(rows, out, width, bits, dtype)
     names = ("x", "scales", "y", *(("offsets", "bias") if offsets else ()))
     types = {**dict.fromkeys(names, f"*{gemv.DTYPES[dtype]}"), "codes": "*i32", "N": "i32", "K": "i32"}
+    if stored:
+        types |= {"scales": "*fp16"} | ({"offsets": "*fp32"} if offsets else {})
     constants = {"GROUP": group, "BITS": bits, "PDL": True, **({} if offsets else {"offsets": None, "bias": None})}
     if rows > 1:
         types["M"] = "i32"

@@ -1,3 +1,12 @@
 """Lowerings of ops to Python text, by theme; importing the package registers them all."""
 
-from . import attention, dense, distances, elementwise, mixtures, recurrent, tensors  # noqa: F401 - they register
+from . import (  # noqa: F401 - they register
+    attention,
+    blocks,
+    dense,
+    distances,
+    elementwise,
+    mixtures,
+    recurrent,
+    tensors,
+)

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 
+from ..blocks import is_kept
 from ..kernels.activation import ACTIVATIONS
+
+QUANTIZED = "weights stay in blocks, which quantized_linear multiplies by"
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,21 @@ def norm_of(value: Value, alone: bool = False) -> NormOf:
 
 
 def is_projection(node: Node) -> bool:
-    """Whether `node` is a linear map of tokens with weights of its own."""
+    """Whether `node` is a linear map of tokens with weights of its own, which are numbers and not blocks of codes."""
     weights = node.inputs[1:]
     return (
         node.op is ops.linear
         and len(node.output.shape) == 3
         and all(v is None or isinstance(v, Param) for v in weights)
+        and not is_kept(node)
     )
+
+
+def quantized(*values: Value | None) -> bool:
+    """Whether one of `values` is what a linear map with weights in blocks makes, split, normed and turned or not."""
+    made = [v.producer for v in values if v is not None and v.producer is not None]
+    passing = (ops.split, ops.reshape, ops.rope, ops.rms_norm)
+    return any(is_kept(n) or (n.op in passing and quantized(n.inputs[0])) for n in made)
 
 
 def projection(value: Value | None) -> Projection | None:
@@ -154,6 +165,8 @@ def self_attention(node: Node) -> SelfAttention | str:
     a = node.attrs
     if node.operand("v") is None:
         return "keys and values are one latent"
+    if quantized(*node.inputs[:3]):
+        return QUANTIZED
     q, k, v = (_heads(node.operand(name)) for name in "qkv")
     if q is None or k is None or v is None or v.rope is not None or v.norm is not None:
         return "queries, keys or values are no projections"
@@ -264,6 +277,8 @@ def activation_name(name: str) -> str | None:
 
 def gated(node: Node) -> tuple[Projection, Projection] | str:
     """The gate and up projections of the glu `node`; or why no kernel computes them with it."""
+    if quantized(*node.inputs[:2]):
+        return QUANTIZED
     gate, up = part(node.inputs[0]), part(node.inputs[1])
     a = node.attrs
     if gate is None or up is None or not (single(gate.value) and single(up.value) and together((gate, up))):

@@ -6,6 +6,7 @@ import torch
 
 from weft.ir.graph import Node, Value
 
+from ..blocks import is_kept
 from ..kernels import gemv
 from ..ops.elementwise import number
 from ..program import Operand, Var
@@ -25,8 +26,17 @@ def few_rows(p: Projection) -> Refusal:
     return refusal
 
 
+def _few_by_blocks(width: int) -> Refusal:
+    """Why the kernel does not multiply one token by blocks of codes."""
+    return lambda dtype: gemv.refusal(torch.empty(1, width, dtype=dtype, device="meta"))
+
+
 def linear(e: StepEmitter, node: Node) -> Var | None:
-    """A linear map, the norm before it included."""
+    """A linear map, the norm before it included; one by blocks is the model's own, which calls a kernel too."""
+    x = node.inputs[0]
+    if is_kept(node) and x is not None:
+        e.chose("quantized_linear", _few_by_blocks(x.width))
+        return None
     found = patterns.projection(node.output)
     if found is None:
         e.declined("its weights are made by other nodes")

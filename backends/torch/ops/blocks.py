@@ -1,0 +1,60 @@
+"""Linear maps and embeddings whose weights stay in quantized blocks."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.dtypes import DType
+from weft.ir.graph import Node, Param, Value
+from weft.ir.quantized import BLOCK
+
+from ..blocks import BITS, block_params, dense, embeds, kept
+from ..lowering import lowering
+from ..program import Emitter, Held, Leaf, Var, attribute_path
+
+
+def _widened(node: Node) -> str | None:
+    """Why its weights do not stay in blocks."""
+    layout = kept(node.operand("weight" if node.op is ops.linear else "table"))
+    return layout if isinstance(layout, str) else None
+
+
+@lowering(ops.linear, when=_widened, first=True)
+def _block_linear(e: Emitter, node: Node) -> Var:
+    x, weight, bias = node.inputs[0], node.inputs[1], node.operand("bias")
+    assert x is not None and isinstance(weight, Param)
+    leaf, whole = block_module(e, weight, bias)
+    text = "{1}.linear({0})" if embeds(weight) else "{1}({0})"
+    return e.emit(text, x, leaf) if whole or bias is None else e.emit(f"{text} + {{2}}", x, leaf, bias)
+
+
+@lowering(ops.embedding, when=_widened, first=True)
+def _block_embedding(e: Emitter, node: Node) -> Var:
+    ids, table = node.operand("ids"), node.operand("table")
+    assert ids is not None and isinstance(table, Param)
+    leaf, _ = block_module(e, table, None)
+    like = dense(e.graph)
+    assert like is not None
+    key = attribute_path(like.name)
+    e.program.weights[key] = like
+    name = "x" if ids in e.graph.inputs.values() else ""
+    return e.emit("{1}({0}).to({2})", ids, leaf, Held(key, tuple(like.type.concrete({}))), name=name)
+
+
+def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Leaf, bool]:
+    """The module that has a kept `weight`, and whether it has the bias, too."""
+    layout = kept(weight)
+    assert isinstance(layout, DType)
+    if weight not in e.blocks:
+        e.blocks[weight] = block_params(weight, layout)
+    parts = e.blocks[weight]
+    out, width = weight.type.concrete({})
+    how = f"bits={BITS[layout.name]}, group={BLOCK}{', offsets=True' * ('offsets' in parts)}"
+    if embeds(weight):
+        leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {how})", **parts)
+        assert leaf is not None
+        return leaf, False
+    init = f"QuantizedLinear({width}, {out}, {how}"
+    whole = e.leaf(f"{init}, bias=True)", **parts, bias=bias) if bias is not None else None
+    leaf = whole or e.leaf(f"{init})", **parts)
+    assert leaf is not None
+    return leaf, whole is not None
