@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op, Trait
-from weft.passes import Trace, legalize
+from weft.passes import Trace, legalize, lookup
 
 from .positions import begin, end
 from .program import Emitter, Held, Leaf, Operand, Program, Statement
@@ -67,8 +67,7 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     Raises:
         WeftError: naming an op that cannot be written.
     """
-    graph = graph.clone()
-    legalize(graph, refusals, trace or Trace())
+    graph = legal(graph, trace or Trace())
     cached = cached_nodes(graph)
     emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached))
     begin(emitter)
@@ -90,6 +89,18 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     read = read_weights(program)
     program.weights = {key: p for key, p in program.weights.items() if key in read}
     return program
+
+
+def legal(graph: Graph, trace: Trace) -> Graph:
+    """A copy of `graph` whose ops all have lowerings; sums stand apart from their norms, each in its own layer.
+
+    Raises:
+        WeftError: naming an op that cannot be written.
+    """
+    graph = graph.clone()
+    lookup("unfuse-residual-norm")().run(graph, trace)
+    legalize(graph, refusals, trace)
+    return graph
 
 
 def read_weights(program: Program) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph
+from weft.ir import Graph, Value
 
 from ..base import Pass
 from ..trace import Trace
@@ -15,6 +15,8 @@ class UnfuseResidualNorm(Pass):
     """Add, then normalize: add_norm(x, y) → norm(x + y), and x + y for everyone else who reads the sum.
 
     The inverse of fuse-residual-norm, for targets without such a kernel and passes that look for plain norms.
+
+    The sum stands in the scope that its name tells, if a term of it does: that of the layer that it ends.
 
     Condition: none.
 
@@ -42,4 +44,15 @@ class UnfuseResidualNorm(Pass):
                 continue
             trace.fired(self.name, node.output.name)
             with graph.inserting(before=node):
-                graph.replace(node, *node.op.expand(node))
+                normed, total = node.op.expand(node)
+            graph.replace(node, normed, total)
+            _settle(total)
+
+
+def _settle(total: Value) -> None:
+    """Move a sum to the scope that it is named after, if one of its terms is made in there; to the top, if all are."""
+    made, home = total.producer, total.name.rpartition(".")[0]
+    assert made is not None
+    scopes = [term.producer.scope for term in made.inputs if term is not None and term.producer is not None]
+    if any(f"{scope}.".startswith(f"{home}.") for scope in scopes) if home else not any(scopes):
+        made.scope = home

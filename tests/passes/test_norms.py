@@ -211,4 +211,17 @@ def test_residual_norms_come_apart_again(norm: str) -> None:
         op: count(before, op) for op in ("add", "rms_norm", "layer_norm", "add_norm")
     }
     assert worst(before, after) <= EXACT
-    assert {n.output.name for n in after.nodes} == {n.output.name for n in before.nodes}
+    assert {n.output.name: n.scope for n in after.nodes} == {n.output.name: n.scope for n in before.nodes}
+
+
+def test_sums_without_a_scope_in_their_names_stay_with_the_norm() -> None:
+    g = Graph("g")
+    x = g.add_input("x", FEED)
+    with g.scope("layer"):
+        y = ops.neg(x)
+    with g.scope("other"):
+        normed, total = ops.add_norm.emit(x, y)
+    g.add_output("normed", normed)
+    g.add_output("total", total)
+    after = applied("unfuse-residual-norm", g)
+    assert [(n.op.name, n.scope) for n in after.nodes] == [("neg", "layer"), ("add", "other"), ("rms_norm", "other")]

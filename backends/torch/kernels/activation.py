@@ -22,6 +22,15 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def gated(
+    gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None = None, shift: float = 0.0
+) -> torch.Tensor:
+    """act(gate) ⊙ (up + shift); with `limit`, the gate is first capped at it, up clipped to ±limit."""
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ACTIVATIONS[activation](gate) * (up + shift)
+
+
 @jit
 def activate(x, ACTIVATION: tl.constexpr):
     """The activation called ACTIVATION of x, fp32 of any shape; tanh is 2σ(2x) − 1, which no x can overflow."""
@@ -44,3 +53,11 @@ def activate(x, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION == "identity", "unknown activation")
     return x
+
+
+@jit
+def open_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
+    """What `gated` computes, of fp32 of any shape."""
+    if LIMIT is not None:
+        gate, up = tl.minimum(gate, LIMIT), tl.clamp(up, -LIMIT, LIMIT)
+    return activate(gate, ACTIVATION) * (up + SHIFT)

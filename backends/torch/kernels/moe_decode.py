@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from . import gemv
-from .activation import ACTIVATIONS, activate
+from .activation import ACTIVATIONS, activate, gated, open_gate
 from .gemv import DTYPES, Tile, fold, tile
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .operands import wants_gradient
@@ -56,9 +56,7 @@ def _open_kernel(
         opening = tl.sum(tl.sum(gates, axis=2), axis=0)
         if gate_bias is not None:
             opening += tl.load(gate_bias + row).to(tl.float32)
-        if LIMIT is not None:
-            opening, hidden = tl.minimum(opening, LIMIT), tl.clamp(hidden, -LIMIT, LIMIT)
-        hidden = activate(opening, ACTIVATION) * (hidden + SHIFT)
+        hidden = open_gate(opening, hidden, ACTIVATION, LIMIT, SHIFT)
     else:
         hidden = activate(hidden, ACTIVATION)
     tl.store(opened + slot * H + n, hidden.to(opened.dtype.element_ty), mask=n < H)
@@ -129,9 +127,7 @@ def reference(
             hidden = ACTIVATIONS[activation](hidden)
         else:
             opened = project(x[row].to(wide), gate, gate_bias)
-            if limit is not None:
-                opened, hidden = opened.clamp(max=limit), hidden.clamp(-limit, limit)
-            hidden = ACTIVATIONS[activation](opened) * (hidden + shift)
+            hidden = gated(opened, hidden, activation, limit, shift)
         share = weights[row, choice, None].to(wide)
         total = total.index_add(0, row, share * project(hidden, down, down_bias))
     return total.to(x.dtype)

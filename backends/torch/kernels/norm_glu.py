@@ -1,5 +1,6 @@
 """y = act(norm(x) W_gateᵀ) ⊙ norm(x) W_upᵀ for up to 8 rows in one kernel (GLU variants, arXiv 2002.05202).
 
+A limit on gate and up, and what is added to up, are those of gpt-oss (model card, arXiv 2508.10925).
 The ungated form, act(norm(x) W_upᵀ), is `norm_linear` with an activation.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .activation import ACTIVATIONS, activate
+from .activation import ACTIVATIONS, gated, open_gate
 from .gemv import check, first_weights, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
@@ -17,7 +18,7 @@ from .rows import linear
 @jit
 def norm_glu_kernel(
     x, weight, gain, shift, bias, y, M, N, K, eps,
-    NORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    NORM: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N / 2 gates of the N and the ups that they gate."""
@@ -35,7 +36,7 @@ def norm_glu_kernel(
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))
     m, n = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, HALF)[None, :]
-    tl.store(y + m * N + n, activate(gate, ACTIVATION) * up, mask=(m < M) & (n < N))
+    tl.store(y + m * N + n, open_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=(m < M) & (n < N))
 
 
 def reference(
@@ -45,10 +46,12 @@ def reference(
     *,
     norm: Norm = NO_NORM,
     activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
 ) -> torch.Tensor:
     """What `norm_glu` computes, with torch."""
     gate, up = linear(norm(x), weight, bias).chunk(2, -1)
-    return ACTIVATIONS[activation](gate) * up
+    return gated(gate, up, activation, limit, shift)
 
 
 def norm_glu(
@@ -58,11 +61,14 @@ def norm_glu(
     *,
     norm: Norm = NO_NORM,
     activation: str = "silu",
+    limit: float | None = None,
+    shift: float = 0.0,
 ) -> torch.Tensor:
-    """act(gate) ⊙ up with [gate, up] = norm(x) Wᵀ + b: x [..., in] → [..., hidden].
+    """act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b: x [..., in] → [..., hidden].
 
-    weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. Sums, activation and product are fp32,
-    and only the result is rounded. What `refusal` names is computed with torch.
+    weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, the gate is first capped
+    at it, up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. What `refusal`
+    names is computed with torch.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or activation is unknown.
@@ -73,36 +79,47 @@ def norm_glu(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
     if refusal(x, weight, norm.gain, norm.shift, bias):
-        return reference(x, weight, bias, norm=norm, activation=activation)
+        return reference(x, weight, bias, norm=norm, activation=activation, limit=limit, shift=shift)
     N, K = len(weight) // 2, weight.shape[1]
     flat = x.reshape(-1, K).contiguous()
     y = x.new_empty(*x.shape[:-1], N)
     plan = tile(len(flat), 2 * N, K, x.dtype, least=2)
     norm_glu_kernel[(triton.cdiv(N, plan.rows // 2),)](
         flat, weight, norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
-        NORM=norm.kind, ACTIVATION=activation, **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
+        NORM=norm.kind, ACTIVATION=activation, LIMIT=limit, SHIFT=shift,
+        **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
     )  # fmt: skip
     return y
 
 
 def variants() -> list[Variant]:
-    """SwiGLU of 8 B and of 135 M parameters, four rows of a GEGLU with LayerNorm, eight rows in fp32."""
+    """SwiGLU of 8 B and of 135 M parameters, four rows of a GEGLU with LayerNorm, eight rows in fp32, a limited one."""
     return [
         _variant(1, 14336, 4096, torch.bfloat16, "rms", "silu"),
         _variant(1, 1536, 576, torch.bfloat16, "rms", "silu"),
         _variant(4, 6144, 2048, torch.float16, "layer", "gelu_tanh"),
         _variant(8, 14336, 4096, torch.float32, "rms", "silu"),
+        _variant(1, 2880, 2880, torch.bfloat16, "rms", "gelu_quick", limit=7.0, shift=1.0),
     ]
 
 
-def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str, activation: str) -> Variant:
+def _variant(
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    norm: str,
+    activation: str,
+    limit: float | None = None,
+    shift: float = 0.0,
+) -> Variant:
     plan = tile(m, 2 * n, k, dtype, least=2)
     given = "x weight gain y" + (" shift bias" if norm == "layer" else "")
     pointers, absent = typed(m, dtype, "x weight gain shift bias y", given)
     return Variant(
         norm_glu_kernel,
         pointers | {"N": "i32", "K": "i32", "eps": "fp32"},
-        absent | plan.constants | {"NORM": norm, "ACTIVATION": activation, "PDL": True},
+        absent | plan.constants | {"NORM": norm, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift, "PDL": True},
         warps=plan.warps,
         stages=1,
         ahead=True,

@@ -2,6 +2,7 @@
 
 A warp takes a token, holds the scores of all experts in registers and finds the largest k times over. Weights are
 softmax or sigmoid scores; a bias may decide the choice without being part of a weight (DeepSeek-V3, arXiv 2412.19437).
+Groups of experts may compete first (DeepSeek-V2, arXiv 2405.04434): the best are found in the same way.
 """
 
 from __future__ import annotations
@@ -17,15 +18,34 @@ MOST_CHOICES = 16
 
 
 @jit
+def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr):
+    """`ranked` [SLOTS · WIDE], −∞ in all but the OPEN groups of WIDE with the largest maxima, or sums of two."""
+    members = tl.reshape(ranked, [SLOTS, WIDE])
+    best = tl.max(members, axis=1)
+    if TOP2:
+        first = tl.arange(0, WIDE)[None, :] == tl.argmax(members, axis=1)[:, None]
+        best += tl.max(tl.where(first, float("-inf"), members), axis=1)
+    group, there = tl.arange(0, SLOTS), tl.zeros((SLOTS,), tl.int1)
+    for _ in tl.static_range(OPEN):
+        chosen = group == tl.argmax(best, axis=0)  # the first of equals
+        there, best = there | chosen, tl.where(chosen, float("-inf"), best)
+    return tl.reshape(tl.where(there[:, None], members, float("-inf")), [SLOTS * WIDE])
+
+
+@jit
 def _route_kernel(
     logits, bias, chosen, weights, row_stride, scale, EXPERTS: tl.constexpr, CHOICES: tl.constexpr,
-    SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Experts stand in GROUP_SLOTS · WIDE places, those of a group in WIDE of them."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    token, e, slot = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, SLOTS)
-    there = e < EXPERTS
-    push = tl.zeros((BLOCK,), tl.float32)
+    MEMBERS: tl.constexpr = EXPERTS // GROUPS
+    token, slot, place = tl.program_id(0), tl.arange(0, SLOTS), tl.arange(0, GROUP_SLOTS * WIDE)
+    e = place // WIDE * MEMBERS + place % WIDE
+    there = (place % WIDE < MEMBERS) & (place // WIDE < GROUPS)
+    push = tl.zeros((GROUP_SLOTS * WIDE,), tl.float32)
     if bias is not None:
         push = tl.load(bias + e, mask=there, other=0.0).to(tl.float32)
     if PDL:
@@ -37,23 +57,22 @@ def _route_kernel(
         scores = tl.exp(x - tl.max(x, axis=0))
         scores /= tl.sum(scores, axis=0)
     ranked = tl.where(there, scores + push, float("-inf"))
+    if GROUPS > 1:
+        ranked = _of_best_groups(ranked, OPEN, TOP2, GROUP_SLOTS, WIDE)
     experts, kept = tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.float32)
     for choice in tl.static_range(CHOICES):
-        best = tl.argmax(ranked, axis=0)  # the first of equals
-        score = tl.sum(tl.where(e == best, scores, 0.0), axis=0)
-        experts = tl.where(slot == choice, best, experts)
-        kept = tl.where(slot == choice, score, kept)
-        ranked = tl.where(e == best, float("-inf"), ranked)
+        best = place == tl.argmax(ranked, axis=0)  # the first of equals
+        experts = tl.where(slot == choice, tl.sum(tl.where(best, e, 0), axis=0), experts)
+        kept = tl.where(slot == choice, tl.sum(tl.where(best, scores, 0.0), axis=0), kept)
+        ranked = tl.where(best, float("-inf"), ranked)
     if RENORMALIZE:
         kept /= tl.sum(kept, axis=0)
     tl.store(chosen + token * CHOICES + slot, experts, mask=slot < CHOICES)
     tl.store(weights + token * CHOICES + slot, kept * scale, mask=slot < CHOICES)
 
 
-def refusal(logits: torch.Tensor, k: int, groups: int = 1) -> str | None:
+def refusal(logits: torch.Tensor, k: int) -> str | None:
     """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
-    if groups > 1:
-        return "groups of experts compete"
     if logits.dtype == torch.float64:
         return "the kernel computes in f32"
     if logits.shape[-1] > MOST_EXPERTS or k > MOST_CHOICES:
@@ -63,8 +82,20 @@ def refusal(logits: torch.Tensor, k: int, groups: int = 1) -> str | None:
     return launch.refusal(logits)
 
 
-def _check(logits: torch.Tensor, bias: torch.Tensor | None, k: int, scoring: str, groups: int, top_groups: int) -> None:
+def _check(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    k: int,
+    scoring: str,
+    groups: int,
+    top_groups: int,
+    group_score: str,
+) -> None:
     experts = logits.shape[-1]
+    if experts % groups or not 1 <= top_groups <= groups:
+        raise ValueError(
+            f"{experts} experts do not fall into groups={groups}, of which top_groups={top_groups} are best"
+        )
     if logits.ndim != 2 or not 1 <= k <= experts // groups * top_groups:
         raise ValueError(
             f"logits {[*logits.shape]} must be [tokens, experts], with at least k={k} experts to choose from"
@@ -73,6 +104,10 @@ def _check(logits: torch.Tensor, bias: torch.Tensor | None, k: int, scoring: str
         raise ValueError(f"bias {[*bias.shape]} must be [{experts}]")
     if scoring not in ("softmax", "sigmoid"):
         raise ValueError(f"scoring={scoring!r} is not softmax or sigmoid")
+    if group_score not in ("max", "top2"):
+        raise ValueError(f"group_score={group_score!r} is not max or top2")
+    if groups > 1 and group_score == "top2" and experts < 2 * groups:
+        raise ValueError("group_score='top2' needs two experts per group")
 
 
 def reference(
@@ -88,7 +123,7 @@ def reference(
     group_score: str = "top2",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `route` computes, with torch."""
-    _check(logits, bias, k, scoring, groups, top_groups)
+    _check(logits, bias, k, scoring, groups, top_groups, group_score)
     x = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, -1)
     ranked = scores if bias is None else scores + bias
@@ -125,13 +160,13 @@ def route(
     logits [tokens, experts], bias [experts] → chosen i32 [tokens, k] and weights f32 [tokens, k]. Scores are softmax or
     sigmoid of the logits; the chosen ones are divided by their sum if `renormalize`. With `groups`, runs of experts
     compete first, and only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) are chosen
-    from; torch computes that.
+    from. Of equals the first wins.
 
     Raises:
         ValueError: the shapes do not fit, or the scoring is unknown.
     """
-    _check(logits, bias, k, scoring, groups, top_groups)
-    if refusal(logits, k, groups) is not None:
+    _check(logits, bias, k, scoring, groups, top_groups, group_score)
+    if refusal(logits, k) is not None:
         return reference(
             logits, bias, k=k, scoring=scoring, renormalize=renormalize, scale=scale,
             groups=groups, top_groups=top_groups, group_score=group_score,
@@ -142,24 +177,35 @@ def route(
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
     _route_kernel[(tokens,)](
         logits, bias, chosen, weights, logits.stride(0), scale, EXPERTS=experts, CHOICES=k,
-        SIGMOID=scoring == "sigmoid", RENORMALIZE=renormalize, BLOCK=triton.next_power_of_2(experts),
-        SLOTS=triton.next_power_of_2(k), PDL=has_pdl(logits), **options(logits, warps=1),
+        SIGMOID=scoring == "sigmoid", RENORMALIZE=renormalize, **_blocks(experts, k, groups, top_groups, group_score),
+        PDL=has_pdl(logits), **options(logits, warps=1),
     )  # fmt: skip
     return chosen, weights
 
 
+def _blocks(experts: int, k: int, groups: int, top_groups: int, group_score: str) -> dict[str, int | bool]:
+    """Constants of the kernel; powers of 2 filled up come to less than twice two for as many experts as there are."""
+    sizes = {"GROUP_SLOTS": groups, "WIDE": experts // groups, "SLOTS": k}
+    rest = {"GROUPS": groups, "OPEN": top_groups, "TOP2": group_score == "top2"}
+    return {**{name: triton.next_power_of_2(size) for name, size in sizes.items()}, **rest}
+
+
 def variants() -> list[Variant]:
-    """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-120b, and as many as there may be with a bias. A few loads: no vectors."""
+    """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-120b, as many experts as there may be with a bias; DeepSeek-V3, V2, and
+    groups that fill the most places. A few loads: no vectors."""
     found = []
-    for kind, bias, experts, k, sigmoid in (
-        ("*bf16", None, 8, 2, False),
-        ("*fp32", None, 128, 8, False),
-        ("*fp16", None, 128, 4, False),
-        ("*fp32", "*fp32", 512, 16, True),
+    for kind, bias, experts, k, sigmoid, groups in (
+        ("*bf16", None, 8, 2, False, (1, 1, "max")),
+        ("*fp32", None, 128, 8, False, (1, 1, "max")),
+        ("*fp16", None, 128, 4, False, (1, 1, "max")),
+        ("*fp32", "*fp32", 512, 16, True, (1, 1, "max")),
+        ("*bf16", "*fp32", 256, 8, True, (8, 4, "top2")),
+        ("*bf16", None, 160, 6, False, (8, 3, "max")),
+        ("*fp32", "*fp32", 495, 16, True, (33, 32, "top2")),
     ):
         types = {"logits": kind, "chosen": "*i32", "weights": "*fp32", "row_stride": "i32", "scale": "fp32"}
-        sizes = {"EXPERTS": experts, "CHOICES": k, "SIGMOID": sigmoid, "RENORMALIZE": True, "BLOCK": experts}
-        more = {"SLOTS": k, "PDL": True, **({} if bias else {"bias": None})}
+        sizes = {"EXPERTS": experts, "CHOICES": k, "SIGMOID": sigmoid, "RENORMALIZE": True}
+        more = {**_blocks(experts, k, *groups), "PDL": True, **({} if bias else {"bias": None})}
         types |= {"bias": bias} if bias else {}
         found.append(Variant(_route_kernel, types, {**sizes, **more}, 1, vectors=False))
     return found

@@ -7,7 +7,7 @@ from weft.ir.graph import Node, Value
 
 from ..lowering import lowering
 from ..program import Emitter, Var
-from .elementwise import activation, in_model_dtype, number
+from .elementwise import activation, number
 
 
 def operand(node: Node, name: str) -> Value:
@@ -66,28 +66,6 @@ def _layer_norm(e: Emitter, node: Node) -> Var:
     given = [v for v in (weight, bias) if v is not None]
     places = ["{1}" if weight is not None else "None", f"{{{len(given)}}}" if bias is not None else "None"]
     return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *given, replaces=0)
-
-
-@lowering(ops.add_norm)
-def _add_norm(e: Emitter, node: Node) -> tuple[Var, Var]:
-    x, y, weight, bias = (node.operand(n) for n in ("x", "y", "weight", "bias"))
-    assert x is not None and y is not None
-    total = e.emit(in_model_dtype("{0} + {1}", [x, y]), x, y, name="x", replaces=0)
-    eps, width = node.attrs["eps"], x.width
-    name = node.outputs[0].name.rpartition(".")[2]
-    if node.attrs["kind"] == "rms":
-        leaf = None if weight is None else e.leaf(f"nn.RMSNorm({width}, eps={eps!r})", weight=weight)
-        text = f"F.rms_norm({{0}}, ({width},), {'{1}' if weight is not None else 'None'}, {eps!r})"
-    else:
-        rest = "" if bias is not None else ", bias=False"
-        leaf = None
-        if weight is not None:
-            leaf = e.leaf(f"nn.LayerNorm({width}, eps={eps!r}{rest})", weight=weight, bias=bias)
-        given = ("{1}" if weight is not None else "None", "{2}" if bias is not None else "None")
-        text = f"F.layer_norm({{0}}, ({width},), {', '.join(given)}, {eps!r})"
-    if leaf is not None:
-        return e.emit("{1}({0})", total, leaf, name=name), total
-    return e.emit(text, total, *(v for v in (weight, bias) if v is not None), name=name), total
 
 
 @lowering(ops.glu)

@@ -9,9 +9,9 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
-from weft.passes import Trace, legalize
+from weft.passes import Trace
 
-from ..lowering import LOWERINGS, lower, needed, refusals
+from ..lowering import LOWERINGS, legal, lower, needed
 from ..program import TOP, Operand, Program, Var
 from ..states import cached_nodes
 from ..structure import Call, Loop, Method, structure
@@ -73,8 +73,7 @@ def nesting(method: Method) -> object:
 
 
 def _lowered(graph: Graph, functions: dict[str, str], moves: bool) -> Step:
-    graph = graph.clone()
-    legalize(graph, refusals, Trace())
+    graph = legal(graph, Trace())
     emitter = StepEmitter(graph, functions, moves)
     for node in list(graph.nodes):
         emitter.enter(node)

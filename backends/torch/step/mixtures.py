@@ -13,6 +13,7 @@ from ..program import Operand, Var
 from . import patterns
 from .emitter import Refusal, StepEmitter, options
 from .patterns import Mixture
+from .products import opening
 
 
 def mixture(e: StepEmitter, node: Node) -> Var | None:
@@ -36,11 +37,7 @@ def mixed(e: StepEmitter, found: Mixture, stream: Value | Var | None) -> Var:
     if stream is not None:
         text += f", residual={{{len(operands)}}}.flatten(0, 1)"
         operands.append(stream)
-    a = node.attrs
-    activation = patterns.activation_name(a["activation"])
-    text += "" if activation == "silu" else f", activation={activation!r}"
-    text += "" if a["limit"] is None else f", limit={number(a['limit'])}"
-    text += "" if not a["shift"] else f", shift={number(a['shift'])}"
+    text += opening(node)
     e.within(*(e[v] for v in (up, down)))
     chooses, multiplies = _refusals(found)
     e.chose("route", chooses)
@@ -71,7 +68,7 @@ def _refusals(found: Mixture) -> tuple[Refusal, Refusal]:
 
     def chooses(dtype: torch.dtype) -> str | None:
         logits = torch.empty(1, experts, dtype=dtype, device="meta")
-        return routing.refusal(logits, found.route.attrs["k"], found.route.attrs["groups"])
+        return routing.refusal(logits, found.route.attrs["k"])
 
     def multiplies(dtype: torch.dtype) -> str | None:
         return gemv.refusal(torch.empty(1, up.width, dtype=dtype, device="meta"))

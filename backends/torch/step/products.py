@@ -75,11 +75,18 @@ def gated(e: StepEmitter, node: Node) -> Var | None:
     norm = e.norm(gate.source)
     e.within(weight, norm, bias)
     operands: list[Value | Operand] = [gate.source.x, weight]
-    text = options(operands, bias=bias, norm=norm)
-    activation = patterns.activation_name(node.attrs["activation"])
-    text += "" if activation == "silu" else f", activation={activation!r}"
+    text = options(operands, bias=bias, norm=norm) + opening(node)
     e.chose("norm_glu", few_rows(gate), parts="norm, gate and up" if norm is not None else "gate and up")
     return e.emit(f"norm_glu({{0}}, {{1}}{text})", *operands, name="h")
+
+
+def opening(node: Node) -> str:
+    """The keywords that say how the gates of `node` open."""
+    a = node.attrs
+    activation = patterns.activation_name(a["activation"])
+    text = "" if activation == "silu" else f", activation={activation!r}"
+    text += "" if a["limit"] is None else f", limit={number(a['limit'])}"
+    return text + ("" if not a["shift"] else f", shift={number(a['shift'])}")
 
 
 def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from weft import Attention
+from weft import Attention, MoE
 from weft.backends.torch.explain import Explained, explain
 from weft.backends.torch.kernels import launch
 from weft.ir import Graph
 
 from ...frontends.command import TINY, done, refused
-from ...passes.zoo_variants import decoder
+from ...passes.zoo_variants import decoder, feeds
 from .generated import graph_of
 
 
@@ -35,9 +35,9 @@ def test_layers_that_are_alike_are_told_once() -> None:
 
 
 def test_kernels_say_themselves_what_they_do_not_take() -> None:
-    groups = graph_of("variant/experts in groups")
-    assert told(groups, "add").splitlines()[1:] == [
-        "layers.0.ffn_residual (add × 2): torch, as route: groups of experts compete",
+    many = feeds(MoE(20, 7, 17)).graph()
+    assert told(many, "add").splitlines()[1:] == [
+        "layers.0.ffn_residual (add × 2): torch, as route: more than 512 experts or 16 choices",
         "layers.0.ffn_residual (add × 2): moe_decode with addition",
     ]
     odd = decoder(Attention(3, 1, 7)).graph()
@@ -53,13 +53,22 @@ def test_kernels_say_themselves_what_they_do_not_take() -> None:
         ("variant/chunked", "attention", "torch, its pattern is chunked"),
         ("variant/T5 bias, per layer", "attention", "torch, it has a bias that is not ALiBi's"),
         ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
-        ("variant/clamped gate", "glu", "torch, the gate is limited"),
         ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
         ("variant/linear attention", "linear_attention", "torch"),
     ],
 )
 def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None:
     assert why in told(graph_of(name), op)
+
+
+def test_limited_gates_and_groups_of_experts_have_kernels() -> None:
+    assert (
+        told(graph_of("variant/clamped gate"), "glu") == "layers.0.ffn.glu (glu × 2): norm_glu with norm, gate and up"
+    )
+    assert told(graph_of("variant/experts in groups"), "add").splitlines()[1:] == [
+        "layers.0.ffn_residual (add × 2): route",
+        "layers.0.ffn_residual (add × 2): moe_decode with addition",
+    ]
 
 
 def test_devices_without_kernels() -> None:

@@ -15,7 +15,9 @@ import torch
 from weft import load_source
 from weft.backends.torch.export import build, write_code
 from weft.backends.torch.kernels.tickets import Tickets
+from weft.backends.torch.source import write_source
 from weft.backends.torch.step.source import LAUNCHERS, write_step
+from weft.passes import Trace, lookup
 
 from .generated import graph_of
 
@@ -55,6 +57,15 @@ def test_a_layer_of_smollm2_is_five_launches(smollm2: str) -> None:
     called = {name: CALLS.findall(text) for name, text in classes(smollm2).items()}
     assert sorted(called["Block"]) == ["decode_attention", "linear_residual", "linear_residual", "norm_glu", "norm_qkv"]
     assert called["Step"] == ["norm_linear"]
+
+
+@pytest.mark.parametrize("name", ["family/gpt2-tied", "family/gemma2", "family/mamba", "variant/post", "family/bert"])
+def test_sums_fused_with_norms_read_the_same(name: str) -> None:
+    """They end the layer before, as in the model; the kernels of a step norm what they read."""
+    graph, fused = graph_of(name), graph_of(name).clone()
+    lookup("fuse-residual-norm")().run(fused, trace := Trace())
+    assert trace.rewrites and write_source(fused).text == write_source(graph).text
+    assert write_step(fused) == write_step(graph)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -53,6 +55,26 @@ def test_agrees_with_float64(
     assert found.dtype == dtype
     assert_near(found, exact, size, inputs)
     assert_near(reference(x, weight, bias, norm=norm, activation=activation), exact, size, inputs, inner=dtype)
+
+
+@pytest.mark.parametrize(("rows", "hidden", "inputs", "dtype"), [(1, 7, 201, BF16), (2, 5, 64, FP16), (3, 9, 33, FP32)])
+@pytest.mark.parametrize(("limit", "shift"), [(3.0, 1.0), (0.5, 0.0), (None, -0.25)])
+def test_limits_and_shifts(
+    device: torch.device, rows: int, hidden: int, inputs: int, dtype: torch.dtype, limit: float | None, shift: float
+) -> None:
+    x = draw(rows, inputs, seed=1, dtype=dtype, device=device)
+    weight = draw(2 * hidden, inputs, seed=2, dtype=dtype, device=device, scale=6 * inputs**-0.5)
+    bias = draw(2 * hidden, seed=5, dtype=dtype, device=device)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, -1)
+    gate_size, up_size = (x.double().abs() @ weight.double().abs().T + bias.double().abs() + 1).chunk(2, -1)
+    low, high = (-math.inf, math.inf) if limit is None else (-limit, limit)
+    assert limit is None or (gate.max() > limit > gate.min() and up.min() < -limit < limit < up.max())
+    exact = FORMULAS["gelu_quick"](gate.clamp(max=high)) * (up.clamp(low, high) + shift)
+    size = STEEPEST * 2 * gate_size * up_size
+    found = norm_glu(x, weight, bias, activation="gelu_quick", limit=limit, shift=shift)
+    assert_near(found, exact, size, inputs)
+    also = reference(x, weight, bias, activation="gelu_quick", limit=limit, shift=shift)
+    assert_near(also, exact, size, inputs, inner=dtype)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -58,6 +58,60 @@ def test_the_choice_and_its_weights(
         assert_close(weights, want, terms=experts)
 
 
+def best_groups(ranked: NDArray[np.float64], groups: int, top_groups: int, group_score: str) -> NDArray[np.bool_]:
+    """Which experts are in the best groups of their row, each group looked at by itself."""
+    width = ranked.shape[1] // groups
+    open_to = np.zeros(ranked.shape, bool)
+    for row, scores in enumerate(ranked):
+        summed = 1 if group_score == "max" else 2
+        best = [sum(sorted(scores[g * width : (g + 1) * width])[-summed:]) for g in range(groups)]
+        assert np.diff(sorted(best)).min() > 1e-5  # rounding cannot change the choice
+        for g in np.argsort(best)[::-1][:top_groups]:
+            open_to[row, g * width : (g + 1) * width] = True
+    return open_to
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("experts", "attrs"),
+    [
+        (256, {"k": 8, "groups": 8, "top_groups": 4, "scoring": "sigmoid", "scale": 2.5}),  # DeepSeek-V3
+        (160, {"k": 6, "groups": 8, "top_groups": 3, "group_score": "max", "renormalize": False}),  # V2
+        (35, {"k": 9, "groups": 5, "top_groups": 2, "scoring": "sigmoid"}),
+        (33, {"k": 3, "groups": 11, "top_groups": 3, "group_score": "max"}),
+        (6, {"k": 2, "groups": 3, "top_groups": 1}),
+        (9, {"k": 4, "groups": 3, "top_groups": 3}),
+    ],
+)
+def test_the_best_groups_are_chosen_from(
+    device: torch.device, experts: int, attrs: dict[str, Any], biased: bool, dtype: torch.dtype
+) -> None:
+    rng = np.random.default_rng(3)
+    logits = rounded(np.stack([rng.permutation(experts) / 64 - experts / 128 for _ in range(2)]), dtype, device)
+    bias = rounded(rng.normal(size=experts), torch.float32, device) if biased else None
+    x, pushed = exact(logits), 0 if bias is None else exact(bias)
+    scores = 1 / (1 + np.exp(-x)) if "scoring" in attrs else np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    open_to = best_groups(scores + pushed, attrs["groups"], attrs["top_groups"], attrs.get("group_score", "top2"))
+    wanted = np.argsort(np.where(open_to, -scores - pushed, np.inf), -1, kind="stable")[:, : attrs["k"]]
+    want = np.take_along_axis(scores, wanted, -1)
+    if attrs.get("renormalize", True):
+        want /= want.sum(-1, keepdims=True)
+    for routed in (kernel.route, kernel.reference):
+        chosen, weights = routed(logits, bias, **attrs)
+        assert (chosen.cpu().numpy() == wanted).all()
+        assert_close(weights, attrs.get("scale", 1.0) * want, terms=experts)
+
+
+def test_the_first_of_equal_groups_wins(device: torch.device) -> None:
+    logits = torch.tensor([[0.0, 1, 2, 3, 3, 2], [3, 0, 1, 1, 3, 0]], device=device)
+    for routed in (kernel.route, kernel.reference):
+        chosen, _ = routed(logits, k=2, groups=3, top_groups=1)
+        assert chosen.tolist() == [[3, 2], [0, 1]]
+        chosen, _ = routed(logits, k=2, groups=3, top_groups=2, group_score="max", scoring="sigmoid")
+        assert chosen.tolist() == [[3, 4], [0, 4]]
+
+
 def test_the_first_of_equals_wins(device: torch.device) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0, 2.0]], device=device)
     for routed in (kernel.route, kernel.reference):
@@ -92,7 +146,6 @@ def test_a_slice_of_logits(device: torch.device) -> None:
 def test_what_torch_computes_instead(device: torch.device) -> None:
     logits, _ = case(2, 520, torch.float32, device)
     assert kernel.refusal(logits, 2) == "more than 512 experts or 16 choices"
-    assert kernel.refusal(logits[:, :8], 2, groups=2) == "groups of experts compete"
     assert kernel.refusal(logits[:, :8].double(), 2) == "the kernel computes in f32"
     wanted, want = sorted_scores(logits, None, 17, "softmax", True, 1.0)
     chosen, weights = kernel.route(logits, k=17)
@@ -107,6 +160,12 @@ def test_wrong_operands(device: torch.device) -> None:
             routed(logits, k=9)
         with pytest.raises(ValueError, match="at least k=3 experts"):
             routed(logits, k=3, groups=4, top_groups=1)
+        with pytest.raises(ValueError, match="8 experts do not fall into groups=3"):
+            routed(logits, k=1, groups=3)
+        with pytest.raises(ValueError, match="needs two experts per group"):
+            routed(logits, k=1, groups=8)
+        with pytest.raises(ValueError, match="group_score='mean' is not max or top2"):
+            routed(logits, k=1, groups=2, group_score="mean")
         with pytest.raises(ValueError, match=r"bias \[7\] must be \[8\]"):
             routed(logits, bias[:7], k=2)
         with pytest.raises(ValueError, match="scoring='tanh' is not softmax or sigmoid"):
