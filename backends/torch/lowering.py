@@ -119,8 +119,6 @@ def _head(graph: Graph) -> tuple[Value, str] | None:
         read = [v for v in node.inputs if v is not None and v.producer is not None]
         if any(part.isdigit() for part in node.scope.split(".")):
             break  # within a layer, which then would be unlike the others
-        if any(part.isdigit() for part in node.scope.split(".")):
-            break  # within a layer, which then would be unlike the others
         alone = Trait.ROWWISE in node.op.traits or Trait.ELEMENTWISE in node.op.traits
         if not alone or len(read) != 1 or len(read[0].uses) != 1 or read[0].shape[:-1] != value.shape[:-1]:
             break
