@@ -33,7 +33,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Case:
-    """`launcher` of the file `kernel` with inputs drawn by `draw`; `size` in bytes and `flops` are what it must do.
+    """A call of `kernel` with inputs drawn by `draw`; `size` in bytes and `flops` are what it must do.
 
     `rivals` are names of gpu_rivals.py; `sweep` are settings that may be other than they ship, by their names in
     `gpu_kernels.configured`. `small` draws what is checked where the reference cannot take `draw`'s, and is not timed.
@@ -44,7 +44,6 @@ class Case:
     draw: Callable[[Draw], Inputs]
     size: int
     flops: int = 0
-    launcher: str = ""
     rivals: Sequence[str] = ()
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     small: Callable[[Draw], Inputs] | None = None
@@ -219,14 +218,14 @@ def _recurrences(large: bool) -> Iterator[Case]:
     """Mamba-2.8B and Falcon-Mamba-7B, both with 16 states: tokens in bf16, states in f32."""
     for name, channels in (("mamba_2.8b", 5120), ("falcon_7b", 8192)) if large else (("tiny", 64),):
         states = 16
+        rank = channels // 32  # numbers that the steps are projected from
         yield Case(
-            "selective_scan",
-            f"{name}_step",
-            partial(inputs.selective_step, batch=1, channels=channels, states=states),
-            4 * 3 * channels * states,  # rates read, states read and written
-            launcher="selective_step",
+            "selective_step",
+            name,
+            partial(inputs.selective_step, batch=1, channels=channels, states=states, rank=rank),
+            channels * (4 * 3 * states + BF16 * rank),  # rates read, states read and written, the projection
             rivals=("compiled",),
-            sweep={"selective_scan.STEP_BLOCK": (32, 64, 128)},
+            sweep={"selective_step.CHANNELS": (16, 32, 64), "selective_step.WARPS": (1, 2, 4)},
         )
         seq = 2048 if large else 16
         yield Case(
@@ -242,12 +241,12 @@ def _recurrences(large: bool) -> Iterator[Case]:
         (("mamba2_2.7b", 80, 64, 128), ("falcon_h1_34b", 32, 128, 256)) if large else (("tiny2", 2, 16, 16),)
     ):
         yield Case(
-            "ssd",
-            f"{name}_step",
-            partial(inputs.ssd_step, batch=1, heads=heads, width=width, states=states),
+            "ssd_step",
+            name,
+            partial(inputs.ssd_step, batch=1, heads=heads, width=width, states=states, norm_groups=1),
             4 * 2 * heads * width * states,
-            launcher="ssd_step",
             rivals=("compiled",),
+            sweep={"ssd_step.WIDTH": (16, 32, 64), "ssd_step.WARPS": (2, 4, 8)},
         )
         seq = 4096 if large else 16
         yield Case(

@@ -199,10 +199,20 @@ def selective_scan(draw: Draw, batch: int, seq: int, channels: int, states: int,
     return Inputs((x, delta, a, b, c, draw.normal(channels), *state))
 
 
-def selective_step(draw: Draw, batch: int, channels: int, states: int) -> Inputs:
-    """One token of it."""
-    x, delta, a, b, c, d, past = selective_scan(draw, batch, 1, channels, states, past=True).args
-    return Inputs((x[:, 0], delta[:, 0], a, b[:, 0], c[:, 0], d, past))
+def selective_step(draw: Draw, batch: int, channels: int, states: int, rank: int, normed: bool = False) -> Inputs:
+    """One token of it behind its projections; the gate is a part of wider rows."""
+    x, delta, (b, c) = (
+        draw.normal(batch, channels),
+        draw.normal(batch, rank),
+        (draw.normal(batch, states) for _ in "bc"),
+    )
+    gate = draw.normal(batch, 2 * channels)[:, channels:]
+    a = draw.uniform(channels, states, low=-float(states), high=-1.0, dtype=torch.float32)
+    past = draw.normal(batch, states, channels, dtype=torch.float32)
+    norms = {"norm": norm(draw, rank, "rms"), **{f"{n}_norm": norm(draw, states, "rms") for n in "bc"}}
+    more = {"weight": draw.weight(channels, rank), "bias": draw.uniform(channels, low=-6.0, high=-2.0)}
+    more |= {"softplus": True, "gate": gate, **(norms if normed else {})}
+    return Inputs((x, delta, a, b, c, draw.normal(channels), past), more)
 
 
 def ssd(
@@ -216,11 +226,21 @@ def ssd(
     return Inputs((x, delta, a, b, c, draw.normal(heads), *state), {"heads": heads, "groups": groups})
 
 
-def ssd_step(draw: Draw, batch: int, heads: int, width: int, states: int, groups: int = 1) -> Inputs:
-    """One token of it."""
-    inputs = ssd(draw, batch, 1, heads, width, states, groups, past=True)
-    x, delta, a, b, c, d, past = inputs.args
-    return Inputs((x[:, 0], delta[:, 0], a, b[:, 0], c[:, 0], d, past), inputs.keywords)
+def ssd_step(
+    draw: Draw, batch: int, heads: int, width: int, states: int, groups: int = 1, norm_groups: int = 0
+) -> Inputs:
+    """One token of it behind its projection, its result normed in `norm_groups` parts; the gate is a part of wider
+    rows."""
+    x, delta = draw.normal(batch, heads * width), draw.normal(batch, heads)
+    b, c = (draw.normal(batch, groups * states) for _ in "bc")
+    gate = draw.normal(batch, 2 * heads * width)[:, heads * width :]
+    a = draw.uniform(heads, low=-16.0, high=-1.0, dtype=torch.float32)
+    past = draw.normal(batch, heads, states, width, dtype=torch.float32)
+    more = {"heads": heads, "groups": groups, "bias": draw.uniform(heads, low=-6.0, high=-2.0), "softplus": True}
+    if norm_groups:
+        more |= {"norm": norm(draw, heads * width, "rms"), "norm_groups": norm_groups}
+    own = {"tickets": draw.tickets(batch * max(norm_groups, 1))}
+    return Inputs((x, delta, a, b, c, draw.normal(heads), past), {**more, "gate": gate}, own)
 
 
 def quantized_linear(
@@ -238,16 +258,3 @@ def conv_step(draw: Draw, batch: int, channels: int, width: int = 4) -> Inputs:
     """One token of a causal convolution: x [batch, channels], weight [channels, width], past [batch, width - 1, ·]."""
     x, weight, bias = draw.normal(batch, channels), draw.weight(channels, width), draw.normal(channels)
     return Inputs((x, weight, bias, draw.normal(batch, width - 1, channels)))
-
-
-STEPS = ("selective_step", "ssd_step")  # whose references are those of prompts
-
-
-def one_token(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference of a recurrence over prompts as that of its step."""
-
-    def step(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *rest: Tensor, **sizes: int) -> Any:
-        y, state = reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], *rest, **sizes)
-        return y[:, 0], state
-
-    return step

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from gpu_cases import Case, cases
-from gpu_inputs import STEPS, one_token
 from gpu_rivals import rival
 from gpu_run import Run, Work, cycled, microseconds
 from torch import Tensor
@@ -132,8 +131,7 @@ def measured(run: Run, case: Case) -> dict[str, Any]:
 
 def functions(kernel: ModuleType, case: Case) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The launcher of a case and its reference."""
-    name = case.launcher or case.kernel
-    return getattr(kernel, name), one_token(kernel.reference) if name in STEPS else kernel.reference
+    return getattr(kernel, case.kernel), kernel.reference
 
 
 def versus(run: Run, works: Sequence[Work], once: Work, want: Any) -> dict[str, Any]:

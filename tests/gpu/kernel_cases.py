@@ -17,7 +17,7 @@ from weft.backends.torch.kernels.launch import Variant, jit, tl, triton
 
 @dataclass(frozen=True)
 class Odd:
-    """`launcher` of the file `kernel`. A result is rounded `roundings` times on its way, its sums have `terms` terms.
+    """A call of `kernel`. A result is rounded `roundings` times on its way, its sums have `terms` terms.
 
     `late` are the arguments that a kernel ahead may have written: activations, caches and states, not weights.
     """
@@ -27,7 +27,6 @@ class Odd:
     terms: int
     late: Sequence[int] = (0,)
     roundings: int = 1
-    launcher: str = ""
 
     @property
     def file(self) -> Any:
@@ -35,8 +34,7 @@ class Odd:
 
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The launcher and its reference."""
-        name, reference = self.launcher or self.kernel, self.file.reference
-        return getattr(self.file, name), inputs.one_token(reference) if name in inputs.STEPS else reference
+        return getattr(self.file, self.kernel), self.file.reference
 
 
 def _odd(draw: Callable[..., Inputs], **sizes: Any) -> Callable[[Draw], Inputs]:
@@ -154,21 +152,19 @@ CASES = {
         "selective_scan", _odd(inputs.selective_scan, batch=2, seq=70, channels=40, states=5), 350, (0, 1, 3, 4)
     ),
     "selective_step": Odd(
-        "selective_scan",
-        _odd(inputs.selective_step, batch=2, channels=100, states=16),
-        16,
+        "selective_step",
+        _odd(inputs.selective_step, batch=2, channels=100, states=16, rank=13, normed=True),
+        29,
         (0, 1, 3, 4, 6),
-        launcher="selective_step",
     ),
     "ssd": Odd(
         "ssd", _odd(inputs.ssd, batch=1, seq=70, heads=3, width=24, states=20, past=True), 1400, (0, 1, 3, 4, 6), 3
     ),
     "ssd_step": Odd(
-        "ssd",
-        _odd(inputs.ssd_step, batch=2, heads=4, width=24, states=20, groups=2),
-        20,
+        "ssd_step",
+        _odd(inputs.ssd_step, batch=2, heads=4, width=24, states=20, groups=2, norm_groups=2),
+        68,
         (0, 1, 3, 4, 6),
-        launcher="ssd_step",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The recurrence of Mamba (Gu & Dao 2023, arXiv 2312.00752), for prompts and for one token.
+"""The recurrence of Mamba (Gu & Dao 2023, arXiv 2312.00752), for prompts; `selective_step` takes one token.
 
 h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t and y_t = C_t h_t + D x_t per channel, states in f32. One warp holds four
 channels a thread with all their states in registers (fewer channels where there are more than 16 states) and goes
@@ -21,7 +21,6 @@ from .operands import rows, wants_gradient
 
 PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
 SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
-STEP_BLOCK = 32  # channels of a program of the one-token kernel, which needs as many programs as it can get
 MOST_STATES = 64  # more do not fit in the registers of a warp
 
 
@@ -108,34 +107,6 @@ def _scan_kernel(
         tl.store(present_ptr + whole + cell, state.to(present_ptr.dtype.element_ty), mask=both)
 
 
-@jit
-def _step_kernel(
-    x_ptr, delta_ptr, a_ptr, b_ptr, c_ptr, d_ptr, past_ptr, y_ptr, present_ptr, x_row, delta_row, b_row, c_row,
-    CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One token. a is A as it is, [channels, states]; present may be past, as each thread rewrites what it has read."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    batch = tl.program_id(1)
-    channel, n = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
-    mine, known = channel < CHANNELS, n < STATES
-    both = known[:, None] & mine[None, :]
-    a = tl.load(a_ptr + channel[None, :] * STATES + n[:, None], mask=both, other=0.0).to(tl.float32)
-    d = tl.zeros((BLOCK_C,), tl.float32)
-    if d_ptr is not None:
-        d = tl.load(d_ptr + channel, mask=mine, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    cell = (batch.to(tl.int64) * STATES + n)[:, None] * CHANNELS + channel[None, :]
-    state = tl.load(past_ptr + cell, mask=both, other=0.0).to(tl.float32)
-    x, step = _load(x_ptr, batch, x_row, channel, mine), _load(delta_ptr, batch, delta_row, channel, mine)
-    b, c = _load(b_ptr, batch, b_row, n, known), _load(c_ptr, batch, c_row, n, known)
-    state = _advance(state, a * 1.4426950408889634, step, x, b)
-    tl.store(present_ptr + cell, state.to(present_ptr.dtype.element_ty), mask=both)
-    y = tl.sum(state * c[:, None], axis=0) + d * x
-    tl.store(y_ptr + batch.to(tl.int64) * CHANNELS + channel, y.to(y_ptr.dtype.element_ty), mask=mine)
-
-
 def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> str | None:
     """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     if torch.float64 in (x.dtype, a.dtype):
@@ -147,9 +118,14 @@ def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> s
     return launch.refusal(x)
 
 
-def _check(
+def check(
     x: torch.Tensor, delta: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, past: torch.Tensor | None
 ) -> None:
+    """Check that operands of a prompt, or of one token each, fit.
+
+    Raises:
+        ValueError: if they do not.
+    """
     channels, states = a.shape
     if x.shape != delta.shape or x.shape[-1] != channels:
         raise ValueError(f"x {[*x.shape]} and delta {[*delta.shape]} do not fit a {[*a.shape]}")
@@ -169,7 +145,7 @@ def reference(
     past: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """What `selective_scan` computes, token by token, in f32 (f64 for f64)."""
-    _check(x, delta, a, b, c, past)
+    check(x, delta, a, b, c, past)
     wide = torch.promote_types(x.dtype, torch.float32)
     xs, steps, rates, bs, cs = (t.to(wide) for t in (x, delta, a.T, b, c))
     state = xs.new_zeros(len(x), *rates.shape) if past is None else past.to(wide)
@@ -211,7 +187,7 @@ def selective_scan(
     """
     if refusal(x, a, delta, b, c, d, past) is not None:
         return reference(x, delta, a, b, c, d, past)
-    _check(x, delta, a, b, c, past)
+    check(x, delta, a, b, c, past)
     (batch, seq, channels), states = x.shape, a.shape[1]
     sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states)}
     blocks = triton.cdiv(channels, sizes["BLOCK_C"])
@@ -235,43 +211,6 @@ def selective_scan(
     return y if present is None else (y, present)
 
 
-def selective_step(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    past: torch.Tensor,
-    present: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of `selective_scan`: x, delta [batch, channels], b, c [batch, states] → y like x, and the new state.
-
-    The new state is written to `present`, which may be `past` itself (in place), or to a new tensor.
-
-    Raises:
-        ValueError: the shapes do not fit, or a state is not contiguous.
-    """
-    _check(x, delta, a, b, c, past)
-    present = torch.empty_like(past) if present is None else present
-    if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
-        raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
-    if refusal(x, a, delta, b, c, d, past) is not None:
-        y, after = reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
-        present.copy_(after)
-        return y[:, 0], present
-    (batch, channels), states = x.shape, a.shape[1]
-    x, delta, b, c = (t if t.stride(1) == 1 else t.contiguous() for t in (x, delta, b, c))
-    d = None if d is None else d.contiguous()
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _step_kernel[(triton.cdiv(channels, STEP_BLOCK), batch)](
-        x, delta, a.contiguous(), b, c, d, past, y, present, x.stride(0), delta.stride(0), b.stride(0), c.stride(0),
-        CHANNELS=channels, STATES=states, BLOCK_C=STEP_BLOCK, BLOCK_N=triton.next_power_of_2(states), PDL=has_pdl(x),
-        **options(x, warps=1),
-    )  # fmt: skip
-    return y, present
-
-
 def variants() -> list[Variant]:
     """Mamba-130M and 2.8B (1536 and 5120 channels), Falcon-Mamba-7B (8192), and as many states as there may be."""
     found = []
@@ -280,9 +219,8 @@ def variants() -> list[Variant]:
         data = dict.fromkeys(("x_ptr", "delta_ptr", "b_ptr", "c_ptr", "y_ptr", "d_ptr"), kind)
         state = dict.fromkeys(("a_ptr", "past_ptr", "present_ptr", "ends_ptr", "sums_ptr"), "*fp32")
         offered = {**data, **state, "seq": "i32", "chunk": "i32", **strides}
-        for kernel in (_end_kernel, _scan_kernel, _step_kernel):
+        for kernel in (_end_kernel, _scan_kernel):
             types = {name: offered[name] for name in kernel.arg_names if name in offered}
-            block = STEP_BLOCK if kernel is _step_kernel else _block(states)
-            sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": block, "BLOCK_N": states, "PDL": True}
+            sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states), "BLOCK_N": states, "PDL": True}
             found.append(Variant(kernel, types, sizes, 1, divisible=[name for name in strides if name in types]))
     return found

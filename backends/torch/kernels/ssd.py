@@ -1,4 +1,4 @@
-"""The recurrence of Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), for prompts and for one token.
+"""The recurrence of Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), for prompts; `ssd_step` takes one token.
 
 h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ and y_t = h_tᵀ C_t + D x_t per head, A, D scalars, the state h [states, p] in
 f32. A prompt is cut into chunks, each gone through in blocks of 64 tokens, in three kernels: the state that every chunk
@@ -19,7 +19,6 @@ from .operands import rows, wants_gradient
 
 TOKENS = 64  # of a block
 CHUNK = 4  # blocks: longer chunks write fewer states, shorter ones have more programs
-STEP_WIDTH = 32  # columns of the state that a program of the one-token kernel has
 MOST_STATES, MOST_WIDTH = 256, 128
 
 
@@ -158,36 +157,6 @@ def _scan_kernel(
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=there[:, None] & wide[None, :])
 
 
-@jit
-def _step_kernel(
-    x_ptr, delta_ptr, a_ptr, b_ptr, c_ptr, d_ptr, past_ptr, y_ptr, present_ptr, x_row, delta_row, b_row, c_row,
-    STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """One token; present may be past, as each thread rewrites what it has read."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
-    n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    known, wide = n < STATES, p < WIDTH
-    a, d = tl.load(a_ptr + head).to(tl.float32), 0.0
-    if d_ptr is not None:
-        d = tl.load(d_ptr + head).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    cell = ((batch * heads + head) * STATES + n)[:, None] * WIDTH + p[None, :]
-    state = tl.load(past_ptr + cell, mask=known[:, None] & wide[None, :], other=0.0).to(tl.float32)
-    step = tl.load(delta_ptr + batch * delta_row + head).to(tl.float32)
-    x = tl.load(x_ptr + batch * x_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
-    group = (head // SHARE) * STATES + n
-    b = tl.load(b_ptr + batch * b_row + group, mask=known, other=0.0).to(tl.float32)
-    c = tl.load(c_ptr + batch * c_row + group, mask=known, other=0.0).to(tl.float32)
-    state = tl.exp2(step * a * 1.4426950408889634) * state + b[:, None] * (step * x)[None, :]
-    tl.store(present_ptr + cell, state.to(present_ptr.dtype.element_ty), mask=known[:, None] & wide[None, :])
-    y = tl.sum(state * c[:, None], axis=0) + d * x
-    tl.store(y_ptr + (batch * heads + head) * WIDTH + p, y.to(y_ptr.dtype.element_ty), mask=wide)
-
-
 def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, heads: int, groups: int = 1) -> str | None:
     """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     if x.dtype == torch.float64:
@@ -202,7 +171,7 @@ def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, head
     return launch.refusal(x)
 
 
-def _check(
+def check(
     x: torch.Tensor,
     delta: torch.Tensor,
     a: torch.Tensor,
@@ -212,7 +181,11 @@ def _check(
     heads: int,
     groups: int,
 ) -> tuple[int, int]:
-    """States and width of a head."""
+    """States and width of a head, of operands of a prompt, or of one token each.
+
+    Raises:
+        ValueError: they do not fit.
+    """
     if heads % groups or x.shape[-1] % heads or b.shape[-1] % groups:
         raise ValueError(f"x {[*x.shape]} and b {[*b.shape]} do not fall into {heads} heads and {groups} groups")
     if delta.shape != (*x.shape[:-1], heads) or a.shape != (heads,):
@@ -238,7 +211,7 @@ def reference(
     groups: int = 1,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """What `ssd` computes, token by token, in f32 (f64 for f64)."""
-    states, width = _check(x, delta, a, b, c, past, heads, groups)
+    states, width = check(x, delta, a, b, c, past, heads, groups)
     wide = torch.promote_types(x.dtype, torch.float32)
     xs = x.to(wide).unflatten(2, (heads, width))
     steps = delta.to(wide)[..., None, None]
@@ -287,7 +260,7 @@ def ssd(
     """
     if refusal(x, b, delta, a, c, d, past, heads=heads, groups=groups) is not None:
         return reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
-    states, width = _check(x, delta, a, b, c, past, heads, groups)
+    states, width = check(x, delta, a, b, c, past, heads, groups)
     batch, seq, _ = x.shape
     x, delta, b, c = (rows(t) for t in (x, delta, b, c))
     a, (d, past) = a.contiguous(), (None if t is None else t.contiguous() for t in (d, past))
@@ -311,46 +284,6 @@ def ssd(
     return y if present is None else (y, present)
 
 
-def ssd_step(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    past: torch.Tensor,
-    present: torch.Tensor | None = None,
-    *,
-    heads: int,
-    groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of `ssd`: x, delta, b, c [batch, …] without seq → y like x, and the new state.
-
-    The new state is written to `present`, which may be `past` itself (in place), or to a new tensor.
-
-    Raises:
-        ValueError: the shapes do not fit, or a state is not contiguous.
-    """
-    states, width = _check(x, delta, a, b, c, past, heads, groups)
-    present = torch.empty_like(past) if present is None else present
-    if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
-        raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
-    if refusal(x, b, delta, a, c, d, past, heads=heads, groups=groups) is not None:
-        x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
-        y, after = reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
-        present.copy_(after)
-        return y[:, 0], present
-    x, delta, b, c = (t if t.stride(1) == 1 else t.contiguous() for t in (x, delta, b, c))
-    a, d = a.contiguous(), None if d is None else d.contiguous()
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _step_kernel[(triton.cdiv(width, STEP_WIDTH), heads, len(x))](
-        x, delta, a, b, c, d, past, y, present, x.stride(0), delta.stride(0), b.stride(0), c.stride(0),
-        STATES=states, WIDTH=width, SHARE=heads // groups, BLOCK_N=triton.next_power_of_2(states), BLOCK_P=STEP_WIDTH,
-        PDL=has_pdl(x), **options(x),
-    )  # fmt: skip
-    return y, present
-
-
 def variants() -> list[Variant]:
     """Mamba-2 and Codestral-Mamba (128 states, heads of 64), Falcon-H1 (256 states), Nemotron-H (heads of 80)."""
     found = []
@@ -368,13 +301,11 @@ def variants() -> list[Variant]:
         distances = dict.fromkeys(("x_row", "b_row", "c_row", "delta_row"), "i32")
         offered = {**data, **state, "seq": "i32", "parts": "i32", **distances}
         end, scan, end_warps, scan_warps = _sizes(dtype, states, width)
-        step = {**scan, "BLOCK_P": STEP_WIDTH}
         more = {"SHARE": share, "INTERP": False, "PDL": True, "SIZE": states * width, "BLOCK": 1024}
         for kernel, sizes, warps, stages in (
             (_end_kernel, end, end_warps, 2),
             (_start_kernel, {}, 4, 3),
             (_scan_kernel, scan, scan_warps, 2),
-            (_step_kernel, step, 4, 3),
         ):
             types = {name: offered[name] for name in kernel.arg_names if name in offered}
             constants = {name: value for name, value in {**sizes, **more}.items() if name in kernel.arg_names}

@@ -86,6 +86,10 @@ class StepEmitter(Emitter):
         assert self.node is not None
         self.choices.append(Choice(self.node, reason=reason))
 
+    def reconsider(self) -> None:
+        """What was chosen for the node at hand is chosen anew."""
+        self.choices = [choice for choice in self.choices if choice.node is not self.node]
+
     # -- what kernels read
 
     def weight(self, param: Param) -> Held:
@@ -112,9 +116,11 @@ class StepEmitter(Emitter):
         """The norm before a product, if there is one, as kernels take it."""
         return None if norm.node is None else self.norm_node(norm.node)
 
-    def norm_node(self, node: Node) -> Leaf:
+    def norm_node(self, node: Node, gain: Param | None = None) -> Leaf:
+        """The norm `node` as kernels take it; `gain` is its weight, where another node multiplies by that."""
         kind = "rms" if node.op is ops.rms_norm else "layer"
-        given = [attribute_path(w.name) for w in node.inputs[1:] if isinstance(w, Param)]
+        weights = dict.fromkeys(w for w in (*node.inputs[1:], gain) if isinstance(w, Param))
+        given = [attribute_path(w.name) for w in weights]
         own = f"{attribute_path(node.scope)}.".lstrip(".") + f"norm_{node.output.name.rpartition('.')[2]}"
         path = given[0].rpartition(".")[0] if given else own
         return Leaf(

@@ -98,7 +98,10 @@ def _lowered(graph: Graph, functions: dict[str, str], moves: bool) -> Step:
 
 
 def _norm(e: StepEmitter, node: Node) -> Var | None:
-    """A norm that not only kernels read."""
+    """A norm that not only kernels read; or that of a recurrence, with it."""
+    if (made := recurrences.ended(e, node)) is not None:
+        return made
+    e.enter(node)
     if not patterns.is_norm(node) or node.inputs[0] is None:
         return None
     norm = e.norm_node(node)
@@ -134,6 +137,7 @@ FUSED: dict[Op, Fused] = {
     ops.attention: attention.attention,
     ops.add: _sum,
     ops.moe: mixtures.mixture,
+    ops.mul: recurrences.ended,
     ops.glu: products.gated,
     ops.linear: products.linear,
     ops.rms_norm: _norm,

@@ -10,6 +10,7 @@ from weft.ir.graph import Node, Param, Value
 
 from ..blocks import is_kept
 from ..kernels.activation import ACTIVATIONS
+from .gates import ending
 
 QUANTIZED = "weights stay in blocks, which quantized_linear multiplies by"
 
@@ -88,9 +89,9 @@ def is_norm(node: Node) -> bool:
 
 def norm_of(value: Value, alone: bool = False) -> NormOf:
     """`value` taken as a norm, if it is one that kernels compute on their way: all that read it are projections, or
-    what asks reads it `alone`."""
+    what asks reads it `alone`. That of a recurrence comes with that."""
     node = value.producer
-    if node is None or not is_norm(node) or len(value.shape) != 3:
+    if node is None or not is_norm(node) or len(value.shape) != 3 or ending(node) is not None:
         return NormOf(value)
     x = node.inputs[0]
     fits = alone or (not value.is_output and all(is_projection(reader) for reader in value.users))

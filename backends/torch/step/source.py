@@ -20,8 +20,7 @@ from .members import attributes, constructor
 
 LAUNCHERS = {  # what a step calls, and the files of these kernels
     **{name: name for name in ("conv_step", "decode_attention", "latent_decode", "linear_residual", "moe_decode")},
-    **{name: name for name in ("norm_glu", "norm_linear", "norm_qkv", "route")},
-    **{"selective_step": "selective_scan", "ssd_step": "ssd"},
+    **{name: name for name in ("norm_glu", "norm_linear", "norm_qkv", "route", "selective_step", "ssd_step")},
 }
 HELPERS = {"Norm": "norm", "Tickets": "tickets"}
 OWN = {"pack", "pack_bias", "written", "written_latent"}  # parts that steps have, and models have not

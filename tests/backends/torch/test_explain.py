@@ -48,6 +48,25 @@ def test_kernels_say_themselves_what_they_do_not_take() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "op", "what"),
+    [
+        ("variant/Mamba", "selective_scan", "selective_step with projection of its step, softplus, state, gate"),
+        (
+            "variant/Mamba, norms",
+            "selective_scan",
+            "selective_step with norms, projection of its step, softplus, state, gate",
+        ),
+        ("variant/Mamba-2", "ssd", "ssd_step with softplus, state, gate, norm"),
+    ],
+)
+def test_recurrences_say_what_is_computed_with_them(name: str, op: str, what: str) -> None:
+    """They are told of once, and what they compute is not told again."""
+    graph = graph_of(name)
+    assert told(graph, op) == f"layers.0.attn.{op} ({op} × {sum(n.op.name == op for n in graph.nodes)}): {what}"
+    assert not any(told(graph, other) for other in ("mul", "swish", "softplus"))
+
+
+@pytest.mark.parametrize(
     ("name", "op", "why"),
     [
         ("variant/chunked", "attention", "torch, its pattern is chunked"),

@@ -42,8 +42,10 @@ MODELS = {  # and the kernels of each
     ),
     "limited gate": (feeds(GatedMLP(HIDDEN, "swish(1.702)", bias=True, limit=0.5)), "norm_glu"),
     "latent": (decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))), "latent_decode"),
-    "Mamba": (decoder(Mamba(21, 5), None), "conv_step selective_scan"),
-    "Mamba-2": (decoder(Mamba2(21, 3, 5), None), "conv_step ssd"),
+    "Mamba": (decoder(Mamba(21, 5), None), "conv_step selective_step"),
+    "Mamba, norms": (decoder(Mamba(21, 5, norms=RMSNorm()), None), "conv_step selective_step"),
+    "Mamba-2": (decoder(Mamba2(21, 3, 5), None), "conv_step ssd_step"),
+    "Mamba-2 in groups": (decoder(Mamba2(24, 4, 5, groups=2, norm_groups=2), None), "conv_step ssd_step"),
     "full norms of q and k": (attends(qk_norm=RMSNorm(), qk_norm_full=True), "decode_attention"),
 }
 

@@ -68,6 +68,26 @@ def test_sums_fused_with_norms_read_the_same(name: str) -> None:
     assert write_step(fused) == write_step(graph)
 
 
+LAYERS = {  # what is launched for a layer of a model, beside its feed-forward
+    "family/mamba": "norm_linear conv_step norm_linear selective_step linear_residual",
+    "variant/Mamba, norms": "norm_linear conv_step norm_linear selective_step linear_residual norm_glu linear_residual",
+    "family/mamba2": "norm_linear conv_step ssd_step linear_residual",
+    "variant/Mamba-2 in groups": "norm_linear conv_step ssd_step linear_residual norm_glu linear_residual",
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_few_launches(name: str) -> None:
+    """Between kernels nothing is computed but views: no operator, no function."""
+    text = write_step(graph_of(name))[0]
+    layer = "".join(body for called, body in classes(text).items() if called != "Step")
+    assert sorted(CALLS.findall(layer)) == sorted(LAYERS[name].split())
+    tree = ast.parse(text)
+    made = [n for c in tree.body if isinstance(c, ast.ClassDef) for n in ast.walk(c)]
+    assert not [n for n in made if isinstance(n, ast.BinOp)]
+    assert "F." not in layer and "torch." not in layer
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)

@@ -92,33 +92,18 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_in_two_parts_and_tokens_is_one_prompt(device: torch.device, dtype: torch.dtype) -> None:
+def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtype) -> None:
     given = case((2, 6, 37, 5), dtype, device)
     past = given.past
     found = []
-    assert past is not None
-    for start, stop in ((0, 4), (4, 5), (5, 6)):
+    for start, stop in ((0, 4), (4, 6)):
         x, delta, b, c = (t[:, start:stop] for t in (given.x, given.delta, given.b, given.c))
-        if stop - start > 1:
-            y, past = kernel.selective_scan(x, delta, given.a, b, c, given.d, past)
-        else:
-            y, past = kernel.selective_step(x[:, 0], delta[:, 0], given.a, b[:, 0], c[:, 0], given.d, past)
-            y = y[:, None]
+        y, past = kernel.selective_scan(x, delta, given.a, b, c, given.d, past)
         found.append(y)
     want, state = unrolled(given)
+    assert past is not None
     assert_close(torch.cat(found, 1), want, terms=30)
     assert_close(past, state, terms=30)
-
-
-def test_a_step_in_place(device: torch.device) -> None:
-    given = case((3, 1, 45, 16), torch.float32, device)
-    want, state = unrolled(given)
-    assert given.past is not None
-    x, delta, b, c = (t[:, 0] for t in (given.x, given.delta, given.b, given.c))
-    y, present = kernel.selective_step(x, delta, given.a, b, c, given.d, given.past, given.past)
-    assert present is given.past
-    assert_close(y, want[:, 0], terms=16)
-    assert_close(given.past, state, terms=16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
@@ -134,11 +119,8 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
     assert_close(kernel.selective_scan(*wide)[0], unrolled(wide)[0], terms=130)
     double = case((1, 1, 3, 2), torch.float64, device)
     assert kernel.refusal(double.x, double.a) == "the kernel computes in f32"
-    x, delta, b, c = (t[:, 0] for t in (double.x, double.delta, double.b, double.c))
-    assert double.past is not None
-    y, present = kernel.selective_step(x, delta, double.a, b, c, double.d, double.past)
-    assert_close(y, unrolled(double)[0][:, 0], terms=2)
-    assert_close(present, unrolled(double)[1], terms=2)
+    for got, want in zip(kernel.selective_scan(*double), unrolled(double), strict=True):
+        assert_close(got, want, terms=2)
 
 
 def test_chunks_are_many_enough_and_long_enough(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +149,6 @@ def test_wrong_shapes(device: torch.device) -> None:
         for scan in (kernel.selective_scan, kernel.reference):
             with pytest.raises(ValueError, match=words):
                 scan(*changed)
-    x, b = given.x[:, 0], given.b[:, 0]
-    with pytest.raises(ValueError, match="alike and contiguous"):
-        kernel.selective_step(x, x, given.a, b, b, None, torch.zeros(1, 3, 4, device=device).mT)
 
 
 def test_a_gradient_is_left_to_torch(device: torch.device) -> None:

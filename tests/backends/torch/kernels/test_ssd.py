@@ -110,31 +110,18 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_in_parts_and_a_token_is_one_prompt(device: torch.device, dtype: torch.dtype) -> None:
+def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtype) -> None:
     shape = Shape(2, 71, 4, 2, 24, 40)
     given = case(shape, dtype, device)
-    x, delta, b, c = (t[:, :66] for t in (given.x, given.delta, given.b, given.c))
-    first, past = kernel.ssd(x, delta, given.a, b, c, given.d, given.past, **shape.split)
-    found = [first]
-    for t in range(66, 71):
-        x, delta, b, c = (t_[:, t] for t_ in (given.x, given.delta, given.b, given.c))
-        y, present = kernel.ssd_step(x, delta, given.a, b, c, given.d, past, past, **shape.split)
-        assert present is past
-        found.append(y[:, None])
+    past, found = given.past, []
+    for start, stop in ((0, 66), (66, 71)):
+        x, delta, b, c = (t[:, start:stop] for t in (given.x, given.delta, given.b, given.c))
+        y, past = kernel.ssd(x, delta, given.a, b, c, given.d, past, **shape.split)
+        found.append(y)
     want, state = unrolled(given, shape)
+    assert past is not None
     assert_close(torch.cat(found, 1), want, terms=71 * 24, inner=(3, dtype))
     assert_close(past, state, terms=71 * 24, inner=(3, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_step(device: torch.device, dtype: torch.dtype) -> None:
-    shape = Shape(3, 1, 4, 2, 20, 40)
-    given = case(shape, dtype, device)
-    want, state = unrolled(given, shape)
-    x, delta, b, c = (t[:, 0] for t in (given.x, given.delta, given.b, given.c))
-    y, present = kernel.ssd_step(x, delta, given.a, b, c, given.d, given.past, **shape.split)
-    assert_close(y, want[:, 0], terms=20)
-    assert_close(present, state, terms=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
@@ -153,10 +140,8 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
     shape = Shape(1, 1, 2, 1, 2, 3)
     given = case(shape, torch.float64, device)
     assert kernel.refusal(given.x, given.b, **shape.split) == "the kernel computes in f32"
-    x, delta, b, c = (t[:, 0] for t in (given.x, given.delta, given.b, given.c))
-    y, present = kernel.ssd_step(x, delta, given.a, b, c, given.d, given.past, **shape.split)
-    assert_close(y, unrolled(given, shape)[0][:, 0], terms=2)
-    assert_close(present, unrolled(given, shape)[1], terms=2)
+    for got, want in zip(kernel.ssd(*given, **shape.split), unrolled(given, shape), strict=True):
+        assert_close(got, want, terms=2)
 
 
 def test_wrong_shapes(device: torch.device) -> None:
@@ -170,9 +155,6 @@ def test_wrong_shapes(device: torch.device) -> None:
         for scan in (kernel.ssd, kernel.reference):
             with pytest.raises(ValueError, match=words):
                 scan(*changed, heads=heads)
-    past = torch.zeros(1, 2, 3, 4, device=device).mT
-    with pytest.raises(ValueError, match="alike and contiguous"):
-        kernel.ssd_step(*(t[:, 0] for t in given[:2]), given.a, given.b[:, 0], given.c[:, 0], None, past, heads=2)
 
 
 def test_a_gradient_is_left_to_torch(device: torch.device) -> None:

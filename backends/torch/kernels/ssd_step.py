@@ -1,0 +1,230 @@
+"""One token of Mamba-2's recurrence (Dao & Gu 2024, arXiv 2405.21060), with all that lies between its projections.
+
+Δ is the softplus of what is projected and a bias, y is gated, and the gated y is normed in groups, whole or by parts of
+it. A block owns some columns of the state of a head. A norm needs all heads of its group: their blocks store what they
+gated, and the last of them norms it, in the same launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from . import ssd
+from .launch import Variant, has_pdl, jit, options, tl, triton
+from .norm import NO_NORM, Norm
+from .softplus import softplus
+from .ssd import refusal
+from .tickets import counters, is_last
+
+WIDTH = 32  # columns of the state that a block has
+MOST = 8192  # numbers that the last block of a group norms at a time
+WARPS = 4
+
+
+@jit
+def store_normed(raw, gain, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Divide SIZE numbers by √(mean square + ε), multiply by the gain, and store them."""
+    at = tl.arange(0, BLOCK)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        v = tl.load(raw + start + at, mask=start + at < SIZE, other=0.0, cache_modifier=".cg")
+        squares += v * v
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / SIZE + eps)
+    for start in range(0, SIZE, BLOCK):
+        there = start + at < SIZE
+        v = tl.load(raw + start + at, mask=there, other=0.0, cache_modifier=".cg") * rstd
+        if gain is not None:
+            v *= tl.load(gain + start + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + start + at, v.to(y.dtype.element_ty), mask=there)
+
+
+@jit
+def ssd_step_kernel(
+    x, delta, a, b, c, d, bias, gate, gain, past, y, present, raw, tickets,
+    x_row, delta_row, b_row, c_row, gate_row, eps,
+    STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, SOFTPLUS: tl.constexpr,
+    NORM: tl.constexpr, NORMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks of BLOCK_P columns, heads, batch]. SHARE heads read one B; NORMED heads are normed together."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
+    n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    known, wide = n < STATES, p < WIDTH
+    both = known[:, None] & wide[None, :]
+    rate, skip, offset = tl.load(a + head).to(tl.float32), 0.0, 0.0
+    if d is not None:
+        skip = tl.load(d + head).to(tl.float32)
+    if bias is not None:
+        offset = tl.load(bias + head).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    cell = ((batch * heads + head) * STATES + n)[:, None] * WIDTH + p[None, :]
+    state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
+    step = tl.load(delta + batch * delta_row + head).to(tl.float32) + offset
+    if SOFTPLUS:
+        step = softplus(step)
+    driven = tl.load(x + batch * x_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
+    group = (head // SHARE) * STATES + n
+    into = tl.load(b + batch * b_row + group, mask=known, other=0.0).to(tl.float32)
+    out = tl.load(c + batch * c_row + group, mask=known, other=0.0).to(tl.float32)
+    state = tl.exp2(step * rate * 1.4426950408889634) * state + into[:, None] * (step * driven)[None, :]
+    tl.debug_barrier()  # past may be present, and small states are held by several warps: all have read
+    tl.store(present + cell, state.to(present.dtype.element_ty), mask=both)
+    made = tl.sum(state * out[:, None], axis=0) + skip * driven
+    if gate is not None:
+        g = tl.load(gate + batch * gate_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
+        made *= g * tl.sigmoid(g)
+    row = (batch * heads + head) * WIDTH
+    if NORM == "none":
+        tl.store(y + row + p, made.to(y.dtype.element_ty), mask=wide)
+    else:
+        tl.store(raw + row + p, made, mask=wide)
+        if is_last(tickets + (batch * heads + head) // NORMED, NORMED * tl.num_programs(0)):
+            first = head // NORMED * (NORMED * WIDTH)
+            own = gain
+            if gain is not None:
+                own = gain + first
+            start = batch * heads * WIDTH + first
+            store_normed(raw + start, own, y + start, eps, NORMED * WIDTH, BLOCK)
+
+
+def reference(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    past: torch.Tensor,
+    present: torch.Tensor | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    bias: torch.Tensor | None = None,
+    softplus: bool = False,
+    gate: torch.Tensor | None = None,
+    norm: Norm = NO_NORM,
+    norm_groups: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `ssd_step` computes, with torch."""
+    delta = delta if bias is None else delta + bias
+    delta = F.softplus(delta) if softplus else delta
+    rows = (t[:, None] for t in (x, delta))
+    y, after = ssd.reference(*rows, a, b[:, None], c[:, None], d, past, heads=heads, groups=groups)
+    y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
+    if norm.kind != "none":
+        y = Norm(norm.kind, eps=norm.eps)(y.unflatten(1, (norm_groups, -1))).flatten(1)
+        y = y if norm.gain is None else y * norm.gain
+    return y, after if present is None else present.copy_(after)
+
+
+def ssd_step(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    past: torch.Tensor,
+    present: torch.Tensor | None = None,
+    *,
+    heads: int,
+    groups: int = 1,
+    bias: torch.Tensor | None = None,
+    softplus: bool = False,
+    gate: torch.Tensor | None = None,
+    norm: Norm = NO_NORM,
+    norm_groups: int = 1,
+    tickets: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """norm((hᵀ C + D x) ⊙ silu(gate)) of one token and the new state h = exp(Δ A) h + Δ B xᵀ per head.
+
+    x and gate [batch, heads·p], delta [batch, heads], a (negative), d and `bias` [heads], b, c [batch, groups·states],
+    past [batch, heads, states, p] → y like x, and h. Δ is delta + bias, or the softplus of that. An RMS norm is one of
+    each of `norm_groups` parts of y, its gain [heads·p]. What has a row for each text may be a slice of a projection.
+    h is written to `present`, which may be `past` itself (in place), or to a new tensor. `tickets`: as in
+    `linear_residual`, batch·norm_groups are enough. What `refusal` names is computed with torch.
+
+    Raises:
+        ValueError: the shapes do not fit, the norm is no RMS norm, or a state is not contiguous.
+    """
+    states, width = ssd.check(x, delta, a, b, c, past, heads, groups)
+    _check(x, bias, gate, norm, heads, norm_groups)
+    present = torch.empty_like(past) if present is None else present
+    if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
+        raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
+    if refusal(x, b, delta, a, c, d, past, bias, gate, norm.gain, heads=heads, groups=groups) is not None:
+        return reference(
+            x, delta, a, b, c, d, past, present, heads=heads, groups=groups, bias=bias, softplus=softplus, gate=gate,
+            norm=norm, norm_groups=norm_groups,
+        )  # fmt: skip
+    x, delta, b, c = (t if t.stride(1) == 1 else t.contiguous() for t in (x, delta, b, c))
+    gate = gate if gate is None or gate.stride(1) == 1 else gate.contiguous()
+    a, (d, bias, gain) = a.contiguous(), (None if t is None else t.contiguous() for t in (d, bias, norm.gain))
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    raw = None
+    if norm.kind != "none":
+        raw = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        tickets = counters(x, len(x) * norm_groups) if tickets is None else tickets
+    ssd_step_kernel[(triton.cdiv(width, WIDTH), heads, len(x))](
+        x, delta, a, b, c, d, bias, gate, gain, past, y, present, raw, tickets,
+        x.stride(0), delta.stride(0), b.stride(0), c.stride(0), 0 if gate is None else gate.stride(0), norm.eps,
+        SOFTPLUS=softplus, NORM=norm.kind, **_sizes(heads, states, width, groups, norm_groups), PDL=has_pdl(x),
+        **options(x, WARPS),
+    )  # fmt: skip
+    return y, present
+
+
+def _check(
+    x: torch.Tensor, bias: torch.Tensor | None, gate: torch.Tensor | None, norm: Norm, heads: int, norm_groups: int
+) -> None:
+    if bias is not None and bias.shape != (heads,):
+        raise ValueError(f"bias {[*bias.shape]} is not [{heads}]")
+    if gate is not None and gate.shape != x.shape:
+        raise ValueError(f"gate {[*gate.shape]} is not like x {[*x.shape]}")
+    norm.check(x.shape[1])
+    if norm.kind == "layer":
+        raise ValueError("y is normed by an RMS norm here")
+    if heads % norm_groups:
+        raise ValueError(f"{heads} heads do not fall into {norm_groups} groups that are normed")
+
+
+def _sizes(heads: int, states: int, width: int, groups: int, norm_groups: int) -> dict[str, int]:
+    normed = heads // norm_groups
+    sizes = {"STATES": states, "WIDTH": width, "SHARE": heads // groups, "NORMED": normed}
+    blocks = {"BLOCK_N": 1 << (states - 1).bit_length(), "BLOCK_P": WIDTH}
+    return sizes | blocks | {"BLOCK": min(MOST, 1 << (normed * width - 1).bit_length())}
+
+
+def variants() -> list[Variant]:
+    """Mamba-2-2.7B, Granite 4 and Nemotron-H, whose norms have groups; Falcon-H1 and the largest state without one."""
+    return [
+        _variant("bf16", 80, 128, 64, 1, "rms"),
+        _variant("bf16", 128, 128, 80, 8, "rms", norm_groups=8),
+        _variant("fp16", 48, 256, 64, 1, "rms"),
+        _variant("fp32", 80, 128, 64, 1, "rms"),
+        _variant("bf16", 32, 256, 128, 1, "none"),
+        _variant("fp32", 32, 256, 64, 1, "none"),
+    ]
+
+
+def _variant(dtype: str, heads: int, states: int, width: int, groups: int, norm: str, norm_groups: int = 1) -> Variant:
+    strides = ("x_row", "b_row", "c_row", "gate_row")
+    shared = {"gain": f"*{dtype}", "raw": "*fp32", "tickets": "*i32"}
+    absent: dict[str, Any] = dict.fromkeys(shared) if norm == "none" else {}
+    return Variant(
+        ssd_step_kernel,
+        dict.fromkeys(("x", "delta", "b", "c", "d", "bias", "gate", "y"), f"*{dtype}")
+        | dict.fromkeys(("a", "past", "present"), "*fp32")
+        | ({} if absent else shared)
+        | dict.fromkeys((*strides, "delta_row"), "i32")
+        | {"eps": "fp32"},
+        absent | {"SOFTPLUS": True, "NORM": norm} | _sizes(heads, states, width, groups, norm_groups) | {"PDL": True},
+        WARPS,
+        divisible=strides,
+    )
