@@ -12,8 +12,8 @@ from weft.ir import Graph, Node, Param, sizes
 from weft.ir.op import Op
 from weft.ir.printer import format_attr
 from weft.ir.view import attributes, block_hash, total_cost
+from weft.passes.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 
-from .counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 from .sources import Model
 
 OTHER = "other"

@@ -12,10 +12,10 @@ from typing import Any
 
 from weft.backends.targets import Target
 from weft.ir.graph import Graph
+from weft.passes.counts import parameter_count
 from weft.passes.library.kv_cache import ROUTERS
 from weft.passes.memory import cache_records, state_records
 
-from .counts import parameter_count
 from .sources import Model
 
 PROVENANCE = "provenance.json"

@@ -6,22 +6,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, sizes
 from weft.ir.op import Cost, Trait
 from weft.ir.printer import format_attr
-from weft.ir.sizes import Size
 from weft.ir.view import attributes
+from weft.passes.counts import cached, elements, learned, state_bytes
+
+BYTES = 2  # of a number that a recurrence keeps, but for sums, which are of 4
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter: its name, shape and dtype, how many numbers it holds, and the recipe that makes them."""
+    """A parameter: its name, shape and dtype, how many bytes it has, and the recipe that makes them.
+
+    `learned` is how many numbers of it count as the model's, in the first operation that reads it.
+    """
 
     name: str
     shape: str
     dtype: str
-    elements: Size
+    bytes: int
     recipe: str
+    learned: int = 0
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class Vertex:
     """One operation. `reads` and `makes` are names of values; weights are not among `reads`.
 
     `roles` are the names of the operands that `reads` are given to, `types` tell what it makes ("f32[seq, 576]").
-    A `view` moves no data. `cost` is None where nobody knows it.
+    A `view` moves no data. `cost` is None where nobody knows it. `cache` is how many numbers it keeps of a token for
+    those after it, and of how many tokens at most (None: all); `state` how many bytes of every text, however long.
     """
 
     name: str
@@ -43,6 +50,8 @@ class Vertex:
     weights: tuple[Weight, ...] = ()
     cost: Cost | None = None
     view: bool = False
+    cache: tuple[int, int | None] | None = None
+    state: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,16 +66,19 @@ class Network:
 
 def network(graph: Graph) -> Network:
     """What there is to draw of a weft graph."""
+    unseen = {p: elements(p) for p in learned(graph)}
     return Network(
         graph.name,
-        tuple(_vertex(node) for node in graph.nodes),
+        tuple(_vertex(node, unseen) for node in graph.nodes),
         {v.name: str(v.type) for v in graph.inputs.values()},
         {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
     )
 
 
-def _vertex(node: Node) -> Vertex:
+def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
+    """What there is to draw of `node`, which takes the parameters that it reads first out of the `unseen` ones."""
     read = list(_read(node))
+    kept = cached([node])
     return Vertex(
         node.output.name,
         node.op.name,
@@ -76,9 +88,11 @@ def _vertex(node: Node) -> Vertex:
         tuple(role for v, role in read if not isinstance(v, Param)),
         tuple(str(v.type) for v in node.outputs),
         {k: format_attr(a) for k, a in attributes(node).items()},
-        tuple(_weight(v) for v, _ in read if isinstance(v, Param)),
+        tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
         node.op.node_cost(node),
         Trait.VIEW in node.op.traits,
+        kept[0] if kept else None,
+        state_bytes([node], BYTES),
     )
 
 
@@ -89,7 +103,8 @@ def _read(node: Node) -> Iterable[tuple[Value, str]]:
             yield value, node.op.operands[min(i, len(node.op.operands) - 1)].name
 
 
-def _weight(param: Param) -> Weight:
+def _weight(param: Param, learned: int) -> Weight:
     kind = param.type
     shape = ", ".join(map(str, kind.shape))
-    return Weight(param.name, f"[{shape}]", kind.dtype.name, kind.elements, str(param.recipe))
+    size = sizes.evaluate(kind.bytes, {})
+    return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from . import place
+from . import facts, place
 from .arrange import Box, Branches, Column, Item, Pass
 from .labels import KINDS
 from .network import Vertex
@@ -53,6 +53,7 @@ def shape(s: Shape) -> dict[str, Any]:
         "symbol": s.label.symbol,
         "notes": s.notes,
         "ops": [_vertex(v) for v in s.part.vertices],
+        "facts": facts.data(facts.facts(s.part)),
     }
     found |= {name: value for name, value in optional.items() if value}
     if s.arrangement is not None:
@@ -107,5 +108,5 @@ def _vertex(v: Vertex) -> dict[str, Any]:
         "attrs": dict(v.attrs),
         "reads": list(zip(v.roles, v.reads, strict=False)),
         "makes": list(zip(v.makes, v.types, strict=False)),
-        "weights": [[w.name, w.shape, w.dtype, str(w.elements), w.recipe] for w in v.weights],
+        "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe] for w in v.weights],
     }

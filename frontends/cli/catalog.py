@@ -140,8 +140,9 @@ def presets_command(name: str | None) -> None:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
+    from weft.passes.counts import active_count, cached, state_bytes
+
     from .. import PRESETS
-    from ..counts import active_count, cached, state_bytes
 
     preset = PRESETS[name]
     graph = preset.model().graph()

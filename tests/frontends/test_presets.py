@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from weft.frontends import PRESETS, load_source
-from weft.frontends.counts import active_count, cached, parameter_count, state_bytes
 from weft.ir import verify
+from weft.passes.counts import active_count, cached, parameter_count, state_bytes
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
 

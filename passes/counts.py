@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from weft.ir import Graph, Node, Param, Value, sizes
 from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Full, Normal, Source
-from weft.passes.recurrences import states
+
+from .recurrences import states
 
 EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
 

@@ -1,0 +1,84 @@
+"""Numbers of parts: their sums are those of `weft inspect`, and the exact counts that are published."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import pytest
+
+from weft import load_source
+from weft.backends.viz.facts import data, facts, polynomial
+from weft.backends.viz.network import network
+from weft.backends.viz.outline import Part, outline
+from weft.frontends.inspection import inspect
+from weft.frontends.presets import PRESETS
+from weft.ir import sizes
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "llama3.1-8b": 8_030_261_248,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v3": 671_026_404_352,
+    "mamba-130m": 129_135_360,
+    "smollm2-135m": 134_515_008,
+}
+
+
+def drawn(preset: str) -> Part:
+    return outline(network(load_source(preset).graph))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_whole_is_what_inspect_tells(preset: str) -> None:
+    model = load_source(preset)
+    told, found = inspect(model, 64), facts(drawn(preset))
+    binding = {"batch": 1, "seq": 64, "past": 0, "total": 64, "source": 64}
+    assert found.known
+    assert found.parameters == told.parameters == PUBLISHED.get(preset, told.parameters)
+    assert sizes.evaluate(found.flops, binding) == told.flops_prefill
+    if told.cache_per_token is not None and told.state_bytes is not None:
+        assert sum(found.cache.values()) == told.cache_per_token
+        assert found.state == told.state_bytes["f16"]
+
+
+@pytest.mark.parametrize("preset", ["smollm2-135m", "deepseek-v3", "t5-base"])
+def test_parts_add_up(preset: str) -> None:
+    parts = [part for part in drawn(preset).parts() if part.children]
+    for part in parts:
+        whole, inner = facts(part), [facts(child) for child in part.children]
+        assert whole.flops == functools.reduce(operator.add, (part.count * f.flops for f in inner))
+        if part.count == 1:
+            assert whole.parameters == sum(f.parameters for f in inner)
+    assert any(part.count > 1 for part in parts)
+
+
+def evaluated(found: Any, binding: dict[str, int]) -> int:
+    """A polynomial as plain data, as the page evaluates it."""
+    if isinstance(found, int):
+        return found
+    total = 0
+    for coefficient, *factors in found:
+        for atom, power in factors:
+            value = binding[atom] if isinstance(atom, str) else call(atom, binding)
+            coefficient *= value**power
+        total += coefficient
+    return total
+
+
+def call(atom: list[Any], binding: dict[str, int]) -> int:
+    name, *args = atom
+    values = [evaluated(a, binding) for a in args]
+    return {"min": min, "max": max, "floordiv": lambda a, b: a // b}[name](*values)
+
+
+@pytest.mark.parametrize("preset", ["mistral-7b", "deepseek-v3", "switch-base-8"])
+def test_polynomials_as_data(preset: str) -> None:
+    found = facts(drawn(preset))
+    for seq in (1, 7, 5000):
+        binding = {"batch": 2, "seq": seq, "past": 0, "total": seq, "source": 3}
+        for size in (found.flops, found.read, found.written):
+            assert evaluated(polynomial(size), binding) == sizes.evaluate(size, binding)
+    assert data(found)["parameters"] == found.parameters
