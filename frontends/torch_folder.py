@@ -36,6 +36,8 @@ class TorchFolder:
             _leave_out_losses(graph, notes)
         self._built = export.build(graph)
         self._plan = "" if processes == 1 else write_plan(graph, processes)
+        if self._plan and self._built.step:
+            notes.append("decode.py is for one process: those that share the model by parallel.py step by model.py")
         self._weights = {
             key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.archive))
             for key, w in export.weights(self._built, dtypes.parse(dtype)).items()

@@ -2,6 +2,7 @@
 
 Heads, hidden units and experts are divided: the linears into them by columns, those out of them by rows, so that what
 the processes make is added up once behind an attention and once behind a feed-forward (Shoeybi 2019, arXiv 1909.08053).
+So are tokens: the rows of the embedding, and the logits, which are gathered.
 What cannot be divided is computed whole by every process, and the file says why.
 """
 
@@ -12,14 +13,16 @@ from dataclasses import dataclass, field
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Trait
 from weft.passes.feed_forward import feed_forward
 from weft.passes.projections import Branch, Projections, projections
 
 from .lowering import lower
-from .program import Leaf, Program, Slot
+from .program import Held, Leaf, Program, Slot
 from .source import formatted, template
 
 COLUMNS, ROWS, EXPERTS = "ColwiseParallel()", "RowwiseParallel()", "ExpertParallel()"
+TOKENS, LOGITS = "RowwiseParallel(input_layouts=Replicate())", "ColwiseParallel(output_layouts=Replicate())"
 HEADS = "SequenceParallel(sequence_dim=2, use_local_output=True)"  # of a norm: its weights are the same for every head
 PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ by head
 
@@ -49,6 +52,7 @@ def write_plan(graph: Graph, degree: int) -> str:
         caches=_listed(plan.caches) if plan.caches else "",
         whole=_folded(plan.whole, paths),
         kinds=sorted(k if k != "ExpertParallel" else "ParallelStyle" for k in kinds),
+        vocabulary=any("Replicate" in style for style in plan.styles.values()),
     )
     return formatted(text)
 
@@ -72,6 +76,7 @@ def make_plan(graph: Graph, degree: int, program: Program) -> Plan:
     if not plan.styles:
         why = "; ".join(f"{path}: {reason}" for path, reason in list(plan.whole.items())[:1])
         raise WeftError(f"nothing of {graph.name} can be divided among {degree} processes{why and f' ({why})'}")
+    _vocabulary(plan, modules, graph)
     plan.caches = [path for path in modules.cached if path in plan.caches]
     return plan
 
@@ -84,6 +89,7 @@ class _Modules:
         operands = [(s.scope, o) for s in program.statements for o in s.operands]
         leaves = {o.path: o for _, o in operands if isinstance(o, Leaf)}
         self.leaves = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
+        self.held = {o.path for _, o in operands if isinstance(o, Held)}
         self.cached = [scope for scope, o in operands if isinstance(o, Slot) and o.type.endswith("KVCache")]
         self.paths = {names[key]: key.rpartition(".")[0] for key in names}
 
@@ -175,6 +181,26 @@ def _experts(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
         plan.whole[home] = f"its {count} experts do not divide evenly"
     else:
         plan.styles[home] = EXPERTS
+
+
+def _vocabulary(plan: Plan, modules: _Modules, graph: Graph) -> None:
+    """The embedding of tokens, and the head that makes the logits; where they are one weight, both stay whole."""
+    for node in graph.nodes:
+        ids = node.inputs[0]
+        if node.op is not ops.embedding or ids is None or not ids.name.endswith("input_ids"):
+            continue
+        path = modules.leaf(node.operand("table"), "nn.Embedding")
+        if path is not None and f"{path}.weight" in modules.held:
+            plan.whole[path] = "it is the head too"
+        elif path is not None:
+            plan.styles = {path: TOKENS, **plan.styles}
+    value = graph.outputs.get("logits")
+    while value is not None and value.producer is not None and value.producer.op is not ops.linear:
+        value = value.producer.inputs[0] if Trait.ELEMENTWISE in value.producer.op.traits else None
+    head = None if value is None or value.producer is None else value.producer.operand("weight")
+    path = modules.leaf(head, "nn.Linear")
+    if path is not None and path not in plan.styles:
+        plan.styles[path] = LOGITS
 
 
 def _folded(by_path: dict[str, str], paths: set[str]) -> dict[str, str]:

@@ -72,8 +72,10 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor
 
 def _is_of_use(model: nn.Module, folder: Path) -> bool:
     """Whether kernels run on the GPU of `model`; on a CPU, whether there is room for weights in the order that torch
-    reads fastest, beside those that there are."""
+    reads fastest, beside those that there are. Weights shared out among processes (DTensors) are for model.py alone."""
     weights = list(model.parameters())
+    if any(hasattr(w, "device_mesh") for w in weights):
+        return False
     if not weights[0].is_cuda:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return sum(w.nbytes for w in weights) <= memory // 4

@@ -107,7 +107,12 @@ def test_each_process_holds_a_part(name: str, ran: Any) -> None:
     _, both = ran[name]
     whole = dict(write_source(MODELS[name].graph()).weights)
     cut = [k for k in both[0]["local"] if not k.endswith(("_norm.weight", "o.bias", "down.bias"))]
-    assert cut and all(2 * both[0]["local"][k] == torch.Size(whole[k].type.concrete({})).numel() for k in cut)
+    tokens = [k for k in cut if k.startswith(("embed", "lm_head"))]
+    assert len(tokens) == (0 if name == "gpt2" else 2)  # whose head is the embedding
+    for key in cut:
+        size = torch.Size(whole[key].type.concrete({})).numel()
+        shares = (31, 30, 61) if key in tokens else (1, 1, 2)
+        assert [one["local"][key] for one in both] == [size * share // shares[2] for share in shares[:2]]
     expected = {"llama": [1, 1], "normed": [2, 2], "gpt2": [2, 2], "mixtral": [1, 1], "hybrid": [1, 4]}
     assert both[0]["heads"] == both[1]["heads"] == expected[name]
 
@@ -117,12 +122,17 @@ def test_what_is_whole_is_said() -> None:
     assert "# layers.2.attn is whole on every process: it has bias of its own for every head" in text
     assert "# layers.2.ffn is whole on every process: its 55 hidden units do not divide evenly" in text
     assert '"layers.1.ffn.experts": ExpertParallel()' in text
+    assert "# embed is whole on every process: it is the head too" in write_plan(MODELS["gpt2"].graph(), 2)
     assert "layers.2.attn.q" not in text and '"layers.*' not in text
 
 
 def test_all_layers_are_one_entry() -> None:
     text = write_plan(MODELS["llama"].graph(), 2)
-    assert text.count("Parallel()") == 7 and '"layers.*.ffn.down": RowwiseParallel()' in text
+    assert text.count("Parallel()") == 7 and '"embed": RowwiseParallel(input_layouts=Replicate())' in text
+    assert (
+        '"lm_head": ColwiseParallel(output_layouts=Replicate())' in text
+        and '"layers.*.ffn.down": RowwiseParallel()' in text
+    )
     assert "ExpertParallel" not in text
 
 
