@@ -63,10 +63,11 @@ def first_position(e: Emitter) -> Var | None:
 def rolled(node: Node) -> tuple[int, int] | None:
     """How many keys the cache of an attention with a window holds at most, and how many of the first ones stay; None
     where it holds all: its bias then is not made of distances, or others read that too, for other keys."""
-    window, keep, bias = node.attrs.get("window"), node.attrs.get("keep_first", 0), node.operand("bias")
-    if window is None or (bias is not None and not _is_of_distances(bias, window, keep)):
+    window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
+    if window is None:
         return None
-    return window + keep, keep
+    bias = node.operand("bias")
+    return (window + keep, keep) if bias is None or _is_of_distances(bias, window, keep) else None
 
 
 def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
