@@ -164,7 +164,6 @@ def _asks_like(method: Method) -> bool:
     return "like" in re.findall(r"\w+", _new_cache(method))
 
 
-
 def _init(method: Method, inner: Mapping[str, str], tables: set[str]) -> list[str]:
     """The lines that make what the module holds; `tables` are weights that embed."""
     tree: dict[str, Any] = {}

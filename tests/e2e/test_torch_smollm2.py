@@ -87,6 +87,19 @@ def test_the_runtime_computes_and_continues_as_transformers(
     assert unstopped.generate(ids, max_tokens=24, chunk=7)[0].tokens == hf_greedy(hf_model, ids, 24)
 
 
+def test_blocks_give_the_same_tokens(smollm2_gguf: Path, hf_model: torch.nn.Module, model: Generator) -> None:
+    """As they are stored, in a fifth of the bytes; one pass over the prompt and what transformers adds to it."""
+    kept = weft.torch(smollm2_gguf, keep_blocks="all")
+    assert 5 * sum(t.nbytes for t in kept.state_dict().values()) < 4 * sum(p.numel() for p in hf_model.parameters())
+    prompt = model.tokenizer.encode(PROMPT)
+    ids = prompt + hf_greedy(hf_model, prompt, 64)
+    wanted = hf_logits(hf_model, ids)
+    with torch.inference_mode():
+        got = kept(torch.tensor([ids]))[0].numpy()
+    assert np.abs(got - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    assert got.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
+
+
 def test_a_chat_gets_a_sensible_answer(model: Generator) -> None:
     prompt = model.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
     stream = model.stream(prompt, max_tokens=30)

@@ -97,7 +97,10 @@ def test_a_module_of_bad_options(tiny: Path, options: dict[str, Any], words: str
 
 REFUSED = [
     (["--prepack"], "--prepack is for the kernels of target ort-cpu, not for torch; leave it out"),
-    (["--keep-blocks", "all"], "--keep-blocks is for the kernels of target ort-cpu, not for torch; leave it out"),
+    (
+        ["--keep-blocks", "all", "--tensor-parallel", "2"],
+        "--tensor-parallel divides weights that are numbers, not blocks",
+    ),
     (["-p", "default, kv-cache"], "target torch keeps caches by itself: leave out the pass kv-cache"),
     (["--dtype", "i8"], "target torch cannot compute in i8; it takes f32, bf16, f16"),
     (["--max-length", "0"], "--max-length 0 must be positive"),
