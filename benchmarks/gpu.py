@@ -11,7 +11,7 @@ Stages, each with a result file gpu_STAGE.json that is rewritten after every mea
 
 A run ends before --budget seconds are over with what it has; `--only REGEX` picks measurements by stage/name, and
 `--again` goes on where an earlier run with the same --out stopped. What all runs with the same --out show of the goals
-of gpu_goals.py is printed at the end, and kept in gpu_goals.json.
+of gpu_goals.py is printed at the end, and kept in gpu_goals.json. gpu.md says what to run on a GPU, in which order.
 
     python benchmarks/gpu.py [STAGE ...] [--budget 540] [--quick] [--only REGEX] [--sweep] [--out FOLDER] [--device cpu]
 """

@@ -210,7 +210,9 @@ class Run:
         return round(value / limit, 3) if limit else None
 
     def path(self, stage: str) -> Path:
-        return Path(self.out) / f"gpu_{stage}.json"
+        """The file of a stage; limits that other stages begin with have their own, as the stage `limits` has more."""
+        brief = stage == "limits" and stage not in self.args.stages
+        return Path(self.out) / f"gpu_{stage}{'_again' if brief else ''}.json"
 
     def choice(self, large: T, small: T) -> T:
         """`large` on a GPU; on a CPU, where only the code is checked, `small`."""

@@ -41,6 +41,11 @@ def test_checks(script: str, root: Path) -> None:
     assert not printed.splitlines()[-1].startswith("cpu: 0 passed")
 
 
+def test_checks_end_in_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SECONDS", "0")
+    assert run(HERE / "test_kernels.py", "repeats-route", root=root).strip() == "cpu: 0 passed, 0 failed, 1 not run"
+
+
 def test_benchmark(root: Path, tmp_path: Path) -> None:
     """All stages but what takes seconds to compile; no measurement fails, and the table shows every one."""
     more = ("--device", "cpu", "--only", "^(?!.*compiled)", "--quick", "--out", tmp_path, *SMALL)

@@ -4,8 +4,9 @@ What a kernel computes is tested where its tests are, which run compiled on a GP
 wrong: memory that nothing wrote, a race that shows now and then, a launch that a graph does not hold, a kernel that
 reads before the one ahead of it has written.
 
-Needs no pytest: `python tests/gpu/test_kernels.py [NAME ...]` runs all, or those whose names contain one of NAME. With
-WEFT_DEVICE=cpu kernels run in Triton's interpreter, without graphs; that much checks the tests themselves.
+Needs no pytest: `python tests/gpu/test_kernels.py [NAME ...]` runs all, or those whose names contain one of NAME; after
+WEFT_SECONDS no more begin. With WEFT_DEVICE=cpu kernels run in Triton's interpreter, without graphs; that much checks
+the tests themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What is compiled for ort-cuda, on a GPU: models against themselves in f32 on the CPU, ops against their references.
 
-Needs no pytest: `python tests/gpu/test_ort_cuda.py [NAME ...]` runs all, or those whose names contain one of NAME. With
-WEFT_DEVICE=cpu only f16 can be run, and there are no CUDA graphs; that much checks the tests themselves.
+Needs no pytest: `python tests/gpu/test_ort_cuda.py [NAME ...]` runs all, or those whose names contain one of NAME;
+after WEFT_SECONDS no more begin. With WEFT_DEVICE=cpu only f16 can be run, and there are no CUDA graphs; that much
+checks the tests themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Generated PyTorch modules on a GPU: against themselves in f32 on the CPU, in pieces, and their decode steps.
 
-Needs no pytest: `python tests/gpu/test_torch.py [NAME ...]` runs all, or those whose names contain one of NAME. With
-WEFT_DEVICE=cpu it runs where there is no GPU, without graphs; that much checks the tests themselves.
+Needs no pytest: `python tests/gpu/test_torch.py [NAME ...]` runs all, or those whose names contain one of NAME; after
+WEFT_SECONDS no more begin. With WEFT_DEVICE=cpu it runs where there is no GPU, without graphs; that much checks the
+tests themselves.
 """
 
 from __future__ import annotations
