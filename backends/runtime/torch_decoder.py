@@ -211,7 +211,9 @@ class TorchContext(Rows):
         self._following, self._ahead = None, False
         cache = caches.narrowed(self._cache, first, len(parts))
         cache.length = int(past.max())
-        given = {"input_ids": ids, "position_ids": past[:, None] + np.arange(ids.shape[1])}
+        given = {"input_ids": ids}
+        if (past != past[0]).any():  # else rows go on together, which kernels for windows ask for
+            given["position_ids"] = past[:, None] + np.arange(ids.shape[1])
         if not every:
             given["last"] = total - past - 1
         logits = model.call(**{name: model.tensor(values) for name, values in given.items()}, cache=cache)

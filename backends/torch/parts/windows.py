@@ -149,7 +149,7 @@ def flex(
     """`attend` by flex_attention (Dong 2024, arXiv 2412.05496), whose kernels skip blocks that nobody sees."""
     options: dict[str, Any] = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     if softcap is not None:
-        options["score_mod"] = capping(softcap)
+        options["score_mod"] = capping(softcap, q)
     compute: Callable[..., Any] = partial(on_device(flex_attention, q), q, k, v, **options)
     if sinks is None:
         x: Tensor = compute()
@@ -159,11 +159,13 @@ def flex(
     return (x * share[..., None]).to(v.dtype)
 
 
-def capping(softcap: float) -> Callable[..., Tensor]:
-    """softcap · tanh(score / softcap) of every score, as flex_attention asks for it."""
+def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
+    """softcap · tanh(score / softcap) of every score, as flex_attention asks for it; read from a tensor, since torch
+    would take a second number for one that varies, which flex_attention refuses."""
+    caps = torch.full((q.shape[1],), softcap, dtype=torch.float32, device=q.device)
 
-    def capped(score: Tensor, _b: Tensor, _h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
+    def capped(score: Tensor, _b: Tensor, h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
+        return caps[h] * torch.tanh(score / caps[h])
 
     return capped
 
