@@ -80,7 +80,7 @@ def class_doc(method: Method, inner: Mapping[str, str]) -> str:
     if any(n.op.name in ("add", "add_norm") for n in nodes) and not any(p.path[-1].isdigit() for p in parts):
         return _sentence(_block(method, nodes, parts, inner))
     last = method.path.rpartition(".")[2]
-    stack = "a group of layers" if last.isdigit() else f"the {last}"
+    stack = "a layer" if last.isdigit() else f"the {last}"
     return _sentence(f"{stack}: {_listed(parts, inner)}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from .naming import Line, Named, Names
 from .program import Held, Leaf, Operand, Slot, Var
@@ -40,8 +40,8 @@ class Writer:
 
     # -- lines
 
-    def write(self) -> tuple[list[str], list[str]]:
-        """The names of the parameters, and the lines."""
+    def write(self, taken: Collection[str] = ()) -> tuple[list[str], list[str]]:
+        """The names of the parameters, and the lines, in which names that are `taken` stand for something else."""
         for item in self.method.items:
             for o in set(reads(item)):
                 self.uses[o] = self.uses.get(o, 0) + (2 if isinstance(item, Loop) else list(reads(item)).count(o))
@@ -52,7 +52,7 @@ class Writer:
             self._add(item)
         outputs = ", ".join(self.token(o) for o in self.method.outputs)
         self.lines.append(Line([], self._inlined(_expression(f"({outputs})"), 7)[0]))
-        names = Names(self.lines, self.tokens)
+        names = Names(self.lines, self.tokens, taken)
         return [names.give(o, self._called(o)) for o in self.given], names.text()
 
     def _called(self, o: Named) -> str:

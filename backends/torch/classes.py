@@ -47,7 +47,7 @@ class ClassWriter:
     body: type[Writer] = Writer
 
     def __init__(self, program: Program) -> None:
-        self.inputs, self.nodes = program.inputs, program.nodes
+        self.inputs, self.nodes, self.functions = program.inputs, program.nodes, program.functions
         self.makers = {v: s for s in program.statements for v in s.results}
         self.names: dict[Hashable, str] = {}
         self.classes: dict[str, Class] = {}  # written
@@ -87,7 +87,7 @@ class ClassWriter:
         top = method.path == TOP
         given = self.given(method) if top else method.inputs
         hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
-        called, lines = self.body(method, given, hidden, top).write()
+        called, lines = self.body(method, given, hidden, top).write(self.functions)
         parameters = ["self", *(self.parameter(o, n, top) for o, n in zip(given, called, strict=True))]
         if method.slots and not top:
             parameters.append(self.state(method))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .library import IMPORTS, library
 from .program import Held, Operand, Var
 
-RESERVED = {"self", "cache", "state", "layer", "run", "args", "batch", "length", *IMPORTS}
+RESERVED = {
+    *("self", "cache", "state", "layer", "run", "args", "batch", "length"),
+    *("len", "range", "zip", "min", "max"),
+    *IMPORTS,
+}
 Named = Var | Held
 
 
@@ -30,8 +34,8 @@ class Line:
 class Names:
     """The names of the values in `lines`; `tokens` are what stands for them there until then."""
 
-    def __init__(self, lines: Sequence[Line], tokens: dict[Operand, str]) -> None:
-        self.lines, self.tokens = lines, dict(tokens)
+    def __init__(self, lines: Sequence[Line], tokens: dict[Operand, str], taken: Collection[str] = ()) -> None:
+        self.lines, self.tokens, self.taken = lines, dict(tokens), {*RESERVED, *library(), *taken}
         for target in (t for line in lines for t in line.targets):
             self.token(target)
         self.wanted = self._wanted()
@@ -113,8 +117,10 @@ class Names:
         return name if self.holder.get(name) == token else None
 
     def _take(self, token: str, wanted: str, at: int) -> None:
-        base, n = f"{wanted}_" if keyword.iskeyword(wanted) else wanted, 1
-        name = base
+        name = base = f"{wanted}_" if keyword.iskeyword(wanted) else wanted
+        if name == "x" and not self._free(name, at):
+            name = base = "y"
+        n = 1
         while not self._free(name, at):
             n += 1
             name = f"{base}_{n}"
@@ -123,7 +129,7 @@ class Names:
     def _free(self, name: str, at: int) -> bool:
         token = self.holder.get(name)
         unread = token is None or self.last.get(token, -1) <= at
-        return unread and name not in RESERVED and name not in library()
+        return unread and name not in self.taken
 
 
 def _assignment(targets: str, tree: ast.AST) -> str:
@@ -133,9 +139,16 @@ def _assignment(targets: str, tree: ast.AST) -> str:
         if orelse == targets:
             return f"if {unparsed(tree.test)}:\n    {targets} = {unparsed(tree.body)}"
         if body == targets:
-            test = unparsed(tree.test).replace(" is None", " is not None")
-            return f"if {test}:\n    {targets} = {unparsed(tree.orelse)}"
+            return f"if {unparsed(_negated(tree.test))}:\n    {targets} = {unparsed(tree.orelse)}"
     return f"{targets} = {unparsed(tree)}"
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    """The opposite of `test`."""
+    opposites = {ast.Is: ast.IsNot, ast.Eq: ast.NotEq}
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in opposites:
+        return ast.Compare(test.left, [opposites[type(test.ops[0])]()], test.comparators)
+    return ast.UnaryOp(ast.Not(), test)
 
 
 def unparsed(tree: ast.AST) -> str:

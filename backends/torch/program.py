@@ -22,6 +22,7 @@ TORCH_NAMES = {  # of dtypes
     **{"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool"},
     **{"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8"},
 }
+MOVES = ("reshape", "transpose", "squeeze", "unsqueeze")  # what numbers are called does not change
 TOP = ""  # the scope of the model itself
 
 
@@ -157,8 +158,8 @@ class Emitter:
 
     def heads(self, value: Value, count: int, name: str = "") -> Var:
         """`value` [batch, seq, count·width] as [batch, count, seq, width], called `name` or as it is."""
-        if (known := self._heads.get(value)) is not None and known[0] == count:
-            return known[1]
+        if (known := self.known_heads(value, count)) is not None:
+            return known
         width = value.width // count
         comment = f"[{', '.join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))}]"
         split = value.producer
@@ -168,6 +169,11 @@ class Emitter:
         else:
             text, x = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)", value
         return self.emit(text, x, name=name or local_name(value), replaces=None if name else 0, comment=comment)
+
+    def known_heads(self, value: Value, count: int) -> Var | None:
+        """`value` as `heads` gives it, if it was made so."""
+        known, made = self._heads.get(value, (0, None))
+        return made if known == count else None
 
     def set_heads(self, value: Value, count: int, made: Var) -> None:
         """`value` [batch, seq, count·width] stands, for whom it suits, as `made` [batch, count, seq, width]."""
@@ -361,6 +367,8 @@ def local_name(value: Value) -> str:
     if made is None or not value.uses or own != made.op.name.removesuffix("_"):
         return own
     reader, index = value.uses[0]
+    if reader.op.name in MOVES:
+        return local_name(reader.output)
     operands = reader.op.operands
     wanted = operands[min(index, len(operands) - 1)].name
     if len(operands) > 1 and wanted not in ("x", "xs", "y"):

@@ -134,7 +134,7 @@ def _affine(e: Emitter, node: Node) -> Var:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
     text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(by, node.output)}"
     rest = number(abs(plus), node.output)
-    text += f" + {rest}" if plus > 0 else f" - {rest}" if plus < 0 else ""
+    text += f" - {rest}" if plus < 0 else f" + {rest}" if plus != 0 else ""
     return e.emit(text, x, replaces=0)
 
 
@@ -183,10 +183,15 @@ def _cumsum(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.softmax)
 def _softmax(e: Emitter, node: Node) -> Var:
-    x, axis = node.inputs[0], node.attrs["axis"]
-    assert x is not None
-    plain = x.producer is None or x.producer.op.name in ("linear", "matmul", "affine", "div", "rms_norm", "layer_norm")
-    return e.emit(f"{{0}}.softmax({axis})" if plain else f"softmax_or_zeros({{0}}, {axis})", x, replaces=0)
+    x, axis = operand_of(node), node.attrs["axis"]
+    return e.emit(f"{{0}}.softmax({axis})" if _is_finite(x) else f"softmax_or_zeros({{0}}, {axis})", x, replaces=0)
+
+
+def _is_finite(x: Value) -> bool:
+    """Whether nothing masks `x`: it is a product or a norm, or such a one scaled."""
+    if x.producer is not None and x.producer.op in (ops.affine, ops.div):
+        return _is_finite(operand_of(x.producer))
+    return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
 
 
 def operand_of(node: Node) -> Value:
@@ -212,7 +217,7 @@ def number(x: float, like: Value | None = None) -> str:
     """A number as Python spells it, whole where `like` holds whole ones; the root of a whole number as a power."""
     if like is not None and not like.type.dtype.is_float:
         return repr(int(x))
-    text = {"inf": "math.inf", "-inf": "-math.inf"}.get(repr(x), repr(x))
+    text = {"inf": "math.inf", "-inf": "-math.inf", "nan": "math.nan"}.get(repr(x), repr(x))
     if len(text) <= SHORT or not 1e-4 < x < 1e4:
         return text
     roots = ((round(x ** (1 / p)), p) for p in (0.5, -0.5))

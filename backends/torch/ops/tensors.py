@@ -20,9 +20,13 @@ def _first(node: Node) -> Value:
 @lowering(ops.reshape)
 def _reshape(e: Emitter, node: Node) -> Var:
     x, to = _first(node), node.output.shape
-    own = x.shape
+    own, before = x.shape, x.producer.inputs[0] if x.producer is not None and x.producer.op is ops.reshape else None
     if own == to:
         return e.emit("{0}", x, replaces=0)
+    if before is not None and before.shape == to:  # there and back
+        return e.emit("{0}", before)
+    if len(to) == 4 and to[:2] == own[:-1] and (made := e.known_heads(x, to[2])) is not None:
+        return e.emit("{0}.transpose(1, 2)", made, name=made.name, comment=f"[{', '.join(map(str, to))}]")
     comment = f"[{', '.join(map(str, to))}]"
     if len(to) == len(own) + 1 and to[: len(own) - 1] == own[:-1] and isinstance(own[-1], int):
         return e.emit(f"{{0}}.unflatten(-1, (-1, {to[-1]}))", x, replaces=0, comment=comment)
@@ -44,6 +48,8 @@ def _transpose(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.unsqueeze)
 def _unsqueeze(e: Emitter, node: Node) -> Var:
+    if tuple(node.attrs["axes"]) == (2,) and (made := e.known_heads(_first(node), 1)) is not None:
+        return e.emit("{0}.transpose(1, 2)", made, name=made.name)
     places = ["None" if i in node.attrs["axes"] else ":" for i in range(len(node.output.shape))]
     while places and places[-1] == ":":
         places.pop()
