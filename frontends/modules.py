@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.targets import find_target
+from weft.ir.errors import WeftError
 from weft.ir.verifier import verify
 from weft.passes import run_passes
 
@@ -81,6 +82,10 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
     """A dtype of torch."""
     framework = pytorch()
     if dtype is not None and not isinstance(dtype, str):
+        if not dtype.is_floating_point:
+            raise WeftError(
+                f"dtype {dtype} is for whole numbers, which no weights are: torch.float32, torch.bfloat16, …"
+            )
         return dtype
     found: Dtype = getattr(framework, NAMES[target_dtype(find_target("torch"), dtype)])
     return found

@@ -142,4 +142,8 @@ def checked_device(device: torch.device | str) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         built = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
         raise WeftError(f"device cuda cannot be used: PyTorch {torch.__version__} {built}; use device cpu")
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # of a GPU by a number that none has, or another kind of device
+        raise WeftError(f"device {found} cannot be used: {str(error).splitlines()[0]}") from error
     return found

@@ -135,6 +135,25 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def told(folder: Path, **of: Any) -> None:
+    """Let the file of weights tell these things of the embedding."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header["embed.weight"] |= of
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[start:])
+
+
+def shards(folder: Path, count: int) -> None:
+    """Leave the first of several files that hold the weights."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    keys = sorted(tensors)[: len(tensors) // count]
+    save_file({key: tensors[key] for key in keys}, folder / f"model-00001-of-{count:05}.safetensors")
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda f: changed(f, lambda t: t.pop("embed.weight")), "the weights hold no embed.weight (1 of "),
     "unknown": (lambda f: changed(f, lambda t: t.update(more=torch.ones(1))), "hold more, which the model has not"),
@@ -144,6 +163,16 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "cut": (lambda f: cut(f / "model.safetensors"), "model.safetensors: not a whole safetensors file: "),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors in it"),
+    "whole numbers": (
+        lambda f: changed(f, lambda t: t.update({"embed.weight": t["embed.weight"].int()})),
+        "embed.weight is torch.int32 in the weights, but torch.float32 in the model",
+    ),
+    "a shard": (lambda f: shards(f, 2), "the weights hold no "),
+    "below 0": (lambda f: told(f, shape=[-37, -30]), "numbers are not at its bytes "),
+    "before the file": (lambda f: told(f, data_offsets=[-9999, 37 * 30 * 4 - 9999]), "numbers are not at its bytes "),
+    "another size": (lambda f: told(f, shape=[37, 29]), "numbers are not at its bytes "),
+    "another dtype": (lambda f: told(f, dtype="F8"), "not a whole safetensors file: 'F8'"),
+    "code": (lambda f: shutil.rmtree(f / "kernels"), "is not whole: No module named 'kernels'"),
 }
 
 
@@ -157,6 +186,14 @@ def test_weights_that_do_not_fit_are_one_sentence(what: str, broken: Path, scrip
     assert words in refused("run", broken, "--ids", "3,4")
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "decoder", "vocab": 37}'])
+def test_a_manifest_that_is_none_is_one_sentence(text: str, broken: Path, script: Script) -> None:
+    (broken / "weft.json").write_text(text)
+    status, out, err = script(broken / "generate.py", "--ids", "3,4")
+    assert (status, out) == (2, "")
+    assert "weft.json cannot be read: " in err and err.count("\n") == 1
+
+
 def test_an_old_pytorch_is_named(decoder: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.10.1")
     status, _, err = script(decoder / "generate.py", "--ids", "3")
@@ -167,6 +204,7 @@ REFUSED = [
     (["--ids", "3,37"], "it must be tokens from 0 to 36"),
     (["--ids", ",".join("3" * 20)], "the prompt of 20 tokens is longer than the 19 that the model was compiled for"),
     (["words"], "has no tokenizer.json: give token ids instead, as in --ids 1,15,7"),
+    (["--ids", "3", "--device", "xpu"], "device xpu cannot be used: Torch not compiled with XPU enabled"),
     (["--ids", "3", "--device", "tpu"], "device 'tpu' is not known to PyTorch; it takes cpu or cuda"),
     ([], "give a prompt, or --ids"),
     (["words", "--ids", "3"], "give a prompt, or --ids"),

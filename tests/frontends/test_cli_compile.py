@@ -63,13 +63,13 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     assert "broken.gguf" in refused("inspect", tmp_path / "broken.gguf")
 
 
-def test_a_folder_that_cannot_be_written(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+def test_a_folder_that_cannot_be_written(tiny: Path, tmp_path: Path, target: str) -> None:
     (tmp_path / "file").write_text("mine")
-    assert "in the way" in refused("compile", tiny, "-o", tmp_path / "file")
-    assert str(tmp_path / "file/out") in refused("compile", tiny, "-o", tmp_path / "file/out")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").write_text("mine")
-    assert "photos" in refused("compile", tiny, "-o", tmp_path / "photos")
+    for out, words in (("file", "in the way"), ("file/out", str(tmp_path / "file/out")), ("photos", "photos")):
+        assert words in refused("compile", tiny, "-o", tmp_path / out, "--target", target)
     assert (tmp_path / "photos/a.jpg").read_text() == (tmp_path / "file").read_text() == "mine"
 
 
@@ -80,12 +80,20 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_compile_leaves_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+WEIGHTS = {"ort-cpu": "model.onnx.data", "torch": "model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "target"),
+    [(signal.SIGINT, 130, "ort-cpu"), (signal.SIGTERM, 143, "ort-cpu"), (signal.SIGINT, 130, "torch")],
+)
+def test_an_interrupted_compile_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, status: int, target: str
+) -> None:
     source = large(tmp_path)
-    process = start("compile", source, "-o", tmp_path / "out", cwd=tmp_path)
+    process = start("compile", source, "-o", tmp_path / "out", "--target", target, cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not any(f.stat().st_size for f in tmp_path.glob(".out.partial-*/model.onnx.data")):
+    while not any(f.stat().st_size for f in tmp_path.glob(f".out.partial-*/{WEIGHTS[target]}")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
@@ -95,8 +103,9 @@ def test_an_interrupted_compile_leaves_nothing(tmp_path: Path, number: signal.Si
     assert {p.name for p in tmp_path.iterdir()} <= {"large.py", "__pycache__"}
 
 
-def test_a_full_disk_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
-    process = start("compile", tiny, "-o", tmp_path / "out", cwd=tmp_path, largest=20_000)
+@pytest.mark.parametrize("target", WEIGHTS)
+def test_a_full_disk_is_one_sentence(tiny: Path, tmp_path: Path, target: str) -> None:
+    process = start("compile", tiny, "-o", tmp_path / "out", "--target", target, cwd=tmp_path, largest=20_000)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert err.startswith(f"weft: error: cannot write to {tmp_path / 'out'}: ") and err.count("\n") == 1

@@ -38,7 +38,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     """
     check_torch(device)
     with torch.device("meta"):
-        model: nn.Module = importlib.import_module("model").Model()
+        model: nn.Module = _imported("model", folder).Model()
     tensors, own = read_weights(folder), model.state_dict()
     if missing := own.keys() - tensors.keys():
         raise Failure(f"{folder}: the weights hold no {min(missing)} ({len(missing)} of {len(own)} are missing)")
@@ -48,6 +48,8 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
         if tensors[key].shape != value.shape:
             shapes = f"{list(tensors[key].shape)} in the weights, but {list(value.shape)} in the model"
             raise Failure(f"{folder}: {key} is {shapes}")
+        if tensors[key].is_floating_point() != value.is_floating_point():
+            raise Failure(f"{folder}: {key} is {tensors[key].dtype} in the weights, but {value.dtype} in the model")
     cast = {key: DTYPES[dtype] for key, _ in model.named_parameters()} if dtype else {}
     model.load_state_dict({k: t.to(device, cast.get(k)) for k, t in tensors.items()}, assign=True)
     return model.eval()
@@ -66,7 +68,7 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor
 
     if not (folder / "decode.py").is_file() or not _is_of_use(model, folder):
         return whole
-    few = importlib.import_module("decode").Step(model)
+    few = _imported("decode", folder).Step(model)
     return lambda ids, positions, cache: (few if len(ids) <= FEW else whole)(ids, positions, cache)
 
 
@@ -79,7 +81,7 @@ def _is_of_use(model: nn.Module, folder: Path) -> bool:
     if not weights[0].is_cuda:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return sum(w.nbytes for w in weights) <= memory // 4
-    reason = importlib.import_module("kernels.launch").refusal(weights[0])
+    reason = _imported("kernels.launch", folder).refusal(weights[0])
     if reason is not None:
         warnings.warn(f"{folder}: model.py computes the steps, not the kernels of decode.py: {reason}", stacklevel=3)
     return reason is None
@@ -87,10 +89,13 @@ def _is_of_use(model: nn.Module, folder: Path) -> bool:
 
 def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
     """What weft.json says of the model. Raises Failure if it cannot be read."""
+    path = folder / "weft.json"
     try:
-        facts: dict[str, Any] = json.loads((folder / "weft.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise Failure(f"{folder / 'weft.json'} cannot be read: {e}") from e
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if lost := {"kind", "vocab", "max_length"} - facts.keys():
+            raise ValueError(f"it does not tell the {min(lost)}")
+    except (OSError, ValueError, AttributeError) as e:
+        raise Failure(f"{path} cannot be read: {e}") from e
     return facts
 
 
@@ -126,6 +131,18 @@ def check_torch(device: str) -> None:
     if kind == "cuda" and not torch.cuda.is_available():
         why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
         raise Failure(f"device cuda cannot be used: PyTorch {torch.__version__} {why}; use --device cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as e:  # of a GPU by a number that none has, or another kind of device
+        raise Failure(f"device {device} cannot be used: {str(e).splitlines()[0]}") from e
+
+
+def _imported(name: str, folder: Path) -> Any:
+    """The module `name` of `folder`. Raises Failure if a file of it is not there."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise Failure(f"{folder} is not whole: {e}") from e
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -146,14 +163,17 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             header = json.loads(data[8:start])
             header.pop("__metadata__", None)
             for key, entry in header.items():
-                tensors[key] = _tensor(data, start + entry["data_offsets"][0], entry["dtype"], entry["shape"])
+                tensors[key] = _tensor(data, start, entry["data_offsets"], entry["dtype"], entry["shape"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise Failure(f"{path}: not a whole safetensors file: {e}") from e
     return tensors
 
 
-def _tensor(data: mmap.mmap, offset: int, kind: str, shape: list[int]) -> Tensor:
-    count = math.prod(shape)
+def _tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:
+    """The numbers `between` two offsets behind `start`."""
+    (first, last), dtype, count = between, _KINDS[kind], math.prod(shape)
+    if min((first, *shape)) < 0 or last - first != count * dtype.itemsize or start + last > len(data):
+        raise ValueError(f"{count} numbers are not at its bytes {start + first} to {start + last}")
     if not count:
-        return torch.empty(shape, dtype=_KINDS[kind])
-    return torch.frombuffer(data, dtype=_KINDS[kind], count=count, offset=offset).reshape(shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=start + first).reshape(shape)
