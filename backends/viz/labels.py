@@ -51,6 +51,12 @@ _GATED = {
     "identity": "Bilinear",
 }
 SYMBOLS = {"add": "+", "mul": "×", "sub": "−", "div": "÷"}
+RECURRENT = {
+    "selective_scan": "Mamba",
+    "ssd": "Mamba-2",
+    "gated_linear_attention": "Gated linear attention",
+    "linear_attention": "Linear attention",
+}
 ATTENTIONS = ("attention", "rotary_attention", "relative_attention")
 
 
@@ -76,11 +82,17 @@ def _leaf(part: Part) -> Label:
         return Label(part.name, v.types[:1], kind)
     if v.op in SYMBOLS and len(v.reads) == 2:
         return Label(part.name, (), "stream" if v.op == "add" else "tensor", SYMBOLS[v.op])
-    title = attention_name(v) if v.op in ATTENTIONS else _TITLE.get(v.op, v.op)
-    if v.op == "glu":
-        title = _GATED.get(str(v.attrs.get("activation", "silu")).strip("'\""), "Gated unit")
     lines = [line for line in (_detail(v),) if line]
-    return Label(title, (part.name, *lines), kind)
+    return Label(_title(v), (part.name, *lines), kind)
+
+
+def _title(v: Vertex) -> str:
+    """What an operation is called."""
+    if v.op in ATTENTIONS:
+        return attention_name(v)
+    if v.op == "glu":
+        return _GATED.get(str(v.attrs.get("activation", "silu")).strip("'\""), "Gated unit")
+    return _TITLE.get(v.op, v.op)
 
 
 def attention_name(v: Vertex) -> str:
@@ -127,52 +139,62 @@ def _experts(v: Vertex) -> str:
 
 
 def _group(part: Part) -> Label:
+    """What is written on a group: what it is in the words of papers, where its operations tell."""
     if not part.path:
         return Label(part.name, (_contents(part),), "tensor")
-    vertices = list(part.all_vertices())
-    ops = {v.op: v for v in reversed(vertices)}
     if part.count > 1 or part.name.isdigit():
         return Label(_layers(part), (_contents(part),), "tensor")
-    attention = next((ops[op] for op in ATTENTIONS if op in ops), None)
-    inner = [c for c in part.children if c.children]
-    if attention is not None and len(inner) == 0:
-        facts = list(_attention_facts(attention))
-        cross = "Cross-attention" if part.name.startswith("cross") else attention_name(attention)
-        if attention.attrs.get("value_dim"):
-            cross = "Multi-head latent attention"
-        more = ["RoPE"] if "rope" in ops or attention.op == "rotary_attention" else []
-        return Label(cross, (part.name, " · ".join([*facts, *more])), "attention")
+    if any(p.count > 1 or p.name.isdigit() for p in part.parts()):  # an encoder, a decoder
+        return Label(part.name.capitalize(), (_contents(part),), "tensor")
+    vertices = list(part.all_vertices())
+    ops = {v.op: v for v in reversed(vertices)}
+    nested = any(child.children for child in part.children)
     if "moe" in ops:
-        shared = ["shared expert"] if inner else []
-        return Label("Mixture of experts", (part.name, " · ".join([_experts(ops["moe"]), *shared])), "experts")
-    recurrent = next(
-        (op for op in ("selective_scan", "ssd", "gated_linear_attention", "linear_attention") if op in ops), ""
-    )
-    if recurrent and not inner:
-        name = {"selective_scan": "Mamba", "ssd": "Mamba-2"}.get(recurrent, _TITLE[recurrent])
-        return Label(name, (part.name, _TITLE[recurrent].lower()), "recurrence")
-    if {"linear", "norm_linear"} & set(ops) and not inner:
-        act = next((v for v in vertices if _KIND.get(v.op) == "feed-forward"), None)
-        if act is not None:
-            gated = act.op == "glu"
-            name = _leaf(Part(act.name, act.name, (act,))).title
-            hidden = act.types[0].rstrip("]").rpartition(", ")[2]
-            title = f"{name} feed-forward" if gated else f"Feed-forward, {name}"
-            return Label(title, (part.name, f"hidden {_number(hidden)}"), "feed-forward")
-    if len(part.children) == 1:
-        return _leaf(part.children[0]) if part.children[0].vertices else _group(part.children[0])
+        lines = [_experts(ops["moe"]), *(["shared expert"] if nested else [])]
+        return Label("Mixture of experts", (part.name, " · ".join(lines)), "experts")
+    attention = next((ops[op] for op in ATTENTIONS if op in ops), None)
+    if attention is not None:
+        turned = ["RoPE"] if {"rope", "rotary_attention"} & ops.keys() else []
+        return Label(
+            _named(part, attention), (part.name, " · ".join([*_attention_facts(attention), *turned])), "attention"
+        )
+    if recurrent := next((op for op in RECURRENT if op in ops), ""):
+        return Label(RECURRENT[recurrent], (part.name, _TITLE[recurrent].lower()), "recurrence")
+    unit = next((v for v in vertices if _KIND.get(v.op) == "feed-forward"), None)
+    if unit is not None and {"linear", "norm_linear"} & ops.keys():
+        name, hidden = _title(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
+        title = f"{name} feed-forward" if unit.op == "glu" else f"Feed-forward, {name}"
+        return Label(title, (part.name, f"hidden {_number(hidden)}"), "feed-forward")
     return Label(part.name, (_contents(part),), "tensor")
 
 
+def _named(part: Part, attention: Vertex) -> str:
+    """The name of the group around an attention."""
+    if part.name.startswith("cross"):
+        return "Cross-attention"
+    return "Multi-head latent attention" if attention.attrs.get("value_dim") else attention_name(attention)
+
+
 def _layers(part: Part) -> str:
-    """What a repeat, or one of its layers, is called."""
+    """What a repeat, or one of its layers, is called: its numbers, and what other layers may not have."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.count == 1 else stem
-    return f"{stem} {part.name}"
+    if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
+        return f"{stem} {part.name}"
+    vertices = list(part.all_vertices())
+    windows = {v.attrs["window"] for v in vertices if "window" in v.attrs}
+    tags = [f"window {_number(w)}" for w in windows] if len(windows) == 1 else []
+    tags += sorted({v.attrs["pattern"] for v in vertices if "pattern" in v.attrs})
+    if not any(v.op in ATTENTIONS for v in vertices):
+        tags += dict.fromkeys(RECURRENT[v.op] for v in vertices if v.op in RECURRENT)
+    tags += ["experts"] if any(v.op == "moe" for v in vertices) else []
+    return " · ".join([f"{stem} {part.name}", *(t.strip("'\"") for t in tags)])
 
 
 def _contents(part: Part) -> str:
-    """The named parts in a part."""
+    """The named parts in a part; in a layer that repeats, those of the layer."""
+    if part.count > 1 and len(part.children) == 1 and part.children[0].children:
+        part = part.children[0]
     named = [label(c).title for c in part.children if not (c.vertices and label(c).symbol)]
     return ", ".join(dict.fromkeys(named))
 
