@@ -196,6 +196,14 @@ def _latent(large: bool) -> Iterator[Case]:
             sweep={"splits": (8, 16, 32, 64, 96, 128), "latent_decode.HEADS": (16, 32, 64)},
         )
 
+    for heads in (16, 128) if large else (2,):  # DeepSeek-V2-Lite and V3: before and behind their attention
+        sizes_of = {"rank": 512, "plain": 128, "rope": 64} if large else {"rank": 32, "plain": 8, "rope": 8}
+        product = BF16 * heads * sizes_of["plain"] * sizes_of["rank"]
+        made = partial(inputs.latent_qk, batch=1, heads=heads, capacity=1024, **sizes_of)
+        yield Case("latent_qk", f"{heads}_heads", made, product, rivals=("compiled",))
+        made = partial(inputs.linear_by_head, rows=1, heads=heads, out=sizes_of["plain"], inner=sizes_of["rank"])
+        yield Case("linear_by_head", f"{heads}_heads", made, product, rivals=("compiled",))
+
 
 def _experts(large: bool) -> Iterator[Case]:
     """One token at its experts: Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-20b; and the choice among them."""

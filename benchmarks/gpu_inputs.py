@@ -174,6 +174,20 @@ def latent_decode(
     return Inputs((q, cache, draw.positions(batch, length - 1), rank), {"scale": (128 + rope) ** -0.5, **mask}, own)
 
 
+def latent_qk(draw: Draw, batch: int, heads: int, rank: int, plain: int, rope: int, capacity: int) -> Inputs:
+    """What `latent_decode` reads: q [batch, heads · (plain + rope)], latent [batch, rank + rope], weight of keys."""
+    angle = draw.normal(batch, rope // 2, dtype=torch.float32)
+    args = draw.normal(batch, heads * (plain + rope)), draw.normal(batch, rank + rope), draw.weight(heads * plain, rank)
+    cache = draw.normal(batch, 1, capacity, rank + rope)
+    more = {"norm": norm(draw, rank, "rms"), "interleaved": True}
+    return Inputs((*args, cache, draw.positions(batch, capacity - 1), angle.cos(), angle.sin()), more)
+
+
+def linear_by_head(draw: Draw, rows: int, heads: int, out: int, inner: int) -> Inputs:
+    """A product per head: x [rows, heads · inner], weight [heads · out, inner]."""
+    return Inputs((draw.normal(rows, heads * inner), draw.weight(heads * out, inner)), {"heads": heads})
+
+
 def moe_decode(draw: Draw, tokens: int, experts: int, k: int, hidden: int, dim: int, gated: bool = True) -> Inputs:
     """Tokens at k experts each: x [tokens, dim], chosen and weights [tokens, k], stacks [experts, hidden or dim, ·]."""
     order = torch.rand(tokens, experts, generator=draw.generator, device=draw.device).argsort(-1)

@@ -132,6 +132,13 @@ CASES = {
         (0, 1, 2),
         roundings=2,
     ),
+    "latent_qk": Odd(
+        "latent_qk",
+        _odd(inputs.latent_qk, batch=2, heads=3, rank=200, plain=24, rope=12, capacity=9),
+        200,
+        (0, 1, 3, 4, 5, 6),
+    ),
+    "linear_by_head": Odd("linear_by_head", _odd(inputs.linear_by_head, rows=3, heads=2, out=37, inner=130), 130),
     "moe_decode": Odd(
         "moe_decode",
         _odd(inputs.moe_decode, tokens=2, experts=5, k=2, hidden=24, dim=40),

@@ -69,6 +69,12 @@ def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor 
     norm.check(x.shape[-1])
 
 
+def flat(x: torch.Tensor) -> torch.Tensor:
+    """x [..., in] as rows [n, in] whose numbers are beside each other; a slice of wider rows stays in its place."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
     """Why these kernels do not take x [..., in] with weights and whatever `others`, in a few words; None if they do."""
     given = [tensor for tensor in others if tensor is not None]
@@ -140,16 +146,16 @@ def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
 
 @jit
 def products(
-    first, x, weight, gain, shift, rows, M, K, begin, end, eps,
+    first, x, x_row, weight, gain, shift, rows, M, K, begin, end, eps,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [·, K], columns `begin` to `end`: fp32 [BLOCK_M, BLOCK_N].
 
-    A norm needs all columns. Rows of x beyond M repeat the last.
+    A norm needs all columns. Rows of x are x_row apart; those beyond M repeat the last.
     """
     k = begin + tl.arange(0, BLOCK_K)[None, None, :]
     m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None]
-    from_x = x + m * K + k
+    from_x = x + m * x_row + k
     from_weight = weight + rows.to(tl.int64)[None, :, None] * K + k
     mean, rstd = moments(from_x, k, K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
     total, squares = weighted(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)

@@ -77,7 +77,7 @@ def linear_residual_kernel(
     at, there = m * N + n, (m < M) & (n < N)
     before = tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
     out = products(
-        first, x, weight, None, None, rows, M, K, begin, end, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR
+        first, x, K, weight, None, None, rows, M, K, begin, end, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR
     )  # fmt: skip
     if SPLITS == 1 and NORM == "none":
         if bias is not None:

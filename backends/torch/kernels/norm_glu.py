@@ -31,7 +31,7 @@ def norm_glu_kernel(
     first = first_weights(weight, rows, K, 0, K, BLOCK_K)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    out = products(first, x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
+    out = products(first, x, K, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))

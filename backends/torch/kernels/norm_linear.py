@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .activation import ACTIVATIONS, activate
-from .gemv import check, first_weights, products, refusal, tile, typed
+from .gemv import check, first_weights, flat, products, refusal, tile, typed
 from .launch import Variant, has_pdl, jit, options, tl, triton
 from .norm import NO_NORM, Norm
 from .rows import linear
@@ -13,7 +13,7 @@ from .rows import linear
 
 @jit
 def norm_linear_kernel(
-    x, weight, gain, shift, bias, y, M, N, K, eps,
+    x, weight, gain, shift, bias, y, M, N, K, x_row, eps,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -25,7 +25,7 @@ def norm_linear_kernel(
     first = first_weights(weight, rows, K, 0, K, BLOCK_K)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    out = products(first, x, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
+    out = products(first, x, x_row, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
     if bias is not None:
         out += tl.load(bias + rows).to(tl.float32)[None, :]
     m = tl.arange(0, BLOCK_M)
@@ -56,7 +56,8 @@ def norm_linear(
 ) -> torch.Tensor:
     """act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out] of `dtype`, that of x if not given.
 
-    Sums are fp32, and only the result is rounded. What `refusal` names is computed with torch.
+    x may be a slice of a projection. Sums are fp32, and only the result is rounded. What `refusal` names is computed
+    with torch.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or activation is unknown.
@@ -67,11 +68,11 @@ def norm_linear(
     if refusal(x, weight, norm.gain, norm.shift, bias):
         return reference(x, weight, bias, norm=norm, activation=activation, dtype=dtype)
     N, K = weight.shape
-    flat = x.reshape(-1, K).contiguous()
+    rows = flat(x)
     y = torch.empty(*x.shape[:-1], N, dtype=dtype or x.dtype, device=x.device)
-    plan = tile(len(flat), N, K, x.dtype)
+    plan = tile(len(rows), N, K, x.dtype)
     norm_linear_kernel[(triton.cdiv(N, plan.rows),)](
-        flat, weight, norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
+        rows, weight, norm.gain, norm.shift, bias, y, len(rows), N, K, rows.stride(0), norm.eps,
         NORM=norm.kind, ACTIVATION=activation, **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
     )  # fmt: skip
     return y
@@ -94,10 +95,10 @@ def _variant(
     pointers, constants = typed(m, dtype, "x weight gain shift bias y", f"{given} y")
     return Variant(
         norm_linear_kernel,
-        pointers | {"N": "i32", "K": "i32", "eps": "fp32"},
+        pointers | {"N": "i32", "K": "i32", "x_row": "i32", "eps": "fp32"},
         constants | plan.constants | {"NORM": norm, "ACTIVATION": activation, "PDL": True},
         warps=plan.warps,
         stages=1,
         ahead=True,
-        divisible=("N", "K"),
+        divisible=("N", "K", "x_row"),
     )

@@ -134,8 +134,8 @@ def reference(
     elif bias is not None:
         delta = delta + bias
     delta = F.softplus(delta) if softplus else delta
-    rows = (t[:, None] for t in (x, delta))
-    y, after = selective_scan.reference(*rows, a, b_norm(b)[:, None], c_norm(c)[:, None], d, past)
+    b, c = b_norm(b), c_norm(c)
+    y, after = selective_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
     y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
     return y, after if present is None else present.copy_(after)
 

@@ -114,8 +114,7 @@ def reference(
     """What `ssd_step` computes, with torch."""
     delta = delta if bias is None else delta + bias
     delta = F.softplus(delta) if softplus else delta
-    rows = (t[:, None] for t in (x, delta))
-    y, after = ssd.reference(*rows, a, b[:, None], c[:, None], d, past, heads=heads, groups=groups)
+    y, after = ssd.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past, heads=heads, groups=groups)
     y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
     if norm.kind != "none":
         y = Norm(norm.kind, eps=norm.eps)(y.unflatten(1, (norm_groups, -1))).flatten(1)

@@ -10,8 +10,9 @@ from ..kernels import decode_attention, gemv, latent_decode
 from ..ops.elementwise import number
 from ..positions import rolled
 from ..program import Operand, Slot, Var
-from . import patterns
+from . import latents, patterns
 from .emitter import Refusal, StepEmitter, options
+from .latents import Absorbed
 from .patterns import SelfAttention, Slopes
 from .products import few_rows
 
@@ -80,14 +81,32 @@ def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
 
 def _latent(e: StepEmitter, node: Node) -> Var:
     """Attention whose keys are also its values: latent attention with weights absorbed."""
-    q, k = e.heads(_value(node, "q"), node.attrs["heads"]), e.heads(_value(node, "k"), 1)
-    operands: Operands = [q, k, CACHE, e.positions]
-    rank = node.attrs["value_dim"]
+    rank, width = node.attrs["value_dim"], _value(node, "k").width
+    found = latents.absorbed(node)
+    operands: list[Value | Operand] = [CACHE, e.positions]
+    queries = None if isinstance(found, str) else _against_latents(e, node, found, operands)
+    if queries is None:
+        e.declined(f"latent_qk does not make its operands: {found if isinstance(found, str) else 'weights lie apart'}")
+        operands += [e.heads(_value(node, "q"), node.attrs["heads"]), e.heads(_value(node, "k"), 1)]
+        queries = "{2}[:, :, 0], written_latent({0}, {3}, {1})"
     more = _scores(e, node, Slopes(None), operands)
-    rest = _value(node, "k").width - rank
-    e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, rest, dtype))
-    text = f"latent_decode({{0}}[:, :, 0], written_latent({{2}}, {{1}}, {{3}}), {{3}}, {rank}{more})"
+    e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, width - rank, dtype))
+    text = f"latent_decode({queries}, {{1}}, {rank}{more})"
     return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
+
+
+def _against_latents(e: StepEmitter, node: Node, found: Absorbed, operands: list[Value | Operand]) -> str | None:
+    """The text of `latent_qk`, which writes the cache, and of that; None where its weights are not in this scope."""
+    weight, norm = e.weight(found.weight), e.norm(found.norm)
+    if e.around(weight, norm) != e.scope:
+        return None
+    first = len(operands)
+    operands += [found.q, found.kv, weight, *_tables(e, found.rope)]
+    q, kv, up, cos, sin = (f"{{{i}}}" for i in range(first, len(operands)))
+    text = options(operands, norm=norm) + (", interleaved=True" if found.rope.attrs["interleaved"] else "")
+    done = ["absorption"] + ["norm"] * (norm is not None) + ["rotation", "cache"]
+    e.chose("latent_qk", latents.refusal(found, node.attrs["heads"]), parts=", ".join(done))
+    return f"latent_qk({q}, {kv}, {up}, {{0}}.k, {{1}}, {cos}, {sin}{text}{_rolling(node)}), {{0}}.k"
 
 
 def _scores(e: StepEmitter, node: Node, slopes: Slopes, operands: Operands) -> str:

@@ -13,7 +13,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 from ..positions import query_positions
 from ..program import TOP, Emitter, Held, Leaf, Operand, Statement, Var, attribute_path
 from ..states import cached_nodes, counts_keys
-from .patterns import NormOf
+from .patterns import NormOf, Projection
 from .tables import TICKETS
 
 Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for weights of this dtype, if there is none
@@ -43,6 +43,7 @@ class StepEmitter(Emitter):
         self.program.functions = dict(functions)
         self.moves = moves
         self.choices: list[Choice] = []
+        self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
         self.most_tickets = 0
         self._begin()
 

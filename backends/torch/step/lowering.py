@@ -90,7 +90,7 @@ def _lowered(graph: Graph, functions: dict[str, str], moves: bool) -> Step:
     emitter.leave()
     program = emitter.program
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
-    program.statements = emitter.ended(needed(program))
+    program.statements = emitter.ended(products.side_by_side(emitter, needed(program)))
     tables.made_once(program, emitter.most_tickets)
     made_by = {s.node for s in program.statements}
     choices = [choice for choice in emitter.choices if choice.node in made_by]
@@ -139,6 +139,7 @@ FUSED: dict[Op, Fused] = {
     ops.moe: mixtures.mixture,
     ops.mul: recurrences.ended,
     ops.glu: products.gated,
+    ops.head_linear: products.by_head,
     ops.linear: products.linear,
     ops.rms_norm: _norm,
     ops.layer_norm: _norm,

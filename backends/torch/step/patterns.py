@@ -173,7 +173,7 @@ def self_attention(node: Node) -> SelfAttention | str:
         return "queries, keys or values are no projections"
     if len({h.projection.source for h in (q, k, v)}) != 1 or not together([h.projection for h in (q, k, v)]):
         return "queries, keys and values are not of the same value"
-    if not _alike(q.rope, k.rope):
+    if not alike(q.rope, k.rope):
         return "queries and keys are turned differently"
     if not _normed_alike(q.norm, k.norm):
         return "queries and keys are normed differently"
@@ -192,7 +192,7 @@ def _normed_alike(q: Node | None, k: Node | None) -> bool:
     return q.attrs["eps"] == k.attrs["eps"] and (q.operand("weight") is None) == (k.operand("weight") is None)
 
 
-def _alike(q: Node | None, k: Node | None) -> bool:
+def alike(q: Node | None, k: Node | None) -> bool:
     """Whether queries and keys are turned by the same angles, or both are not."""
     if q is None or k is None:
         return q is k

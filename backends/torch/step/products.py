@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from weft.ir.graph import Node, Value
+from weft.ir.graph import Node, Param, Value
 
 from ..blocks import is_kept
 from ..kernels import gemv
 from ..ops.elementwise import number
-from ..program import Operand, Var
+from ..program import Operand, Statement, Var
 from . import patterns
 from .emitter import Refusal, StepEmitter, options
 from .patterns import Added, Projection
@@ -50,6 +52,17 @@ def activated(e: StepEmitter, node: Node) -> Var | None:
     return None if found is None else _linear(e, found[0], f", activation={found[1]!r}")
 
 
+def by_head(e: StepEmitter, node: Node) -> Var | None:
+    """A linear map of each head by itself."""
+    x, weight = node.operand("x"), node.operand("weight")
+    if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
+        return None
+    held = e.weight(weight)
+    e.within(held)
+    e.chose("linear_by_head", lambda dtype: gemv.refusal(torch.empty(1, 1, dtype=dtype, device="meta")))
+    return e.emit(f"linear_by_head({{0}}, {{1}}, {node.attrs['heads']})", x, held)
+
+
 def _linear(e: StepEmitter, p: Projection, more: str) -> Var:
     weight, norm = e.weight(p.weight), e.norm(p.source)
     bias = None if p.bias is None else e.weight(p.bias)
@@ -57,7 +70,47 @@ def _linear(e: StepEmitter, p: Projection, more: str) -> Var:
     operands: list[Value | Operand] = [p.source.x, weight]
     text = options(operands, bias=bias, norm=norm)
     e.chose("norm_linear", few_rows(p), parts="norm" * (norm is not None))
-    return e.emit(f"norm_linear({{0}}, {{1}}{text}{more})", *operands)
+    made = e.emit(f"norm_linear({{0}}, {{1}}{text}{more})", *operands)
+    if not more:
+        e.linears[made] = p
+    return made
+
+
+def side_by_side(e: StepEmitter, statements: list[Statement]) -> list[Statement]:
+    """`statements`, linear maps of the same value by modules that stand side by side as one product each."""
+    alike: dict[object, list[Statement]] = {}
+    for s in statements:
+        if (p := e.linears.get(s.results[0]) if s.results else None) is not None:
+            alike.setdefault((s.scope, s.operands[0], p.source, p.bias is None), []).append(s)
+    packed: dict[Statement, Statement | None] = {}
+    for group in alike.values():
+        if len(group) > 1 and (one := _one(e, group)) is not None:
+            packed |= dict.fromkeys(group) | {group[0]: one}
+    found = (packed.get(s, s) for s in statements)
+    return [s for s in found if s is not None]
+
+
+def _one(e: StepEmitter, group: list[Statement]) -> Statement | None:
+    """The linear maps of `group` as one; None if their weights do not stand side by side."""
+    parts = [e.linears[s.results[0]] for s in group]
+    biases = [p.bias for p in parts if p.bias is not None]
+    weight, bias = e.packed([p.weight for p in parts]), e.packed(biases) if biases else None
+    if weight is None or (biases and bias is None) or len({p.weight for p in parts}) != len(parts):
+        return None
+    operands: list[Value | Operand] = [group[0].operands[0], weight]
+    text = options(operands, bias=bias, norm=e.norm(parts[0].source))
+    widths = ", ".join(str(p.value.width) for p in parts)
+    for choice in e.choices:
+        if choice.node is group[0].node:
+            others = [p.value.name.rpartition(".")[2] for p in parts[1:]]
+            choice.parts = ", ".join([choice.parts, *others]).removeprefix(", ")
+    return replace(
+        group[0],
+        text=f"norm_linear({{0}}, {{1}}{text}).split(({widths}), -1)",
+        operands=tuple(e[o] if isinstance(o, Value) else o for o in operands),
+        results=tuple(s.results[0] for s in group),
+        replaces=None,
+    )
 
 
 def gated(e: StepEmitter, node: Node) -> Var | None:

@@ -18,10 +18,10 @@ from ..structure import Method
 from .lowering import lower_step, refusal
 from .members import attributes, constructor
 
-LAUNCHERS = {  # what a step calls, and the files of these kernels
-    **{name: name for name in ("conv_step", "decode_attention", "latent_decode", "linear_residual", "moe_decode")},
-    **{name: name for name in ("norm_glu", "norm_linear", "norm_qkv", "route", "selective_step", "ssd_step")},
-}
+LAUNCHERS = (  # of kernels, each in a file of its name
+    *("conv_step", "decode_attention", "latent_decode", "latent_qk", "linear_by_head", "linear_residual"),
+    *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "route", "selective_step", "ssd_step"),
+)
 HELPERS = {"Norm": "norm", "Tickets": "tickets"}
 OWN = {"pack", "pack_bias", "written", "written_latent"}  # parts that steps have, and models have not
 STEP = ("input_ids", "position_ids", "cache")  # what every step is given
@@ -45,9 +45,9 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
     own = used_parts(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
     used = used.union(*(p.uses for p in own))
-    if not used & LAUNCHERS.keys():
+    if not used.intersection(LAUNCHERS):
         return "", []
-    files = {name: file for name, file in (LAUNCHERS | HELPERS).items() if name in used}
+    files = {name: file for name, file in ({n: n for n in LAUNCHERS} | HELPERS).items() if name in used}
     lines = [f"from {package}.{file} import {name}" for name, file in files.items()]
     text = template("decode.py.j2").render(
         **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]

@@ -66,6 +66,20 @@ def test_recurrences_say_what_is_computed_with_them(name: str, op: str, what: st
     assert not any(told(graph, other) for other in ("mul", "swish", "softplus"))
 
 
+def test_latent_attention_says_what_is_computed_with_it() -> None:
+    graph = graph_of("variant/latent queries")
+    assert told(graph, "linear").splitlines()[:2] == [
+        "layers.0.attn.q_down (linear × 2): norm_linear with norm, kv_down",
+        "layers.0.attn.q_up (linear × 2): norm_linear with norm",
+    ]
+    assert told(graph, "attention").splitlines() == [
+        "layers.0.attn.attention (attention × 2): latent_qk with absorption, norm, rotation, cache",
+        "layers.0.attn.attention (attention × 2): latent_decode",
+    ]
+    assert told(graph, "head_linear") == "layers.0.attn.head_linear_2 (head_linear × 2): linear_by_head"
+    assert not any(told(graph, other) for other in ("rope", "concat", "rms_norm"))
+
+
 @pytest.mark.parametrize(
     ("name", "op", "why"),
     [

@@ -41,7 +41,7 @@ MODELS = {  # and the kernels of each
         "route moe_decode",
     ),
     "limited gate": (feeds(GatedMLP(HIDDEN, "swish(1.702)", bias=True, limit=0.5)), "norm_glu"),
-    "latent": (decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))), "latent_decode"),
+    "latent": (decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))), "latent_decode latent_qk linear_by_head"),
     "Mamba": (decoder(Mamba(21, 5), None), "conv_step selective_step"),
     "Mamba, norms": (decoder(Mamba(21, 5, norms=RMSNorm()), None), "conv_step selective_step"),
     "Mamba-2": (decoder(Mamba2(21, 3, 5), None), "conv_step ssd_step"),

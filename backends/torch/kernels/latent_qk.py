@@ -1,0 +1,239 @@
+"""Queries against latents, and the latent into its cache, of one token per row (DeepSeek-V2, arXiv 2405.04434).
+
+A head's query is a plain part, multiplied by the keys' up-projection so that it scores latents themselves, and a part
+that RoPE turns. The token's latent is normed, the part of the key beside it turned, and both are written where
+`latent_decode` reads them. A block multiplies some columns of the up-projection of a head by all plain numbers of the
+head; one block more does the token's own row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import gemv
+from .gemv import DTYPES, flat
+from .launch import Variant, has_pdl, jit, options, tl, triton
+from .norm import NO_NORM, Norm
+from .rotary import element, turned
+
+NUMBERS = 8192  # of the up-projection that a block of 16-bit weights takes, half as many of fp32
+WARPS = 4
+
+
+@jit
+def store_turned(source, target, m, pair, cos, sin, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Turn the pairs of ROPE numbers at `source` by the angles of row m, and store them at `target`."""
+    there = pair < ROPE // 2
+    first, second = element(pair, 0, ROPE, INTERLEAVED), element(pair, 1, ROPE, INTERLEAVED)
+    c = tl.load(cos + m * (ROPE // 2) + pair, mask=there, other=1.0)
+    s = tl.load(sin + m * (ROPE // 2) + pair, mask=there, other=0.0)
+    a = tl.load(source + first, mask=there, other=0.0).to(tl.float32)
+    b = tl.load(source + second, mask=there, other=0.0).to(tl.float32)
+    tl.store(target + first, (a * c - b * s).to(target.dtype.element_ty), mask=there)
+    tl.store(target + second, (b * c + a * s).to(target.dtype.element_ty), mask=there)
+
+
+@jit
+def latent_qk_kernel(
+    q, latent, weight, gain, cos, sin, positions, out, cache, M, q_row, latent_row, cache_row, capacity, keep, eps,
+    RANK: tl.constexpr, PLAIN: tl.constexpr, ROPE: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ROLLING: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_P: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid [blocks of BLOCK_R columns, heads + 1]; the last of the second axis is the token's own row."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    head, heads = tl.program_id(1), tl.num_programs(1) - 1
+    block, pair = tl.program_id(0), tl.arange(0, BLOCK_P)
+    if head < heads:
+        o, i = tl.arange(0, BLOCK_O), block * BLOCK_R + tl.arange(0, BLOCK_R)
+        at = weight + (head.to(tl.int64) * PLAIN + o)[:, None] * RANK + i[None, :]
+        inside = (o < PLAIN)[:, None] & (i < RANK)[None, :]
+        w = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        for m in range(M):
+            given = q + m * q_row + head * (PLAIN + ROPE)
+            made = out + (m * heads + head) * (RANK + ROPE)
+            x = tl.load(given + o, mask=o < PLAIN, other=0.0).to(tl.float32)
+            y = tl.sum(w.to(tl.float32) * x[:, None], axis=0)
+            tl.store(made + i, y.to(out.dtype.element_ty), mask=i < RANK)
+            if block == 0:
+                store_turned(given + PLAIN, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
+    else:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        if block == 0:
+            i = tl.arange(0, BLOCK_I)
+            for m in range(M):
+                slot = tl.load(positions + m)
+                if ROLLING:
+                    slot = tl.where(slot < keep, slot, keep + (slot - keep) % (capacity - keep))
+                if (slot >= 0) & (slot < capacity):
+                    given = latent + m * latent_row
+                    made = cache + tl.cast(m, tl.int64) * cache_row + slot * (RANK + ROPE)
+                    v = tl.load(given + i, mask=i < RANK, other=0.0).to(tl.float32)
+                    if NORM == "rms":
+                        v *= tl.rsqrt(tl.sum(v * v, axis=0) / RANK + eps)
+                    if gain is not None:
+                        v *= tl.load(gain + i, mask=i < RANK, other=0.0).to(tl.float32)
+                    tl.store(made + i, v.to(cache.dtype.element_ty), mask=i < RANK)
+                    store_turned(given + RANK, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
+
+
+def reference(
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    weight: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    norm: Norm = NO_NORM,
+    interleaved: bool = False,
+    rolling: bool = False,
+    keep_first: int = 0,
+) -> torch.Tensor:
+    """What `latent_qk` computes and writes, with torch."""
+    batch, _, capacity, width = cache.shape
+    rank, rope = weight.shape[1], 2 * cos.shape[-1]
+    heads = _heads(q, weight, rope)
+    plain, rotary = q.reshape(batch, heads, -1).split([len(weight) // heads, rope], -1)
+    absorbed = torch.einsum("bho,hoi->bhi", plain, weight.unflatten(0, (heads, -1)))
+    made = torch.cat([absorbed, turned(rotary, cos, sin, interleaved)], -1)
+    compressed, shared = latent.reshape(batch, width).split([rank, rope], -1)
+    row = torch.cat([norm(compressed), turned(shared[:, None], cos, sin, interleaved)[:, 0]], -1).to(cache.dtype)
+    slot = positions.reshape(batch)
+    if rolling:
+        slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
+    inside, at = (slot >= 0) & (slot < capacity), torch.arange(batch, device=q.device)
+    slot = slot.clamp(0, capacity - 1)
+    cache[at, 0, slot] = torch.where(inside[:, None], row, cache[at, 0, slot])
+    return made
+
+
+def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
+    """Why there is no kernel for latents of `rank` and heads of `plain` + `rope` numbers; None if there is one."""
+    if dtype not in DTYPES:
+        return f"no kernel for {dtype}"
+    if rank > 8192 or plain > 1024 or rope > 1024:
+        return f"rank {rank}, or heads of {plain} and {rope} numbers, are more than 8192, 1024 and 1024"
+    return None
+
+
+def latent_qk(
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    weight: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    norm: Norm = NO_NORM,
+    interleaved: bool = False,
+    rolling: bool = False,
+    keep_first: int = 0,
+) -> torch.Tensor:
+    """[Wᵀ q_plain, RoPE(q_rope)] of one token per row; [norm(c), RoPE(k_rope)] of its latent goes into the cache.
+
+    q [batch, heads·(plain + rope)] or [batch, 1, ·], latent [c, k_rope] [batch, rank + rope] alike; both may be slices
+    of a projection. weight [heads·plain, rank] makes keys of latents; cache [batch, 1, capacity, rank + rope],
+    positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos, sin f32 [batch,
+    rope/2] of the tokens' angles turn pairs as in `norm_qkv`, whose rules of slots these are, too.
+
+    Raises:
+        ValueError: if shapes do not fit, or the norm is no RMS norm.
+    """
+    batch, heads, plain, rope = _check(q, latent, weight, cache, positions, cos, sin, norm)
+    rank, capacity = weight.shape[1], cache.shape[2]
+    given = (weight, norm.gain)
+    if gemv.refusal(q, *given) or refusal(rank, plain, rope, q.dtype) or not q.dtype == latent.dtype == cache.dtype:
+        return reference(
+            q, latent, weight, cache, positions, cos, sin,
+            norm=norm, interleaved=interleaved, rolling=rolling, keep_first=keep_first,
+        )  # fmt: skip
+    q, latent = flat(q), flat(latent)
+    out = q.new_empty(batch, heads, rank + rope)
+    sizes = _sizes(rank, plain, rope, q.element_size())
+    latent_qk_kernel[(triton.cdiv(rank, sizes["BLOCK_R"]), heads + 1)](
+        q, latent, weight, norm.gain, cos, sin, positions.contiguous(), out, cache,
+        batch, q.stride(0), latent.stride(0), cache.stride(0), capacity, keep_first, norm.eps,
+        NORM=norm.kind, INTERLEAVED=interleaved, ROLLING=rolling, **sizes, PDL=has_pdl(q), **options(q, WARPS, 1),
+    )  # fmt: skip
+    return out
+
+
+def _heads(q: torch.Tensor, weight: torch.Tensor, rope: int) -> int:
+    """How many heads have queries q of `rope` numbers beside those that `weight` has rows for."""
+    return (q.shape[-1] - len(weight)) // rope
+
+
+def _check(
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    weight: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: Norm,
+) -> tuple[int, int, int, int]:
+    """Batch, heads, and the plain and rotary numbers of a head; ValueError if something does not fit."""
+    batch, width = len(cache), cache.shape[-1]
+    rank, rope = weight.shape[1], 2 * cos.shape[-1]
+    if cos.shape != sin.shape or len(cos) != batch or rank + rope != width or cache.shape[1] != 1:
+        raise ValueError(f"weight {[*weight.shape]} and cos {[*cos.shape]} do not fit a cache {[*cache.shape]}")
+    if cache.stride()[2:] != (width, 1):
+        raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
+    heads = _heads(q, weight, rope)
+    if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
+        raise ValueError(f"q {[*q.shape]} are no heads of {rope} numbers and those of weight {[*weight.shape]}")
+    if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):
+        raise ValueError(f"q {[*q.shape]} and latent {[*latent.shape]} are not one token for each of {batch} rows")
+    norm.check(rank)
+    if norm.kind == "layer":
+        raise ValueError("latents are normed by RMS norms here")
+    return batch, heads, len(weight) // heads, rope
+
+
+def _sizes(rank: int, plain: int, rope: int, size: int) -> dict[str, int]:
+    def power(n: int) -> int:
+        return 1 << (n - 1).bit_length()
+
+    columns = max(16, 2 * NUMBERS // size // power(plain))
+    sizes = {"RANK": rank, "PLAIN": plain, "ROPE": rope, "BLOCK_I": power(rank), "BLOCK_R": min(columns, power(rank))}
+    return sizes | {"BLOCK_O": power(plain), "BLOCK_P": power(max(rope // 2, 1))}
+
+
+def variants() -> list[Variant]:
+    """DeepSeek-V3 and V2-Lite, for one row and for more, and latents without a norm."""
+    return [
+        _variant(1, torch.bfloat16, 512, 128, 64),
+        _variant(8, torch.float16, 512, 128, 64),
+        _variant(1, torch.float32, 512, 128, 64, ROLLING=True),
+        _variant(1, torch.bfloat16, 256, 64, 32, "none", INTERLEAVED=False),
+    ]
+
+
+def _variant(
+    m: int, dtype: torch.dtype, rank: int, plain: int, rope: int, norm: str = "rms", **switches: bool
+) -> Variant:
+    given = "q latent weight out cache" + " gain" * (norm == "rms")
+    pointers, constants = gemv.typed(m, dtype, "q latent weight gain out cache", given)
+    strides = ("q_row", "latent_row", "cache_row")
+    forms: dict[str, Any] = {"NORM": norm, "INTERLEAVED": True, "ROLLING": False, "PDL": True}
+    return Variant(
+        latent_qk_kernel,
+        pointers
+        | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "eps": "fp32"}
+        | dict.fromkeys((*strides, "capacity", "keep"), "i32"),
+        constants | _sizes(rank, plain, rope, dtype.itemsize) | forms | switches,
+        warps=WARPS,
+        stages=1,
+        ahead=True,
+        divisible=strides,
+    )
