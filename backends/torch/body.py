@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from .naming import Line, Named, Names
 from .program import Held, Leaf, Operand, Slot, Var
@@ -157,12 +157,8 @@ class Writer:
             callee = self.member(first.path)
         else:
             callee = "layer"
-            container = first.path.rpartition(".")[0]
-            numbers = [int(c.path.rpartition(".")[2]) for c in calls]
-            inner = (p.rpartition(".") for p in self.method.modules)
-            count = sum(stem == container and number.isdigit() for stem, _, number in inner)
-            cut = "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
-            sources.append(("layer", self.member(container) + cut))
+            _, cut = layers(self.method, calls)
+            sources.append(("layer", self.member(first.path.rpartition(".")[0]) + cut))
         arguments = list(shared)
         if rest is not None:
             sources.append(("args", rest))
@@ -247,6 +243,15 @@ def _words(path: str) -> list[str]:
 def _alike(o: Operand, results: Iterable[Var]) -> bool:
     """Whether a result has the shape of an operand, and so may take its name."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
+
+
+def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
+    """The list of modules that `calls` run one after the other, by its path, and the slice of it that they are."""
+    container = relative(calls[0].path, method.path).rpartition(".")[0]
+    numbers = [int(c.path.rpartition(".")[2]) for c in calls]
+    inner = (relative(p, method.path).rpartition(".") for p in method.modules)
+    count = sum(stem == container and number.isdigit() for stem, _, number in inner)
+    return container, "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
 
 
 def attribute(base: str, path: str) -> str:

@@ -93,7 +93,7 @@ class ClassWriter:
             parameters.append(self.state(method))
         results = len(method.outputs)
         returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
-        constants = top and any(isinstance(h, Held) and h.constant for m in _all(method) for h in m.holds.values())
+        constants = top and any(isinstance(h, Held) and h.constant for m in method.walk() for h in m.holds.values())
         doc, init, kept = class_doc(method, inner), self.init(method, inner), self.keeps(method)
         self.classes[name] = Class(name, doc, init, parameters, lines, returns, *kept, constants)
         return name
@@ -105,7 +105,3 @@ class ClassWriter:
         made = self.makers[v]
         floats = made.node is None or made.node.output.type.dtype.is_float
         return floats and not made.early and (made.scope != TOP or made.node is not None)
-
-
-def _all(method: Method) -> list[Method]:
-    return [method, *(m for inner in method.modules.values() for m in _all(inner))]

@@ -72,7 +72,7 @@ def tensor(param: Param, archive: Archive, dtype: torch.dtype) -> torch.Tensor:
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
     made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: archives keep theirs
     if not kind.is_float:
-        return made.to(getattr(torch, {"bool": "bool"}.get(kind.name, made.dtype.__str__().removeprefix("torch."))))
+        return made.to(getattr(torch, TORCH_NAMES[kind.name]))
     if is_constant(param.recipe):
         return made.to(torch.float32)
     return made.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)

@@ -20,7 +20,8 @@ from .formulas import formula, is_constant
 
 TORCH_NAMES = {  # of dtypes
     **{"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool"},
-    **{"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8"},
+    **{"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8"},
+    **{"u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8"},
 }
 MOVES = ("reshape", "transpose", "squeeze", "unsqueeze")  # what numbers are called does not change
 TOP = ""  # the scope of the model itself

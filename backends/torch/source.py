@@ -17,13 +17,14 @@ import jinja2
 from weft.ir.graph import Graph
 
 from .about import model_doc
-from .body import attribute, periodic
+from .body import attribute, layers
 from .classes import ClassWriter
 from .library import imports, kernels, names, used_parts
 from .lowering import lower
+from .members import constructor
 from .naming import Named
 from .program import TOP, Held, Leaf, Program, Slot, Statement
-from .structure import Call, Item, Loop, Method, reads, relative, structure
+from .structure import Call, Item, Loop, Method, relative, structure
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ModelWriter(ClassWriter):
         self.tables = {o.path for o in rows if isinstance(o, Held) and not o.constant and o.path.endswith(".weight")}
 
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        return _init(method, inner, self.tables)
+        return constructor(method, inner, self.tables)
 
     def given(self, method: Method) -> list[Named]:
         given = [v for v in self.inputs if v in method.inputs or not v.default]
@@ -139,11 +140,7 @@ def _new_cache(method: Method) -> str:
         elif len({*paths}) == 1:
             texts.append(f"[{paths[0]}.new_cache({given}) for _ in range({len(calls)})]")
         else:
-            container = relative(calls[0].path, method.path).rpartition(".")[0]
-            numbers = [int(c.path.rpartition(".")[2]) for c in calls]
-            inner = (relative(p, method.path).rpartition(".") for p in method.modules)
-            count = sum(stem == container and number.isdigit() for stem, _, number in inner)
-            cut = "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
+            container, cut = layers(method, calls)
             texts.append(f"[layer.new_cache({given}) for layer in {attribute('self', container)}{cut}]")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
@@ -162,84 +159,3 @@ def _some_weight(method: Method) -> str:
 def _asks_like(method: Method) -> bool:
     """Whether what makes the cache of a module is given a weight of another."""
     return "like" in re.findall(r"\w+", _new_cache(method))
-
-
-def _init(method: Method, inner: Mapping[str, str], tables: set[str]) -> list[str]:
-    """The lines that make what the module holds; `tables` are weights that embed."""
-    tree: dict[str, Any] = {}
-    entries: dict[str, str | Leaf | Held] = {relative(p, method.path): name for p, name in inner.items()}
-    for path, held in method.holds.items():
-        local = relative(path, method.path)
-        if path in tables and isinstance(held, Held):
-            local = local.removesuffix(".weight")
-            held = Leaf(local, f"nn.Embedding({', '.join(map(str, held.shape))})", ("weight",))
-        entries[local] = held
-    order = _order(method)
-    for path, entry in sorted(entries.items(), key=lambda e: order.get(e[0], len(order))):
-        *outer, last = path.split(".")
-        node = tree
-        for part in outer:
-            inner_node = node.setdefault(part, {})
-            if not isinstance(inner_node, dict):  # a module that is given something more
-                node[part] = inner_node = {"": inner_node}
-            node = inner_node
-        if isinstance(node.get(last), dict):
-            node[last][""] = entry
-        else:
-            node[last] = entry
-    lines: list[str] = []
-    _hold(lines, "self", tree)
-    return lines or ["pass"]
-
-
-def _order(method: Method) -> dict[str, int]:
-    """Where things are first used."""
-    found: dict[str, int] = {}
-    for item in method.items:
-        calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, Call) else []
-        paths = [c.path for c in calls] or [o.path for o in reads(item) if isinstance(o, (Leaf, Held))]
-        for p in paths:
-            found.setdefault(relative(p, method.path), len(found))
-    return found
-
-
-def _hold(lines: list[str], base: str, tree: dict[str, Any]) -> None:
-    for name, entry in tree.items():
-        place = attribute(base, name)
-        if isinstance(entry, Held):
-            if entry.constant:
-                lines.append(f'{base}.register_buffer("{name}", torch.empty({entry.shape}{_of(entry.dtype)}))')
-            else:
-                lines.append(f"{place} = nn.Parameter(torch.empty({', '.join(map(str, entry.shape)) or '()'}))")
-        elif isinstance(entry, Leaf):
-            lines.append(f"{place} = {entry.init}")
-        elif isinstance(entry, str):
-            lines.append(f"{place} = {entry}()")
-        elif all(k.isdigit() for k in entry):
-            _hold_list(lines, place, entry)
-        else:
-            lines.append(f"{place} = {_made(entry.pop('', 'nn.Module'))}")
-            _hold(lines, place, entry)
-
-
-def _made(kind: str | Leaf) -> str:
-    return kind.init if isinstance(kind, Leaf) else f"{kind}()"
-
-
-def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:
-    count = max(int(k) for k in entries) + 1
-    items = [entries.get(str(i)) for i in range(count)]
-    kinds = [i if isinstance(i, str) else i.init if isinstance(i, Leaf) else "nn.Module" for i in items]
-    if any(isinstance(i, Leaf) for i in items):
-        lines.append(f"{place} = nn.ModuleList([{', '.join(k if '(' in k else k + '()' for k in kinds)}])")
-    elif len({*kinds}) == 1:
-        lines.append(f"{place} = nn.ModuleList({kinds[0]}() for _ in range({count}))")
-    else:
-        lines.append(f"{place} = nn.ModuleList(kind() for kind in {periodic(kinds)})")
-    for i, item in enumerate(items):
-        if isinstance(item, dict):
-            _hold(lines, f"{place}[{i}]", item)
-
-
-def _of(dtype: str) -> str:
-    return f", dtype={dtype}" if dtype else ""

@@ -70,6 +70,12 @@ class Method:
     def stateful(self) -> list[Item]:
         return [i for i in self.items if has_state(i)]
 
+    def walk(self) -> Iterator[Method]:
+        """The methods within it, innermost first, and itself."""
+        for inner in self.modules.values():
+            yield from inner.walk()
+        yield self
+
 
 def has_state(item: Item) -> bool:
     """Whether a step keeps something from call to call."""
@@ -345,6 +351,3 @@ def _key(method: Method) -> Hashable:
         (relative(p, method.path), h.init if isinstance(h, Leaf) else h.shape) for p, h in method.holds.items()
     )
     return hash((steps, holds, tuple(ref(o) for o in method.outputs)))
-
-
-__all__ = ["Call", "Loop", "Method", "has_state", "inside", "reads", "relative", "structure"]

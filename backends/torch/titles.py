@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from weft.ir.graph import Node
 from weft.ir.ops.fused_attention import SOFTMAX
@@ -31,7 +31,7 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
     places: dict[Hashable, list[str]] = {}
     titles: dict[Hashable, str] = {}
     within: dict[str, list[Node]] = {}
-    for method in _all(top):
+    for method in top.walk():
         places.setdefault(method.key, []).append(method.path)
         if method.key not in titles:
             own = within[method.path] = [n for n in nodes if _stands(n, method.path)]
@@ -57,13 +57,6 @@ def own_nodes(method: Method) -> list[Node]:
 def calls(method: Method) -> list[Call]:
     """The calls of inner methods, in order, loops unrolled."""
     return [c for i in method.items for c in ([i] if isinstance(i, Call) else i.calls if isinstance(i, Loop) else [])]
-
-
-def _all(method: Method) -> Iterator[Method]:
-    """A method and those within it, innermost first."""
-    for inner in method.modules.values():
-        yield from _all(inner)
-    yield method
 
 
 def _stands(node: Node, path: str) -> bool:

@@ -125,3 +125,14 @@ def test_layers_share_no_class_where_one_has_a_table_and_another_a_weight() -> N
 def test_a_branch_that_changes_nothing_is_left_out(text: str, wanted: str) -> None:
     line = Line([Var("x")], ast.parse(text, mode="eval").body)
     assert "\n".join(Names([line], {}).text()) == wanted
+
+
+def test_weights_may_be_numbered() -> None:
+    def make(x: Value) -> Value:
+        for i in range(2):
+            x = ops.linear(x, weight(x.graph, f"maps.{i}", 4, 4))
+        return x
+
+    graph = graph_of(make)
+    check(graph, ROWS)
+    assert [*build_module(graph).state_dict()] == ["maps.0", "maps.1"]
