@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
@@ -16,8 +16,8 @@ LEADING = 15.0  # from line to line
 ROUND = 24.0  # a circle
 MARGIN = 12.0  # beside text in a box
 NARROWEST = 72.0
-ICON = 16.0  # what tells that a box can be opened
-BADGE = 70.0  # room beside the title of an open part
+ICON = 16.0  # the mark of a kind, and what tells that a box can be opened
+BADGE = 70.0  # room beside the title for how often a part is computed
 ALL = "*"  # after a key: a repeat is to be drawn as often as it is computed
 
 
@@ -73,7 +73,7 @@ def times(shape: Shape) -> Shape:
     rounds = [_once(part, body) for body in (part.children, *part.others)]
     first, last = (_shape(once, *_borders(once, part, (), ()), ()) for once in (rounds[0], rounds[-1]))
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
-    inner = [replace(_like(first, once), label=label(once), closed=widest, head=head) for once in rounds]
+    inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
     numbers = range(len(rounds))
     if part.parallel:
         box = Column((Branches(tuple(Column((Item(i),)) for i in numbers), False),))
@@ -95,10 +95,25 @@ def _once(part: Part, body: list[Part]) -> Part:
     return Part(name, f"{stem}.{name}" if stem else name, (), body)
 
 
-def _like(shape: Shape, part: Part) -> Shape:
-    """What `shape` is to its part, to another one that is equal but for names."""
-    inner = [_like(s, p) for s, p in zip(shape.inner, _body(part).children, strict=True)]
-    return replace(shape, key=part.path, part=part, inner=inner)
+def _names(first: Part, other: Part) -> dict[str, str]:
+    """What the values of `first` are called in another part, which is equal but for names."""
+    pairs = zip(first.all_vertices(), other.all_vertices(), strict=True)
+    return {a: b for v, w in pairs for a, b in zip((*v.reads, *v.makes), (*w.reads, *w.makes), strict=True)}
+
+
+def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
+    """What `shape` is to its part, to another one that is equal but for names; `names` are those of its values."""
+
+    def called(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(v, v) for v in values)
+
+    inner = [_like(s, p, names) for s, p in zip(shape.inner, _body(part).children, strict=True)]
+    around = shape.arrangement
+    if around is not None:
+        around = replace(around, lines=[replace(line, values=called(line.values)) for line in around.lines])
+    return replace(
+        shape, key=part.path, part=part, label=label(part), notes=called(shape.notes), arrangement=around, inner=inner
+    )
 
 
 def _body(part: Part) -> Part:
@@ -117,10 +132,11 @@ def _shape(part: Part, entering: tuple[str, ...], leaving: tuple[str, ...], note
     lines = [*text.lines, *([noted(notes)] if notes else [])]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
-        wide = max(width(text.title, TITLE, True) + (ICON if inner else 0), *(width(t, LINE) for t in lines), 0)
+        beside = ICON + (ICON if inner else 0) + (BADGE if part.count > 1 else 0)
+        wide = max(width(text.title, TITLE, True) + beside, *(width(t, LINE) for t in lines), 0)
         wide = max(wide + 2 * MARGIN, NARROWEST)
         size = Size(wide, 32 + LEADING * len(lines), wide / 2)
-    head = width(text.title, TITLE, True) + 2 * MARGIN + BADGE
+    head = width(text.title, TITLE, True) + 2 * MARGIN + ICON + BADGE
     return Shape(part.path, part, text, notes, size, head, arrangement, inner)
 
 

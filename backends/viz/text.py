@@ -11,16 +11,17 @@ WEIGHTS = {False: "400", True: "600"}
 
 
 @functools.cache
-def _advances(bold: bool) -> dict[str, int]:
+def advances(bold: bool) -> dict[str, int]:
+    """How wide every letter of the font is, in thousandths of its size."""
     table: dict[str, int] = json.loads((FONT / "advances.json").read_text(encoding="utf-8"))[WEIGHTS[bold]]
     return table
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
     """The width of `text` in pixels, set at `size` pixels; a letter that the font lacks counts as its widest one."""
-    advances = _advances(bold)
-    widest = advances["W"]
-    return sum(advances.get(c, widest) for c in text) * size / 1000
+    wide = advances(bold)
+    widest = wide["W"]
+    return sum(wide.get(c, widest) for c in text) * size / 1000
 
 
 def fitted(text: str, room: float, size: float, bold: bool = False) -> str:

@@ -44,5 +44,5 @@ def test_a_click_opens_and_closes(visit: Callable[[str], Page]) -> None:
     assert part.get_attribute("aria-expanded") == "false" and inner.count() == 0
     part.click()
     assert part.get_attribute("aria-expanded") == "true" and inner.count() == 1
-    part.locator("text.title").click()
+    part.locator("rect.bar").click()
     assert part.get_attribute("aria-expanded") == "false" and inner.count() == 0

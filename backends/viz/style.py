@@ -1,0 +1,64 @@
+"""How kinds of parts look, on paper and at night: colours, and marks for those who see colours otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of a kind: the colours of its boxes and of their borders, light and dark, and its mark, drawn in lines within
+    10 × 10 pixels (SVG path data)."""
+
+    fill: str
+    edge: str
+    dark_fill: str
+    dark_edge: str
+    mark: str
+
+
+LOOKS = {
+    "stream": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M5 1V9M1 5H9"),
+    "embedding": Look("#d3e3f7", "#4a78ad", "#1b3a60", "#6f9fd8", "M1 1H9V9H1ZM1 5H9M5 1V9"),
+    "norm": Look("#f5ecbb", "#8f7a1c", "#4b430f", "#bda53c", "M0 9C4 9 3.5 1 5 1S6 9 10 9"),
+    "attention": Look("#f8d3b8", "#b5602a", "#632f10", "#dd8a52", "M5 1L1 9M5 1V9M5 1L9 9"),
+    "position": Look("#efd3ea", "#9c5291", "#552a4e", "#cc83c0", "M0 5C1.5 -1 3.5 -1 5 5S8.5 11 10 5"),
+    "feed-forward": Look("#c9e9d8", "#37845f", "#124a35", "#57b088", "M1 5L5 1L9 5L5 9Z"),
+    "experts": Look("#b4e1ec", "#23798c", "#0f4552", "#4fb1c6", "M1 9V5M4 9V1M7 9V6M9.5 9V3"),
+    "recurrence": Look("#e0d5f5", "#7655b3", "#3b2c6b", "#a48ae0", "M9 5A4 4 0 1 1 7 1.6M7 1.6L4.5 .8M7 1.6L6 4"),
+    "linear": Look("#e6ebf1", "#63748a", "#2a333f", "#8696ab", "M1 9L9 1"),
+    "tensor": Look("#f2f2ee", "#77776c", "#282b30", "#8d929a", "M1.5 1.5H8.5V8.5H1.5Z"),
+    "input": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M2 1L8 5L2 9"),
+}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The colours around: of the page, of text, of text that says less, of lines, of an open part, of what is chosen,
+    and of what a search found."""
+
+    paper: str
+    ink: str
+    soft: str
+    line: str
+    open: str
+    rule: str
+    chosen: str
+    found: str
+
+
+LIGHT = Paper("#ffffff", "#1f2430", "#555d6b", "#3b4252", "#fafaf8", "#d9dce1", "#c2005a", "#7a4dff")
+DARK = Paper("#14171c", "#e8eaee", "#b0b8c4", "#aab3c2", "#1a1e25", "#3a424e", "#ff6aa6", "#a98bff")
+
+
+def variables() -> str:
+    """The colours as variables of a style sheet, those of the night under `.dark`."""
+    light = vars(LIGHT) | {k: v for kind, x in LOOKS.items() for k, v in ((kind, x.fill), (f"{kind}-edge", x.edge))}
+    dark = vars(DARK) | {
+        k: v for kind, x in LOOKS.items() for k, v in ((kind, x.dark_fill), (f"{kind}-edge", x.dark_edge))
+    }
+    return f":root{{{_listed(light)}}}\n:root.dark{{{_listed(dark)}}}"
+
+
+def _listed(colours: dict[str, str]) -> str:
+    return ";".join(f"--{name}:{value}" for name, value in colours.items())

@@ -1,0 +1,159 @@
+// The picture as SVG: of all parts and lines only those in and near the window, and text only where it can be read.
+const picture = $("picture"), view = $("view");
+const NEAR = 0.5; // of the window, drawn around it
+const READABLE = 5; // pixels of text
+const TINY = 2; // pixels of a box, below which it is not drawn
+
+let root; // where everything is
+let spots = new Map(); // by key: the shapes that are placed
+let elements = new Map(); // by shape or line: what is drawn
+let painted = null; // what the last painting covers
+let chosen = null; // the key of the part that the panel is about
+let current = null; // the key of the part that has, or had, the keyboard
+const at = { k: 1, x: 20, y: 20 }; // scale, and where the corner of the picture is in the window
+
+// Places everything anew: after parts were opened or closed.
+function draw() {
+  known = new Map();
+  root = placed(DATA.root, 0, 0);
+  spots = new Map();
+  const walk = (p, above, level, place) => {
+    Object.assign(p, { above, level, place });
+    spots.set(p.shape.key, p);
+    p.inner.forEach((inner, i) => walk(inner, p, level + 1, i));
+  };
+  walk(root, null, 0, 0);
+  if (!spots.has(current)) current = root.inner[0]?.shape.key ?? null;
+  elements = new Map();
+  view.replaceChildren();
+  paint();
+}
+
+const scale = (text) => text * at.k >= READABLE;
+
+// What the window shows of the picture, in its own pixels: [left, top, right, bottom], `more` windows wider each way.
+function seen(more = 0) {
+  const { clientWidth: w, clientHeight: h } = picture;
+  return [(-at.x - w * more) / at.k, (-at.y - h * more) / at.k, (w * (1 + more) - at.x) / at.k, (h * (1 + more) - at.y) / at.k];
+}
+
+// Draws what is in and near the window, keeps what is drawn already, and takes away the rest.
+function paint(area = seen(NEAR)) {
+  const detail = scale(Z.LINE) ? 2 : scale(Z.TITLE) ? 1 : 0;
+  if (painted?.detail !== detail) elements.clear();
+  painted = { area, detail, k: at.k };
+  const things = [...inView(root, area)].slice(1);
+  const kept = new Map();
+  let next = null;
+  const focused = view.contains(document.activeElement);
+  for (const thing of things) kept.set(thing, elements.get(thing) ?? (thing.points ? wire(thing) : drawn(thing, detail)));
+  elements = kept;
+  const wanted = new Set(kept.values());
+  for (const old of [...view.children]) if (!wanted.has(old)) old.remove();
+  next = view.firstChild;
+  for (const element of wanted) {
+    if (element === next) next = next.nextSibling;
+    else view.insertBefore(element, next);
+  }
+  mark();
+  if (focused) focusCurrent();
+}
+
+// An open part, what is drawn in it, and its lines, from below to above.
+function* inView(p, area) {
+  yield p;
+  if (!p.open || p.width * at.k < 4 * TINY) return;
+  for (const inner of p.inner) {
+    const small = Math.max(inner.width, inner.height) * at.k < TINY;
+    if ((!small && meets(area, inner.x, inner.y, inner.x + inner.width, inner.bottom)) || holds(inner, current)) yield* inView(inner, area);
+  }
+  for (const line of p.wires) {
+    line.span ??= [0, 1].flatMap((i) => [Math.min(...line.points.map((q) => q[i])), Math.max(...line.points.map((q) => q[i]))]);
+    if (meets(area, line.span[0], line.span[2], line.span[1], line.span[3])) yield line;
+  }
+}
+
+const meets = ([left, top, right, bottom], x0, y0, x1, y1) => x0 <= right && x1 >= left && y0 <= bottom && y1 >= top;
+
+function holds(p, key) {
+  for (let q = spots.get(key); q; q = q.above) if (q === p) return true;
+  return false;
+}
+
+// Classes and states that change while what is drawn stays: chosen, found, in reach of the tab key.
+function mark() {
+  for (const [thing, element] of elements) {
+    if (thing.points) continue;
+    const key = thing.shape.key;
+    element.classList.toggle("chosen", key === chosen);
+    element.classList.toggle("found", matches.has(key));
+    element.setAttribute("tabindex", key === current ? 0 : -1);
+    element.setAttribute("aria-selected", key === chosen);
+  }
+}
+
+// -- a part
+function drawn(p, detail) {
+  const { shape } = p;
+  const g = shapeOf("g", { class: "part" + (p.open ? " open" : ""), "data-key": shape.key, "data-kind": shape.kind, role: "treeitem", "aria-label": described(shape),
+    "aria-level": p.level, "aria-posinset": p.place + 1, "aria-setsize": p.above.inner.length },
+    ...(shape.symbol ? circle(p) : p.open ? openBox(p, detail) : closedBox(p, detail)));
+  if (shape.box) g.setAttribute("aria-expanded", p.open);
+  return g;
+}
+
+const described = (shape) => [shape.title, ...shape.lines, ...(shape.notes ? [noted(shape.notes)] : []),
+  ...(shape.repeat ? [`${shape.repeat.count} times`] : [])].filter(Boolean).join(", ");
+const noted = (notes) => "with " + [...new Set(notes.map(last))].join(", ");
+
+function circle({ shape, x, y, width, height }) {
+  const cx = x + width / 2, cy = y + height / 2, d = 5;
+  return [shapeOf("circle", { cx, cy, r: width / 2 }),
+    shape.symbol === "+" ? shapeOf("path", { class: "sign", d: `M${cx - d} ${cy}h${2 * d}M${cx} ${cy - d}v${2 * d}` })
+      : textAt(shape.symbol, cx, cy + 4.5, "title middle")];
+}
+
+const textAt = (text, x, y, of) => shapeOf("text", { x, y, class: of }, text);
+const frame = ({ shape, x, y, width, height, open }) => shapeOf("rect", { x, y, width, height, rx: 8,
+  style: `fill:var(--${open ? "open" : shape.kind});stroke:var(--${shape.kind}-edge)` });
+
+// The row of a title, from x: the mark of the kind, the title, and what tells that it opens.
+function row({ shape, y, open }, x) {
+  const end = x + Z.ICON + widthOf(shape.title, Z.TITLE);
+  const made = [shapeOf("path", { class: "mark", d: DATA.kinds[shape.kind][1], transform: `translate(${x} ${y + 9.5})`, style: `stroke:var(--${shape.kind}-edge)` }),
+    textAt(shape.title, x + Z.ICON, y + 19, "title")];
+  if (shape.box) made.push(shapeOf("path", { class: "opens", d: open ? "m0 0 3.5 4 3.5-4" : "m1.5-1.5 4 3.5-4 3.5", transform: `translate(${end + 6} ${y + 12.5})` }));
+  return made;
+}
+
+// How often a part is computed; a click draws every time of it, or one for all.
+function badge({ shape, y }, right) {
+  const text = `× ${shape.repeat.count}`, width = widthOf(text, Z.TITLE) + 16, all = opened.has(shape.key + Z.ALL);
+  return shapeOf("g", { class: "times" + (all ? " all" : "") },
+    shapeOf("rect", { x: right - width, y: y + 5, width, height: 19, rx: 9.5 }), textAt(text, right - width / 2, y + 19, "title middle"));
+}
+
+function closedBox(p, detail) {
+  const { shape, x, y, width } = p, made = [frame(p)];
+  if (!detail) return made;
+  const wide = widthOf(shape.title, Z.TITLE) + Z.ICON * (shape.box ? 2 : 1);
+  const more = shape.repeat ? widthOf(`× ${shape.repeat.count}`, Z.TITLE) + 24 : 0, left = x + (width - wide - more) / 2;
+  made.push(...row(p, left));
+  if (shape.repeat) made.push(badge(p, left + wide + more));
+  if (detail < 2) return made;
+  const lines = shape.notes ? [...shape.lines, noted(shape.notes)] : shape.lines;
+  lines.forEach((t, i) => made.push(textAt(t, x + width / 2, y + 19 + Z.LEADING * (i + 1), "middle" + (i < shape.lines.length ? "" : " note"))));
+  return made;
+}
+
+function openBox(p, detail) {
+  const { x, y, width } = p, made = [frame(p)];
+  made.push(shapeOf("rect", { class: "bar", x: x + 1, y: y + 1, width: width - 2, height: Z.HEAD - 2, rx: 7 }));
+  if (detail) made.push(...row(p, x + 12));
+  if (detail && p.shape.repeat) made.push(badge(p, x + width - 8));
+  return made;
+}
+
+// -- a line
+const wire = (w) => shapeOf("path", { class: "wire", role: "presentation", d: "M" + w.points.map((p) => p.map((v) => +v.toFixed(2)).join(" ")).join("L"),
+  ...(w.target ? { "marker-end": "url(#arrow)" } : {}) });

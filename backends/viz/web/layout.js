@@ -1,0 +1,146 @@
+// Where everything is, by the rules of place.py: sizes of boxes from the inside out, then corners, then lines.
+
+// -- how large: [width, height, axis]
+const stacked = (sizes) => {
+  const axis = Math.max(...sizes.map((s) => s[2]));
+  return [axis + Math.max(...sizes.map((s) => s[0] - s[2])), sizes.reduce((h, s) => h + s[1], 0) + Z.GAP * (sizes.length - 1), axis];
+};
+
+const beside = (sizes, gap) => {
+  const width = sizes.reduce((w, s) => w + s[0], 0) + gap * (sizes.length - 1), half = sizes.length >> 1;
+  const middle = sizes.length % 2 ? sizes.slice(0, half).reduce((w, s) => w + s[0] + gap, 0) + sizes[half][2] : width / 2;
+  return [width, Math.max(...sizes.map((s) => s[1])), middle];
+};
+
+function size(given) {
+  const shape = shown(given);
+  if (!shape.box || !opened.has(shape.key)) return shape.closed;
+  const [w, h, axis] = boxSize(shape, shape.box);
+  return [Math.max(w + 2 * Z.PAD, shape.head), Z.HEAD + Z.GAP + h + Z.GAP, Z.PAD + axis];
+}
+
+let known = new Map(); // the sizes of the boxes of every open shape
+function boxSize(shape, box) {
+  if (typeof box === "number") return size(shape.inner[box]);
+  let of = known.get(shape);
+  if (!of) known.set(shape, of = new Map());
+  if (!of.has(box)) of.set(box, measured(shape, box));
+  return of.get(box);
+}
+
+function measured(shape, [kind, ...rest]) {
+  if (kind === "|") return [Z.PASS, 0, Z.PASS / 2];
+  if (kind === "c") return stacked(rest.map((b) => boxSize(shape, b)));
+  if (kind === "r") {
+    const [lanes, ...rows] = rest;
+    const [w, h, axis] = stacked(rows.map((row) => beside(row.map((b) => boxSize(shape, b)), Z.APART / 2)));
+    return [w, h + Z.ACROSS * lanes.reduce((a, b) => a + b, 0), axis];
+  }
+  const found = beside(rest.map((b) => boxSize(shape, b)), Z.APART);
+  return kind === "p" ? [found[0] + Z.LANE, found[1], Z.LANE / 2] : found;
+}
+
+// -- where
+function placed(given, x, y) {
+  const shape = shown(given), [width, height, axis] = size(given);
+  const made = { shape, x, y, width, height, axis: x + axis, bottom: y + height, open: !!shape.box && opened.has(shape.key), inner: [], wires: [] };
+  if (made.open) {
+    const inside = { shape, spots: {}, spans: {}, tops: {}, rooms: {} };
+    put(inside, shape.box, x + Z.PAD, y + Z.HEAD + Z.GAP, []);
+    made.inner = shape.inner.map((_, i) => inside.spots[i]);
+    made.wires = wires(made, inside);
+  }
+  return made;
+}
+
+function put(inside, box, x, y, path) {
+  const shape = inside.shape;
+  if (typeof box === "number") { inside.spots[box] = placed(shape.inner[box], x, y); return; }
+  const [kind, ...rest] = box, [, height, axis] = boxSize(shape, box);
+  inside.spans[path] = [y, y + height];
+  if (kind === "c") {
+    rest.forEach((b, i) => {
+      const [, h, a] = boxSize(shape, b);
+      put(inside, b, x + axis - a, y, [...path, i]);
+      y += h + Z.GAP;
+    });
+  } else if (kind !== "r") {
+    x += kind === "p" ? Z.LANE : 0;
+    rest.forEach((b, i) => { put(inside, b, x, y, [...path, i]); x += boxSize(shape, b)[0] + Z.APART; });
+  } else {
+    const [lanes, ...rows] = rest, tops = inside.tops[path] = [];
+    rows.forEach((row, r) => {
+      y += Z.ACROSS * lanes[r];
+      tops.push(y);
+      const sizes = row.map((b) => boxSize(shape, b)), whole = beside(sizes, Z.APART / 2);
+      let left = x + axis - whole[2];
+      row.forEach((b, c) => {
+        if (b[0] === "|") inside.rooms[[b[1], b[2], r]] = left + sizes[c][2];
+        else put(inside, b, left, y, [...path, r, c]);
+        left += sizes[c][0] + Z.APART / 2;
+      });
+      y += whole[1] + Z.GAP;
+    });
+    tops.push(y + Z.ACROSS * lanes.at(-1));
+  }
+}
+
+// -- lines
+function wires(around, inside) {
+  const shifts = arrivals(around, inside);
+  return inside.shape.wires.map(([source, target, values, bend, region, lanes]) => {
+    const a = inside.spots[source], b = inside.spots[target];
+    const start = a ? [a.axis, a.bottom] : [around.axis, around.y + Z.HEAD];
+    const end = b ? [b.axis + shifts[[source, target]], b.y] : [around.axis, around.bottom];
+    let points = bent([source, target, bend, region, lanes], start, end, inside);
+    if (b && b.shape.symbol && bend === "merge" && Math.abs(start[0] - end[0]) > 1) {
+      const side = start[0] < b.x ? b.x : b.x + b.width, y = (b.y + b.bottom) / 2;
+      points = [start, [start[0], y], [side, y]];
+    }
+    return { source: a && a.shape, target: b && b.shape, values, points: corners(points) };
+  });
+}
+
+function bent([source, target, bend, region, lanes], start, end, inside) {
+  if (bend === "rows") {
+    const points = [start];
+    let x = start[0];
+    for (const [r, lane] of lanes) {
+      const y = inside.tops[region][r] - Z.ACROSS * (lane + 1), to = inside.rooms[[source, target, r]] ?? end[0];
+      points.push([x, y], [to, y]);
+      x = to;
+    }
+    return [...points, end];
+  }
+  if (!bend) return [start, end];
+  const [top, bottom] = inside.spans[region], y = bend === "fork" ? top - Z.GAP / 2 : bottom + Z.GAP / 2;
+  return [start, [start[0], y], [end[0], y], end];
+}
+
+function arrivals(around, inside) {
+  const found = {}, arriving = new Map();
+  for (const [s, t] of inside.shape.wires) {
+    if (t === END) continue;
+    found[[s, t]] = 0;
+    arriving.set(t, [...(arriving.get(t) ?? []), s]);
+  }
+  for (const [target, sources] of arriving) {
+    const spot = inside.spots[target];
+    if (sources.length < 2 || spot.shape.symbol) continue;
+    const at = (s) => (inside.spots[s] ?? around).axis;
+    const order = [...sources].sort((a, b) => at(a) - at(b));
+    const straight = order.findIndex((s) => Math.abs(at(s) - spot.axis) < 0.5);
+    const zero = straight < 0 ? (order.length - 1) / 2 : straight;
+    const room = Math.min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - Z.EDGE;
+    const step = Math.min(Z.SPREAD, room / Math.max(zero, order.length - 1 - zero));
+    order.forEach((s, i) => { found[[s, target]] = (i - zero) * step; });
+  }
+  return found;
+}
+
+const near = (p, q) => Math.abs(p[0] - q[0]) < 0.01 && Math.abs(p[1] - q[1]) < 0.01;
+function corners(points) {
+  const apart = points.filter((p, i) => i === points.length - 1 || !near(p, points[i + 1]));
+  return apart.filter((p, i) => !i || i === apart.length - 1 ||
+    ![0, 1].some((k) => Math.abs(apart[i - 1][k] - p[k]) < 0.01 && Math.abs(p[k] - apart[i + 1][k]) < 0.01));
+}

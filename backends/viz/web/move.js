@@ -1,0 +1,136 @@
+// Zoom and pan: the wheel and fingers, buttons, and a small map of the whole.
+const SHOWN = 60; // pixels of the picture that stay in the window
+const MARGIN = 20; // around the picture, pixels
+
+function apply() {
+  const { clientWidth: w, clientHeight: h } = picture;
+  at.x = Math.min(w - SHOWN, Math.max(SHOWN - root.width * at.k, at.x));
+  at.y = Math.min(h - SHOWN, Math.max(SHOWN - root.height * at.k, at.y));
+  view.setAttribute("transform", `translate(${at.x} ${at.y}) scale(${at.k})`);
+  const [left, top, right, bottom] = seen(), { area, k } = painted;
+  const inside = left >= area[0] && top >= area[1] && right <= area[2] && bottom <= area[3];
+  if (!inside || at.k > 1.4 * k || at.k < k / 1.4 || (scale(Z.LINE) ? 2 : scale(Z.TITLE) ? 1 : 0) !== painted.detail) paint();
+  showMap();
+}
+
+const smallest = () => Math.min(0.2, whole());
+const whole = () => Math.min(1, (picture.clientWidth - 2 * MARGIN) / root.width, (picture.clientHeight - 2 * MARGIN) / root.height);
+
+// Zooms by a factor, the point x, y of the window stays.
+function zoom(by, x = picture.clientWidth / 2, y = picture.clientHeight / 2) {
+  const k = Math.min(4, Math.max(smallest(), at.k * by));
+  Object.assign(at, { k, x: x - (x - at.x) * k / at.k, y: y - (y - at.y) * k / at.k });
+  apply();
+}
+
+function pan(dx, dy) {
+  at.x += dx;
+  at.y += dy;
+  apply();
+}
+
+// The whole picture in the window; and as at first: as large as it is, from the top, in the middle or on its main line.
+function fit() {
+  const { clientWidth: w, clientHeight: h } = picture, k = whole();
+  Object.assign(at, { k, x: (w - root.width * k) / 2, y: (h - root.height * k) / 2 });
+  apply();
+}
+
+function home() {
+  const room = picture.clientWidth - 2 * MARGIN;
+  Object.assign(at, { k: 1, x: MARGIN + room / 2 - (root.width <= room ? root.width / 2 : root.axis), y: MARGIN - Z.HEAD - Z.GAP });
+  apply();
+}
+
+// A part in the middle of the window; one that is larger than the window, by its top.
+function centre(p) {
+  const { clientWidth: w, clientHeight: h } = picture;
+  if (at.k < 0.6) at.k = 1;
+  at.x = w / 2 - (p.x + p.width / 2) * at.k;
+  at.y = p.height * at.k > h - 2 * MARGIN ? MARGIN - p.y * at.k : h / 2 - (p.y + p.height / 2) * at.k;
+  apply();
+}
+
+// A part into the window, moved no further than is needed.
+function reveal(p) {
+  const { clientWidth: w, clientHeight: h } = picture, tall = p.open ? Z.HEAD : p.height, wide = Math.min(p.width * at.k, w - 2 * MARGIN);
+  const x = p.x * at.k + at.x, y = p.y * at.k + at.y;
+  pan(x < MARGIN ? MARGIN - x : Math.min(0, w - MARGIN - x - wide), y < MARGIN ? MARGIN - y : Math.min(0, h - MARGIN - y - tall * at.k));
+}
+
+// -- wheel, mouse and fingers
+picture.addEventListener("wheel", (e) => {
+  e.preventDefault();
+  const unit = e.deltaMode === 1 ? 16 : 1;
+  if (e.ctrlKey || e.metaKey) zoom(Math.exp(-e.deltaY * unit / 200), e.offsetX, e.offsetY);
+  else if (e.shiftKey && !e.deltaX) pan(-e.deltaY * unit, 0);
+  else pan(-e.deltaX * unit, -e.deltaY * unit);
+}, { passive: false });
+
+const fingers = new Map();
+let dragged = false;
+picture.addEventListener("pointerdown", (e) => {
+  if (e.button) return;
+  dragged = false;
+  fingers.set(e.pointerId, [e.clientX, e.clientY]);
+});
+addEventListener("pointermove", (e) => {
+  const before = fingers.get(e.pointerId);
+  if (!before) return;
+  const now = [e.clientX, e.clientY], other = [...fingers].find(([id]) => id !== e.pointerId)?.[1];
+  if (!dragged && Math.hypot(now[0] - before[0], now[1] - before[1]) < 4) return;
+  dragged = true;
+  picture.classList.add("dragged");
+  fingers.set(e.pointerId, now);
+  if (other) {
+    const { left, top } = picture.getBoundingClientRect();
+    zoom(Math.hypot(now[0] - other[0], now[1] - other[1]) / Math.max(1, Math.hypot(before[0] - other[0], before[1] - other[1])),
+      (now[0] + other[0]) / 2 - left, (now[1] + other[1]) / 2 - top);
+  }
+  pan((now[0] - before[0]) / fingers.size, (now[1] - before[1]) / fingers.size);
+});
+for (const name of ["pointerup", "pointercancel"]) {
+  addEventListener(name, (e) => { fingers.delete(e.pointerId); picture.classList.remove("dragged"); });
+}
+new ResizeObserver(() => { if (root) apply(); }).observe(picture);
+
+// -- the map
+const map = $("map"), pen = map.querySelector("canvas").getContext("2d"), here = map.querySelector("div");
+let drawnMap = null; // the layout that is on the map
+
+function showMap() {
+  const { clientWidth: w, clientHeight: h } = picture;
+  map.hidden = root.width * at.k <= w && root.height * at.k <= h;
+  if (map.hidden) return;
+  const k = Math.min(120 / root.width, Math.min(260, h - 140) / root.height), ratio = devicePixelRatio;
+  if (drawnMap !== root) drawMap(k, ratio);
+  const [left, top, right, bottom] = seen().map((v, i) => Math.min(Math.max(0, v), i % 2 ? root.height : root.width) * k);
+  Object.assign(here.style, { left: `${left}px`, top: `${top}px`, width: `${Math.max(4, right - left)}px`, height: `${Math.max(4, bottom - top)}px` });
+}
+
+function drawMap(k, ratio) {
+  drawnMap = root;
+  const { canvas } = pen, colours = getComputedStyle(document.documentElement);
+  canvas.width = Math.max(8, root.width * k) * ratio;
+  canvas.height = Math.max(8, root.height * k) * ratio;
+  Object.assign(canvas.style, { width: `${canvas.width / ratio}px`, height: `${canvas.height / ratio}px` });
+  pen.scale(k * ratio, k * ratio);
+  const fill = (p) => {
+    if (Math.max(p.width, p.height) * k < 1) return;
+    pen.fillStyle = colours.getPropertyValue(p.open ? "--rule" : `--${p.shape.kind}-edge`);
+    pen.globalAlpha = p.open ? 0.6 : 0.8;
+    pen.fillRect(p.x, p.y, p.width, Math.max(p.height, 1 / k));
+    p.inner.forEach(fill);
+  };
+  root.inner.forEach(fill);
+}
+
+map.addEventListener("pointerdown", (e) => { map.setPointerCapture(e.pointerId); goMap(e); });
+map.addEventListener("pointermove", (e) => { if (map.hasPointerCapture(e.pointerId)) goMap(e); });
+function goMap(e) {
+  const box = pen.canvas.getBoundingClientRect(), k = root.width / box.width;
+  at.x = picture.clientWidth / 2 - (e.clientX - box.left) * k * at.k;
+  at.y = picture.clientHeight / 2 - (e.clientY - box.top) * k * at.k;
+  apply();
+}
+for (const [id, act] of [["in", () => zoom(1.25)], ["out", () => zoom(0.8)], ["fit", fit], ["home", home]]) $(id).onclick = act;

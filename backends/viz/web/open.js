@@ -1,0 +1,88 @@
+// Opening and closing.
+const MOST = 30000; // shapes that are placed at once
+let base = "first"; // what was open before single parts were opened or closed: see `bases`
+
+function keysOf(shape, all, found = new Set()) {
+  if (!shape.box) return found;
+  found.add(shape.key);
+  if (all && shape.repeat) found.add(shape.key + Z.ALL);
+  for (const inner of (all && shape.repeat ? unrolled(shape) : shape).inner) keysOf(inner, all, found);
+  return found;
+}
+
+const bases = {
+  first: () => DATA.opened,
+  none: () => [DATA.root.key],
+  parts: () => keysOf(DATA.root, false),
+  every: () => keysOf(DATA.root, true),
+};
+
+// How many shapes there are, every time of every repeat counted.
+function amount(shape) {
+  const inner = (shape.inner ?? []).reduce((n, i) => n + amount(i), 0);
+  return shape.repeat ? 1 + shape.repeat.count * (1 + inner) : 1 + inner;
+}
+
+function openAs(name) {
+  const many = name === "every" ? amount(DATA.root) : 0;
+  if (many > MOST) {
+    say(`All layers are ${counted(many, "part")}; at most ${MOST.toLocaleString("en")} are drawn at once. Open some of the layers, or search for a part.`);
+    return;
+  }
+  base = name;
+  steady(middle(), () => { opened.clear(); for (const key of bases[name]()) opened.add(key); });
+}
+
+// The part in the middle of the window.
+function middle() {
+  const [left, top, right, bottom] = seen(), x = (left + right) / 2, y = (top + bottom) / 2;
+  const inside = (p) => { const inner = p.inner.find((q) => q.x <= x && x <= q.x + q.width && q.y <= y && y <= q.bottom); return inner ? inside(inner) : p; };
+  return inside(root);
+}
+
+// Changes what is open and leaves the part `before`, or what it is in, where it is: its top, its line, and the x of the
+// window `pointer` within it.
+function steady(before, change, pointer = null, right = false) {
+  change();
+  draw();
+  while (!spots.has(before.shape.key)) before = before.above;
+  const after = spots.get(before.shape.key);
+  let dx = right ? before.x + before.width - after.x - after.width : before.axis - after.axis;
+  if (pointer !== null && !right) {
+    const x = (pointer - at.x) / at.k, inset = Math.min(12, after.width / 2);
+    dx = Math.min(x - inset - after.x, Math.max(x + inset - after.x - after.width, dx));
+  }
+  at.x += dx * at.k;
+  at.y += (before.y - after.y) * at.k;
+  apply();
+  keep();
+}
+
+const flip = (key) => (opened.has(key) ? opened.delete(key) : opened.add(key));
+
+function toggle(key, pointer = null) {
+  const p = spots.get(key);
+  if (p?.shape.box) steady(p, () => flip(key), pointer);
+}
+
+// All times of a repeat, or one for all; a closed one is opened.
+function unroll(key, pointer = null) {
+  const p = spots.get(key), all = key + Z.ALL;
+  if (!p?.shape.repeat) return;
+  const count = p.shape.repeat.count;
+  if (!opened.has(all) && count > MOST) { say(`These are ${counted(count, "part")}; at most ${MOST.toLocaleString("en")} are drawn at once.`); return; }
+  steady(p, () => { if (p.open) flip(all); else { opened.add(key); opened.add(all); } }, pointer, p.open && pointer !== null);
+}
+
+view.addEventListener("click", (e) => {
+  const g = e.target.closest("g.part");
+  if (!g || dragged) return;
+  const key = current = g.dataset.key, p = spots.get(key), x = e.clientX - picture.getBoundingClientRect().left;
+  if (e.target.closest(".times")) unroll(key, x);
+  else if (p.shape.box && (!p.open || e.target.closest(".bar, .title, .opens, .mark"))) toggle(key, x);
+  choose(key);
+  focusCurrent();
+});
+
+for (const name of ["none", "parts", "every"]) $(name).onclick = () => openAs(name);
+$("every").hidden = !/"repeat":/.test($("data").textContent);

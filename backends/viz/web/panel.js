@@ -1,0 +1,132 @@
+// The panel beside the picture: about the chosen part, or one of the pages that tabs open.
+const panel = $("panel"), body = $("about");
+
+// Sections about a part stand in the order of their places; `make` is given its shape and returns elements, or nothing.
+const sections = [];
+function section(place, make) {
+  sections.push({ place, make });
+  sections.sort((a, b) => a.place - b.place);
+}
+
+// A page of the panel with a button in the header; `make` returns its elements.
+const tabs = new Map();
+function tab(id, name, make) {
+  const button = el("button", { "aria-pressed": "false", onclick: () => (open.tab === id ? closePanel() : showTab(id)) }, name);
+  tabs.set(id, { name, make, button });
+  $("tabs").append(button);
+}
+
+const open = { tab: null }; // the page that is shown: null for none, "part", or the id of a tab
+function show(id, title, elements) {
+  open.tab = id;
+  for (const [name, { button }] of tabs) button.setAttribute("aria-pressed", name === id);
+  panel.hidden = false;
+  $("subject").textContent = title;
+  body.replaceChildren(...elements);
+  body.scrollTop = 0;
+  keep();
+}
+
+const showTab = (id) => show(id, tabs.get(id).name, [tabs.get(id).make()].flat());
+
+function choose(key) {
+  chosen = key;
+  const shape = shapeAt(key);
+  show("part", shape.title, sections.map(({ make }) => make(shape)).flat().filter(Boolean));
+  mark();
+}
+
+function closePanel() {
+  panel.hidden = true;
+  open.tab = chosen = null;
+  for (const { button } of tabs.values()) button.setAttribute("aria-pressed", false);
+  mark();
+  keep();
+}
+$("close").onclick = closePanel;
+
+// -- parts of sections
+const head = (text) => el("h3", {}, text);
+const rows = (pairs) => el("dl", {}, pairs.flatMap(([name, ...value]) => [el("dt", {}, name), el("dd", {}, ...value)]));
+const link = (key, text) => el("a", { href: `#at=${encodeURIComponent(key)}`, onclick: (e) => { e.preventDefault(); go(key); } }, text);
+
+// The name of a value, which leads to the part that makes it.
+function valueLink(name) {
+  const maker = madeBy(name);
+  return maker ? link(maker.key, name) : name;
+}
+
+section(10, (shape) => {
+  const above = (index().get(shape.key)?.above ?? []).filter((key) => key && !key.endsWith(Z.ALL) && parts.has(key) && shape.key !== key);
+  return [el("p", { class: "path" }, above.flatMap((key) => [link(key, parts.get(key).shape.title), " / "]), el("code", {}, shape.key)),
+    ...shape.lines.length && shape.box ? [el("p", {}, shape.lines.join(" · "))] : []];
+});
+
+section(40, (shape) => shape.inner && [head("In it"), el("ul", { class: "plain" },
+  shape.inner.map((inner) => el("li", {}, kindMark(inner.kind), link(inner.key, inner.title || inner.symbol), " ", el("small", {}, last(inner.key)))))]);
+
+section(50, (shape) => shape.ops?.filter((v) => v.op !== "input" && v.op !== "output").map((v) => [el("h3", { class: "op" }, v.op), rows([
+  ...Object.entries(v.attrs).map(([name, value]) => [name, el("code", {}, value)]),
+  ...v.reads.map(([role, name]) => [`reads ${role}`, valueLink(name), typed(madeBy(name)?.type)]),
+  ...v.makes.map(([name, type]) => ["makes", el("span", {}, name), typed(type)])])]).flat());
+
+section(50, (shape) => shape.ops?.filter((v) => v.op === "input" || v.op === "output").map((v) =>
+  rows([...v.reads, ...v.makes.map(([name, type]) => [name, type])].map(([name, value]) => [v.op, v.op === "output" ? valueLink(value) : name, typed(v.op === "output" ? madeBy(value)?.type : value)]))));
+
+section(60, (shape) => shape.ops?.flatMap((v) => v.weights).map(([name, dims, dtype, , recipe]) =>
+  [head("weight"), rows([["name", name], ["type", typed(dtype + dims)]]), recipeOf(recipe)]).flat());
+
+const typed = (type) => (type ? el("code", { class: "type" }, type) : null);
+const kindMark = (kind) => {
+  const made = shapeOf("svg", { class: "kind", viewBox: "-3 -3 16 16", width: 16, height: 16, "aria-hidden": true },
+    shapeOf("rect", { x: -2.5, y: -2.5, width: 15, height: 15, rx: 3.5, style: `fill:var(--${kind});stroke:var(--${kind}-edge)` }),
+    shapeOf("path", { d: DATA.kinds[kind][1], class: "mark", style: `stroke:var(--${kind}-edge)` }));
+  return made;
+};
+
+// -- recipes: how a weight is made, broken into lines; what comes many times, with other numbers, is counted
+function recipeOf(text) {
+  const lines = broken(text, 0);
+  const made = el("pre", {}, lines.join("\n"));
+  return lines.length > 14 ? el("details", {}, el("summary", {}, `recipe of ${counted(lines.length, "line")}`), made) : made;
+}
+
+function broken(text, indent) {
+  const pad = "  ".repeat(indent), start = text.search(/[([]/);
+  if (text.length + 2 * indent <= 44 || start < 0) return [pad + text];
+  const end = text.length - 1, inner = split(text.slice(start + 1, end));
+  const lines = [];
+  for (let i = 0; i < inner.length;) {
+    let j = i;
+    while (j < inner.length && unnumbered(inner[j]) === unnumbered(inner[i])) j++;
+    const few = j - i < 5 ? inner.slice(i, j) : [inner[i], null, inner[j - 1]];
+    for (const one of few) lines.push(...(one === null ? [`${pad}  … ${j - i - 2} more, numbered on …`] : broken(one, indent + 1)));
+    i = j;
+  }
+  return [pad + text.slice(0, start + 1), ...lines, pad + text[end]];
+}
+
+const unnumbered = (text) => text.replace(/-?[\d.]+/g, "#");
+
+// The arguments between commas that stand in no bracket and no quotes.
+function split(text) {
+  const found = [];
+  let depth = 0, quote = "", from = 0;
+  for (let i = 0; i < text.length; i++) {
+    const c = text[i];
+    if (quote) quote = c === quote ? "" : quote;
+    else if (c === "'" || c === '"') quote = c;
+    else if ("([{".includes(c)) depth++;
+    else if (")]}".includes(c)) depth--;
+    else if (c === "," && !depth) { found.push(text.slice(from, i).trim()); from = i + 1; }
+  }
+  return [...found, text.slice(from).trim()].filter(Boolean);
+}
+
+// -- the model as text: a list of lists, for those who do not look
+tab("text", "Outline", () => {
+  const item = (shape) => el("li", {}, shape.key ? link(shape.key, shape.title || shape.symbol) : shape.title, " ",
+    el("small", {}, [...(shape.repeat ? [`${shape.repeat.count} times`] : []), ...(shape.key ? [shape.symbol ? last(shape.key) : "", ...shape.lines] : [])].filter(Boolean).join(" · ")),
+    shape.inner ? el("ul", {}, shape.inner.map(item)) : null);
+  return el("ul", { class: "outline" }, item(DATA.root));
+});

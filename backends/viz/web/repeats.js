@@ -1,0 +1,49 @@
+// Repeats: one time is told, the others are that with the numbers in its names moved on (as in plain.py).
+function moved(text, { prefix, depth, low, high }, by) {
+  if (text.startsWith(prefix) && text.includes(".")) {
+    const words = text.split(".");
+    if (words.length > depth && /^\d+(-\d+)?$/.test(words[depth])) words[depth] = words[depth].replace(/\d+/g, (n) => +n + by);
+    return words.join(".");
+  }
+  return text.replace(/(['"])(.*?)\1/g, (_, quote, key) => {
+    const words = key.split("."), i = words.findIndex((w) => /^\d+$/.test(w) && +w >= low && +w <= high);
+    if (i >= 0) words[i] = +words[i] + by;
+    return quote + words.join(".") + quote;
+  });
+}
+
+function copied(plain, move, by) {
+  if (typeof plain === "string") return moved(plain, move, by);
+  if (Array.isArray(plain)) return plain.map((v) => copied(v, move, by));
+  if (plain === null || typeof plain !== "object") return plain;
+  const made = {};
+  for (const name in plain) if (name !== "times") made[name] = copied(plain[name], move, by);
+  return made;
+}
+
+function patched(plain, changes) {
+  for (const [path, value] of changes ?? []) {
+    const at = path.slice(0, -1).reduce((inner, name) => inner[name], plain);
+    at[path.at(-1)] = value;
+  }
+  return plain;
+}
+
+// A repeat with a part for each time, whether or not it is shown so.
+function unrolled(shape) {
+  if (shape.times) return shape.times;
+  const { count, parallel, period, moves, once, changed } = shape.repeat;
+  const first = once.inner ? once : { ...once, inner: shape.inner, box: shape.box, wires: shape.wires };
+  const inner = [first];
+  for (let i = 1; i < count; i++) {
+    inner.push(patched(i === 1 ? copied(first, moves[0], period) : copied(inner[1], moves[1], (i - 1) * period), changed[i]));
+  }
+  const all = [...inner.keys()];
+  return shape.times = { ...shape, inner,
+    box: parallel ? ["c", ["b", ...all.map((i) => ["c", i])]] : ["c", ...all],
+    wires: parallel ? all.flatMap((i) => [[START, i, [], "fork", [0], []], [i, END, [], "merge", [0], []]])
+      : [...all.map((i) => [i ? i - 1 : START, i, [], "", [], []]), [count - 1, END, [], "", [], []]] };
+}
+
+// A shape as it is shown: a repeat with all its times where these are asked for.
+const shown = (shape) => (shape.repeat && opened.has(shape.key + Z.ALL) ? unrolled(shape) : shape);
