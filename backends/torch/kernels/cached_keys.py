@@ -12,22 +12,29 @@ from .launch import jit, tl
 
 
 @jit
-def seen(position, WINDOW: tl.constexpr, KEEP: tl.constexpr):
+def seen(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
     """What the query at `position` sees: the number of keys at the start of the text, the first position of the other
-    keys, and the number of all, i32. Without WINDOW (0) all keys are others."""
+    keys, and the number of all, i32. Without WINDOW (0) all keys are others; of these those of its CHUNK (0: all), and
+    of these every STEP-th, counted from the query."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
     if WINDOW > 0:
         kept = tl.minimum(end, KEEP)
         first = tl.maximum(end - WINDOW, kept)
-    return kept, first, tl.maximum(kept + end - first, 0)
+    if CHUNK > 0:
+        first = tl.maximum(first, (end - 1) // CHUNK * CHUNK)
+    others = tl.maximum(end - first, 0)
+    if STEP > 1:
+        others = tl.cdiv(others, STEP)
+        first = end - 1 - (others - 1) * STEP
+    return kept, first, kept + others
 
 
 @jit
-def located(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr):
+def located(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
     """The positions and the slots of the keys numbered `i` of those seen; RING slots behind KEEP roll, or none (0)."""
-    at = tl.where(i < kept, i, first + i - kept)
+    at = tl.where(i < kept, i, first + (i - kept) * STEP)
     if RING > 0:
         return at, tl.where(at < KEEP, at, KEEP + (at - KEEP) % RING)
     return at, at
@@ -49,7 +56,13 @@ def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.const
 
 
 def shown(
-    positions: torch.Tensor, capacity: int, window: int | None, keep_first: int, rolling: bool
+    positions: torch.Tensor,
+    capacity: int,
+    window: int | None,
+    keep_first: int,
+    rolling: bool,
+    chunk: int | None = None,
+    dilation: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Whether tokens at `positions` [batch] see each slot, bool [batch, capacity], and how far behind it is (≤ 0)."""
     newest = positions.reshape(-1, 1)
@@ -60,6 +73,10 @@ def shown(
     there = (at >= 0) & (at <= newest)
     if window is not None:
         there &= (newest - at < window) | (at < keep_first)
+    if chunk is not None:
+        there &= newest // chunk == at // chunk
+    if dilation > 1:
+        there &= (newest - at) % dilation == 0
     return there, at - newest
 
 
@@ -79,6 +96,7 @@ def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> d
     return {"WINDOW": window or 0, "KEEP": keep, "RING": capacity - keep if rolling else 0}
 
 
-def reach(capacity: int, window: int | None, keep_first: int) -> int:
+def reach(capacity: int, window: int | None, keep_first: int, chunk: int | None = None, dilation: int = 1) -> int:
     """How many keys a query sees at most."""
-    return capacity if window is None else min(capacity, window + keep_first)
+    most = capacity if window is None else min(capacity, window + keep_first)
+    return -(-min(most, chunk or most) // dilation)

@@ -60,6 +60,8 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     KEEP: tl.constexpr,
     RING: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEP: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     MERGE_COLUMNS: tl.constexpr,
@@ -78,14 +80,14 @@ def decode_kernel(
     n = tl.arange(0, KEYS)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
-        at, slot = located(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
+        kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
+        at, slot = located(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
         prefetch(k, slot, k_slot, capacity, D, D_PADDED)
         prefetch(v, slot, v_slot, capacity, DV, DV_PADDED)
         tl.extra.cuda.gdc_wait()
 
     position = tl.load(positions + batch, cache_modifier=".cg")
-    kept, first, keys = seen(position, WINDOW, KEEP)
+    kept, first, keys = seen(position, WINDOW, KEEP, CHUNK, STEP)
     share = per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
     if split >= used:
@@ -109,7 +111,7 @@ def decode_kernel(
     end = tl.minimum((split + 1) * share, keys)
     for start in tl.range(split * share, end, KEYS):
         i = start + n
-        at, slot = located(i, kept, first, KEEP, RING)
+        at, slot = located(i, kept, first, KEEP, RING, STEP)
         key = tl.load(k + slot[:, None] * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
         value = tl.load(v + slot[:, None] * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
         if INTERP:
@@ -154,11 +156,13 @@ def reference(
     keep_first: int = 0,
     softcap: float | None = None,
     rolling: bool = False,
+    chunk: int | None = None,
+    dilation: int = 1,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`decode_attention` in plain torch, with gradients."""
-    there, distance = cached_keys.shown(positions, k.shape[2], window, keep_first, rolling)
+    there, distance = cached_keys.shown(positions, k.shape[2], window, keep_first, rolling, chunk, dilation)
     bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
     y = attend(q[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
     return y[:, :, 0]
@@ -184,6 +188,8 @@ def decode_attention(
     keep_first: int = 0,
     softcap: float | None = None,
     rolling: bool = False,
+    chunk: int | None = None,
+    dilation: int = 1,
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
@@ -194,27 +200,34 @@ def decode_attention(
     q [batch, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv], positions i64 [batch] or
     [batch, 1] of the new tokens, below capacity unless `rolling` (below 0: a row without keys, which comes out as 0) →
     [batch, heads, dv]. `scale` is 1/√d by default. Of a window the last `window` keys are seen, and the first
-    `keep_first`. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first`
-    slots, which stay; one smaller than the window shows what it holds. `softcap` bounds scores; `sinks` [heads] add a
-    key of that score with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `split_keys.counters`, batch · heads
-    are enough. `splits` of the keys are chosen by default. For inference: gradients come from `reference`.
+    `keep_first`; of a `chunk` those of the same run of so many positions; with `dilation` those that are a multiple of
+    it behind. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first` slots,
+    which stay; one smaller than the window shows what it holds. `softcap` bounds scores; `sinks` [heads] add a key of
+    that score with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `split_keys.counters`, batch · heads are
+    enough. `splits` of the keys are chosen by default. For inference: gradients come from `reference`.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit, or `keep_first` is asked for with `chunk` or `dilation`.
     """
     _check(q, k, v, positions)
     batch, heads, d = q.shape
     kv_heads, capacity, dv = *k.shape[1:3], v.shape[3]
+    if keep_first and (chunk is not None or dilation > 1):
+        raise ValueError(f"keep_first={keep_first} does not go with chunk={chunk} and dilation={dilation}")
     mask = cached_keys.mask(capacity, window, keep_first, rolling)
     if device_refusal(q) or refusal(d, dv, q.dtype) or learns(q, k, v, sinks, slopes):
         masks: dict[str, Any] = {"window": window, "keep_first": keep_first, "softcap": softcap, "rolling": rolling}
+        masks |= {"chunk": chunk, "dilation": dilation}
         return reference(q, k, v, positions, scale=scale, sinks=sinks, slopes=slopes, **masks)
     shape = _shape(d, dv, heads // kv_heads, q.element_size())
     groups = kv_heads * -(-shape["GROUP"] // shape["TAKEN"])
-    most = -(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"])
+    most = -(-cached_keys.reach(capacity, window, keep_first, chunk, dilation) // shape["KEYS"])
     splits = splits or split_keys.count(q, batch * groups, most)
     return split_keys.launch(
         decode_kernel,
         (q.contiguous(), k, v, positions.contiguous(), sinks, slopes),
         (*k.stride()[:3], *v.stride()[:3], capacity, 1 / math.sqrt(d) if scale is None else scale),
-        {**shape, **mask, "SOFTCAP": softcap or 0.0},
+        {**shape, **mask, "CHUNK": chunk or 0, "STEP": dilation, "SOFTCAP": softcap or 0.0},
         out=q.new_empty(batch, heads, dv),
         groups=groups,
         splits=splits,
@@ -260,6 +273,8 @@ def variants() -> list[Variant]:
     found += [
         _variant("bf16", 256, 256, 4, (), **ring, SOFTCAP=50.0, INSIDE=False),
         _variant("bf16", 64, 64, 8, ("sinks",), WINDOW=128),
+        _variant("bf16", 128, 128, 5, CHUNK=8192),
+        _variant("fp16", 64, 64, 1, WINDOW=4096, RING=4096, STEP=4),
     ]
     return [*found, _variant("bf16", 128, 128, 1, ("slopes",))]
 
@@ -268,7 +283,7 @@ def _variant(dtype: str, d: int, dv: int, group: int, biases: tuple[str, ...] = 
     strides = ("k_batch", "k_head", "k_slot", "v_batch", "v_head", "v_slot")
     scratch = {"partial": "*fp32", "state": "*fp32", "tickets": "*i32"}
     absent: dict[str, Any] = {name: None for name in ("sinks", "slopes") if name not in biases}
-    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "SOFTCAP": 0.0}
+    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "CHUNK": 0, "STEP": 1, "SOFTCAP": 0.0}
     shape = _shape(d, dv, group, 4 if dtype == "fp32" else 2)
     return Variant(
         kernel=decode_kernel,

@@ -117,6 +117,8 @@ def _scores(e: StepEmitter, node: Node, slopes: Slopes, operands: Operands) -> s
     if a["window"] is not None:
         keep = f", keep_first={a['keep_first']}" if a["keep_first"] else ""
         text += f", window={a['window']}{_rolling(node) or keep}"
+    if (name := patterns.SKIPPING.get(a["pattern"])) is not None:
+        text += f", {name}={a['stride']}"
     return text + options(operands, tickets=e.tickets(a["heads"]))
 
 

@@ -134,7 +134,7 @@ def _sum(e: StepEmitter, node: Node) -> Var | None:
 
 
 FUSED: dict[Op, Fused] = {
-    ops.attention: attention.attention,
+    **dict.fromkeys((ops.attention, ops.relative_attention), attention.attention),
     ops.add: _sum,
     ops.moe: mixtures.mixture,
     ops.mul: recurrences.ended,
@@ -144,5 +144,5 @@ FUSED: dict[Op, Fused] = {
     ops.rms_norm: _norm,
     ops.layer_norm: _norm,
     **dict.fromkeys((ops.relu, ops.relu2, ops.tanh, ops.sigmoid, ops.gelu, ops.swish), products.activated),
-    **dict.fromkeys(recurrences.KERNELS, recurrences.recurrence),
+    **dict.fromkeys((*recurrences.KERNELS, *recurrences.PLAIN), recurrences.recurrence),
 }

@@ -12,6 +12,7 @@ from ..blocks import is_kept
 from ..kernels.activation import ACTIVATIONS
 from .gates import ending
 
+SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns that kernels have, and what they call the stride
 QUANTIZED = "weights stay in blocks, which quantized_linear multiplies by"
 
 
@@ -128,10 +129,13 @@ def projection(value: Value | None) -> Projection | None:
 
 def seen(node: Node) -> Slopes | str:
     """How kernels add distance to the scores of the attention `node`; or why they do not take its scores."""
+    if node.op is ops.relative_attention:
+        return "its keys and values depend on distances"
     if node.operand("key_mask") is not None:
         return "it has a key mask"
-    if node.attrs["pattern"] != "dense":
-        return f"its pattern is {node.attrs['pattern']}"
+    a = node.attrs
+    if a["pattern"] != "dense" and (a["pattern"] not in SKIPPING or a["keep_first"] or node.operand("v") is None):
+        return f"its pattern is {a['pattern']}"
     bias = node.operand("bias")
     if bias is None:
         return Slopes(None)

@@ -83,18 +83,21 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
 @pytest.mark.parametrize(
     ("name", "op", "why"),
     [
-        ("variant/chunked", "attention", "torch, its pattern is chunked"),
+        ("variant/strided", "attention", "torch, its pattern is strided"),
         ("variant/T5 bias, per layer", "attention", "torch, it has a bias that is not ALiBi's"),
         ("variant/norms of q and k, full", "attention", "norm_qkv does not make its operands"),
         ("variant/experts that choose", "moe", "torch, what weighs the experts is no router's choice alone"),
-        ("variant/linear attention", "linear_attention", "torch"),
+        ("variant/linear attention", "linear_attention", "torch, no kernel computes it token by token"),
+        ("variant/relative", "relative_attention", "torch, its keys and values depend on distances"),
     ],
 )
 def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None:
     assert why in told(graph_of(name), op)
 
 
-def test_limited_gates_and_groups_of_experts_have_kernels() -> None:
+def test_limited_gates_groups_of_experts_and_patterns_have_kernels() -> None:
+    for name in ("variant/chunked", "variant/dilated"):
+        assert "layers.0.attn.attention (attention × 2): decode_attention" in told(graph_of(name), "attention")
     assert (
         told(graph_of("variant/clamped gate"), "glu") == "layers.0.ffn.glu (glu × 2): norm_glu with norm, gate and up"
     )

@@ -31,6 +31,8 @@ MODELS = {  # and the kernels of each
     ),
     "parallel, ungated": (feeds(MLP(HIDDEN, "relu2"), arrangement="parallel"), "linear_residual norm_linear"),
     "window, sinks, cap": (attends(window=3, keep_first=1, sinks=True, softcap=2.0), "norm_qkv decode_attention"),
+    "chunks": (attends(pattern="chunked", stride=3), "norm_qkv decode_attention"),
+    "dilated window": (attends(window=4, pattern="dilated", stride=2), "norm_qkv decode_attention"),
     "ALiBi": (attends(rope=None, bias=ALiBi()), "norm_qkv decode_attention"),
     "experts": (
         feeds(MoE(4, 7, 2, "swish(1.702)", bias=True, limit=7.0, shift=1.0, shared=GatedMLP(5))),

@@ -43,6 +43,8 @@ class Text:
         window: int | None = None,
         keep_first: int = 0,
         softcap: float | None = None,
+        chunk: int | None = None,
+        dilation: int = 1,
         sinks: Array | None = None,
         slopes: Array | None = None,
     ) -> Array:
@@ -51,6 +53,7 @@ class Text:
         group = q.shape[1] // self.keys.shape[1]
         for b, newest in enumerate(positions):
             seen = [p for p in range(newest + 1) if window is None or newest - p < window or p < keep_first]
+            seen = [p for p in seen if (newest - p) % dilation == 0 and (not chunk or p // chunk == newest // chunk)]
             for h in range(q.shape[1] if seen else 0):
                 scores = self.keys[b, h // group, seen] @ q[b, h] * scale
                 if softcap is not None:

@@ -39,6 +39,23 @@ def _tensors(dtype: torch.dtype, device: torch.device, *arrays: np.ndarray) -> l
         ),
         pytest.param(F32, 6, 2, 16, 16, 300, [299, -1, 2], {"sinks": True, "splits": 4}, id="sinks"),
         pytest.param(F32, 6, 2, 16, 16, 300, [288, 60], {"slopes": True, "splits": 2}, id="alibi"),
+        pytest.param(F32, 4, 2, 16, 16, 400, [299, 0, -1, 300, 399], {"chunk": 150, "splits": 2}, id="chunked"),
+        pytest.param(
+            F16, 3, 1, 33, 20, 90, [89, 6, 7], {"chunk": 7, "window": 5, "slopes": True}, id="chunk-in-window"
+        ),
+        pytest.param(B16, 4, 4, 24, 24, 400, [398, 1, 0, -1], {"dilation": 3, "splits": 2}, id="dilated"),
+        pytest.param(
+            F32,
+            2,
+            1,
+            16,
+            16,
+            40,
+            [500, 39, 40, 6],
+            {"dilation": 4, "window": 40, "rolling": True, "sinks": True},
+            id="dilated-rolling",
+        ),
+        pytest.param(F32, 2, 1, 16, 16, 60, [59, 36], {"dilation": 2, "chunk": 9, "window": 8}, id="all-patterns"),
         pytest.param(B16, 4, 2, 64, 64, 20, [900], {"window": 12, "keep_first": 4, "rolling": True, "sinks": True}),
     ],
 )
@@ -88,6 +105,20 @@ def test_it_is_the_op_for_one_new_token(rolling: bool, device: torch.device) -> 
     query, *caches = _tensors(F32, device, q.reshape(2, heads, d), *present)
     mine = decode_attention(query, *caches, torch.from_numpy(newest).to(device), **masks)
     assert np.abs(mine.double().cpu().numpy() - y.reshape(2, heads, d)).max() < bound(F32, present[1], d + window)
+
+
+@pytest.mark.parametrize(("pattern", "name"), [("chunked", "chunk"), ("dilated", "dilation")])
+def test_patterns_are_those_of_the_op(pattern: str, name: str, device: torch.device) -> None:
+    torch.manual_seed(8)
+    heads, kv_heads, d, newest = 4, 2, 16, np.array([[0], [4], [23]])
+    q, k, v = (torch.randn(3, 1, count * d).double().numpy() for count in (heads, kv_heads, kv_heads))
+    past = [torch.randn(3, kv_heads, 24, d).double().numpy() for _ in "kv"]
+    masks = {"heads": heads, "kv_heads": kv_heads, "causal": True, "pattern": pattern, "stride": 5}
+    y, *present = ops.attention.reference(q, k, v, None, None, None, *past, newest, **masks)
+    query, *caches = _tensors(F32, device, q.reshape(3, heads, d), *present)
+    for attend in (decode_attention, reference):
+        mine = attend(query, *caches, torch.from_numpy(newest).to(device), **{name: 5})
+        assert np.abs(mine.double().cpu().numpy() - y.reshape(3, heads, d)).max() < bound(F32, present[1], d + 24)
 
 
 def test_splits_leave_their_tickets_as_they_were_and_the_result_the_same(device: torch.device) -> None:
@@ -140,6 +171,7 @@ def test_what_it_cannot_do_is_said() -> None:
         ((q.half(), cache, cache, at), {}, "differ in dtype"),
         ((q, cache, cache, at.repeat(2)), {}, "must be one per row"),
         ((q, cache, cache, at), {"rolling": True, "window": 9, "keep_first": 10}, "does not hold window=9"),
+        ((q, cache, cache, at), {"window": 9, "keep_first": 1, "chunk": 4}, "keep_first=1 does not go with chunk=4"),
     ):
         with pytest.raises(ValueError, match=why):
             decode_attention(*wrong, **options)
