@@ -214,7 +214,7 @@ def _experts(large: bool) -> Iterator[Case]:
             name,
             partial(inputs.moe_decode, tokens=1, experts=experts, k=k, hidden=hidden, dim=dim),
             BF16 * k * 3 * hidden * dim,
-            rivals=("experts_batched", "experts_grouped", "experts_eager"),
+            rivals=("experts_batched", "experts_grouped", "experts_eager", "experts_compiled"),
             sweep=_tiles("moe_decode"),
         )
         yield Case(

@@ -17,7 +17,7 @@ Results = Mapping[str, Mapping[str, Any]]  # stage -> measurement -> what was fo
 Spread = tuple[float, float, float]  # median, smallest, largest
 WEFT = ("weft_step", "weft_runtime")
 COMPILED = ("hf_static_compiled", "hf_static_autotuned")
-EXPERTS = ("experts_batched", "experts_grouped", "experts_eager")
+EXPERTS = ("experts_batched", "experts_grouped", "experts_eager", "experts_compiled")
 BOUND = 2.0  # of the divergence of Hugging Face's own decoding in bf16 from f32
 
 

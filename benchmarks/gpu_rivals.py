@@ -65,8 +65,8 @@ def latent_products(q: Tensor, cache: Tensor, positions: Tensor, rank: int, *, s
     return ((q @ keys.mT).float() * scale).softmax(-1).to(q.dtype) @ keys[..., :rank]
 
 
-def _experts(way: str, x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor, gate: Any) -> Tensor:
-    """transformers' experts, by one of its ways to compute them, on weights stacked once and kept with `gate`."""
+def _experts(x: Tensor, up: Tensor, down: Tensor, gate: Any) -> Any:
+    """transformers' experts on weights that are stacked once and kept with `gate`."""
     if not hasattr(gate, "experts"):
         from transformers import MixtralConfig
         from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -76,17 +76,18 @@ def _experts(way: str, x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, dow
             experts = MixtralExperts(config)
         experts.gate_up_proj = torch.nn.Parameter(torch.cat([gate, up], 1), requires_grad=False)
         experts.down_proj = torch.nn.Parameter(down, requires_grad=False)
-        gate.experts = experts
-    gate.experts.config._experts_implementation = way
-    found: Tensor = gate.experts(x, chosen, share.to(x.dtype))
-    return found
+        gate.experts, gate.compiled = experts, torch.compile(experts, dynamic=False)
+    return gate
 
 
-def experts(way: str) -> Callable[..., Tensor]:
-    """A way of transformers as a peer of `moe_decode`."""
+def experts(way: str, kind: str = "experts") -> Callable[..., Tensor]:
+    """A way of transformers as a peer of `moe_decode`, as it is or compiled."""
 
-    def compute(*args: Any, **_: Any) -> Tensor:
-        return _experts(way, *args)
+    def compute(x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor, gate: Tensor, **_: Any) -> Tensor:
+        kept = _experts(x, up, down, gate)
+        kept.experts.config._experts_implementation = way
+        found: Tensor = getattr(kept, kind)(x, chosen, share.to(x.dtype))
+        return found
 
     return compute
 
@@ -165,6 +166,7 @@ RIVALS: dict[str, Callable[..., Any]] = {
     "experts_batched": experts("batched_mm"),
     "experts_grouped": experts("grouped_mm"),
     "experts_eager": experts("eager"),
+    "experts_compiled": experts("batched_mm", "compiled"),
     "latent_sdpa": latent_sdpa,
     "latent_products": latent_products,
     "ssd_chunked": ssd_chunked,
