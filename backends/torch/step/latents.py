@@ -35,11 +35,12 @@ def absorbed(node: Node) -> Absorbed | str:
     if c is None or k_rope is None:
         return "its keys are no latent beside what is turned"
     norm = _norm(c)
-    kv = _halves(norm.x, k_rope.inputs[0])
+    if (kv := _halves(norm.x, k_rope.inputs[0])) is None:
+        return "its latent, or the RMS norm of that, is not split from what is turned"
     both = _made(_flat(node.operand("q")), ops.concat)
     up, rope = (None, None) if both is None or len(both.inputs) != 2 else map(_flat, both.inputs)
     product, q_rope = _made(up, ops.head_linear), _made(rope, ops.rope)
-    if kv is None or product is None or q_rope is None or not product.attrs["inverse"]:
+    if product is None or q_rope is None or not product.attrs["inverse"]:
         return "its queries are not multiplied by a projection of keys"
     q, weight = _halves(_flat(product.inputs[0]), _flat(q_rope.inputs[0])), product.operand("weight")
     if (q := _flat(q)) is None or not isinstance(weight, Param):

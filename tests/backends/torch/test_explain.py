@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft import Attention, MoE
+from weft import MLA, Attention, LayerNorm, MoE, RMSNorm, RoPE
 from weft.backends.torch.explain import Explained, explain
 from weft.backends.torch.kernels import launch
 from weft.ir import Graph
@@ -78,6 +78,13 @@ def test_latent_attention_says_what_is_computed_with_it() -> None:
     ]
     assert told(graph, "head_linear") == "layers.0.attn.head_linear_2 (head_linear × 2): linear_by_head"
     assert not any(told(graph, other) for other in ("rope", "concat", "rms_norm"))
+    for norm, rope, why in (
+        (LayerNorm(), RoPE(), "its latent, or the RMS norm of that, is not split from what is turned"),
+        (RMSNorm(), RoPE(fraction=0.5), "queries and keys are not turned alike, and whole"),
+    ):
+        assert f"latent_qk does not make its operands: {why}" in told(
+            decoder(MLA(3, 9, 5, 8, 7, rope, norm=norm)).graph(), "attention"
+        )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft import Attention, Mamba, module, named
+from weft import MLA, Attention, LayerNorm, Mamba, RMSNorm, RoPE, module, named
 from weft.backends.torch.module import build_module, build_step
 from weft.backends.torch.step.lowering import lower_step, refusal
 from weft.backends.torch.step.source import write_step
@@ -105,6 +105,14 @@ def test_most_of_the_zoo_has_a_step() -> None:
 def test_windows_that_keep_first_tokens() -> None:
     graph = strong(attends(window=3, keep_first=2).graph())
     assert "keep_first=2" in write_step(graph)[0]
+    assert_steps(graph, build_module(graph).eval())
+
+
+@pytest.mark.parametrize(("norm", "rope"), [(LayerNorm(), RoPE()), (RMSNorm(), RoPE(fraction=0.5))])
+def test_latents_that_no_kernel_prepares(norm: Any, rope: RoPE) -> None:
+    graph = strong(decoder(MLA(3, 9, 5, 8, 7, rope, norm=norm)).graph())
+    text = write_step(graph)[0]
+    assert "latent_decode(" in text and "latent_qk(" not in text
     assert_steps(graph, build_module(graph).eval())
 
 

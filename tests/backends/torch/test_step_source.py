@@ -92,6 +92,20 @@ def test_a_layer_is_few_launches(name: str) -> None:
     assert "F." not in layer and "torch." not in layer
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("variant/norms of q and k, full", "self.attn_qkv, norm=self.attn_norm).split((24, 8, 8), -1)"),
+        ("variant/linear attention", "self.attn_qkv, bias=self.attn_qkv_bias, norm=self.attn_norm).split((30, 30, 30)"),
+    ],
+)
+def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
+    """Where no kernel computes more of the attention: q, k and v, and then the head."""
+    text = write_step(graph_of(name))[0]
+    assert f"q, k, v = norm_linear(x, {line}" in text
+    assert text.count("norm_linear(") == 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)

@@ -74,6 +74,18 @@ def test_leading_axes_stay_and_strides_may_be_any(device: torch.device) -> None:
     assert_near(norm_linear(last, weight), exact, last.double().abs() @ weight.double().abs().T, 40)
 
 
+def test_a_part_of_wider_rows_is_read_in_place(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = draw(3, 1, 50, seed=1, dtype=FP32, device=device)
+    part, weight = wide[..., 7:40], draw(5, 33, seed=2, dtype=FP32, device=device)
+    assert gemv.flat(part).data_ptr() == part.data_ptr()
+    assert gemv.flat(part.mT.contiguous().mT).is_contiguous()
+    norm = make_norm("rms", 33, FP32, device)
+    normed = norm64(part, norm)
+    exact, size = normed @ weight.double().T, normed.abs() @ weight.double().abs().T
+    monkeypatch.setattr(module, "reference", None)  # not to be called
+    assert_near(norm_linear(part, weight, norm=norm), exact, size, 33)
+
+
 def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "norm_linear_kernel", None)  # not to be launched
     x, weight = (draw(n, 16, seed=n, dtype=FP32, device=device) for n in (9, 4))
