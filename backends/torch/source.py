@@ -47,14 +47,18 @@ def write_source(graph: Graph, package: str = "kernels") -> Source:
     top = structure(program)
     writer = ModelWriter(program)
     writer.write(top)
-    given: dict[str, Any] = {"about": model_doc(graph, program), "classes": list(writer.classes.values())}
-    own = list(program.functions.values())
-    used = names(ast.parse(template("model.py.j2").render(**given, imports=[], parts=own)))
+    classes, own = list(writer.classes.values()), list(program.functions.values())
+    used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=own, classes=classes)))
     parts = used_parts(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
-    lines, sources = imports(used, package), [*(p.source for p in parts), *own]
-    text = template("model.py.j2").render(**given, imports=lines, parts=sources)
-    return Source(formatted(text), dict(program.weights), kernels(used))
+    files = kernels(used)
+    text = template("model.py.j2").render(
+        about=model_doc(graph, program, bool(files)),
+        imports=imports(used, package),
+        parts=[*(p.source for p in parts), *own],
+        classes=classes,
+    )
+    return Source(formatted(text), dict(program.weights), files)
 
 
 def formatted(text: str) -> str:

@@ -144,3 +144,12 @@ def test_lists_are_written_short(texts: str, wanted: str) -> None:
 def test_powers_stay_what_they_are(text: str) -> None:
     names = {"x": 3.0, "y": 0.5}
     assert eval(unparsed(ast.parse(text)), dict(names)) == eval(text, dict(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"), [("family/llama-gqa-tied", "only torch. "), ("family/gemma3", "only torch and kernels/. ")]
+)
+def test_a_module_says_what_it_imports(name: str, needed: str) -> None:
+    text = write_source(graph_of(name)).text
+    assert f"needs {needed}" in text
+    assert ("from kernels." in text) == ("kernels" in needed)
