@@ -80,4 +80,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # an ordinary exit may abort: threads of gloo can outlive their group (PyTorch 2.13)
+    os._exit(0)  # an ordinary exit may abort: caches of DTensor keep the threads of gloo (PyTorch 2.13)

@@ -10,6 +10,8 @@ from typing import Any
 
 from weft.backends.torch import blocks, export
 from weft.backends.torch.parallel import write_plan
+from weft.backends.torch.positions import rolled
+from weft.backends.torch.states import ATTENTIONS, cached_nodes
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -65,13 +67,14 @@ class TorchFolder:
 
 
 def _kept(graph: Graph) -> dict[str, Any]:
-    """What the model keeps from call to call, as manifests say it: caches of attentions with a window roll."""
+    """What the model keeps from call to call, as manifests say it."""
+    rooms = {node.output.name: rolled(node) for node in cached_nodes(graph) if node.op.name in ATTENTIONS}
     cached = run_passes(graph, "kv-cache")
     caches = cache_records(cached)
     for i, record in enumerate(caches):
         (node, _), *_ = cached.inputs[f"past_key_values.{i}.key"].uses
-        if record["window"] is not None:
-            record |= {"rolling": True, "capacity": record["window"] + node.attrs.get("keep_first", 0)}
+        if (room := rooms[node.output.name]) is not None:
+            record |= {"rolling": True, "capacity": room[0]}
     return {"cache": caches, "states": state_records(cached)}
 
 

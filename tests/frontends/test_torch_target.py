@@ -97,6 +97,12 @@ def test_a_module_of_bad_options(tiny: Path, options: dict[str, Any], words: str
     assert words in str(error.value)
 
 
+WINDOWS = """
+from weft import MLP, ALiBi, Attention, Block, Decoder
+
+layers = [Block(Attention(2, window=window, {bias}), MLP(9)) for window in {windows}]
+model = Decoder(11, 8, layers, context=16)
+"""
 REFUSED = [
     (["--prepack"], "--prepack is for the kernels of target ort-cpu, not for torch; leave it out"),
     (
@@ -182,3 +188,23 @@ def test_a_loss_is_left_out_and_said_so(tmp_path: Path) -> None:
     model = weft.load(tmp_path / "out", device="cpu")
     assert isinstance(model, Generator)
     assert len(model.generate([[1, 2]], max_tokens=3)[0].tokens) == 3
+
+
+@pytest.mark.parametrize(
+    ("windows", "bias", "rolls"),
+    [
+        ((3, None), "", [3, None]),
+        ((3, 3), "bias=ALiBi()", [3, 3]),
+        ((3, None), "bias=ALiBi()", [None, None]),  # one bias for both
+    ],
+)
+def test_the_manifest_tells_which_caches_roll(
+    windows: tuple[int | None, ...], bias: str, rolls: list[int | None], tmp_path: Path
+) -> None:
+    """Those that the module makes so."""
+    (tmp_path / "model.py").write_text(WINDOWS.format(windows=windows, bias=bias))
+    weft.compile(tmp_path / "model.py", tmp_path / "out", target="torch")
+    facts = json.loads((tmp_path / "out" / "weft.json").read_text())
+    assert [c["capacity"] if c["rolling"] else None for c in facts["cache"]] == rolls
+    module: Any = weft.torch(tmp_path / "model.py")
+    assert [type(c).__name__.startswith("Rolling") for c in module.new_cache(1, 9)] == [bool(c) for c in rolls]
