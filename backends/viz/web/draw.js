@@ -29,7 +29,8 @@ function draw() {
   paint();
 }
 
-const scale = (text) => text * at.k >= READABLE;
+// How much is written: titles and lines, titles, nothing.
+const detailNow = () => (Z.LINE * at.k >= READABLE ? 2 : Z.TITLE * at.k >= READABLE ? 1 : 0);
 
 // What the window shows of the picture, in its own pixels: [left, top, right, bottom], `more` windows wider each way.
 function seen(more = 0) {
@@ -39,7 +40,7 @@ function seen(more = 0) {
 
 // Draws what is in and near the window, keeps what is drawn already, and takes away the rest.
 function paint(area = seen(NEAR)) {
-  const detail = scale(Z.LINE) ? 2 : scale(Z.TITLE) ? 1 : 0;
+  const detail = detailNow();
   if (painted?.detail !== detail) elements.clear();
   painted = { area, detail, k: at.k };
   const things = [...inView(root, area)].slice(1);
@@ -62,7 +63,7 @@ function paint(area = seen(NEAR)) {
 // An open part, what is drawn in it, and its lines, from below to above.
 function* inView(p, area) {
   yield p;
-  if (!p.open || p.width * at.k < 4 * TINY) return;
+  if (!p.open || (p !== root && p.width * at.k < 2 * TINY)) return;
   for (const inner of p.inner) {
     const small = Math.max(inner.width, inner.height) * at.k < TINY;
     if ((!small && meets(area, inner.x, inner.y, inner.x + inner.width, inner.bottom)) || holds(inner, current)) yield* inView(inner, area);
@@ -114,8 +115,10 @@ function circle({ shape, x, y, width, height }) {
 }
 
 const textAt = (text, x, y, of) => shapeOf("text", { x, y, class: of }, text);
-const frame = ({ shape, x, y, width, height, open }) => shapeOf("rect", { x, y, width, height, rx: 8,
-  style: `fill:var(--${open ? "open" : shape.kind});stroke:var(--${shape.kind}-edge)` });
+
+// The box itself; from far away, where nothing is written in it, in the stronger colour of its kind.
+const frame = ({ shape, x, y, width, height, open }, detail) => shapeOf("rect", { x, y, width, height, rx: 8,
+  style: `fill:var(--${open ? "open" : detail ? shape.kind : `${shape.kind}-edge`});stroke:var(--${shape.kind}-edge)` });
 
 // The row of a title, from x: the mark of the kind, the title, and what tells that it opens.
 function row({ shape, y, open }, x) {
@@ -123,23 +126,24 @@ function row({ shape, y, open }, x) {
   const made = [shapeOf("path", { class: "mark", d: DATA.kinds[shape.kind][1], transform: `translate(${x} ${y + 9.5})`, style: `stroke:var(--${shape.kind}-edge)` }),
     textAt(shape.title, x + Z.ICON, y + 19, "title")];
   if (shape.box) made.push(shapeOf("path", { class: "opens", d: open ? "m0 0 3.5 4 3.5-4" : "m1.5-1.5 4 3.5-4 3.5", transform: `translate(${end + 6} ${y + 12.5})` }));
+  if (shape.repeat) made.push(badge(shape, end + Z.ICON + 8, y + 5));
   return made;
 }
 
 // How often a part is computed; a click draws every time of it, or one for all.
-function badge({ shape, y }, right) {
-  const text = `× ${shape.repeat.count}`, width = widthOf(text, Z.TITLE) + 16, all = opened.has(shape.key + Z.ALL);
+const timesOf = (shape) => `× ${shape.repeat.count}`;
+function badge(shape, x, y) {
+  const width = widthOf(timesOf(shape), Z.TITLE) + 16, all = opened.has(shape.key + Z.ALL);
   return shapeOf("g", { class: "times" + (all ? " all" : "") },
-    shapeOf("rect", { x: right - width, y: y + 5, width, height: 19, rx: 9.5 }), textAt(text, right - width / 2, y + 19, "title middle"));
+    shapeOf("rect", { x, y, width, height: 19, rx: 9.5 }), textAt(timesOf(shape), x + width / 2, y + 14, "title middle"));
 }
 
 function closedBox(p, detail) {
-  const { shape, x, y, width } = p, made = [frame(p)];
+  const { shape, x, y, width } = p, made = [frame(p, detail)];
   if (!detail) return made;
   const wide = widthOf(shape.title, Z.TITLE) + Z.ICON * (shape.box ? 2 : 1);
-  const more = shape.repeat ? widthOf(`× ${shape.repeat.count}`, Z.TITLE) + 24 : 0, left = x + (width - wide - more) / 2;
-  made.push(...row(p, left));
-  if (shape.repeat) made.push(badge(p, left + wide + more));
+  const more = shape.repeat ? widthOf(timesOf(shape), Z.TITLE) + 24 : 0;
+  made.push(...row(p, x + (width - wide - more) / 2));
   if (detail < 2) return made;
   const lines = shape.notes ? [...shape.lines, noted(shape.notes)] : shape.lines;
   lines.forEach((t, i) => made.push(textAt(t, x + width / 2, y + 19 + Z.LEADING * (i + 1), "middle" + (i < shape.lines.length ? "" : " note"))));
@@ -147,10 +151,9 @@ function closedBox(p, detail) {
 }
 
 function openBox(p, detail) {
-  const { x, y, width } = p, made = [frame(p)];
+  const { x, y, width } = p, made = [frame(p, detail)];
   made.push(shapeOf("rect", { class: "bar", x: x + 1, y: y + 1, width: width - 2, height: Z.HEAD - 2, rx: 7 }));
   if (detail) made.push(...row(p, x + 12));
-  if (detail && p.shape.repeat) made.push(badge(p, x + width - 8));
   return made;
 }
 

@@ -1,10 +1,11 @@
 // The keyboard: from part to part in the order in which they are computed.
-const KEYS = {
-  "/": "search", "Enter, Space": "open or close a part, show what is known of it", "↑ ↓": "part before, part after", "→": "open; then into it",
-  "←": "close; then out of it", "Home, End": "first part, last part", u: "all layers of a repeat, or one for all", e: "open all parts",
-  c: "close all parts", "+ −": "zoom", 0: "the whole picture", 1: "as large as at first", d: "light or dark", Esc: "close the panel", "?": "these keys",
-};
-$("keys").append(...Object.entries(KEYS).flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
+const KEYS = [
+  ["/", "search; Enter: next match, Shift Enter: the one before"], ["Enter, Space", "open or close a part, show what is known of it"], ["↑ ↓", "part before, part after"],
+  ["→", "open; then into it"], ["←", "close; then out of it"], ["Home, End", "first part, last part"], ["u", "all layers of a repeat, or one for all"],
+  ["e", "open all parts"], ["c", "close all parts"], ["+ −", "zoom"], ["0", "the whole picture"], ["1", "as large as at first"],
+  ["d", "light or dark"], ["Esc", "close the panel, clear the search"], ["?", "these keys"],
+];
+$("keys").append(...KEYS.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]));
 
 // Gives the keyboard to the current part. It is always drawn, wherever the window is.
 function focusCurrent(move = false) {

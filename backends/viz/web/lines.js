@@ -6,10 +6,7 @@ let hot = [];
 function heat(lines) {
   for (const line of hot) elements.get(line)?.classList.remove("hot");
   hot = lines;
-  for (const line of hot) {
-    const element = elements.get(line);
-    element?.classList.add("hot");
-  }
+  for (const line of hot) elements.get(line)?.classList.add("hot");
 }
 
 const linesOf = (p) => (p?.above ? p.above.wires.filter((w) => w.source === p.shape || w.target === p.shape) : []);
@@ -47,4 +44,9 @@ function hover(e) {
 
 picture.addEventListener("pointermove", hover);
 picture.addEventListener("pointerleave", () => { tip.hidden = true; heat([]); });
-view.addEventListener("focusin", (e) => heat(linesOf(spots.get(e.target.closest("g.part")?.dataset.key))));
+view.addEventListener("focusin", (e) => {
+  const p = spots.get(e.target.closest("g.part")?.dataset.key);
+  if (!p) return;
+  heat(linesOf(p));
+  if (e.target.matches(":focus-visible")) reveal(p);
+});

@@ -9,12 +9,17 @@ function apply() {
   view.setAttribute("transform", `translate(${at.x} ${at.y}) scale(${at.k})`);
   const [left, top, right, bottom] = seen(), { area, k } = painted;
   const inside = left >= area[0] && top >= area[1] && right <= area[2] && bottom <= area[3];
-  if (!inside || at.k > 1.4 * k || at.k < k / 1.4 || (scale(Z.LINE) ? 2 : scale(Z.TITLE) ? 1 : 0) !== painted.detail) paint();
+  if (!inside || at.k > 1.4 * k || at.k < k / 1.4 || detailNow() !== painted.detail) paint();
   showMap();
 }
 
 const smallest = () => Math.min(0.2, whole());
-const whole = () => Math.min(1, (picture.clientWidth - 2 * MARGIN) / root.width, (picture.clientHeight - 2 * MARGIN) / root.height);
+
+// The scale at which all is in the window, but no less than what leaves the picture some pixels wide.
+function whole() {
+  const { clientWidth: w, clientHeight: h } = picture, narrow = Math.min(1, 48 / root.width);
+  return Math.max(narrow, Math.min(1, (w - 2 * MARGIN) / root.width, (h - 2 * MARGIN) / root.height));
+}
 
 // Zooms by a factor, the point x, y of the window stays.
 function zoom(by, x = picture.clientWidth / 2, y = picture.clientHeight / 2) {
@@ -32,7 +37,7 @@ function pan(dx, dy) {
 // The whole picture in the window; and as at first: as large as it is, from the top, in the middle or on its main line.
 function fit() {
   const { clientWidth: w, clientHeight: h } = picture, k = whole();
-  Object.assign(at, { k, x: (w - root.width * k) / 2, y: (h - root.height * k) / 2 });
+  Object.assign(at, { k, x: (w - root.width * k) / 2, y: Math.max(MARGIN, (h - root.height * k) / 2) });
   apply();
 }
 
@@ -100,24 +105,26 @@ let drawnMap = null; // the layout that is on the map
 
 function showMap() {
   const { clientWidth: w, clientHeight: h } = picture;
-  map.hidden = root.width * at.k <= w && root.height * at.k <= h;
+  map.hidden = Math.min(1, w / at.k / root.width) * Math.min(1, h / at.k / root.height) > 0.6;
   if (map.hidden) return;
-  const k = Math.min(120 / root.width, Math.min(260, h - 140) / root.height), ratio = devicePixelRatio;
-  if (drawnMap !== root) drawMap(k, ratio);
-  const [left, top, right, bottom] = seen().map((v, i) => Math.min(Math.max(0, v), i % 2 ? root.height : root.width) * k);
+  const k = Math.min(100 / root.width, Math.min(240, h - 140) / root.height), across = Math.max(k, 28 / root.width);
+  if (drawnMap !== root) drawMap(across, k);
+  const [left, top, right, bottom] = seen().map((v, i) => (i % 2 ? Math.min(Math.max(0, v), root.height) * k : Math.min(Math.max(0, v), root.width) * across));
   Object.assign(here.style, { left: `${left}px`, top: `${top}px`, width: `${Math.max(4, right - left)}px`, height: `${Math.max(4, bottom - top)}px` });
 }
 
-function drawMap(k, ratio) {
+// Draws the map, so large in x and in y.
+function drawMap(across, k) {
   drawnMap = root;
-  const { canvas } = pen, colours = getComputedStyle(document.documentElement);
-  canvas.width = Math.max(8, root.width * k) * ratio;
-  canvas.height = Math.max(8, root.height * k) * ratio;
-  Object.assign(canvas.style, { width: `${canvas.width / ratio}px`, height: `${canvas.height / ratio}px` });
-  pen.scale(k * ratio, k * ratio);
+  const { canvas } = pen, style = getComputedStyle(document.documentElement), colours = { rule: style.getPropertyValue("--rule") };
+  for (const kind in DATA.kinds) colours[kind] = style.getPropertyValue(`--${kind}-edge`);
+  canvas.width = root.width * across * devicePixelRatio;
+  canvas.height = root.height * k * devicePixelRatio;
+  Object.assign(canvas.style, { width: `${root.width * across}px`, height: `${root.height * k}px` });
+  pen.scale(across * devicePixelRatio, k * devicePixelRatio);
   const fill = (p) => {
-    if (Math.max(p.width, p.height) * k < 1) return;
-    pen.fillStyle = colours.getPropertyValue(p.open ? "--rule" : `--${p.shape.kind}-edge`);
+    if (p.height * k < 0.5 && p.width * across < 2) return;
+    pen.fillStyle = colours[p.open ? "rule" : p.shape.kind];
     pen.globalAlpha = p.open ? 0.6 : 0.8;
     pen.fillRect(p.x, p.y, p.width, Math.max(p.height, 1 / k));
     p.inner.forEach(fill);
@@ -128,9 +135,9 @@ function drawMap(k, ratio) {
 map.addEventListener("pointerdown", (e) => { map.setPointerCapture(e.pointerId); goMap(e); });
 map.addEventListener("pointermove", (e) => { if (map.hasPointerCapture(e.pointerId)) goMap(e); });
 function goMap(e) {
-  const box = pen.canvas.getBoundingClientRect(), k = root.width / box.width;
-  at.x = picture.clientWidth / 2 - (e.clientX - box.left) * k * at.k;
-  at.y = picture.clientHeight / 2 - (e.clientY - box.top) * k * at.k;
+  const box = pen.canvas.getBoundingClientRect();
+  at.x = picture.clientWidth / 2 - (e.clientX - box.left) / box.width * root.width * at.k;
+  at.y = picture.clientHeight / 2 - (e.clientY - box.top) / box.height * root.height * at.k;
   apply();
 }
 for (const [id, act] of [["in", () => zoom(1.25)], ["out", () => zoom(0.8)], ["fit", fit], ["home", home]]) $(id).onclick = act;

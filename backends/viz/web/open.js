@@ -40,15 +40,15 @@ function middle() {
   return inside(root);
 }
 
-// Changes what is open and leaves the part `before`, or what it is in, where it is: its top, its line, and the x of the
-// window `pointer` within it.
-function steady(before, change, pointer = null, right = false) {
+// Changes what is open and leaves the part `before`, or what it is in, where it is: its top, and its line (or with `left`
+// its left side); moved as far as it needs for the x of the window `pointer` to be within it.
+function steady(before, change, pointer = null, left = false) {
   change();
   draw();
   while (!spots.has(before.shape.key)) before = before.above;
   const after = spots.get(before.shape.key);
-  let dx = right ? before.x + before.width - after.x - after.width : before.axis - after.axis;
-  if (pointer !== null && !right) {
+  let dx = left ? before.x - after.x : before.axis - after.axis;
+  if (pointer !== null) {
     const x = (pointer - at.x) / at.k, inset = Math.min(12, after.width / 2);
     dx = Math.min(x - inset - after.x, Math.max(x + inset - after.x - after.width, dx));
   }
@@ -71,7 +71,7 @@ function unroll(key, pointer = null) {
   if (!p?.shape.repeat) return;
   const count = p.shape.repeat.count;
   if (!opened.has(all) && count > MOST) { say(`These are ${counted(count, "part")}; at most ${MOST.toLocaleString("en")} are drawn at once.`); return; }
-  steady(p, () => { if (p.open) flip(all); else { opened.add(key); opened.add(all); } }, pointer, p.open && pointer !== null);
+  steady(p, () => { if (p.open) flip(all); else { opened.add(key); opened.add(all); } }, pointer, p.open);
 }
 
 view.addEventListener("click", (e) => {
@@ -81,6 +81,7 @@ view.addEventListener("click", (e) => {
   if (e.target.closest(".times")) unroll(key, x);
   else if (p.shape.box && (!p.open || e.target.closest(".bar, .title, .opens, .mark"))) toggle(key, x);
   choose(key);
+  pan(Math.min(0, picture.clientWidth - 40 - x), 0); // out from under the panel
   focusCurrent();
 });
 
