@@ -218,7 +218,7 @@ def quantized_linear(
     rows = x.reshape(-1, width).contiguous()
     scales, offsets = scales.contiguous(), None if offsets is None else offsets.contiguous()
     y = x.new_empty(*x.shape[:-1], out)
-    sizes, warps = _sizes(len(rows), out, width, bits, x.dtype)
+    sizes, warps = _sizes(len(rows), out, width, bits)
     _linear_kernel[(triton.cdiv(out, sizes["BLOCK_N"]),)](
         rows, codes, scales, offsets, bias, y, len(rows), out, width, GROUP=width // len(scales), BITS=bits, **sizes,
         PDL=has_pdl(x), **options(x, warps, 1),
@@ -226,7 +226,7 @@ def quantized_linear(
     return y
 
 
-def _sizes(rows: int, out: int, width: int, bits: int, dtype: torch.dtype) -> tuple[dict[str, int], int]:
+def _sizes(rows: int, out: int, width: int, bits: int) -> tuple[dict[str, int], int]:
     """The constants that shape a block, and its warps: these share a row of W, as many as leave few lanes idle.
 
     Outputs: 8 for a row of x, fewer where registers would not hold them, or where multiprocessors would be left with
@@ -234,8 +234,7 @@ def _sizes(rows: int, out: int, width: int, bits: int, dtype: torch.dtype) -> tu
     """
     warps = next(w for w in (4, 2, 1) if w == 1 or -width % (4096 // bits * w) <= width // 8)
     block_m = 1 << (rows - 1).bit_length()
-    most = min(8, 32 // dtype.itemsize // block_m)
-    outputs = next(r for r in (8, 4, 2, 1) if r == 1 or (r <= most and out // r >= 2 * gemv.PROCESSORS))
+    outputs = next(r for r in (8, 4, 2, 1) if r == 1 or (r * block_m <= 8 and out // r >= 2 * gemv.PROCESSORS))
     return {"BLOCK_M": block_m, "BLOCK_N": outputs, "BLOCK_B": 32 * warps}, warps
 
 
@@ -269,7 +268,7 @@ def _variant(
     stored: bool = False,
 ) -> Variant:
     """`stored`: scales are fp16 and offsets fp32, whatever x is."""
-    sizes, warps = _sizes(rows, out, width, bits, dtype)
+    sizes, warps = _sizes(rows, out, width, bits)
     names = ("x", "scales", "y", *(("offsets", "bias") if offsets else ()))
     types = {**dict.fromkeys(names, f"*{gemv.DTYPES[dtype]}"), "codes": "*i32", "N": "i32", "K": "i32"}
     if stored:
