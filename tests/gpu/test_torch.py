@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from weft.ir import Graph
 from weft.passes import run_passes
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+CUDA = DEVICE == "cuda"
 ROUNDINGS = 10  # of the numbers of a layer on their way
 
 
@@ -47,9 +49,9 @@ def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def near(got: Tensor, want: Tensor, dtype: str, what: str) -> None:
-    """Relative to the norm of the logits: roundings of random sign, each at most half an eps."""
-    allowed = torch.finfo(DTYPES[dtype]).eps * (ROUNDINGS * LAYERS) ** 0.5 / 2
+def near(got: Tensor, want: Tensor, dtype: str, what: str, ways: int = 1) -> None:
+    """Relative to the norm of the logits: roundings of random sign, each at most half an eps, on so many `ways`."""
+    allowed = torch.finfo(DTYPES[dtype]).eps * (ROUNDINGS * LAYERS) ** 0.5 / 2 * ways
     allowed = max(allowed, 16 * torch.finfo(torch.float32).eps * LAYERS)  # sums in another order
     got, want = got.double().cpu(), want.double().cpu()
     error = float((got - want).norm() / want.norm())
@@ -70,6 +72,63 @@ def check_module(name: str, dtype: str) -> None:
     want = model(name, "f32", "cpu")(ids)
     near(model(name, dtype)(ids.to(DEVICE)), want, dtype, name)
     near(in_pieces(model(name, dtype), ids.to(DEVICE), [40, 41, 42, 88, 89]), want, dtype, f"{name} in pieces")
+
+
+def generated(net: Any) -> Any:
+    """The Python module that the text of `net` makes."""
+    return sys.modules[type(net).__module__]
+
+
+@contextmanager
+def calls(net: Any, part: str) -> Iterator[list[int]]:
+    """How many tokens each call of a `part` of `net` has, a kernel or a function of its source."""
+    source, found = generated(net), list[int]()
+    real = vars(source)[part]
+
+    def counted(q: Tensor, *more: Any, **options: Any) -> Any:
+        found.append(q.shape[2])
+        return real(q, *more, **options)
+
+    setattr(source, part, counted)
+    try:
+        yield found
+    finally:
+        setattr(source, part, real)
+
+
+def check_window_kernel(name: str, dtype: str) -> None:
+    """The kernel for windows reads all pieces of several tokens that follow one another; other rows take masks."""
+    ids, net = tokens(2, 300, seed=7), model(name, dtype)
+    want, given = model(name, "f32", "cpu")(ids), ids.to(DEVICE)
+    with calls(net, "window_attention") as read:
+        near(in_pieces(net, given, [40, 41, 200]), want, dtype, f"{name} in pieces")
+        assert read == ([40] * LAYERS + [159] * LAYERS + [100] * LAYERS if CUDA else [])
+        at = torch.arange(300, device=DEVICE).expand(2, -1)
+        near(net(given, position_ids=at), want, dtype, f"{name} by masks")
+        assert len(read) == 3 * LAYERS * CUDA
+
+
+@torch.enable_grad()
+def check_training(name: str, dtype: str) -> None:
+    """Gradients by flex_attention as in f32 on the CPU; also with activations made again, and from f32 by autocast."""
+    torch.compiler.reset()
+    ids = tokens(2, 300, seed=8)
+    want = gradients(build_module(graph(name)), ids)
+    ways = [(dtype, False, False), (dtype, True, False), *([("f32", False, True)] if dtype == "bf16" else [])]
+    for kind, again, lowered in ways:
+        net: Any = build_module(graph(name), dtype=DTYPES[kind], device=DEVICE)
+        net.checkpointing = again
+        with calls(net, "flex") as flexed, torch.autocast(DEVICE, torch.bfloat16, enabled=lowered):
+            got = gradients(net, ids.to(DEVICE))
+        assert flexed == [300] * (LAYERS * (1 + again) if CUDA else 0)
+        near(got, want, dtype, f"{name} gradients{', again' * again}{', autocast' * lowered}", ways=2)  # there and back
+
+
+def gradients(net: Any, ids: Tensor) -> Tensor:
+    """All gradients of what predicts the next token, one after the other."""
+    logits = net(ids)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+    return torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, list(net.parameters()))])
 
 
 def stepping(name: str, dtype: str, rows: int, length: int) -> tuple[Any, Any, Callable[[Tensor, Tensor, Any], Tensor]]:
@@ -175,6 +234,9 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
             for check in (check_module, check_step, check_greedy, check_replay, check_runtime):
                 yield f"{check.__name__[6:]}-{name}-{dtype}", partial(check, name, dtype)
         yield f"short_cache-{dtype}", partial(check_short_cache, "window", dtype)
+        for name in ("window", "softcap", "sinks"):
+            yield f"window_kernel-{name}-{dtype}", partial(check_window_kernel, name, dtype)
+            yield f"training-{name}-{dtype}", partial(check_training, name, dtype)
 
 
 def pytest_generate_tests(metafunc: Any) -> None:

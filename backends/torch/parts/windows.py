@@ -185,5 +185,5 @@ def on_device(function: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
 
 @lru_cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as torch compiles it, when it is first called."""
-    return torch.compile(function)
+    """`function` as torch compiles it, when it is first called; as a whole, or not at all: parts take much memory."""
+    return torch.compile(function, fullgraph=True)
