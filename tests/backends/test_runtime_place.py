@@ -12,6 +12,7 @@ import torch
 from weft import WeftError
 from weft.backends.runtime import place, session
 from weft.backends.runtime.place import Place, place_for
+from weft.backends.torch import module
 
 ORT_CPU, ORT_CUDA = Place("ort-cpu", "cpu"), Place("ort-cuda", "cuda")
 TORCH_CPU, TORCH_CUDA = Place("torch", "cpu"), Place("torch", "cuda", "bf16")
@@ -30,8 +31,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         if not pytorch:
             monkeypatch.setitem(sys.modules, "torch", None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: pytorch == "cuda" and gpu)
-        for module in (place, session):
-            monkeypatch.setattr(module, "gpu_trouble", lambda: None if gpu else "the NVIDIA driver sees no GPU")
+        if pytorch == "cuda" and gpu:
+            monkeypatch.setattr(module, "checked_device", torch.device)
+        for where in (place, session):
+            monkeypatch.setattr(where, "gpu_trouble", lambda: None if gpu else "the NVIDIA driver sees no GPU")
         if ort == "cuda" and gpu:
             monkeypatch.setattr(place, "missing_cuda", lambda ort: None)
 
