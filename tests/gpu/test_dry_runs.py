@@ -14,7 +14,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CHECKS = {
     "test_kernels.py": ("reference-", "repeats-route"),
-    "test_torch.py": ("grouped-bf16", "step-window-f32", "window_kernel-sinks-f16", "training-window-f32"),
+    "test_torch.py": ("grouped-bf16", "step-window-f32", "window_kernel-sinks-f32", "training-window-f32"),
     "test_ort_cuda.py": ("graph_equals", "op-linear-f16", "ragged_batch-grouped-f16"),
 }
 STAGES = ("kernels", "decode", "quality", "prefill", "ort")
