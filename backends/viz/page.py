@@ -15,6 +15,7 @@ from .labels import KINDS
 from .scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from .text import FONT, advances
 
+MOST = 12_000  # shapes that are placed at once
 NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "SPREAD", "EDGE")
 SCRIPTS = ("base", "repeats", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys", "state")
 
@@ -24,6 +25,7 @@ def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = 
     data = {
         "root": plain.shape(root),
         "opened": sorted(opened),
+        "most": MOST,
         "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},
         "advances": advances(bold=True),
         "sizes": {name: getattr(place, name) for name in NUMBERS}

@@ -24,9 +24,11 @@ function draw() {
   };
   walk(root, null, 0, 0);
   if (!spots.has(current)) current = root.inner[0]?.shape.key ?? null;
+  const focused = view.contains(document.activeElement);
   elements = new Map();
   view.replaceChildren();
   paint();
+  if (focused) focusCurrent();
 }
 
 // How much is written: titles and lines, titles, nothing.

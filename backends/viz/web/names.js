@@ -1,6 +1,7 @@
 // Every part by its key, those of folded layers among them, and the parts that make values.
 let parts = null; // key -> { shape, above: keys to open for it to be seen }
 const makers = new Map(); // value -> { key, type }
+const firsts = new Map(); // the first time of a repeat, which is a part when all times are shown -> the repeat
 
 function index() {
   if (parts) return parts;
@@ -16,6 +17,7 @@ function index() {
     unrolled(shape).inner.forEach((time, i) => {
       const all = [...inside, shape.key + Z.ALL];
       add(time, all);
+      if (!i) firsts.set(time.key, shape.key);
       time.inner.forEach((inner) => walk(inner, [...(i ? all : inside), time.key]));
     });
   };
@@ -30,7 +32,7 @@ const madeBy = (value) => (index(), makers.get(value));
 function go(key) {
   const found = index().get(key);
   if (!found) return false;
-  const missing = found.above.filter((above) => !opened.has(above));
+  const missing = found.above.filter((above) => !opened.has(above) && (!firsts.has(above) || opened.has(firsts.get(above) + Z.ALL)));
   missing.forEach((above) => opened.add(above));
   if (missing.length) draw();
   if (!spots.has(key)) return false;

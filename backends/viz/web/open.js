@@ -1,5 +1,4 @@
 // Opening and closing.
-const MOST = 30000; // shapes that are placed at once
 let base = "first"; // what was open before single parts were opened or closed: see `bases`
 
 function keysOf(shape, all, found = new Set()) {
@@ -25,8 +24,8 @@ function amount(shape) {
 
 function openAs(name) {
   const many = name === "every" ? amount(DATA.root) : 0;
-  if (many > MOST) {
-    say(`All layers are ${counted(many, "part")}; at most ${MOST.toLocaleString("en")} are drawn at once. Open some of the layers, or search for a part.`);
+  if (many > DATA.most) {
+    say(`All layers are ${counted(many, "part")}; at most ${DATA.most.toLocaleString("en")} are drawn at once. Open some of the layers, or search for a part.`);
     return;
   }
   base = name;
@@ -70,7 +69,7 @@ function unroll(key, pointer = null) {
   const p = spots.get(key), all = key + Z.ALL;
   if (!p?.shape.repeat) return;
   const count = p.shape.repeat.count;
-  if (!opened.has(all) && count > MOST) { say(`These are ${counted(count, "part")}; at most ${MOST.toLocaleString("en")} are drawn at once.`); return; }
+  if (!opened.has(all) && count > DATA.most) { say(`These are ${counted(count, "part")}; at most ${DATA.most.toLocaleString("en")} are drawn at once.`); return; }
   steady(p, () => { if (p.open) flip(all); else { opened.add(key); opened.add(all); } }, pointer, p.open);
 }
 

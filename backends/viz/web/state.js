@@ -30,7 +30,7 @@ function keep() {
     for (const key of opened) if (!basis.has(key)) state.append("open", key);
     for (const key of basis) if (!opened.has(key)) state.append("close", key);
     if (theme) state.set("theme", theme);
-    if (chosen) state.set("at", chosen);
+    if (spots.has(chosen)) state.set("at", chosen); // a part that is not to be seen would be opened
     else if (tabs.has(open.tab)) state.set("tab", open.tab);
     written = `#${state}`;
     if (written !== (location.hash || "#")) history.replaceState(null, "", written);
@@ -39,7 +39,7 @@ function keep() {
 
 function restore() {
   const state = new URLSearchParams(location.hash.slice(1));
-  base = bases[state.get("as")] && (state.get("as") !== "every" || amount(DATA.root) <= MOST) ? state.get("as") : "first";
+  base = bases[state.get("as")] && (state.get("as") !== "every" || amount(DATA.root) <= DATA.most) ? state.get("as") : "first";
   opened.clear();
   for (const key of [...bases[base](), ...state.getAll("open")]) opened.add(key);
   for (const key of state.getAll("close")) opened.delete(key);

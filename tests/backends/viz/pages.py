@@ -1,0 +1,37 @@
+"""Pages of presets, and what tests ask of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from playwright.sync_api import Locator, Page
+
+from weft import load_source
+from weft.backends.viz.network import network
+from weft.backends.viz.page import page
+from weft.backends.viz.scene import scene, unfolded
+
+
+@functools.cache
+def of_preset(preset: str) -> str:
+    """The page of a preset, as `weft viz` writes it."""
+    root = scene(network(load_source(preset).graph))
+    return page(root, unfolded(root))
+
+
+def part(shown: Page, key: str) -> Locator:
+    """What is drawn of a part."""
+    return shown.locator(f'g.part[data-key="{key}"]')
+
+
+def box(shown: Page, key: str) -> dict[str, float]:
+    """Where a part is in the window: x, y, width and height of its box in pixels."""
+    found: Any = part(shown, key).locator("> rect, > circle").first.bounding_box()
+    assert found is not None
+    return dict(found)
+
+
+def settle(shown: Page) -> None:
+    """Wait until the address is written."""
+    shown.wait_for_timeout(250)
