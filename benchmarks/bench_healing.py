@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import train_characters as base
 
 KV_HEADS, EVERY = 2, 25
-HEALING_RATE = base.PEAK_RATE / 4
+HEALING_RATE = base.PEAK_RATE / 2
 Curve = list[tuple[float, float]]
 
 
@@ -45,7 +45,7 @@ def trained(net: Any, codes: torch.Tensor, probe: torch.Tensor, steps: int, star
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=base.STEPS)
-    parser.add_argument("--healing", type=int, default=300)
+    parser.add_argument("--healing", type=int, default=400)
     given = parser.parse_args()
     codes, held_out = base.read(base.TEXT)
     probe = held_out[: 64 * base.CONTEXT + 1]
