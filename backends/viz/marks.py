@@ -1,0 +1,53 @@
+"""What a comparison says of operations: which are new, gone or changed, and in what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+KEPT, REMOVED, NEW, CHANGED = SIGNS = ("kept", "removed", "new", "changed")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What of an operation was `before` and is `after`, as a panel tells it.
+
+    `named` says that these texts hold names, which are others in every layer.
+    """
+
+    what: str
+    before: str
+    after: str
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One of the `SIGNS`; `words` tell on the box what changed ("was 9 heads, 3 KV heads"), `changes` tell all of it.
+
+    `other` is what the operation is called in the other network, if it is there.
+    """
+
+    sign: str = KEPT
+    words: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    other: str = ""
+
+    @property
+    def alike(self) -> str:
+        """Equal for operations of several layers that changed in the same way."""
+        told = [(c.what, *(() if c.named else (c.before, c.after))) for c in self.changes]
+        return f"{self.sign} {self.words} {told}"
+
+
+def common(marks: Iterable[Mark | None]) -> str:
+    """The sign of a part by those of its operations: that of all of them, or changed; "" where nothing is compared."""
+    signs = {mark.sign for mark in marks if mark is not None}
+    return signs.pop() if len(signs) == 1 else CHANGED if signs else ""
+
+
+def counted(marks: Iterable[Mark | None]) -> str:
+    """How many operations have which sign, but for those that are kept: "2 removed, 1 changed"."""
+    found = Counter(mark.sign for mark in marks if mark is not None)
+    return ", ".join(f"{found[sign]} {sign}" for sign in SIGNS if sign != KEPT and found[sign])
