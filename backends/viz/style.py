@@ -19,15 +19,15 @@ class Look:
 
 LOOKS = {
     "stream": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M5 1V9M1 5H9"),
-    "embedding": Look("#d3e3f7", "#4a78ad", "#1b3a60", "#6f9fd8", "M1 1H9V9H1ZM1 5H9M5 1V9"),
-    "norm": Look("#f5ecbb", "#8f7a1c", "#4b430f", "#bda53c", "M0 9C4 9 3.5 1 5 1S6 9 10 9"),
-    "attention": Look("#f8d3b8", "#b5602a", "#632f10", "#dd8a52", "M5 1L1 9M5 1V9M5 1L9 9"),
-    "position": Look("#efd3ea", "#9c5291", "#552a4e", "#cc83c0", "M0 5C1.5 -1 3.5 -1 5 5S8.5 11 10 5"),
-    "feed-forward": Look("#c9e9d8", "#37845f", "#124a35", "#57b088", "M1 5L5 1L9 5L5 9Z"),
-    "experts": Look("#b4e1ec", "#23798c", "#0f4552", "#4fb1c6", "M1 9V5M4 9V1M7 9V6M9.5 9V3"),
-    "recurrence": Look("#e0d5f5", "#7655b3", "#3b2c6b", "#a48ae0", "M9 5A4 4 0 1 1 7 1.6M7 1.6L4.5 .8M7 1.6L6 4"),
-    "linear": Look("#e6ebf1", "#63748a", "#2a333f", "#8696ab", "M1 9L9 1"),
-    "tensor": Look("#f2f2ee", "#77776c", "#282b30", "#8d929a", "M1.5 1.5H8.5V8.5H1.5Z"),
+    "embedding": Look("#e4f4ff", "#548aa7", "#424689", "#9c9bec", "M1 1H9V9H1ZM1 5H9M5 1V9"),
+    "norm": Look("#edeea4", "#7e8431", "#5b4211", "#be954a", "M0 9C4 9 3.5 1 5 1S6 9 10 9"),
+    "attention": Look("#e7bfa3", "#945722", "#471601", "#b45f42", "M5 1L1 9M5 1V9M5 1L9 9"),
+    "position": Look("#f0d7e1", "#a26481", "#3c1839", "#a65d9e", "M0 5C1.5 -1 3.5 -1 5 5S8.5 11 10 5"),
+    "feed-forward": Look("#ccfadb", "#34925d", "#2e4731", "#59a364", "M1 5L5 1L9 5L5 9Z"),
+    "experts": Look("#a9e7fe", "#0b829e", "#045465", "#4eafc9", "M1 9V5M4 9V1M7 9V6M9.5 9V3"),
+    "recurrence": Look("#b8c4f8", "#3f64ae", "#370e78", "#8f6db7", "M9 5A4 4 0 1 1 7 1.6M7 1.6L4.5 .8M7 1.6L6 4"),
+    "linear": Look("#c2c6d7", "#55658f", "#484d50", "#8ca7b7", "M1 9L9 1"),
+    "tensor": Look("#cac7c1", "#6a655d", "#2a2522", "#7f7570", "M1.5 1.5H8.5V8.5H1.5Z"),
     "input": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M2 1L8 5L2 9"),
 }
 
@@ -47,8 +47,8 @@ class Paper:
     found: str
 
 
-LIGHT = Paper("#ffffff", "#1f2430", "#555d6b", "#3b4252", "#fafaf8", "#d9dce1", "#c2005a", "#7a4dff")
-DARK = Paper("#14171c", "#e8eaee", "#b0b8c4", "#aab3c2", "#1a1e25", "#3a424e", "#ff6aa6", "#a98bff")
+LIGHT = Paper("#ffffff", "#1f2430", "#474e5b", "#3b4252", "#fafaf8", "#d9dce1", "#c2005a", "#7a4dff")
+DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "#ff6aa6", "#a98bff")
 
 
 def variables() -> str:

@@ -2,7 +2,9 @@
 const SHOWN = 60; // pixels of the picture that stay in the window
 const MARGIN = 20; // around the picture, pixels
 
+let onPaper = false; // while the picture is printed, whole
 function apply() {
+  if (onPaper) return;
   const { clientWidth: w, clientHeight: h } = picture;
   at.x = Math.min(w - SHOWN, Math.max(SHOWN - root.width * at.k, at.x));
   at.y = Math.min(h - SHOWN, Math.max(SHOWN - root.height * at.k, at.y));

@@ -58,9 +58,11 @@ addEventListener("beforeprint", () => {
   const kept = { ...at };
   Object.assign(at, { k: 1, x: 0, y: 0 });
   paint([0, 0, root.width, root.height]);
+  onPaper = true;
   view.removeAttribute("transform");
   picture.setAttribute("viewBox", `-2 -2 ${root.width + 4} ${root.height + 4}`);
   addEventListener("afterprint", () => {
+    onPaper = false;
     picture.removeAttribute("viewBox");
     Object.assign(at, kept);
     paintTheme(theme ? theme === "dark" : night.matches);
