@@ -245,14 +245,20 @@ class Op:
     def node_cost(self, node: Node) -> Cost:
         """The cost of one node of this op; every operand is read once unless the op says otherwise."""
         operands = [None if v is None else v.type for v in node.inputs]
-        written = total(v.type.bytes for v in node.outputs)
-        read = total(t.bytes for t in operands if t is not None)
+        return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
+
+    def cost_of(
+        self, operands: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Mapping[str, Any]
+    ) -> Cost:
+        """The cost of the op from these types to these, with all its attributes."""
+        written = total([t.bytes for t in outputs])
+        read = total([t.bytes for t in operands if t is not None])
         if Trait.VIEW in self.traits:
             return Cost(0, 0, 0)
         if self._cost is None:
-            computed = 0 if Trait.COPY in self.traits else total(v.type.elements for v in node.outputs)
+            computed = 0 if Trait.COPY in self.traits else total([t.elements for t in outputs])
             return Cost(computed, read, written)
-        found = self._cost(Bound(self, operands, node.attrs))
+        found = self._cost(Bound(self, operands, attrs))
         return found if isinstance(found, Cost) else Cost(found, read, written)
 
     def expand(self, node: Node) -> tuple[Value, ...]:

@@ -12,6 +12,9 @@ from weft.ir.printer import format_attr
 from weft.ir.view import attributes
 from weft.passes.counts import cached, elements, learned, state_bytes
 
+from .marks import Mark
+from .work import NONE, Work, of_node, step
+
 BYTES = 2  # of a number that a recurrence keeps, but for sums, which are of 4
 
 
@@ -37,6 +40,8 @@ class Vertex:
     `roles` are the names of the operands that `reads` are given to, `types` tell what it makes ("f32[seq, 576]").
     A `view` moves no data. `cost` is None where nobody knows it. `cache` is how many numbers it keeps of a token for
     those after it, and of how many tokens at most (None: all); `state` how many bytes of every text, however long.
+    `like` is the operation of weft that one of another format amounts to. `work` is `cost` with numbers and bytes
+    apart, `step` the work for one more token; `mark` is what a comparison says of the operation.
     """
 
     name: str
@@ -52,16 +57,31 @@ class Vertex:
     view: bool = False
     cache: tuple[int, int | None] | None = None
     state: int = 0
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    like: Vertex | None = None
+    mark: Mark | None = None
+    work: Work | None = None
+    step: Work = NONE
+
+    @property
+    def meant(self) -> Vertex:
+        """The operation in the words of weft, where there is one."""
+        return self.like or self
 
 
 @dataclass(frozen=True)
 class Network:
-    """Operations in an order in which they can be computed; `inputs` and `outputs` are values by name, with types."""
+    """Operations in an order in which they can be computed; `inputs` and `outputs` are values by name, with types.
+
+    `marks` are what a comparison says of inputs, by name, and of outputs, by "out." and name.
+    """
 
     name: str
     vertices: tuple[Vertex, ...]
     inputs: Mapping[str, str]
     outputs: Mapping[str, tuple[str, str]]  # name -> value, type
+    marks: Mapping[str, Mark] = field(default_factory=dict)
 
 
 def network(graph: Graph) -> Network:
@@ -79,6 +99,7 @@ def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
     """What there is to draw of `node`, which takes the parameters that it reads first out of the `unseen` ones."""
     read = list(_read(node))
     kept = cached([node])
+    found = of_node(node)
     return Vertex(
         node.output.name,
         node.op.name,
@@ -93,6 +114,8 @@ def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
         Trait.VIEW in node.op.traits,
         kept[0] if kept else None,
         state_bytes([node], BYTES),
+        work=found,
+        step=step(found, node),
     )
 
 

@@ -79,6 +79,7 @@ def test_polynomials_as_data(preset: str) -> None:
     found = facts(drawn(preset))
     for seq in (1, 7, 5000):
         binding = {"batch": 2, "seq": seq, "past": 0, "total": seq, "source": 3}
-        for size in (found.flops, found.read, found.written):
-            assert evaluated(polynomial(size), binding) == sizes.evaluate(size, binding)
+        for work in (found.work, found.step):
+            for size in (work.flops, work.read, work.written):
+                assert evaluated(polynomial(size), binding) == sizes.evaluate(size, binding)
     assert data(found)["parameters"] == found.parameters

@@ -1,0 +1,71 @@
+"""Work of operations: bytes by dtype are those of the ops, and one more token costs what a graph with a cache costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, RMSNorm, RoPE, load_source
+from weft.backends.viz.facts import facts
+from weft.backends.viz.network import network
+from weft.backends.viz.outline import outline
+from weft.backends.viz.work import NONE, of_node
+from weft.ir import Graph, sizes
+from weft.ir.view import total_cost
+from weft.passes import run_passes
+
+SEEN = 300
+
+
+def sized(tokens: int, past: int = 0) -> dict[str, int]:
+    whole = tokens + past
+    return {"batch": 1, "seq": tokens, "past": past, "total": whole, "capacity": whole, "source": whole}
+
+
+def told(graph: Graph, tokens: int, past: int = 0) -> dict[str, int]:
+    """What the ops say of a graph, in its own dtypes."""
+    found, at = total_cost(graph.nodes), sized(tokens, past)
+    return {name: sizes.evaluate(getattr(found, name), at) for name in ("flops", "read", "written")}
+
+
+@pytest.mark.parametrize("preset", ["smollm2-135m", "mixtral-8x7b", "t5-base", "mamba-130m", "bert-base"])
+def test_bytes_in_the_dtype_of_the_graph(preset: str) -> None:
+    graph = load_source(preset).graph
+    whole = facts(outline(network(graph))).work
+    assert whole.evaluate(sized(70), 4) == told(graph, 70)
+
+
+def windowed() -> Graph:
+    local = Block(Attention(4, 2, rope=RoPE(), window=16), GatedMLP(48), RMSNorm())
+    mixed = [local, Block(LinearAttention(4), GatedMLP(48)), Block(Mamba(48, state=5, conv=4))]
+    return load_source(Decoder(50, 32, mixed, context=512)).graph
+
+
+@pytest.mark.parametrize("preset", ["smollm2-135m", "mixtral-8x7b", "deepseek-v3", "mamba-130m", ""])
+def test_one_more_token_costs_what_a_cached_graph_costs(preset: str) -> None:
+    """A cached graph reads a mask too: a number of 8 bytes for every token and attention, and for nothing else."""
+    graph = load_source(preset).graph if preset else windowed()
+    found = facts(outline(network(graph))).step.evaluate(sized(SEEN), 4)
+    cached = run_passes(graph, "kv-cache")
+    run = told(cached, 1, SEEN - 1)
+    assert found["flops"] == run["flops"] and found["written"] == run["written"]
+    masks = [n for n in cached.nodes if "key_mask" in {o.name for o in n.op.operands} and n.operand("key_mask")]
+    beyond = 0  # the cached graph reads the whole cache; a window keeps as much as it sees
+    for node in cached.nodes:
+        if node.op.name == "attention" and node.attrs["window"] is not None:
+            k, v = node.operand("k"), node.operand("v")
+            beyond += 4 * (SEEN - node.attrs["window"]) * (k.width + v.width if k and v else 0)
+    assert run["read"] - found["read"] == 8 * SEEN * len(masks) + beyond
+
+
+def test_an_encoder_does_nothing_for_one_more_token() -> None:
+    parts = {p.path: facts(p) for p in outline(network(load_source("t5-base").graph)).parts()}
+    encoder = [f for path, f in parts.items() if path.startswith("encoder.") and f.parameters]
+    assert encoder and all(f.step == NONE and f.work != NONE for f in encoder)
+
+
+def test_experts_that_one_token_asks_for() -> None:
+    graph = load_source("mixtral-8x7b").graph
+    moe = next(n for n in graph.nodes if n.op.name == "moe")
+    each = 3 * 4096 * 14_336
+    numbers = [sizes.evaluate(of_node(moe).read, sized(n)) for n in (1, 4)]
+    assert numbers == [2 * each + 4096 + 8, 8 * each + 4 * (4096 + 8)]
