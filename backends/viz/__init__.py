@@ -4,7 +4,9 @@ network    what there is to draw: the operations of a weft graph, or of any ONNX
 outline    the operations as a tree of scopes, equal layers folded into repeats
 arrange    the parts of a scope as boxes in columns and rows: the residual stream straight, branches beside it
 place      sizes and coordinates, lines between boxes
-labels     what is written on a part, and its kind, which gives the colour
+labels     what is written on a part, and its kind
+style      colours and marks of kinds, light and dark
+plain      shapes as plain data; page: the file with these, and the style sheet and scripts in web/
 
 Never here: what a model is or costs (weft.ir, weft.passes), where it comes from (weft.frontends).
 """
