@@ -14,6 +14,7 @@ from weft.ir.printer import format_attr
 from weft.ir.view import attributes, block_hash, total_cost
 from weft.passes.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 
+from .dimensions import Dimensions, dimensions
 from .sources import Model
 
 OTHER = "other"
@@ -63,6 +64,7 @@ class Inspection:
     cache_per_source_token: int | None
     state_bytes: Mapping[str, int] | None
     layers: int
+    dimensions: Dimensions
     blocks: tuple[Block, ...]
     unread: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -114,6 +116,7 @@ def inspect(model: Model, tokens: int | None = None) -> Inspection:
         cache_per_source_token=crossed(graph.nodes) or None,
         state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
         layers=sum(len(b.scopes) for b in blocks if _is_layer(b.scopes[0])),
+        dimensions=dimensions(graph),
         blocks=blocks,
         unread=tuple(model.unread),
         ignored=tuple(model.ignored),

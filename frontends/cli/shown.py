@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.backends.numbers import count as count
+from weft.backends.numbers import size as size
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -46,23 +49,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = ""
     with screen.capture() as printed:
         screen.print(made)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
-
-
-def count(number: int) -> str:
-    """1234567 as 1.23 M."""
-    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
-    return str(number)
-
-
-def size(number: float) -> str:
-    """Bytes, in binary units."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.2f} GiB"
 
 
 def as_json(found: Any) -> str:
