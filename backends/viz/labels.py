@@ -19,6 +19,7 @@ KINDS = {
     "recurrence": "recurrence",
     "linear": "linear map",
     "tensor": "other",
+    "group": "parts of several kinds",
     "input": "input, result",
 }
 _KIND = {
@@ -141,11 +142,11 @@ def _experts(v: Vertex) -> str:
 def _group(part: Part) -> Label:
     """What is written on a group: what it is in the words of papers, where its operations tell."""
     if not part.path:
-        return Label(part.name, (_contents(part),), "tensor")
+        return Label(part.name, (_contents(part),), "group")
     if part.count > 1 or part.name.isdigit():
-        return Label(_layers(part), (_contents(part),), "tensor")
+        return Label(_layers(part), (_contents(part),), "group")
     if any(p.count > 1 or p.name.isdigit() for p in part.parts()):  # an encoder, a decoder
-        return Label(part.name.capitalize(), (_contents(part),), "tensor")
+        return Label(part.name.capitalize(), (_contents(part),), "group")
     vertices = list(part.all_vertices())
     ops = {v.op: v for v in reversed(vertices)}
     nested = any(child.children for child in part.children)
@@ -165,7 +166,7 @@ def _group(part: Part) -> Label:
         name, hidden = _title(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
         title = f"{name} feed-forward" if unit.op == "glu" else f"Feed-forward, {name}"
         return Label(title, (part.name, f"hidden {_number(hidden)}"), "feed-forward")
-    return Label(part.name, (_contents(part),), "tensor")
+    return Label(part.name, (_contents(part),), "group")
 
 
 def _named(part: Part, attention: Vertex) -> str:

@@ -28,6 +28,7 @@ LOOKS = {
     "recurrence": Look("#b8c4f8", "#3f64ae", "#370e78", "#8f6db7", "M9 5A4 4 0 1 1 7 1.6M7 1.6L4.5 .8M7 1.6L6 4"),
     "linear": Look("#c2c6d7", "#55658f", "#484d50", "#8ca7b7", "M1 9L9 1"),
     "tensor": Look("#cac7c1", "#6a655d", "#2a2522", "#7f7570", "M1.5 1.5H8.5V8.5H1.5Z"),
+    "group": Look("#f4f4f2", "#6f7480", "#20252d", "#8b94a3", "M1 3.5L5 1L9 3.5L5 6ZM1 6.5L5 9L9 6.5"),
     "input": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M2 1L8 5L2 9"),
 }
 

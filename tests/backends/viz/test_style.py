@@ -13,7 +13,7 @@ from .colours import SIMULATED, contrast, distance, lab
 
 TEXT, LINES = 4.5, 3.0  # WCAG 2.2 AA, 1.4.3 and 1.4.11
 APART = 5.0  # CIEDE2000; a pair that people just tell apart has about 1
-WHITE = ("stream", "input")  # circles, and ends of the picture: not by colour
+WHITE = ("stream", "input", "group")  # circles, ends of the picture, what has others in it: not by colour
 THEMES = {
     "light": (LIGHT, {kind: (x.fill, x.edge) for kind, x in LOOKS.items()}),
     "dark": (DARK, {kind: (x.dark_fill, x.dark_edge) for kind, x in LOOKS.items()}),
