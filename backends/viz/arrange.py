@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from .outline import Part, reads
+from .outline import Part
 
 START, END = -1, -2
 LONGEST = 12  # rows that a line may pass; beyond, its name stands where it is read
@@ -101,12 +101,12 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
     The first of the values entering that are read by most comes in at the top; others are notes beside their readers.
     """
     parts = list(parts)
-    makes = {name: i for i, part in enumerate(parts) for v in part.all_vertices() for name in v.makes}
+    makes = {name: i for i, part in enumerate(parts) for name in part.made}
     entering = list(entering)
     links: dict[tuple[int, int], list[str]] = {}
     outside: dict[str, list[int]] = {name: [] for name in entering}
     for i, part in enumerate(parts):
-        for name in reads(part):
+        for name in part.read:
             if name in makes:
                 links.setdefault((makes[name], i), []).append(name)
             elif name in outside:

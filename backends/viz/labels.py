@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .network import Vertex
 from .outline import Part
@@ -43,6 +43,7 @@ _TITLE = {
     "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
     "relative_attention": "Relative attention", "split": "Split", "concat": "Concat", "affine": "Scale",
 }  # fmt: skip
+    "add": "Sum", "mul": "Product", "sub": "Difference", "div": "Quotient",
 _GATED = {
     "silu": "SwiGLU",
     "gelu": "GEGLU",
@@ -77,17 +78,17 @@ def label(part: Part) -> Label:
 
 
 def _leaf(part: Part) -> Label:
-    v = part.vertices[0]
+    v = part.vertices[0].meant
     kind = _KIND.get(v.op, "tensor")
     if v.op in ("input", "output"):
         return Label(part.name, v.types[:1], kind)
     if v.op in SYMBOLS and len(v.reads) == 2:
         return Label(part.name, (), "stream" if v.op == "add" else "tensor", SYMBOLS[v.op])
-    lines = [line for line in (_detail(v),) if line]
-    return Label(_title(v), (part.name, *lines), kind)
+    lines = [line for line in (detail(v),) if line]
+    return Label(titled(v), (part.name, *lines), kind)
 
 
-def _title(v: Vertex) -> str:
+def titled(v: Vertex) -> str:
     """What an operation is called."""
     if v.op in ATTENTIONS:
         return attention_name(v)
@@ -106,7 +107,7 @@ def attention_name(v: Vertex) -> str:
     return "Multi-head attention" if kv == heads else "Multi-query attention" if kv == 1 else "Grouped-query attention"
 
 
-def _detail(v: Vertex) -> str:
+def detail(v: Vertex) -> str:
     """The sizes that tell most of an operation."""
     if v.op in ATTENTIONS:
         return " · ".join(_attention_facts(v))
@@ -147,7 +148,7 @@ def _group(part: Part) -> Label:
         return Label(_layers(part), (_contents(part),), "group")
     if any(p.count > 1 or p.name.isdigit() for p in part.parts()):  # an encoder, a decoder
         return Label(part.name.capitalize(), (_contents(part),), "group")
-    vertices = list(part.all_vertices())
+    vertices = [v.meant for v in part.all_vertices()]
     ops = {v.op: v for v in reversed(vertices)}
     nested = any(child.children for child in part.children)
     if "moe" in ops:
@@ -161,11 +162,12 @@ def _group(part: Part) -> Label:
         )
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
         return Label(RECURRENT[recurrent], (part.name, _TITLE[recurrent].lower()), "recurrence")
-    unit = next((v for v in vertices if _KIND.get(v.op) == "feed-forward"), None)
+    units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]
+    unit = next((v for op in ("glu", "swish") for v in units if v.op == op), units[0] if units else None)
     if unit is not None and {"linear", "norm_linear"} & ops.keys():
-        name, hidden = _title(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
+        name, hidden = titled(unit), unit.types[0].rstrip("]").rpartition(", ")[2]
         title = f"{name} feed-forward" if unit.op == "glu" else f"Feed-forward, {name}"
-        return Label(title, (part.name, f"hidden {_number(hidden)}"), "feed-forward")
+        return Label(title, (part.name, *([f"hidden {_number(hidden)}"] if hidden.isdigit() else [])), "feed-forward")
     return Label(part.name, (_contents(part),), "group")
 
 
@@ -182,7 +184,7 @@ def _layers(part: Part) -> str:
     stem = stem.removesuffix("s") if part.count == 1 else stem
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
         return f"{stem} {part.name}"
-    vertices = list(part.all_vertices())
+    vertices = [v.meant for v in part.all_vertices()]
     windows = {v.attrs["window"] for v in vertices if "window" in v.attrs}
     tags = [f"window {_number(w)}" for w in windows] if len(windows) == 1 else []
     tags += sorted({v.attrs["pattern"] for v in vertices if "pattern" in v.attrs})

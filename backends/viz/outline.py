@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import networkx as nx
 
 from .network import Network, Vertex
+
+NUMBERED = re.compile(r"[._]\d+([._]|$)")
 
 
 @dataclass
@@ -31,14 +35,47 @@ class Part:
     @property
     def parallel(self) -> bool:
         """Whether no time reads what the time before it made."""
-        made = {name for part in self.children for v in part.all_vertices() for name in v.makes}
-        return not any(name in made for part in (self.others or [[]])[0] for name in reads(part))
+        made = {name for part in self.children for name in part.made}
+        return not any(name in made for part in (self.others or [[]])[0] for name in part.read)
 
     def all_vertices(self) -> Iterator[Vertex]:
         """Every operation of the part, those of all repetitions among them."""
         yield from self.vertices
         for part in itertools.chain(self.children, *self.others):
             yield from part.all_vertices()
+
+    @cached_property
+    def made(self) -> dict[str, None]:
+        """The values that operations of the part make, in order. A part that was asked is not to change any more."""
+        own = dict.fromkeys(name for v in self.vertices for name in v.makes)
+        for part in itertools.chain(self.children, *self.others):
+            own |= part.made
+        return own
+
+    @cached_property
+    def read(self) -> dict[str, None]:
+        """The values that the part reads and does not make, in order."""
+        found = dict.fromkeys(name for v in self.vertices for name in v.reads)
+        for part in itertools.chain(self.children, *self.others):
+            found |= part.read
+        return {name: None for name in found if name not in self.made}
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:
+        """The inputs of the model that belong to layers in the part, or to its own."""
+        children = (name for part in itertools.chain(self.children, *self.others) for name in part.takes)
+        return (*(name for v in self.vertices for name in v.takes), *children)
+
+    @cached_property
+    def gives(self) -> tuple[str, ...]:
+        """The outputs of the model that belong to layers in the part, or to its own."""
+        children = (name for part in itertools.chain(self.children, *self.others) for name in part.gives)
+        return (*(name for v in self.vertices for name in v.gives), *children)
+
+    @cached_property
+    def layered(self) -> bool:
+        """Whether the part is a layer, or has layers in it."""
+        return self.count > 1 or (self.name.isdigit() and bool(self.children)) or any(p.layered for p in self.children)
 
     def parts(self) -> Iterator[Part]:
         """The part and all that are drawn within it, of repeats the first time only."""
@@ -48,23 +85,50 @@ class Part:
 
 
 def outline(network: Network) -> Part:
-    """The tree of `network`, its inputs and outputs as leaves of the root."""
+    """The tree of `network`, its inputs and outputs as leaves of the root, but for those of single layers."""
+    own, given = carried(network)
     leaves = [
-        Part(name, name, (Vertex(name, "input", "", (), (name,), (), (t,)),)) for name, t in network.inputs.items()
+        Part(name, name, (_end(network, name, "input", (), (name,), t),))
+        for name, t in network.inputs.items()
+        if name not in own
     ]
-    leaves += _leaves(network)
+    leaves += _leaves(network, own, given)
     for name, (value, kind) in network.outputs.items():
-        leaves.append(Part(name, f"out.{name}", (Vertex(f"out.{name}", "output", "", (value,), (), (), (kind,)),)))
+        if name not in given.get(value, ()):
+            leaves.append(Part(name, f"out.{name}", (_end(network, f"out.{name}", "output", (value,), (), kind),)))
     return Part(network.name, "", children=_grouped(leaves, ""))
 
 
-def _leaves(network: Network) -> list[Part]:
+def _end(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:
+    """An input or output as an operation."""
+    return Vertex(name, op, "", reads, makes, (), (kind,), mark=network.marks.get(name))
+
+
+def carried(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
+    """What belongs to single layers and has their numbers, caches and states: inputs, and outputs by their values."""
+    layered, inside, outside = set[str](), set[str](), set[str]()
+    for v in network.vertices:
+        within = any(word.isdigit() for word in v.scope.split("."))
+        (inside if within else outside).update(v.reads)
+        layered.update(v.makes if within else ())
+    inputs = {name: None for name in network.inputs if name in inside - outside and NUMBERED.search(name)}
+    outputs: dict[str, list[str]] = {}
+    for name, (value, _) in network.outputs.items():
+        if value in layered - outside and NUMBERED.search(name):
+            outputs.setdefault(value, []).append(name)
+    return inputs, outputs
+
+
+def _leaves(network: Network, own: Mapping[str, None], given: Mapping[str, Sequence[str]]) -> list[Part]:
     """A leaf for every operation, but for views, which belong to what they view where that is in their scope."""
     made: dict[str, Part] = {}
     leaves = []
     for vertex in network.vertices:
-        source = made.get(vertex.reads[0]) if vertex.view and len(vertex.reads) == 1 else None
-        if source is not None and source.vertices[0].scope == vertex.scope:
+        takes = tuple(name for name in vertex.reads if name in own)
+        gives = tuple(name for value in vertex.makes for name in given.get(value, ()))
+        vertex = replace(vertex, takes=takes, gives=gives) if takes or gives else vertex
+        source = made.get(vertex.reads[0]) if len(vertex.reads) == 1 else None
+        if source is not None and source.vertices[0].scope == vertex.scope and _belongs(vertex, source.vertices[0]):
             source.vertices += (vertex,)
         else:
             source = Part(vertex.name.removeprefix(f"{vertex.scope}."), vertex.name, (vertex,))
@@ -73,19 +137,24 @@ def _leaves(network: Network) -> list[Part]:
     return _summed(leaves, [value for value, _ in network.outputs.values()])
 
 
+def _belongs(vertex: Vertex, source: Vertex) -> bool:
+    """Whether an operation is drawn with the one whose result it reads: a view, a bias after a linear map."""
+    return vertex.view or (vertex.meant.op == "add" and bool(vertex.weights) and source.meant.op == "linear")
+
+
 def _summed(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
     """`leaves`, a sum that only another sum of its scope reads as one with that."""
     readers: dict[str, list[Part]] = {}
     for leaf in leaves:
-        for name in reads(leaf):
+        for name in dict.fromkeys(name for v in leaf.vertices for name in v.reads):
             readers.setdefault(name, []).append(leaf)
     gone = []
     for leaf in leaves:
         first = leaf.vertices[0]
         into = readers.get(first.makes[0], [])
-        if first.op == "add" and len(into) == 1 and len(leaf.vertices) == 1 and first.makes[0] not in outputs:
+        if first.meant.op == "add" and len(into) == 1 and len(leaf.vertices) == 1 and first.makes[0] not in outputs:
             outer = into[0].vertices
-            if outer[0].op == "add" and outer[0].scope == first.scope:
+            if outer[0].meant.op == "add" and outer[0].scope == first.scope:
                 into[0].vertices = (*outer[:1], first, *outer[1:])
                 gone.append(leaf)
     return [leaf for leaf in leaves if leaf not in gone]
@@ -93,36 +162,62 @@ def _summed(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
 
 def _grouped(leaves: Sequence[Part], scope: str) -> list[Part]:
     """The children of the group of `scope` that holds `leaves`."""
-    depth = scope.count(".") + 1 if scope else 0
-    found: dict[str, list[Part]] = {}
-    for leaf in leaves:
-        inner = leaf.vertices[0].scope.split(".")[: depth + 1] if leaf.vertices[0].scope else []
-        key = ".".join(inner) if len(inner) > depth else f" {leaf.path}"
-        found.setdefault(key, []).append(leaf)
-    groups = {key: held for key, held in found.items() if not key.startswith(" ")}
-    for key in _tangled(found):
-        groups.pop(key, None)  # what is computed before and after others is no box of its own
+    found = _untangled(_keyed(leaves, scope))
+    place = {leaf.path: i for i, leaf in enumerate(leaves)}
     children: list[Part] = []
-    for key, held in found.items():
-        if key not in groups:
+    for key, held in sorted(found.items(), key=lambda item: place[item[1][0].path]):
+        if key.startswith(" "):
             children += held
             continue
-        inside = _grouped(held, key)
-        alone = len(inside) == 1 and inside[0].vertices
-        children += inside if alone else [Part(key.rpartition(".")[2], key, children=inside)]
+        inside, name = _grouped(sorted(held, key=lambda leaf: place[leaf.path]), key), key.rpartition(".")[2]
+        alone = len(inside) == 1 and inside[0].vertices and not name.isdigit()
+        children += [_called(inside[0], name)] if alone else [Part(name, key, children=inside)]
     return _folded(_opened(children))
 
 
-def _tangled(found: dict[str, list[Part]]) -> set[str]:
-    """The keys whose parts read each other in a circle."""
-    home = {name: key for key, held in found.items() for leaf in held for v in leaf.vertices for name in v.makes}
+def _keyed(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]:
+    """`leaves` by the scopes in `scope` that they are in; one that is in none, by a blank and its path."""
+    stem = f"{scope}." if scope else ""
+    found: dict[str, list[Part]] = {}
+    for leaf in leaves:
+        own = leaf.vertices[0].scope
+        inner = own.removeprefix(stem).partition(".")[0] if own.startswith(stem) else ""
+        found.setdefault(stem + inner if inner else f" {leaf.path}", []).append(leaf)
+    return found
+
+
+def _untangled(found: dict[str, list[Part]]) -> dict[str, list[Part]]:
+    """`found`, so that no parts read each other in a circle.
+
+    Operations that a group reads and that read the group are drawn in it, wherever they belong. Of groups that read
+    each other, the smallest is no box of its own.
+    """
+    while loop := _loop(found):
+        groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(found[key]), key))
+        if len(groups) == 1:
+            found[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in found.pop(key)]
+        else:
+            found |= _keyed(found.pop(groups[0]), groups[0])
+    return found
+
+
+def _called(leaf: Part, scope: str) -> Part:
+    """`leaf`, alone in its scope: it has the name of that where its own tells no more than its operator."""
+    leaf.name = scope if leaf.name[:1].isupper() else leaf.name
+    return leaf
+
+
+def _loop(found: Mapping[str, Sequence[Part]]) -> set[str]:
+    """Keys whose parts read each other in a circle; of several such the first; none: there is none."""
+    home = {name: key for key, held in found.items() for leaf in held for name in leaf.made}
     between = nx.DiGraph()
     for key, held in found.items():
         for leaf in held:
-            for name in reads(leaf):
+            for name in leaf.read:
                 if (source := home.get(name, key)) != key:
                     between.add_edge(source, key)
-    return {key for loop in nx.strongly_connected_components(between) if len(loop) > 1 for key in loop}
+    loops = (loop for loop in nx.strongly_connected_components(between) if len(loop) > 1)
+    return min(loops, key=sorted, default=set())
 
 
 def _opened(children: list[Part]) -> list[Part]:
@@ -175,12 +270,6 @@ def fingerprint(part: Part) -> str:
     for v in part.all_vertices():
         local = v.scope.removeprefix(part.path), v.op, tuple(v.attrs.items()), v.types, v.roles
         reads = [order.setdefault(name, len(order)) for name in v.reads]
-        text.append(f"{local} {reads} {[(w.shape, w.dtype) for w in v.weights]}")
+        text.append(f"{local} {reads} {[(w.shape, w.dtype) for w in v.weights]} {v.mark and v.mark.alike}")
         order |= {name: len(order) + i for i, name in enumerate(v.makes)}
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
-
-
-def reads(part: Part) -> list[str]:
-    """The values that a part reads and does not make, in order."""
-    made = {name for v in part.all_vertices() for name in v.makes}
-    return list(dict.fromkeys(name for v in part.all_vertices() for name in v.reads if name not in made))

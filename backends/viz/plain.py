@@ -30,7 +30,7 @@ def shape(s: Shape) -> dict[str, Any]:
     }
     optional = {
         "symbol": s.label.symbol,
-        "notes": s.notes,
+        "notes": s.said,
         "ops": [_vertex(v) for v in s.part.vertices],
         "facts": facts.data(facts.facts(s.part)),
     }

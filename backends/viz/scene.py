@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
 from .labels import Label, label
 from .network import Network
-from .outline import Part, outline, reads
+from .notes import said
+from .outline import Part, outline
 from .text import width
 
 TITLE, LINE = 13.0, 11.0  # sizes of text
@@ -18,6 +19,7 @@ MARGIN = 12.0  # beside text in a box
 NARROWEST = 72.0
 ICON = 16.0  # the mark of a kind, and what tells that a box can be opened
 BADGE = 70.0  # room beside the title for how often a part is computed
+IN_WORDS = {"+": "Sum", "×": "Product", "−": "Difference", "÷": "Quotient"}
 ALL = "*"  # after a key: a repeat is to be drawn as often as it is computed
 
 
@@ -34,17 +36,24 @@ class Size:
 class Shape:
     """A part of the picture: what is written on it, how large it is when closed, and what is in it when open.
 
-    `notes` are values that the part reads and no line brings. `head` is the least width of an open part.
+    `notes` are values that the part reads and no line brings, `gives` outputs of the model that it makes and no line
+    takes. `head` is the least width of an open part.
     """
 
     key: str
     part: Part
     label: Label
     notes: tuple[str, ...]
+    gives: tuple[str, ...]
     closed: Size
     head: float
     arrangement: Arrangement | None = None
     inner: list[Shape] = field(default_factory=list)
+
+    @property
+    def said(self) -> list[str]:
+        """The lines about what it reads and makes without a line."""
+        return list(said(self.part.path, self.notes, self.gives))
 
     def all(self) -> Iterator[Shape]:
         """The shape and all that may be drawn in it, of repeats the first time only."""
@@ -61,17 +70,15 @@ def scene(network: Network) -> Shape:
 def unfolded(root: Shape) -> set[str]:
     """The keys of what is open at first: layers, and what they are in."""
 
-    def layered(shape: Shape) -> bool:
-        return shape.part.count > 1 or shape.part.name.isdigit() or any(map(layered, shape.inner))
-
-    return {s.key for s in root.all() if s is root or (s.arrangement is not None and layered(s))}
+    return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.layered)}
 
 
 def times(shape: Shape) -> Shape:
     """A repeat with a part for each time that it is computed, in the place of the first one alone."""
     part = shape.part
     rounds = [_once(part, body) for body in (part.children, *part.others)]
-    first, last = (_shape(once, *_borders(once, part, (), ()), ()) for once in (rounds[0], rounds[-1]))
+    wanted = _wanted(part, ())
+    first, last = (_shape(once, *_borders(once, wanted), ()) for once in (rounds[0], rounds[-1]))
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
     inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
     numbers = range(len(rounds))
@@ -112,7 +119,14 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
     if around is not None:
         around = replace(around, lines=[replace(line, values=called(line.values)) for line in around.lines])
     return replace(
-        shape, key=part.path, part=part, label=label(part), notes=called(shape.notes), arrangement=around, inner=inner
+        shape,
+        key=part.path,
+        part=part,
+        label=_label(part, shape.notes),
+        notes=called(shape.notes),
+        gives=() if part.layered else part.gives,
+        arrangement=around,
+        inner=inner,
     )
 
 
@@ -122,14 +136,16 @@ def _body(part: Part) -> Part:
 
 
 def _shape(part: Part, entering: tuple[str, ...], leaving: tuple[str, ...], notes: tuple[str, ...]) -> Shape:
-    text = label(part)
+    if part.layered:
+        notes = tuple(name for name in notes if name not in part.takes)
+    text, gives = _label(part, notes), () if part.layered else part.gives
     arrangement, inner = None, list[Shape]()
     if part.children:
         body = _body(part)
-        arrangement = arrange(body.children, entering, leaving)
+        arrangement, wanted = arrange(body.children, entering, leaving), _wanted(body, leaving)
         for i, child in enumerate(body.children):
-            inner.append(_shape(child, *_borders(child, body, entering, leaving), tuple(arrangement.notes.get(i, ()))))
-    lines = [*text.lines, *([noted(notes)] if notes else [])]
+            inner.append(_shape(child, *_borders(child, wanted), tuple(arrangement.notes.get(i, ()))))
+    lines = [*text.lines, *said(part.path, notes, gives)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
         beside = ICON + (ICON if inner else 0) + (BADGE if part.count > 1 else 0)
@@ -137,19 +153,21 @@ def _shape(part: Part, entering: tuple[str, ...], leaving: tuple[str, ...], note
         wide = max(wide + 2 * MARGIN, NARROWEST)
         size = Size(wide, 32 + LEADING * len(lines), wide / 2)
     head = width(text.title, TITLE, True) + 2 * MARGIN + ICON + BADGE
-    return Shape(part.path, part, text, notes, size, head, arrangement, inner)
+    return Shape(part.path, part, text, notes, gives, size, head, arrangement, inner)
 
 
-def noted(notes: tuple[str, ...]) -> str:
-    """What is written for values that no line brings."""
-    return "with " + ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in notes))
+def _label(part: Part, notes: tuple[str, ...]) -> Label:
+    """What is written on `part`: in words, where there are notes for which a circle has no room."""
+    text = label(part)
+    return replace(text, title=IN_WORDS[text.symbol], symbol="") if notes and text.symbol else text
 
 
-def _borders(
-    child: Part, parent: Part, entering: tuple[str, ...], leaving: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The values that come into `child` and that leave it, of those that come into and leave its parent."""
-    made = [name for v in child.all_vertices() for name in v.makes]
-    outside = {name for other in parent.children if other is not child for name in reads(other)} | {*leaving}
-    later = {name for body in child.others for part in body for name in reads(part)}
-    return tuple(reads(child)), tuple(name for name in made if name in outside or name in later)
+def _wanted(parent: Part, leaving: tuple[str, ...]) -> set[str]:
+    """The values that children of `parent` read of each other, or from outside, and those that leave it."""
+    return {name for child in parent.children for name in child.read} | {*leaving}
+
+
+def _borders(child: Part, wanted: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The values that come into `child`, and those that leave it: what is `wanted` around it, or in its later times."""
+    later = {name for body in child.others for part in body for name in part.read}
+    return tuple(child.read), tuple(name for name in child.made if name in wanted or name in later)

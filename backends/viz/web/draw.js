@@ -105,9 +105,8 @@ function drawn(p, detail) {
   return g;
 }
 
-const described = (shape) => [shape.title, ...shape.lines, ...(shape.notes ? [noted(shape.notes)] : []),
+const described = (shape) => [shape.title, ...shape.lines, ...(shape.notes ?? []),
   ...(shape.repeat ? [`${shape.repeat.count} times`] : [])].filter(Boolean).join(", ");
-const noted = (notes) => "with " + [...new Set(notes.map(last))].join(", ");
 
 function circle({ shape, x, y, width, height }) {
   const cx = x + width / 2, cy = y + height / 2, d = 5;
@@ -147,7 +146,7 @@ function closedBox(p, detail) {
   const more = shape.repeat ? widthOf(timesOf(shape), Z.TITLE) + 24 : 0;
   made.push(...row(p, x + (width - wide - more) / 2));
   if (detail < 2) return made;
-  const lines = shape.notes ? [...shape.lines, noted(shape.notes)] : shape.lines;
+  const lines = [...shape.lines, ...(shape.notes ?? [])];
   lines.forEach((t, i) => made.push(textAt(t, x + width / 2, y + 19 + Z.LEADING * (i + 1), "middle" + (i < shape.lines.length ? "" : " note"))));
   return made;
 }
