@@ -17,8 +17,8 @@ class Facts:
     """A part: its learned numbers, its work for all tokens of a text and for one more (`step`), what it keeps of a
     token, by how many tokens at most, and of a text.
 
-    A parameter that several parts read counts in the first of them. `cache` is in numbers; `state` is how many bytes
-    recurrences keep where a number takes two. What has no known cost counts as nothing; `known` says whether there is
+    A parameter that several parts read counts in the first of them. `cache` is in numbers; `state` is what recurrences
+    keep, in numbers and in bytes of others. What has no known cost counts as nothing; `known` says whether there is
     none of that.
     """
 
@@ -26,7 +26,7 @@ class Facts:
     work: Work
     step: Work
     cache: dict[int | None, int]
-    state: int
+    state: tuple[int, int]
     known: bool
 
     @property
@@ -38,7 +38,7 @@ class Facts:
         """The numbers that a page shows for a text of so many tokens, where a number takes `item` bytes.
 
         `flops`, `read` and `written` (bytes) are of all tokens at once; `step_flops`, … of one token that is the last
-        of so many; `cache` is what their cache takes in bytes.
+        of so many; `cache` is what their cache takes in bytes, `state` what recurrences keep.
         """
         binding = {"batch": 1, "seq": tokens, "past": 0, "total": tokens, "capacity": tokens, "source": tokens}
         step = self.step.evaluate(binding, item)
@@ -48,6 +48,7 @@ class Facts:
             **self.work.evaluate(binding, item),
             **{f"step_{name}": value for name, value in step.items()},
             "cache": kept * item,
+            "state": self.state[0] * item + self.state[1],
         }
 
 
@@ -64,7 +65,7 @@ def facts(part: Part) -> Facts:
         total(map(_work, vertices)),
         total(v.step for v in vertices),
         cache,
-        sum(v.state for v in vertices),
+        (sum(v.state[0] for v in vertices), sum(v.state[1] for v in vertices)),
         all(v.cost is not None or v.op in ("input", "output") for v in vertices),
     )
 
@@ -83,7 +84,7 @@ def data(found: Facts) -> dict[str, Any]:
         "work": _listed(found.work),
         "step": _listed(found.step),
         "cache": [[width, window] for window, width in found.cache.items()],
-        "state": found.state,
+        "state": list(found.state) if any(found.state) else None,
         "unknown": not found.known,
     }
     return {name: value for name, value in plain.items() if value}

@@ -10,12 +10,10 @@ from weft.ir import Graph, Node, Param, Value, sizes
 from weft.ir.op import Cost, Trait
 from weft.ir.printer import format_attr
 from weft.ir.view import attributes
-from weft.passes.counts import cached, elements, learned, state_bytes
+from weft.passes.counts import cached, elements, learned
 
 from .marks import Mark
-from .work import NONE, Work, of_node, step
-
-BYTES = 2  # of a number that a recurrence keeps, but for sums, which are of 4
+from .work import NONE, Work, of_node, state, step
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,8 @@ class Vertex:
 
     `roles` are the names of the operands that `reads` are given to, `types` tell what it makes ("f32[seq, 576]").
     A `view` moves no data. `cost` is None where nobody knows it. `cache` is how many numbers it keeps of a token for
-    those after it, and of how many tokens at most (None: all); `state` how many bytes of every text, however long.
+    those after it, and of how many tokens at most (None: all); `state` what it keeps of every text, however long: numbers
+    in the dtype of the model, and bytes of others.
     `like` is the operation of weft that one of another format amounts to. `work` is `cost` with numbers and bytes
     apart, `step` the work for one more token; `mark` is what a comparison says of the operation.
     """
@@ -56,7 +55,7 @@ class Vertex:
     cost: Cost | None = None
     view: bool = False
     cache: tuple[int, int | None] | None = None
-    state: int = 0
+    state: tuple[int, int] = (0, 0)
     takes: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
     like: Vertex | None = None
@@ -113,7 +112,7 @@ def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
         node.op.node_cost(node),
         Trait.VIEW in node.op.traits,
         kept[0] if kept else None,
-        state_bytes([node], BYTES),
+        state(node),
         work=found,
         step=step(found, node),
     )

@@ -63,8 +63,8 @@ def of_node(node: Node) -> Work:
         return found.flops, found.read, found.written
 
     (flops, read, written), (_, wide_read, wide_written) = cost(dtypes.f16), cost(dtypes.f32)
-    numbers = [sizes.floordiv(wide - half, 2) for wide, half in ((wide_read, read), (wide_written, written))]
-    return Work(flops, *numbers, read - numbers[0] * 2, written - numbers[1] * 2)
+    reads, writes = sizes.floordiv(wide_read - read, 2), sizes.floordiv(wide_written - written, 2)
+    return Work(flops, reads, writes, read - reads * 2, written - writes * 2)
 
 
 def step(work: Work, node: Node) -> Work:
@@ -82,9 +82,14 @@ def step(work: Work, node: Node) -> Work:
     for width, window in cached([node]):
         kept = length if window is None else sizes.minimum(window, length)
         found += Work(0, kept * width * texts, texts * width)
-    fixed = state_bytes([node], 0)
-    numbers = state_bytes([node], 1) - fixed
+    numbers, fixed = state(node)
     return found + Work(0, texts * numbers, texts * numbers, texts * fixed, texts * fixed)
+
+
+def state(node: Node) -> tuple[int, int]:
+    """What a recurrence keeps of a text, however long: numbers in the dtype of the model, and bytes of others."""
+    fixed = state_bytes([node], 0)
+    return state_bytes([node], 1) - fixed, fixed
 
 
 def _goes_on(node: Node) -> bool:
