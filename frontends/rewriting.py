@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from weft.ir.errors import WeftError
 from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
-from weft.passes.pipeline import Progress
+from weft.passes.pipeline import Hook, Progress
 
 from .sources import Model
 
@@ -52,11 +53,12 @@ def rewrite(
     verify: bool = False,
     dump: str | Path | None = None,
     report: Report | None = None,
+    hooks: Iterable[Hook] = (),
     progress: Progress = lambda name, done, total: None,
 ) -> Model:
     """`model` with its graph rewritten by the pipeline `passes` (text, or a file as of `pipeline_text`).
 
-    `verify`, `dump`, `report` and `progress` are those of `run_passes`.
+    `verify`, `dump`, `report`, `hooks` and `progress` are those of `run_passes`.
 
     Raises:
         WeftError: if the pipeline is wrong, or a pass cannot do its work.
@@ -64,6 +66,6 @@ def rewrite(
     pipeline = parse_pipeline(pipeline_text(passes), default_pipeline(model.graph))
     if not pipeline.passes:
         return model
-    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, progress=progress)
+    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, hooks=hooks, progress=progress)
     done = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
     return replace(model, graph=graph, module=None, pipeline=done)

@@ -132,8 +132,8 @@ def run_passes(
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder, 0, "input", current)
         every.append(lambda step: _write(folder, step.index, step.applied.name, step.after))
+    trial = Trial(seed)
     if verify:
-        trial = Trial(seed)
         every.append(lambda step: _check_effect(step, trial))
     index, priced = 0, report is not None and report.priced
     price = Price.of(current) if priced else None
@@ -146,12 +146,16 @@ def run_passes(
             applied.run(current, trace)
             seconds = time.perf_counter() - start
             step = Step(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
+            trial.largest = None
+            for hook in every:
+                hook(step)
             if report is not None:
                 dear, price = price, Price.of(current) if priced else None
                 prices = (dear, price) if dear is not None and price is not None else None
                 shown = applied.shows() if verify else ""
-                report.records.append(Record(phase.name, applied, seconds, trace, step.nodes, prices, shown))
-            for hook in (*every, *hooks):
+                done = Record(phase.name, applied, seconds, trace, step.nodes, prices, shown, trial.largest)
+                report.records.append(done)
+            for hook in hooks:
                 hook(step)
     return current
 

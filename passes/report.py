@@ -33,7 +33,7 @@ class Price:
 @dataclass(frozen=True)
 class Record:
     """One pass of a run: its trace, time without hooks, nodes before and after, and where asked for the price before
-    and after and what the check of its effect has shown."""
+    and after, what the check of its effect has shown, and the largest relative difference that it found."""
 
     phase: str
     applied: Pass
@@ -42,6 +42,7 @@ class Record:
     nodes: tuple[int, int]
     prices: tuple[Price, Price] | None = None
     shown: str = ""
+    difference: float | None = None
 
     @property
     def rewrites(self) -> int:

@@ -75,10 +75,12 @@ class RandomArchive:
 
 
 class Trial:
-    """Random weights and inputs from one `seed`."""
+    """Random weights and inputs from one `seed`. `largest` is the largest difference that `same` has seen so far, None
+    where it was not asked."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+        self.largest: float | None = None
         self.known: dict[str, tuple[int, ...]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -169,6 +171,7 @@ class Trial:
             if a.shape != b.shape:
                 raise WeftError(f"output {name} had shape {list(a.shape)} and has {list(b.shape)}")
             error = difference(a, b)
+            self.largest = max(self.largest or 0.0, error)
             if not error <= bound:
                 raise WeftError(f"output {name} differs by {error:.1e} of its largest number; {bound:.0e} is allowed")
 
