@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from .marks import CHANGED, KEPT, SIGNS, common, counted
 from .network import Vertex
 from .outline import Part
 
@@ -22,6 +23,7 @@ KINDS = {
     "group": "parts of several kinds",
     "input": "input, result",
 }
+NAMES = KINDS | {sign: sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
     "attention": "attention", "rotary_attention": "attention", "relative_attention": "attention",
@@ -42,8 +44,8 @@ _TITLE = {
     "selective_scan": "Selective scan", "ssd": "State space dual", "causal_conv": "Causal convolution",
     "gated_linear_attention": "Gated linear attention", "linear_attention": "Linear attention",
     "relative_attention": "Relative attention", "split": "Split", "concat": "Concat", "affine": "Scale",
-}  # fmt: skip
     "add": "Sum", "mul": "Product", "sub": "Difference", "div": "Quotient",
+}  # fmt: skip
 _GATED = {
     "silu": "SwiGLU",
     "gelu": "GEGLU",
@@ -74,7 +76,19 @@ class Label:
 
 def label(part: Part) -> Label:
     """What is written on `part` when it is closed."""
-    return _leaf(part) if part.vertices else _group(part)
+    return _marked(part, _leaf(part) if part.vertices else _group(part))
+
+
+def _marked(part: Part, text: Label) -> Label:
+    """In a comparison the kind of a part is its sign, and a line tells what changed."""
+    marks = [v.mark for v in part.all_vertices()]
+    sign = common(marks)
+    if sign in ("", KEPT):
+        return replace(text, kind=sign or text.kind)
+    told = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
+    alike = all(mark is None or mark.sign == sign for mark in marks)
+    plain = sign if alike and (part.vertices or sign != CHANGED) else counted(marks)
+    return replace(text, kind=sign, lines=(*text.lines, *(told or [plain])))
 
 
 def _leaf(part: Part) -> Label:

@@ -64,7 +64,12 @@ class Shape:
 
 def scene(network: Network) -> Shape:
     """The shapes of `network`; the root is the picture itself, always open."""
-    return _shape(outline(network), (), (), ())
+    return framed(outline(network))
+
+
+def framed(part: Part) -> Shape:
+    """The shapes of an outline, whose root is the picture itself."""
+    return _shape(part, (), (), ())
 
 
 def unfolded(root: Shape) -> set[str]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .marks import CHANGED, KEPT, NEW, REMOVED
+
 
 @dataclass(frozen=True)
 class Look:
     """Of a kind: the colours of its boxes and of their borders, light and dark, and its mark, drawn in lines within
-    10 × 10 pixels (SVG path data)."""
+    10 × 10 pixels (SVG path data); how wide the border is, and of what dashes."""
 
     fill: str
     edge: str
     dark_fill: str
     dark_edge: str
     mark: str
+    wide: float = 1.0
+    dashes: str = ""
 
 
 LOOKS = {
@@ -31,6 +35,14 @@ LOOKS = {
     "group": Look("#f4f4f2", "#6f7480", "#20252d", "#8b94a3", "M1 3.5L5 1L9 3.5L5 6ZM1 6.5L5 9L9 6.5"),
     "input": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M2 1L8 5L2 9"),
 }
+
+SIGNS = {
+    KEPT: Look("#f6f7f8", "#8a919c", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
+    REMOVED: Look("#fbd9c8", "#b23c07", "#5c2008", "#f08a5a", "M1 5H9", 2.0, "7 4"),
+    NEW: Look("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
+    CHANGED: Look("#f8eba6", "#84680a", "#4d410c", "#d8bb45", "M0 6.5C1.5 1 3.5 2.5 5 5S8.5 9 10 3.5", 2.0, "9 3 2 3"),
+}
+EVERY = LOOKS | SIGNS
 
 
 @dataclass(frozen=True)
@@ -52,13 +64,27 @@ LIGHT = Paper("#ffffff", "#1f2430", "#474e5b", "#3b4252", "#fafaf8", "#d9dce1", 
 DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "#ff6aa6", "#a98bff")
 
 
+def colours(dark: bool) -> dict[str, str]:
+    """Every colour by its name: that of a kind, "-edge" behind it for its border, or one of those around."""
+    made = dict(vars(DARK if dark else LIGHT))
+    for kind, look in EVERY.items():
+        made[kind] = look.dark_fill if dark else look.fill
+        made[f"{kind}-edge"] = look.dark_edge if dark else look.edge
+    return made
+
+
 def variables() -> str:
     """The colours as variables of a style sheet, those of the night under `.dark`."""
-    light = vars(LIGHT) | {k: v for kind, x in LOOKS.items() for k, v in ((kind, x.fill), (f"{kind}-edge", x.edge))}
-    dark = vars(DARK) | {
-        k: v for kind, x in LOOKS.items() for k, v in ((kind, x.dark_fill), (f"{kind}-edge", x.dark_edge))
-    }
-    return f":root{{{_listed(light)}}}\n:root.dark{{{_listed(dark)}}}"
+    return f":root{{{_listed(colours(False))}}}\n:root.dark{{{_listed(colours(True))}}}"
+
+
+def borders(selector: str) -> str:
+    """The rules of a style sheet for borders that are no plain line; `selector` has a place for the kind."""
+    return "\n".join(
+        f"{selector.format(kind=kind)}{{stroke-width:{look.wide:g};stroke-dasharray:{look.dashes or 'none'}}}"
+        for kind, look in SIGNS.items()
+        if look.wide != 1
+    )
 
 
 def _listed(colours: dict[str, str]) -> str:
