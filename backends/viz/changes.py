@@ -87,10 +87,11 @@ def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) 
         a, b = (w[i] if i < len(w) else None for w in (before, after))
         name = (b or a or before[0]).name.rpartition(".")[2]
         what = name if name == "weight" else f"weight {name}"
-        types = [f"{w.dtype}{w.shape}" if w else "none" for w in (a, b)]
-        yield from _texts(f"{what}: type", *types)
+        old, new = (f"{w.dtype}{w.shape}" if w else "none" for w in (a, b))
+        yield from _texts(f"{what}: type", old, new)
         if a is None or b is None or recipe(a) != recipe(b):
-            yield Change(f"{what}: recipe", *(w.recipe if w else "none" for w in (a, b)), named=True)
+            old, new = (w.recipe if w else "none" for w in (a, b))
+            yield Change(f"{what}: recipe", old, new, named=True)
 
 
 def _operands(before: Sequence[str], after: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ KINDS = {
     "group": "parts of several kinds",
     "input": "input, result",
 }
-NAMES = KINDS | {sign: sign for sign in SIGNS}
+MEANINGS = KINDS | {sign: sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
     "attention": "attention", "rotary_attention": "attention", "relative_attention": "attention",

@@ -21,7 +21,7 @@ def renamed(before: Network, after: Network) -> dict[str, str]:
     others, in order, those that have most in common (Needleman and Wunsch 1970), earlier ones first.
     """
     ours, theirs = _stacks(before), _stacks(after)
-    found = {}
+    found: dict[str, str] = {}
     for stem, other in _paired(list(ours), list(theirs)).items():
         a, b = ours[stem], theirs[other]
         if stem == other and len(a) == len(b):
