@@ -10,14 +10,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from . import place, plain, style
+from . import devices, place, plain, style
 from .labels import KINDS
 from .scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from .text import FONT, advances
 
 MOST = 12_000  # shapes that are placed at once
 NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "SPREAD", "EDGE")
-SCRIPTS = ("base", "repeats", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys", "state")
+SCRIPTS = ("base", "repeats", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys", "numbers", "state")
 
 
 def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
@@ -30,6 +30,7 @@ def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = 
         "advances": advances(bold=True),
         "sizes": {name: getattr(place, name) for name in NUMBERS}
         | {"TITLE": TITLE, "LINE": LINE, "LEADING": LEADING, "ICON": ICON, "ALL": ALL},
+        "numbers": devices.data(),
         **(more or {}),
     }
     environment = Environment(loader=PackageLoader(__package__, "web"), autoescape=False, trim_blocks=True)

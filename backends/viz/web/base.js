@@ -3,6 +3,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const Z = DATA.sizes, START = -1, END = -2;
 const opened = new Set(DATA.opened);
+const keepers = []; // what more the address keeps: { write(state), read(state) }, state being URLSearchParams
 const $ = (id) => document.getElementById(id);
 
 // An element of HTML with its properties (on…, class, or attributes) and children.

@@ -36,6 +36,13 @@ function choose(key) {
   mark();
 }
 
+// What the panel shows, made anew: after something changed that it depends on.
+function refresh() {
+  const scrolled = body.scrollTop + panel.scrollTop;
+  if (open.tab === "part") choose(chosen); else showTab(open.tab);
+  panel.scrollTop = scrolled;
+}
+
 function closePanel() {
   panel.hidden = true;
   open.tab = chosen = null;

@@ -32,6 +32,7 @@ function keep() {
     if (theme) state.set("theme", theme);
     if (spots.has(chosen)) state.set("at", chosen); // a part that is not to be seen would be opened
     else if (tabs.has(open.tab)) state.set("tab", open.tab);
+    for (const more of keepers) more.write(state);
     written = `#${state}`;
     if (written !== (location.hash || "#")) history.replaceState(null, "", written);
   }, 150);
@@ -47,6 +48,7 @@ function restore() {
   paintTheme(theme ? theme === "dark" : night.matches);
   draw();
   home();
+  for (const more of keepers) more.read(state);
   if (state.get("at") && !go(state.get("at"))) say(`There is no part called ${state.get("at")} in this model.`);
   if (tabs.has(state.get("tab"))) showTab(state.get("tab"));
 }
