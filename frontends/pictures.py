@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weft.backends.folder import whole_file
-from weft.backends.viz.network import Network, network
 from weft.backends.viz.page import page
 from weft.backends.viz.scene import Shape, scene, unfolded
 from weft.backends.viz.svg import svg
 from weft.ir.errors import WeftError, unknown
 
-from .sources import load_source
+from .drawable import described
 
 FORMATS: dict[str, Callable[[Shape], str]] = {
     ".html": lambda root: page(root, unfolded(root)),
@@ -31,8 +30,3 @@ def draw(source: str, out: Path) -> None:
     text = FORMATS[out.suffix](scene(described(source)))
     with whole_file(out) as path:
         path.write_text(text, encoding="utf-8")
-
-
-def described(source: str) -> Network:
-    """What there is to draw of `source`."""
-    return network(load_source(source).graph)

@@ -6,7 +6,7 @@ shapes alone, are no operations of their own but stand among the attributes of w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from .network import Network, Vertex, Weight
 from .onnx_constants import Constant, constant, copied, formula, initializer
 from .onnx_ops import MICROSOFT, OPERANDS, VIEWS, alike, gates
-from .onnx_scopes import named, told
+from .onnx_scopes import fresh, named, told
 from .onnx_types import described, dtype_name, type_text
 
 BIG = 1 << 10  # bytes of a weight that is no part of a shape
@@ -65,6 +65,32 @@ def onnx_network(path: Path) -> Network:
         inputs,
         {name: (renamed.get(value, value), kind) for name, (value, kind) in outputs.items()},
     )
+
+
+def joined(halves: Sequence[Network]) -> Network:
+    """Models of which later ones take what earlier ones give, by the same names, as one."""
+    whole = halves[0]
+    for part in halves[1:]:
+        part = _apart(part, {v.name for v in whole.vertices})
+        given = {name: value for name, (value, _) in whole.outputs.items() if name in part.inputs}
+        vertices = (replace(v, reads=tuple(given.get(x, x) for x in v.reads)) for v in part.vertices)
+        inputs = {**whole.inputs, **{name: kind for name, kind in part.inputs.items() if name not in given}}
+        outputs = {name: found for name, found in whole.outputs.items() if name not in given}
+        whole = Network(part.name, (*whole.vertices, *vertices), inputs, {**outputs, **part.outputs})
+    return whole
+
+
+def _apart(network: Network, taken: set[str]) -> Network:
+    """`network`, none of its operations with a name that is taken."""
+    names: dict[str, str] = {}
+    vertices = []
+    for v in network.vertices:
+        name = fresh(v.name, taken)
+        names |= {x: name + x.removeprefix(v.name) for x in v.makes if name != v.name}
+        reads, makes = (tuple(names.get(x, x) for x in found) for found in (v.reads, v.makes))
+        vertices.append(replace(v, name=name, reads=reads, makes=makes))
+    outputs = {name: (names.get(value, value), kind) for name, (value, kind) in network.outputs.items()}
+    return replace(network, vertices=tuple(vertices), outputs=outputs)
 
 
 # -- the file

@@ -58,7 +58,7 @@ def named(ops: Sequence[Named], constants: Mapping[str, Constant]) -> list[tuple
             break
         scopes = [scope[1:] if scope[:1] == (stem,) else scope for scope in scopes]
     taken = {".".join(scope[:i]) for scope in scopes for i in range(1, len(scope) + 1)}
-    return [(".".join(scope), _fresh(_path(op, scope), taken)) for op, scope in zip(ops, scopes, strict=True)]
+    return [(".".join(scope), fresh(_path(op, scope), taken)) for op, scope in zip(ops, scopes, strict=True)]
 
 
 def _scope(op: Named) -> Scope:
@@ -83,7 +83,8 @@ def _path(op: Named, scope: Scope) -> str:
     return stem + (words[-1] if words else op.kind)
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def fresh(name: str, taken: set[str]) -> str:
+    """`name`, with a number behind it where it is taken; takes it."""
     found, n = name, 1
     while found in taken:
         n += 1
@@ -150,7 +151,7 @@ def _common(scopes: Sequence[Scope]) -> str | None:
     first = {scope[0]: None for scope in scopes if scope}
     layered = {scope[0] for scope in scopes if any(word.isdigit() for word in scope[1:])}
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None
-    if stem is None or len(first) > 2 or (stem in HALVES and len(first) > 1):
+    if stem is None or len(first) > 2 or stem in HALVES:
         return None
     inner = [scope for scope in scopes if scope[:1] == (stem,)]
     if any(scope[1:2] and scope[1].isdigit() for scope in inner):  # the list itself

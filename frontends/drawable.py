@@ -1,0 +1,77 @@
+"""What can be drawn: every source, ONNX files of any exporter, and folders that weft compiled."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.backends.runtime.folder import MANIFEST, TORCH, read_json
+from weft.backends.viz.network import Network, network
+from weft.backends.viz.onnx_network import joined, onnx_network
+from weft.ir.errors import WeftError
+from weft.passes import run_passes
+from weft.passes.counts import parameter_count
+
+from .sources import load_source
+
+MODEL, ENCODER = "model.onnx", "encoder.onnx"
+
+
+def described(source: Any) -> Network:
+    """What there is to draw of `source`: whatever `load_source` takes, an ONNX file, or a compiled folder.
+
+    Raises:
+        WeftError: if it cannot be read, or is a folder of PyTorch whose source is gone.
+    """
+    path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
+    if path is None:
+        return network(load_source(source).graph)
+    if path.suffix == ".onnx":
+        return onnx_network(path)
+    if (path / MANIFEST).is_file():
+        return _compiled(path)
+    if (path / MODEL).is_file():
+        return replace(onnx_network(path / MODEL), name=path.name)
+    return network(load_source(source).graph)
+
+
+def _compiled(folder: Path) -> Network:
+    """The model in a folder of `weft compile`, with the name of what it came from."""
+    manifest = read_json(folder / MANIFEST)
+    origin = manifest.get("source")
+    spec = origin.get("spec") if isinstance(origin, dict) else None
+    if manifest.get("target") == TORCH:
+        return network(_rebuilt(folder, manifest, spec))
+    files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
+    if not files:
+        raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is not whole; compile it anew")
+    found = joined([onnx_network(file) for file in files])
+    return replace(found, name=_name(spec)) if isinstance(spec, str) else found
+
+
+def _rebuilt(folder: Path, manifest: dict[str, Any], spec: object) -> Any:
+    """The graph that a folder of PyTorch was made from: its source, rewritten by its pipeline."""
+    seed, pipeline = manifest["source"].get("seed", 0) if spec else 0, manifest.get("pipeline", "")
+    if not isinstance(spec, str) or not isinstance(pipeline, str) or not isinstance(seed, int):
+        raise WeftError(f"{folder / MANIFEST} does not say what the model was compiled from; draw that instead")
+    try:
+        graph = load_source(spec, seed=seed).graph
+    except WeftError as e:
+        raise WeftError(
+            f"{folder} holds Python, which is drawn by way of its source {spec}, but that cannot be read: {e}"
+        ) from e
+    graph = run_passes(graph, pipeline) if pipeline else graph
+    if (expected := manifest.get("parameters")) != (found := parameter_count(graph)):
+        raise WeftError(
+            f"{folder} was compiled from {spec}, which is not the same any more: "
+            f"{expected} parameters then, {found} now; compile it anew"
+        )
+    return graph
+
+
+def _name(spec: str) -> str:
+    """A source by the last word of its name: of a file or folder, or of an object in one."""
+    last = spec.rpartition(":")[2] if re.search(r"\.py:\w+$", spec) else Path(spec).name
+    return re.sub(r"\.(gguf|weft|onnx|py)$", "", last)
