@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, sizes
+from weft.ir.frequencies import RopeFrequencies
 from weft.ir.op import Cost, Trait
 from weft.ir.printer import format_attr
+from weft.ir.recipe import Recipe
 from weft.ir.view import attributes
 from weft.passes.counts import cached, elements, learned
 
@@ -20,7 +22,8 @@ from .work import NONE, Work, of_node, state, step
 class Weight:
     """A parameter: its name, shape and dtype, how many bytes it has, and the recipe that makes them.
 
-    `learned` is how many numbers of it count as the model's, in the first operation that reads it.
+    `learned` is how many numbers of it count as the model's, in the first operation that reads it; `rotary` are the
+    frequencies that it is made of, if these are rotary positions.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Weight:
     bytes: int
     recipe: str
     learned: int = 0
+    rotary: RopeFrequencies | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class Vertex:
 class Network:
     """Operations in an order in which they can be computed; `inputs` and `outputs` are values by name, with types.
 
-    `marks` are what a comparison says of inputs, by name, and of outputs, by "out." and name.
+    `marks` are what a comparison says of inputs, by name, and of outputs, by "out." and name. `context` is how many
+    tokens the model is made for, if that is known.
     """
 
     name: str
@@ -81,6 +86,7 @@ class Network:
     inputs: Mapping[str, str]
     outputs: Mapping[str, tuple[str, str]]  # name -> value, type
     marks: Mapping[str, Mark] = field(default_factory=dict)
+    context: int | None = None
 
 
 def network(graph: Graph) -> Network:
@@ -91,6 +97,7 @@ def network(graph: Graph) -> Network:
         tuple(_vertex(node, unseen) for node in graph.nodes),
         {v.name: str(v.type) for v in graph.inputs.values()},
         {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
+        context=graph.meta.get("context"),
     )
 
 
@@ -129,4 +136,11 @@ def _weight(param: Param, learned: int) -> Weight:
     kind = param.type
     shape = ", ".join(map(str, kind.shape))
     size = sizes.evaluate(kind.bytes, {})
-    return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned)
+    return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _rotary(param.recipe))
+
+
+def _rotary(recipe: Recipe) -> RopeFrequencies | None:
+    """The frequencies of rotary positions in a recipe."""
+    if isinstance(recipe, RopeFrequencies):
+        return recipe
+    return next(filter(None, map(_rotary, recipe.parts)), None)

@@ -37,7 +37,7 @@ class Shape:
     """A part of the picture: what is written on it, how large it is when closed, and what is in it when open.
 
     `notes` are values that the part reads and no line brings, `gives` outputs of the model that it makes and no line
-    takes. `head` is the least width of an open part.
+    takes. `head` is the least width of an open part. The picture itself knows its `network`.
     """
 
     key: str
@@ -64,7 +64,7 @@ class Shape:
 
 def scene(network: Network) -> Shape:
     """The shapes of `network`; the root is the picture itself, always open."""
-    return framed(outline(network))
+    return replace(framed(outline(network)), network=network)
 
 
 def framed(part: Part) -> Shape:
