@@ -41,9 +41,9 @@ class Vertex:
 
     `roles` are the names of the operands that `reads` are given to, `types` tell what it makes ("f32[seq, 576]").
     A `view` moves no data. `cost` is None where nobody knows it. `cache` is how many numbers it keeps of a token for
-    those after it, and of how many tokens at most (None: all); `state` what it keeps of every text, however long: numbers
-    in the dtype of the model, and bytes of others.
-    `like` is the operation of weft that one of another format amounts to. `work` is `cost` with numbers and bytes
+    those after it, and of how many tokens at most (None: all); `state` what it keeps of every text, however long:
+    numbers in the dtype of the model, and bytes of others. `like` is the operation of weft that one of another format
+    amounts to. `work` is `cost` with numbers and bytes
     apart, `step` the work for one more token; `mark` is what a comparison says of the operation.
     """
 

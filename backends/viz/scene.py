@@ -49,6 +49,7 @@ class Shape:
     head: float
     arrangement: Arrangement | None = None
     inner: list[Shape] = field(default_factory=list)
+    network: Network | None = None
 
     @property
     def said(self) -> list[str]:
