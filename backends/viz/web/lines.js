@@ -33,8 +33,8 @@ function hover(e) {
   if (fingers.size) return;
   const box = picture.getBoundingClientRect(), x = e.clientX - box.left, y = e.clientY - box.top;
   const g = e.target.closest("g.part"), p = g ? spots.get(g.dataset.key) : null;
-  const line = p && !p.open ? null : lineAt((x - at.x) / at.k, (y - at.y) / at.k);
-  heat(line ? [line] : p?.open ? [] : linesOf(p));
+  const line = e.target.closest(".bar") || (p && !p.open) ? null : lineAt((x - at.x) / at.k, (y - at.y) / at.k);
+  heat(line ? [line] : p?.open && !e.target.closest(".bar") ? [] : linesOf(p));
   const told = line ? toldOf(line) : p && painted.detail < 2 ? [el("b", {}, p.shape.title), el("div", {}, p.shape.key), ...p.shape.lines.map((t) => el("div", {}, t))] : [];
   tip.hidden = !told.length;
   tip.replaceChildren(...told);

@@ -68,8 +68,8 @@ function reveal(p) {
 // -- wheel, mouse and fingers
 picture.addEventListener("wheel", (e) => {
   e.preventDefault();
-  const unit = e.deltaMode === 1 ? 16 : 1;
-  if (e.ctrlKey || e.metaKey) zoom(Math.exp(-e.deltaY * unit / 200), e.offsetX, e.offsetY);
+  const unit = e.deltaMode === 1 ? 16 : 1, { left, top } = picture.getBoundingClientRect();
+  if (e.ctrlKey || e.metaKey) zoom(Math.exp(-e.deltaY * unit / 200), e.clientX - left, e.clientY - top);
   else if (e.shiftKey && !e.deltaX) pan(-e.deltaY * unit, 0);
   else pan(-e.deltaX * unit, -e.deltaY * unit);
 }, { passive: false });

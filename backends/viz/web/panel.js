@@ -55,7 +55,7 @@ $("close").onclick = closePanel;
 // -- parts of sections
 const head = (text) => el("h3", {}, text);
 const rows = (pairs) => el("dl", {}, pairs.flatMap(([name, ...value]) => [el("dt", {}, name), el("dd", {}, ...value)]));
-const link = (key, text) => el("a", { href: `#at=${encodeURIComponent(key)}`, onclick: (e) => { e.preventDefault(); go(key); } }, text);
+const link = (key, text) => el("a", { href: `#at=${encodeURIComponent(key)}`, onclick: (e) => { e.preventDefault(); if (go(key)) focusCurrent(); } }, text);
 
 // The name of a value, which leads to the part that makes it.
 function valueLink(name) {

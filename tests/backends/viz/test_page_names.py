@@ -32,7 +32,7 @@ def facts_of(graph: Graph) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "source", ["deepseek-v3", "gpt3-175b", "t5-base", "mamba-130m", "shared_layers.py", "hybrid.py"]
+    "source", ["deepseek-v3", "gpt3-175b", "t5-base", "mamba-130m", "shared_layers.py", "hybrid.py", "local_global.py"]
 )
 def test_every_operation_reads_what_it_reads_in_the_graph(source: str, visit: Callable[[str], Page]) -> None:
     graph = load_source(str(EXAMPLES / source) if source.endswith(".py") else source).graph

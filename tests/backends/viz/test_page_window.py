@@ -84,6 +84,25 @@ def test_the_wheel_pans_and_zooms_at_the_pointer(visit: Visit) -> None:
     assert now["y"] + 30 * k == pytest.approx(before["y"] + 30, abs=2)
 
 
+def test_two_fingers_zoom_where_they_are(visit: Visit) -> None:
+    shown = visit(of_preset("smollm2-135m"))
+    before, fingers = box(shown, "layers.0.attn"), shown.context.new_cdp_session(shown)
+    x, y = before["x"] + 40, before["y"] + 30
+
+    def touch(kind: str, *apart: float) -> None:
+        points = [{"x": x + side * a, "y": y, "id": i} for a in apart for i, side in enumerate((-1, 1))]
+        fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", 30)
+    for apart in (36, 42, 48, 54, 60):
+        touch("touchMove", apart)
+    touch("touchEnd")
+    k, now = shown.evaluate("at.k"), box(shown, "layers.0.attn")
+    assert k == pytest.approx(2, abs=0.1)
+    assert now["x"] + 40 * k == pytest.approx(x, abs=4) and now["y"] + 30 * k == pytest.approx(y, abs=4)
+    assert part(shown, "layers.0.attn").get_attribute("aria-expanded") == "false"
+
+
 def test_a_drag_pans_and_opens_nothing(visit: Visit) -> None:
     shown = visit(of_preset("smollm2-135m"))
     before = box(shown, "layers.0.attn")
@@ -125,6 +144,7 @@ def test_light_and_dark(visit: Visit) -> None:
     fill = "getComputedStyle(view.querySelector('[data-kind=attention] > rect')).fill"
     light = shown.evaluate(paper), shown.evaluate(fill)
     shown.emulate_media(color_scheme="dark")
+    shown.wait_for_function("dark()")
     dark = shown.evaluate(paper), shown.evaluate(fill)
     assert light[0] != dark[0] and light[1] != dark[1]
     shown.click("#theme")  # what is asked for is stronger than the system
