@@ -37,7 +37,7 @@ def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = 
     web = files(__package__) / "web"
     return environment.get_template("page.html.j2").render(
         title=root.label.title,
-        data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/"),
+        data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         scripts=[(web / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
         style=style.variables() + (web / "page.css").read_text(encoding="utf-8"),
         fonts={w: base64.b64encode((FONT / f"inter-{w}.ttf").read_bytes()).decode() for w in ("400", "600")},

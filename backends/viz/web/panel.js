@@ -107,7 +107,7 @@ function broken(text, indent) {
     let j = i;
     while (j < inner.length && unnumbered(inner[j]) === unnumbered(inner[i])) j++;
     const few = j - i < 5 ? inner.slice(i, j) : [inner[i], null, inner[j - 1]];
-    for (const one of few) lines.push(...(one === null ? [`${pad}  … ${j - i - 2} more, numbered on …`] : broken(one, indent + 1)));
+    for (const one of few) lines.push(...(one === null ? [`${pad}  … ${j - i - 2} more like these …`] : broken(one, indent + 1)));
     i = j;
   }
   return [pad + text.slice(0, start + 1), ...lines, pad + text[end]];

@@ -25,6 +25,7 @@ let writing = 0, written = "";
 function keep() {
   clearTimeout(writing);
   writing = setTimeout(() => {
+    writing = 0;
     const state = new URLSearchParams(), basis = new Set(bases[base]());
     if (base !== "first") state.set("as", base);
     for (const key of opened) if (!basis.has(key)) state.append("open", key);

@@ -32,6 +32,7 @@ def box(shown: Page, key: str) -> dict[str, float]:
     return dict(found)
 
 
-def settle(shown: Page) -> None:
-    """Wait until the address is written."""
-    shown.wait_for_timeout(250)
+def address(shown: Page) -> str:
+    """The address, once it is written."""
+    shown.wait_for_function("writing === 0")
+    return str(shown.evaluate("location.href"))

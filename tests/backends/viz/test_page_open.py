@@ -12,7 +12,7 @@ from weft.backends.viz.network import network
 from weft.backends.viz.page import page
 from weft.backends.viz.scene import scene, unfolded
 
-from .pages import box, of_preset, part, settle
+from .pages import address, box, of_preset, part
 
 STROKE = 1.5  # pixels by which the border of what is chosen is wider
 Visit = Callable[[str], Page]
@@ -96,15 +96,13 @@ def test_a_reload_shows_the_same(visit: Visit) -> None:
     part(shown, "layers.0.attn").click()
     part(shown, "layers.0.attn.q").click()
     shown.click("#theme")
-    settle(shown)
-    keys, address = shown.evaluate("[...opened].sort()"), shown.url
-    assert "layers.0.attn" in keys and "#" in address
+    keys, first = shown.evaluate("[...opened].sort()"), address(shown)
+    assert "layers.0.attn" in keys and "#" in first
     shown.reload()
     assert shown.evaluate("[...opened].sort()") == keys
     assert shown.evaluate("chosen") == "layers.0.attn.q" and shown.evaluate("dark()")
     shown.click("#none")
-    settle(shown)
-    assert len(shown.url) < len(address) + 60  # not a list of all that is closed
+    assert len(address(shown)) < len(first) + 60  # not a list of all that is closed
     shown.reload()
     assert shown.evaluate("[...opened]") == [""]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from .pages import box, of_preset, part, settle
+from .pages import address, box, of_preset, part
 
 Visit = Callable[[str], Page]
 FRAMES = """() => new Promise((done) => {
@@ -149,8 +149,7 @@ def test_light_and_dark(visit: Visit) -> None:
     assert light[0] != dark[0] and light[1] != dark[1]
     shown.click("#theme")  # what is asked for is stronger than the system
     assert (shown.evaluate(paper), shown.evaluate(fill)) == light
-    settle(shown)
-    assert "theme=light" in shown.url
+    assert "theme=light" in address(shown)
     shown.keyboard.press("d")
     assert (shown.evaluate(paper), shown.evaluate(fill)) == dark
 
