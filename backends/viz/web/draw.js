@@ -105,7 +105,8 @@ function drawn(p, detail) {
   return g;
 }
 
-const described = (shape) => [shape.title, ...shape.lines, ...(shape.notes ?? []),
+const SIGNS = { "+": "sum", "×": "product", "−": "difference", "÷": "quotient" };
+const described = (shape) => [SIGNS[shape.symbol], shape.title, ...shape.lines, ...(shape.notes ?? []),
   ...(shape.repeat ? [`${shape.repeat.count} times`] : [])].filter(Boolean).join(", ");
 
 function circle({ shape, x, y, width, height }) {

@@ -107,6 +107,7 @@ def test_parts_tell_what_they_are(visit: Visit) -> None:
     assert told == {"level": "1", "expanded": "true", "posinset": "4", "setsize": "7"}
     attention = str(part(shown, "layers.0.attn").get_attribute("aria-label"))
     assert attention.startswith("Grouped-query attention") and "9 heads, 3 KV heads" in attention
+    assert part(shown, "layers.0.attn_residual").get_attribute("aria-label") == "sum, attn_residual"
     for button in shown.locator("button").all():
         assert button.inner_text().strip() or button.get_attribute("aria-label")
 
