@@ -16,8 +16,12 @@ from .scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from .text import FONT, advances
 
 MOST = 12_000  # shapes that are placed at once
-NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "SPREAD", "EDGE")
-SCRIPTS = ("base", "repeats", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys", "numbers", "state")
+NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE")
+SCRIPTS = (
+    *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
+    *("numbers", "diff", "state"),
+)
+STYLES = ("page", "diff")
 
 
 def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
@@ -35,10 +39,13 @@ def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = 
     }
     environment = Environment(loader=PackageLoader(__package__, "web"), autoescape=False, trim_blocks=True)
     web = files(__package__) / "web"
+    borders = style.borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
     return environment.get_template("page.html.j2").render(
         title=root.label.title,
         data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         scripts=[(web / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
-        style=style.variables() + (web / "page.css").read_text(encoding="utf-8"),
+        style="\n".join(
+            [style.variables(), *((web / f"{name}.css").read_text(encoding="utf-8") for name in STYLES), borders]
+        ),
         fonts={w: base64.b64encode((FONT / f"inter-{w}.ttf").read_bytes()).decode() for w in ("400", "600")},
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import facts
 from .arrange import Box, Branches, Column, Item, Pass
+from .marks import Mark
 from .network import Vertex
 from .scene import Shape, Size, times
 
@@ -37,6 +38,7 @@ def shape(s: Shape) -> dict[str, Any]:
     found |= {name: value for name, value in optional.items() if value}
     if s.arrangement is not None:
         found["head"] = round(s.head, 2)
+        found |= {"rails": s.arrangement.rails} if s.arrangement.rails else {}
         found["box"] = _box(s.arrangement.box)
         found["wires"] = [[x.source, x.target, x.values, x.bend, x.region, x.lanes] for x in s.arrangement.lines]
         found["inner"] = [shape(i) for i in s.inner]
@@ -71,7 +73,14 @@ def _vertex(v: Vertex) -> dict[str, Any]:
         "reads": list(zip(v.roles, v.reads, strict=False)),
         "makes": list(zip(v.makes, v.types, strict=False)),
         "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe] for w in v.weights],
+        **({"mark": _mark(v.mark)} if v.mark else {}),
     }
+
+
+def _mark(mark: Mark) -> dict[str, Any]:
+    """What a comparison says of an operation; what is nothing is left out."""
+    found = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
+    return {"sign": mark.sign} | {name: value for name, value in found.items() if value}
 
 
 # -- repeats
@@ -117,7 +126,10 @@ def _repeat(s: Shape) -> dict[str, Any]:
     `once` is the first time, the second is the first with the number in its names moved by `period`, every other one is
     the second moved: but for what `changed` says, lists of a path and the value there, by the number of a time.
     """
-    rounds = [_normal(shape(i)) for i in times(s).inner]
+    whole = times(s)
+    assert whole.arrangement is not None
+    rails = {line.region: line.values for line in whole.arrangement.lines if line.bend == "rail"}
+    rounds = [_normal(shape(i)) for i in whole.inner]
     low, high = _span(rounds[0]["key"])
     period = _span(rounds[1]["key"])[0] - low
     prefix = ".".join([*rounds[0]["key"].split(".")[:-1], ""])
@@ -131,6 +143,7 @@ def _repeat(s: Shape) -> dict[str, Any]:
         "count": s.part.count,
         "parallel": s.part.parallel,
         "period": period,
+        "rails": list(rails.values()),
         "moves": [vars(move), vars(later)],
         "once": {k: v for k, v in rounds[0].items() if not folded or k not in ("inner", "box", "wires")},
         "changed": {i: found for i, found in changed.items() if found},

@@ -57,7 +57,11 @@ function steady(before, change, pointer = null, left = false) {
   keep();
 }
 
-const flip = (key) => (opened.has(key) ? opened.delete(key) : opened.add(key));
+// Opens or closes a part, and the one that it is compared with.
+function flip(key) {
+  const on = !opened.has(key);
+  for (const one of [key, twin(key)]) if (one) opened[on ? "add" : "delete"](one);
+}
 
 function toggle(key, pointer = null) {
   const p = spots.get(key);

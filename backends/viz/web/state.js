@@ -78,7 +78,7 @@ addEventListener("beforeprint", () => {
 const kinds = new Set(), gather = (shape) => { if (shape.key) kinds.add(shape.kind); shape.inner?.forEach(gather); };
 gather(DATA.root);
 for (const [kind, [name]] of Object.entries(DATA.kinds)) {
-  if (!kinds.has(kind)) continue;
+  if (!kinds.has(kind) && !P) continue; // of passes, the signs of all steps
   const alone = (on) => { $("alone").textContent = on ? `#view g.part:not([data-kind="${kind}"]), #view path.wire { opacity: .18 }` : ""; };
   $("legend").append(el("button", { class: "kind", onpointerenter: () => alone(true), onpointerleave: () => alone(false), onfocus: () => alone(true), onblur: () => alone(false) },
     kindMark(kind), name));

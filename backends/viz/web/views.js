@@ -1,0 +1,46 @@
+// Several pictures in one page: shapes that are equal in several of them are told once, by their places in a pool.
+const P = DATA.passes; // { pool, views: [place of the root, keys open at first], steps }, on a page of passes
+const pictures = new Map(); // by number of a view: its root
+
+function shapeFrom(place) {
+  const shape = { ...P.pool[place] };
+  if (shape.inner) shape.inner = shape.inner.map(shapeFrom);
+  if (shape.repeat?.once.inner) shape.repeat = { ...shape.repeat, once: { ...shape.repeat.once, inner: shape.repeat.once.inner.map(shapeFrom) } };
+  return shape;
+}
+
+function rootOf(view) {
+  if (!pictures.has(view)) pictures.set(view, shapeFrom(P.views[view][0]));
+  return pictures.get(view);
+}
+
+// Makes another view the picture: what was opened or closed there stays so, where there is such a part.
+function setView(view) {
+  const basis = new Set(bases[base]());
+  const more = [...opened].filter((key) => !basis.has(key)), less = [...basis].filter((key) => !opened.has(key));
+  useView(view);
+  forget();
+  opened.clear();
+  for (const key of [...bases[base](), ...more]) opened.add(key);
+  for (const key of less) opened.delete(key);
+  draw();
+}
+
+function useView(view) {
+  DATA.root = rootOf(view);
+  DATA.opened = P.views[view][1];
+}
+
+// What was found out about the parts of another picture.
+function forget() {
+  parts = texts = null;
+  makers.clear();
+  firsts.clear();
+  drawnMap = null;
+}
+
+const FIRST = P ? Math.max(0, P.steps.findIndex((s) => !s.idle)) : 0; // the first step that changed something
+if (P) {
+  useView(P.steps[FIRST].views[1]);
+  for (const key of DATA.opened) opened.add(key);
+}
