@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 from weft.passes import run_passes
 from weft.passes.counts import parameter_count
 
-from .sources import load_source
+from .sources import Model, load_source
 
 MODEL, ENCODER = "model.onnx", "encoder.onnx"
 
@@ -35,6 +35,13 @@ def described(source: Any) -> Network:
     if (path / MODEL).is_file():
         return replace(onnx_network(path / MODEL), name=path.name)
     return network(load_source(source).graph)
+
+
+def loaded(source: Any) -> Model | None:
+    """The model that `source` is or names; None for an ONNX file or a compiled folder, which is one no more."""
+    path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
+    built = path is not None and (path.suffix == ".onnx" or any((path / name).is_file() for name in (MANIFEST, MODEL)))
+    return None if built else load_source(source)
 
 
 def _compiled(folder: Path) -> Network:

@@ -1,32 +1,106 @@
-"""Pictures of a source, in the format that a file's name asks for."""
+"""Pictures of a source, in the format that a file's name asks for, or to be shown in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from weft.backends.folder import whole_file
+from weft.backends.viz.dot import dot
+from weft.backends.viz.mermaid import mermaid
+from weft.backends.viz.network import Network
+from weft.backends.viz.opening import opened
 from weft.backends.viz.page import page
-from weft.backends.viz.scene import Shape, scene, unfolded
+from weft.backends.viz.place import Placed, place
+from weft.backends.viz.png import png
+from weft.backends.viz.scene import Shape, scene
+from weft.backends.viz.sheet import Sheet
 from weft.backends.viz.svg import svg
+from weft.backends.viz.tree import plain_tree
 from weft.ir.errors import WeftError, unknown
 
-from .drawable import described
+from .drawable import described, loaded
+from .fact_sheet import fact_sheet, short_sheet
 
-FORMATS: dict[str, Callable[[Shape], str]] = {
-    ".html": lambda root: page(root, unfolded(root)),
-    ".svg": lambda root: svg(root, unfolded(root)),
+
+@dataclass(frozen=True)
+class Look:
+    """How a picture is to be: how many levels of parts are open (None: layers, and what they are in), which `parts`
+    are besides, dark or light, and how many pixels a .png has for each of its own."""
+
+    depth: int | None = None
+    parts: tuple[str, ...] = ()
+    dark: bool = False
+    scale: float = 2.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn: the shapes of a network, its facts, and how."""
+
+    root: Shape
+    sheet: Sheet
+    look: Look = field(default_factory=Look)
+
+    @cached_property
+    def opened(self) -> set[str]:
+        """The keys of the open parts."""
+        return opened(self.root, self.look.depth, self.look.parts)
+
+    @cached_property
+    def placed(self) -> Placed:
+        """Where everything is."""
+        return place(self.root, self.opened)
+
+    def page(self) -> str:
+        """The page to click through."""
+        return page(self.root, self.opened)
+
+    def svg(self) -> str:
+        """The picture to print."""
+        return svg(self.root, self.opened, self.sheet, self.look.dark)
+
+
+FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
+    ".html": Drawing.page,
+    ".svg": Drawing.svg,
+    ".png": lambda drawing: png(drawing.svg(), drawing.look.scale),
+    ".mmd": lambda drawing: mermaid(drawing.placed, drawing.sheet),
+    ".dot": lambda drawing: dot(drawing.placed, drawing.sheet),
+    ".txt": lambda drawing: plain_tree(drawing.placed, drawing.sheet),
 }
 
 
-def draw(source: str, out: Path) -> None:
-    """Write a picture of `source` to `out`, whole or not at all.
+def draw(source: Any, out: str | Path, depth: int | None = None, parts: Iterable[str] = (), **look: Any) -> None:
+    """Write a picture of `source` to `out`, whole or not at all, in the format that its ending names.
+
+    .html is a page to click through, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a
+    graph for Graphviz, .txt a tree. `depth` levels of parts are open (None: layers), and `parts` by name; `dark` and
+    `scale` (pixels of a .png for each of the picture's) are of .svg and .png.
 
     Raises:
-        WeftError: if the source cannot be read, the ending of `out` names no format, or `out` cannot be written.
+        WeftError: if the source cannot be read, the ending of `out` names no format, no part is called so, or `out`
+            cannot be written.
     """
+    out = Path(out)
+    check_format(out)
+    made = FORMATS[out.suffix](drawing(source, Look(depth, tuple(parts), **look)))
+    with whole_file(out) as path:
+        path.write_bytes(made if isinstance(made, bytes) else made.encode())
+
+
+def check_format(out: Path) -> None:
+    """Raise WeftError if no picture has the ending of `out`."""
     if out.suffix not in FORMATS:
         raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
-    text = FORMATS[out.suffix](scene(described(source)))
-    with whole_file(out) as path:
-        path.write_text(text, encoding="utf-8")
+
+
+def drawing(source: Any, look: Look | None = None) -> Drawing:
+    """What is drawn of `source`."""
+    model = loaded(source)
+    found: Network = described(source if model is None else model)
+    sheet = short_sheet(found) if model is None else fact_sheet(model)
+    return Drawing(scene(found), sheet, look or Look())

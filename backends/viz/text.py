@@ -31,3 +31,14 @@ def fitted(text: str, room: float, size: float, bold: bool = False) -> str:
     while text and width(text + "…", size, bold) > room:
         text = text[:-1]
     return text.rstrip() + "…"
+
+
+def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str]:
+    """`text` in lines that fit into `room` pixels, but for words that are wider."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and width(f"{lines[-1]} {word}", size, bold) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines

@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from .completion import complete_sources
-from .shown import note
+from .shown import console, note
+
+PRINTED = (".svg", ".png")
 
 
 @click.command("viz", short_help="Draw a model.")
@@ -16,19 +18,48 @@ from .shown import note
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
-    help="The file to write: .html (a page to click through), .svg; default: the name of SOURCE, as a page.",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="The file to write: .html (a page to click through), .svg, .png, .mmd (Mermaid), .dot (Graphviz), .txt (a "
+    "tree), or - for the tree on the terminal; default: the name of SOURCE, as a page.",
 )
-def viz_command(source: str, out: Path | None) -> None:
+@click.option(
+    "--depth", type=click.IntRange(0), help="Levels of parts that are open; default: layers, with their parts."
+)
+@click.option(
+    "--open", "parts", multiple=True, metavar="PART", help="A part to open besides, as attn or layers.0.attn."
+)
+@click.option("--theme", type=click.Choice(["light", "dark"]), help="The colours of .svg and .png; default: light.")
+@click.option(
+    "--scale", type=click.FloatRange(0, min_open=True), help="Pixels of a .png for each of the picture; default: 2."
+)
+def viz_command(
+    source: str, out: Path | None, depth: int | None, parts: tuple[str, ...], theme: str | None, scale: float | None
+) -> None:
     """Draw SOURCE: layers folded, the residual stream straight, everything to open by a click.
 
     \b
     Examples:
-      weft viz llama3.1-8b
-      weft viz model.py:wide -o wide.svg
+      weft viz llama3.1-8b                           llama3-1-8b.html, a page
+      weft viz llama3.1-8b -o -                      a tree: parts, sizes, parameters
+      weft viz model.py:wide -o wide.svg --open attn the picture with a fact sheet
+      weft viz model.gguf -o model.png --theme dark --scale 3
     """
-    from ..pictures import draw
+    from weft.backends.viz.tree import tree
 
+    from ..pictures import Look, check_format, draw, drawing
+
+    if str(out) == "-":
+        made = drawing(source, Look(depth, parts))
+        screen = console()
+        with screen.capture() as printed:
+            screen.print(tree(made.placed, made.sheet))
+        click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+        return
     out = out or Path(re.sub(r"\W+", "-", Path(source).stem) + ".html")
-    draw(source, out)
+    check_format(out)
+    if theme and out.suffix not in PRINTED:
+        raise click.UsageError(f"--theme is for {' and '.join(PRINTED)}; {out.suffix} has no colours to choose")
+    if scale and out.suffix != ".png":
+        raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
+    draw(source, out, depth, parts, dark=theme == "dark", scale=scale or 2.0)
     note(f"{out} written")
