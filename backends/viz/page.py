@@ -39,13 +39,12 @@ def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = 
     }
     environment = Environment(loader=PackageLoader(__package__, "web"), autoescape=False, trim_blocks=True)
     web = files(__package__) / "web"
+    sheets = [(web / f"{name}.css").read_text(encoding="utf-8") for name in STYLES]
     borders = style.borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
     return environment.get_template("page.html.j2").render(
         title=root.label.title,
         data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         scripts=[(web / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
-        style="\n".join(
-            [style.variables(), *((web / f"{name}.css").read_text(encoding="utf-8") for name in STYLES), borders]
-        ),
+        style="\n".join([style.variables(), *sheets, borders]),
         fonts={w: base64.b64encode((FONT / f"inter-{w}.ttf").read_bytes()).decode() for w in ("400", "600")},
     )

@@ -15,7 +15,7 @@ from .compare import compare
 from .diff import data, kinds, opened
 from .network import Network
 from .page import page
-from .scene import Shape, scene
+from .scene import scene
 from .totals import totals
 
 LINES = 40  # of a trace that a page shows
@@ -85,10 +85,12 @@ class _Pool:
 
     def number(self, shape: dict[str, Any]) -> int:
         """The number of a shape, which is put into the pool if it is not there."""
-        held = shape | {"inner": [self.number(s) for s in shape["inner"]]} if "inner" in shape else shape
         once = shape.get("repeat", {}).get("once", {})
+        held = self.placed(shape)
         if "inner" in once:
-            held = held | {
-                "repeat": shape["repeat"] | {"once": once | {"inner": [self.number(s) for s in once["inner"]]}}
-            }
+            held = held | {"repeat": shape["repeat"] | {"once": self.placed(once)}}
         return self.shapes.setdefault(json.dumps(held, separators=(",", ":")), len(self.shapes))
+
+    def placed(self, shape: dict[str, Any]) -> dict[str, Any]:
+        """A shape with the numbers of those within it."""
+        return shape | {"inner": [self.number(s) for s in shape["inner"]]} if "inner" in shape else shape
