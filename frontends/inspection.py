@@ -18,6 +18,7 @@ from .dimensions import Dimensions, dimensions
 from .sources import Model
 
 OTHER = "other"
+USUAL = 512  # tokens
 CACHE_DTYPES = {"f32": 4, "f16": 2}  # bytes a number
 # families of ops whose attributes say little about a block
 _PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
@@ -87,7 +88,7 @@ def inspect(model: Model, tokens: int | None = None) -> Inspection:
     """
     graph = model.graph
     context = graph.meta.get("context")
-    n = tokens or min(512, context or 512)
+    n = tokens or usual_tokens(graph)
     binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n}
     prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
     parts = _parts(graph)
@@ -122,6 +123,11 @@ def inspect(model: Model, tokens: int | None = None) -> Inspection:
         ignored=tuple(model.ignored),
         random=model.random_init,
     )
+
+
+def usual_tokens(graph: Graph) -> int:
+    """How many tokens are counted where nobody says: 512, or the context where that is shorter."""
+    return min(USUAL, graph.meta.get("context") or USUAL)
 
 
 def layer_of(scope: str) -> str:

@@ -74,8 +74,17 @@ FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
 }
 
 
-def draw(source: Any, out: str | Path, depth: int | None = None, parts: Iterable[str] = (), **look: Any) -> None:
-    """Write a picture of `source` to `out`, whole or not at all, in the format that its ending names.
+def draw(
+    source: Any,
+    out: str | Path,
+    depth: int | None = None,
+    parts: Iterable[str] = (),
+    *,
+    vs: Any = None,
+    **look: Any,
+) -> None:
+    """Write a picture of `source` to `out`, whole or not at all, in the format that its ending names; with another
+    source, `vs`, of both side by side, with marks for what is new, gone or changed in that.
 
     .html is a page to click through, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a
     graph for Graphviz, .txt a tree. `depth` levels of parts are open (None: layers), and `parts` by name; `dark` and
@@ -87,7 +96,7 @@ def draw(source: Any, out: str | Path, depth: int | None = None, parts: Iterable
     """
     out = Path(out)
     check_format(out)
-    made = FORMATS[out.suffix](drawing(source, Look(depth, tuple(parts), **look)))
+    made = FORMATS[out.suffix](drawing(source, Look(depth, tuple(parts), **look), vs))
     with whole_file(out) as path:
         path.write_bytes(made if isinstance(made, bytes) else made.encode())
 
@@ -98,8 +107,12 @@ def check_format(out: Path) -> None:
         raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
 
 
-def drawing(source: Any, look: Look | None = None) -> Drawing:
-    """What is drawn of `source`."""
+def drawing(source: Any, look: Look | None = None, vs: Any = None) -> Drawing:
+    """What is drawn of `source`, or of it and `vs`."""
+    if vs is not None:
+        from .comparing import difference
+
+        return difference(source, vs, look)
     model = loaded(source)
     found: Network = described(source if model is None else model)
     sheet = short_sheet(found) if model is None else fact_sheet(model)

@@ -28,14 +28,23 @@ PRINTED = (".svg", ".png")
 @click.option(
     "--open", "parts", multiple=True, metavar="PART", help="A part to open besides, as attn or layers.0.attn."
 )
+@click.option("--vs", "other", shell_complete=complete_sources, help="A source to compare with, drawn beside SOURCE.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), help="The colours of .svg and .png; default: light.")
 @click.option(
     "--scale", type=click.FloatRange(0, min_open=True), help="Pixels of a .png for each of the picture; default: 2."
 )
 def viz_command(
-    source: str, out: Path | None, depth: int | None, parts: tuple[str, ...], theme: str | None, scale: float | None
+    source: str,
+    out: Path | None,
+    depth: int | None,
+    parts: tuple[str, ...],
+    other: str | None,
+    theme: str | None,
+    scale: float | None,
 ) -> None:
     """Draw SOURCE: layers folded, the residual stream straight, everything to open by a click.
+
+    With --vs SOURCE stands at the left and the other at the right; what is gone, new or changed is marked.
 
     \b
     Examples:
@@ -43,23 +52,25 @@ def viz_command(
       weft viz llama3.1-8b -o -                      a tree: parts, sizes, parameters
       weft viz model.py:wide -o wide.svg --open attn the picture with a fact sheet
       weft viz model.gguf -o model.png --theme dark --scale 3
+      weft viz llama3.1-8b --vs mistral-7b           llama3-1-8b-vs-mistral-7b.html
     """
     from weft.backends.viz.tree import tree
 
     from ..pictures import Look, check_format, draw, drawing
 
     if str(out) == "-":
-        made = drawing(source, Look(depth, parts))
+        made = drawing(source, Look(depth, parts), other)
         screen = console()
         with screen.capture() as printed:
             screen.print(tree(made.placed, made.sheet))
         click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
         return
-    out = out or Path(re.sub(r"\W+", "-", Path(source).stem) + ".html")
+    named = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
+    out = out or Path("-vs-".join(named) + ".html")
     check_format(out)
     if theme and out.suffix not in PRINTED:
         raise click.UsageError(f"--theme is for {' and '.join(PRINTED)}; {out.suffix} has no colours to choose")
     if scale and out.suffix != ".png":
         raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
-    draw(source, out, depth, parts, dark=theme == "dark", scale=scale or 2.0)
+    draw(source, out, depth, parts, vs=other, dark=theme == "dark", scale=scale or 2.0)
     note(f"{out} written")

@@ -50,6 +50,9 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.option("--dtype", help="How a folder stores the weights: f32, f16 or bf16; default: without rounding.")
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
+@click.option(
+    "--viz", type=click.Path(path_type=Path), help="Draw the graph before and after every pass on this page (.html)."
+)
 @click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64; tell what was shown.")
 @click.option(
     "--trace", is_flag=True, help="Tell on stderr what each pass did where, what stopped it, FLOPs, bytes, time."
@@ -58,7 +61,14 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the passes."
 )
 def opt_command(
-    source: str, passes: str, out: str, dtype: str | None, dump_ir: str | None, verify: bool, trace: bool
+    source: str,
+    passes: str,
+    out: str,
+    dtype: str | None,
+    dump_ir: str | None,
+    viz: Path | None,
+    verify: bool,
+    trace: bool,
 ) -> None:
     """Run a pipeline of passes on the graph of SOURCE, and write the result. SOURCE - is text on stdin.
 
@@ -70,11 +80,13 @@ def opt_command(
       weft opt model.gguf -p "pack-qkv,pack-gate-up,dce"      rewritten
       weft opt model.gguf -p @smaller.pipeline -o smaller/    with its weights
       weft opt model.py -p default --verify --trace -o optimized.weft
+      weft opt model.py -p default --verify -o optimized.weft --viz steps.html
       weft opt a.weft -p cse | weft opt - -p dce
     """
     from weft.passes import Report
 
     from .. import load_source
+    from ..comparing import Steps, check_page, write_page
     from ..rewriting import rewrite
 
     folder = _is_folder(out)
@@ -82,11 +94,18 @@ def opt_command(
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
     if folder:
         check_free(Path(out))
+    if viz is not None:
+        check_page(viz)
     report = Report(priced=trace)
     with progress(f"reading {source}", "steps") as step:
         model = _piped(folder) if source == "-" else load_source(source)
-        model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, progress=step)
+        steps = Steps(model) if viz is not None else None
+        hooks = [steps.hook] if steps else []
+        model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
     tell(report, passes, trace)
+    if steps and viz is not None:
+        write_page(steps.page(report), viz)
+        note(f"{viz} written")
     if folder:
         from ..model_folder import write_model
 
