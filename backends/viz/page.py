@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Collection, Mapping
 from importlib.resources import files
@@ -13,7 +12,7 @@ from jinja2 import Environment, PackageLoader
 from . import devices, place, plain, style
 from .labels import KINDS
 from .scene import ALL, ICON, LEADING, LINE, TITLE, Shape
-from .text import FONT, advances
+from .text import advances, faces
 
 MOST = 12_000  # shapes that are placed at once
 NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE")
@@ -26,25 +25,41 @@ STYLES = ("page", "diff")
 
 def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
     """The page that shows `root`, at first with the shapes in `opened` open; `more` is plain data for its scripts."""
-    data = {
-        "root": plain.shape(root),
-        "opened": sorted(opened),
+    return shell(root.label.title, as_json(common() | contents(root, opened) | {**(more or {})}), faces())
+
+
+def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
+    """The data of a page that are of its model."""
+    return {"root": plain.shape(root), "opened": sorted(opened)}
+
+
+def common() -> dict[str, Any]:
+    """The data that every page has."""
+    return {
         "most": MOST,
         "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},
         "advances": advances(bold=True),
         "sizes": {name: getattr(place, name) for name in NUMBERS}
         | {"TITLE": TITLE, "LINE": LINE, "LEADING": LEADING, "ICON": ICON, "ALL": ALL},
         "numbers": devices.data(),
-        **(more or {}),
     }
+
+
+def as_json(data: Any) -> str:
+    """Plain data for a script element."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def shell(title: str, data: str, faces: str) -> str:
+    """A page around its data and its fonts."""
     environment = Environment(loader=PackageLoader(__package__, "web"), autoescape=False, trim_blocks=True)
     web = files(__package__) / "web"
     sheets = [(web / f"{name}.css").read_text(encoding="utf-8") for name in STYLES]
     borders = style.borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
     return environment.get_template("page.html.j2").render(
-        title=root.label.title,
-        data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
+        title=title,
+        data=data,
         scripts=[(web / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
         style="\n".join([style.variables(), *sheets, borders]),
-        fonts={w: base64.b64encode((FONT / f"inter-{w}.ttf").read_bytes()).decode() for w in ("400", "600")},
+        faces=faces,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape, quoteattr
@@ -12,7 +11,7 @@ from .place import GAP, HEAD, PAD, Placed, Point, place
 from .scene import ICON, LEADING, LINE, TITLE, Shape
 from .sheet import Sheet, in_words, kinds
 from .style import EVERY, SIGNS, borders, colours
-from .text import FONT, width, wrapped
+from .text import faces, width, wrapped
 
 AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, between picture and sheet, the width of a sheet
 NAMES, ROW = 120.0, 18.0  # the width of the names on a sheet, the height of a line of it
@@ -91,15 +90,6 @@ def rules(colour: Callable[[str], str]) -> str:
     made.append(f".open>rect{{fill:{colour('open')}}} .times>rect{{fill:{colour('paper')};stroke:{colour('soft')}}}")
     made += [f".k-{sign}>circle{{fill:{colour(sign)};stroke:{colour(f'{sign}-edge')}}}" for sign in SIGNS]
     return "\n".join([*made, borders(".k-{kind}:not(.open)>:is(rect,circle)")])
-
-
-def faces() -> str:
-    """The fonts, as rules of a style sheet."""
-    made = ""
-    for weight in ("400", "600"):
-        data = base64.b64encode((FONT / f"inter-{weight}.ttf").read_bytes()).decode()
-        made += f"@font-face{{font-family:'Inter W';font-weight:{weight};src:url(data:font/ttf;base64,{data})}}"
-    return made
 
 
 def text(plain: str) -> str:

@@ -1,7 +1,8 @@
-"""How wide text is: the advances of the font that pictures carry with them."""
+"""The font that pictures carry with them, and how wide text is in it."""
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 from importlib.resources import files
@@ -42,3 +43,12 @@ def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str
         else:
             lines.append(word)
     return lines
+
+
+def faces() -> str:
+    """The fonts, as rules of a style sheet."""
+    made = ""
+    for weight in WEIGHTS.values():
+        data = base64.b64encode((FONT / f"inter-{weight}.ttf").read_bytes()).decode()
+        made += f"@font-face{{font-family:'Inter W';font-weight:{weight};src:url(data:font/ttf;base64,{data})}}"
+    return made
