@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from . import devices, place, plain, style
+from . import devices, panels, place, plain, style
 from .labels import KINDS
 from .scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from .text import advances, faces
@@ -18,9 +18,9 @@ MOST = 12_000  # shapes that are placed at once
 NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE")
 SCRIPTS = (
     *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
-    *("numbers", "diff", "state"),
+    *("numbers", "chart", "attention", "positions", "caches", "experts", "sizes", "diff", "state"),
 )
-STYLES = ("page", "diff")
+STYLES = ("page", "charts", "diff")
 
 
 def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
@@ -30,7 +30,11 @@ def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = 
 
 def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
     """The data of a page that are of its model."""
-    return {"root": plain.shape(root), "opened": sorted(opened)}
+    known: dict[str, Any] = {"root": plain.shape(root), "opened": sorted(opened)}
+    if root.network is not None:
+        context = root.network.context or devices.TOKENS
+        known |= {"tokens": min(devices.TOKENS, context), "panels": panels.data(root.network)}
+    return known
 
 
 def common() -> dict[str, Any]:

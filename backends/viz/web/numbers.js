@@ -1,6 +1,6 @@
 // Numbers of parts, for a length of text, a dtype and a device that the reader chooses: exact, as whole numbers are.
-const N = DATA.numbers;
-const scale = { tokens: N.tokens, dtype: Object.keys(N.dtypes)[0], device: Object.keys(N.devices)[0] };
+const N = DATA.numbers, TOKENS = DATA.tokens ?? N.tokens;
+const scale = { tokens: TOKENS, dtype: Object.keys(N.dtypes)[0], device: Object.keys(N.devices)[0] };
 const NO_WORK = [0, 0, 0, 0, 0];
 
 // A polynomial (facts.py) at sizes by name, as a BigInt.
@@ -63,13 +63,13 @@ function rescale(chosenNow) {
 
 keepers.push({
   write(state) {
-    if (scale.tokens !== N.tokens) state.set("tokens", scale.tokens);
+    if (scale.tokens !== TOKENS) state.set("tokens", scale.tokens);
     if (scale.dtype !== Object.keys(N.dtypes)[0]) state.set("dtype", scale.dtype);
     if (scale.device !== Object.keys(N.devices)[0]) state.set("device", scale.device);
   },
   read(state) {
     const tokens = Math.floor(+state.get("tokens"));
-    rescale({ tokens: tokens >= 1 && tokens <= 1e7 ? tokens : N.tokens,
+    rescale({ tokens: tokens >= 1 && tokens <= 1e7 ? tokens : TOKENS,
       dtype: N.dtypes[state.get("dtype")] ? state.get("dtype") : Object.keys(N.dtypes)[0],
       device: N.devices[state.get("device")] ? state.get("device") : Object.keys(N.devices)[0] });
   },

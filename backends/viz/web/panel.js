@@ -8,11 +8,11 @@ function section(place, make) {
   sections.sort((a, b) => a.place - b.place);
 }
 
-// A page of the panel with a button in the header; `make` returns its elements.
+// A page of the panel with a button in the header; `make` returns its elements, `wide` says that it needs room.
 const tabs = new Map();
-function tab(id, name, make) {
+function tab(id, name, make, wide = false) {
   const button = el("button", { "aria-pressed": "false", onclick: () => (open.tab === id ? closePanel() : showTab(id)) }, name);
-  tabs.set(id, { name, make, button });
+  tabs.set(id, { name, make, button, wide });
   $("tabs").append(button);
 }
 
@@ -21,6 +21,7 @@ function show(id, title, elements) {
   open.tab = id;
   for (const [name, { button }] of tabs) button.setAttribute("aria-pressed", name === id);
   panel.hidden = false;
+  panel.classList.toggle("wide", !!tabs.get(id)?.wide);
   $("subject").textContent = title;
   body.replaceChildren(...elements);
   body.scrollTop = 0;

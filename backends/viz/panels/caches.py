@@ -1,0 +1,78 @@
+"""What keys and values take against the length of the text: of this model, and of the same one with other heads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..network import Network, Vertex
+from .kinds import Kind, attentions
+
+GROUPS = 8  # key and value heads of the grouped variant, as most models have
+WINDOW = 4096  # of the variant with one, as Mistral 7B has
+Kept = Counter[tuple[int, int | None]]  # numbers a token and window -> layers
+
+
+def data(network: Network) -> dict[str, Any] | None:
+    """This model and variants, each a list of [numbers a token, window or null]; nothing where nothing is kept.
+
+    `state` is what recurrences keep however long the text, in numbers and in bytes of others; `same` names what this
+    model is.
+    """
+    found = [(v, kind, _widths(v, kind, network)) for v, kind in attentions(network) if v.cache is not None]
+    state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
+    if not found and not any(state):
+        return None
+    this = Counter(v.cache for v, _, _ in found if v.cache is not None)
+    others = _variants(found, network.context) if found else {}
+    variants = {"this model": (this, "")} | {name: v for name, v in others.items() if v[0] != this}
+    return {
+        "context": network.context,
+        "state": state,
+        "variants": [
+            {"name": name, "about": about, "kept": [[n * width, window] for (width, window), n in kept.items()]}
+            for name, (kept, about) in variants.items()
+        ],
+        "same": next((name for name, (kept, _) in others.items() if kept == this), None),
+    }
+
+
+def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
+    """The widths of a key and of a value of one head, were every head to have its own.
+
+    Latent attention makes them out of latents (DeepSeek-V2, 2024): its maps per head, of a shape [heads · width,
+    latent], tell.
+    """
+    assert v.cache is not None
+    width = v.cache[0]
+    latent = v.meant.attrs.get("value_dim")
+    if latent is None:
+        value = int(v.types[0].rstrip("]").rpartition(", ")[2]) // kind.heads
+        return width // kind.kv_heads - value, value
+    maps = [u for u in network.vertices if u.scope == v.scope and u.meant.op == "head_linear" and u.weights]
+    heads = [int(u.weights[0].shape.strip("[]").split(", ")[0]) // kind.heads for u in maps]
+    turned = width - int(str(latent))
+    return (heads[0] + turned, heads[-1]) if heads else (width, int(str(latent)))
+
+
+def _variants(found: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None) -> dict[str, tuple[Kept, str]]:
+    """The same layers with other heads, by name, and what that means."""
+
+    def kept(width: Any) -> Kept:
+        return Counter((width(kind, *widths), kind.window) for _, kind, widths in found)
+
+    heads = max(kind.heads for _, kind, _ in found)
+    variants = {"multi-head": (kept(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")}
+    if heads > GROUPS and all(kind.heads % GROUPS == 0 for _, kind, _ in found):
+        about = f"{GROUPS} heads of keys and values (Ainslie 2023)"
+        variants["grouped-query"] = (kept(lambda k, key, value: GROUPS * (key + value)), about)
+    variants["multi-query"] = (kept(lambda k, key, value: key + value), "one head of keys and values (Shazeer 2019)")
+    latent = "a latent of 4 heads' width and a turned key of half a head (DeepSeek-V2)"
+    variants["latent"] = (kept(lambda k, key, value: 4 * value + value // 2), latent)
+    if any(kind.window is not None for _, kind, _ in found):
+        open_: Kept = Counter((v.cache[0], None) for v, _, _ in found if v.cache)
+        variants["no window"] = (open_, "this model without windows")
+    elif context is None or context > WINDOW:
+        closed: Kept = Counter((v.cache[0], WINDOW) for v, _, _ in found if v.cache)
+        variants["window"] = (closed, f"this model with windows of {WINDOW:,} tokens")
+    return variants

@@ -1,0 +1,128 @@
+"""Routing: which experts are asked for a token, and how many parameters stay idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.ir.ops.routing import route
+
+from ..network import Network, Vertex
+from .kinds import layers
+
+EXAMPLES = 12  # tokens with random scores, to see what the rule chooses
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a layer chooses experts: attributes of `route`, and what follows it. `k` is None for no fixed number."""
+
+    experts: int
+    k: int | None
+    scoring: str
+    renormalize: bool
+    scale: float
+    groups: int
+    top_groups: int
+    group_score: str
+    capacity: str
+    shared: bool
+
+
+def data(network: Network) -> list[dict[str, Any]] | None:
+    """Every distinct rule; nothing where there are no experts."""
+    found: dict[Rule, list[Vertex]] = {}
+    for v in network.vertices:
+        if v.meant.op == "moe" and v.weights:
+            found.setdefault(_rule(v, network), []).append(v)
+    return [_told(rule, vertices) for rule, vertices in found.items()] or None
+
+
+def _rule(v: Vertex, network: Network) -> Rule:
+    beside = [u for u in network.vertices if u.scope == v.scope and u is not v]
+    inside = any(u.scope.startswith(f"{v.scope}.") and u.weights for u in network.vertices)
+    chosen = next((u.meant for u in beside if u.meant.op == "route"), None)
+    limit = next((u.meant for u in beside if u.meant.op in ("limit_capacity", "expert_choice")), None)
+    attrs = chosen.attrs if chosen is not None else {}
+    active = v.meant.attrs.get("active")
+
+    def text(name: str, default: str) -> str:
+        return str(attrs.get(name, default)).strip("'\"")
+
+    return Rule(
+        _shape(v)[0],
+        None if active is None else int(str(active)),
+        text("scoring", "softmax"),
+        text("renormalize", "true") == "true",
+        float(text("scale", "1")),
+        int(text("groups", "1")),
+        int(text("top_groups", "1")),
+        text("group_score", "top2"),
+        _capacity(limit),
+        inside,
+    )
+
+
+def _shape(v: Vertex) -> list[int]:
+    return [int(n) for n in v.weights[0].shape.strip("[]").split(", ")]
+
+
+def _capacity(limit: Vertex | None) -> str:
+    """How many tokens an expert takes, in words."""
+    if limit is None:
+        return ""
+    tokens = limit.attrs.get("capacity")
+    most = f"{tokens} tokens" if tokens is not None else f"{limit.attrs.get('factor', 1)} times its share of tokens"
+    if limit.op == "expert_choice":
+        return f"Every expert takes the {most} that score highest (Zhou 2022)."
+    return f"An expert takes {most} at most; those beyond pass by on the residual stream."
+
+
+def _told(rule: Rule, found: list[Vertex]) -> dict[str, Any]:
+    each = [sum(w.learned for w in v.weights) // rule.experts for v in found]
+    return {
+        "where": layers(v.scope or v.name for v in found),
+        "at": found[0].name,
+        "layers": len(found),
+        "experts": rule.experts,
+        "k": rule.k,
+        "groups": rule.groups,
+        "shared": rule.shared,
+        "said": list(_said(rule)),
+        "parameters": sum(each) * rule.experts,
+        "idle": sum(each) * (rule.experts - (rule.k or rule.experts)),
+        "examples": examples(rule),
+    }
+
+
+def _said(rule: Rule) -> Iterator[str]:
+    if rule.k is not None:
+        yield f"A token is sent to {rule.k} of {rule.experts} experts" + (
+            " and to a shared one." if rule.shared else "."
+        )
+    scores = "The sigmoid" if rule.scoring == "sigmoid" else "The softmax"
+    weight = " divided by their sum" if rule.renormalize and rule.k != 1 else ""
+    times = f", times {rule.scale:g}" if rule.scale != 1 else ""
+    yield f"{scores} of the router's scores{weight}{times} is the weight of an expert's result."
+    if rule.groups > 1:
+        best = "best expert scores" if rule.group_score == "max" else "two best experts score"
+        yield (
+            f"The experts form {rule.groups} groups of {rule.experts // rule.groups}; only the "
+            f"{rule.top_groups} groups whose {best} highest are chosen from."
+        )
+    if rule.capacity:
+        yield rule.capacity
+
+
+def examples(rule: Rule) -> list[list[list[float]]]:
+    """What the rule chooses for tokens of random scores: a list of [expert, weight] each."""
+    if rule.k is None:
+        return []
+    logits = np.random.default_rng(0).standard_normal((EXAMPLES, rule.experts))
+    settings = {"k": rule.k, "scoring": rule.scoring, "renormalize": rule.renormalize, "scale": rule.scale}
+    groups = {"groups": rule.groups, "top_groups": rule.top_groups, "group_score": rule.group_score}
+    combine = route.reference(logits, **settings, **groups)
+    return [[[int(e), float(f"{row[e]:.4g}")] for e in np.flatnonzero(row)] for row in combine]

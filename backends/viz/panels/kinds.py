@@ -1,0 +1,117 @@
+"""The distinct attentions of a network, and which of its layers have them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..labels import ATTENTIONS
+from ..network import Network, Vertex
+
+_NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a softmax attention lets a token see, and how many heads it has; the attributes of the op `attention`.
+
+    `sinks` says that every head has a learned score beside those of keys, `cross` that keys are those of another text,
+    `latent` that keys and values are made of what all heads share (DeepSeek-V2).
+    """
+
+    heads: int
+    kv_heads: int
+    causal: bool
+    window: int | None
+    keep_first: int
+    pattern: str
+    stride: int
+    summary: int
+    sinks: bool
+    cross: bool
+    latent: bool
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether nothing but the order hides a key."""
+        return self.window is None and self.pattern == "dense"
+
+
+def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
+    """Every softmax attention with its kind, in order."""
+    lengths = _lengths(network)
+    for v in network.vertices:
+        if v.meant.op in ATTENTIONS:
+            yield v, _kind(v.meant, lengths)
+
+
+def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
+    def number(name: str, default: int) -> int:
+        return int(str(v.attrs.get(name, default)))
+
+    heads = number("heads", 1)
+    window = v.attrs.get("window")
+    given = dict(zip(v.roles, v.reads, strict=False))
+    q, k = lengths.get(given.get("q", "")), lengths.get(given.get("k", ""))
+    return Kind(
+        heads,
+        number("kv_heads", heads),
+        str(v.attrs.get("causal", "false")).lower() in ("true", "1"),
+        None if window in (None, "none", "None") else int(str(window)),
+        number("keep_first", 0),
+        str(v.attrs.get("pattern", "dense")).strip("'\""),
+        number("stride", 1),
+        number("summary", 1),
+        "sinks" in v.roles or any(w.name.rpartition(".")[2] == "sinks" for w in v.weights),
+        None not in (q, k) and q != k,
+        "value_dim" in v.attrs,
+    )
+
+
+def _lengths(network: Network) -> dict[str, str]:
+    """The second size of every value, which counts tokens: of [batch, seq, …] it is "seq"."""
+    types = dict(network.inputs) | {
+        name: t for v in network.vertices for name, t in zip(v.makes, v.types, strict=False)
+    }
+    found = {}
+    for name, text in types.items():
+        shape = re.search(r"\[(.*)\]", text)
+        sizes = shape[1].split(", ") if shape else []
+        if len(sizes) > 1:
+            found[name] = sizes[1]
+    return found
+
+
+def grouped(network: Network) -> dict[Kind, list[Vertex]]:
+    """The attentions of a network by their kinds, in order of first appearance."""
+    found: dict[Kind, list[Vertex]] = {}
+    for v, kind in attentions(network):
+        found.setdefault(kind, []).append(v)
+    return found
+
+
+def layers(scopes: Iterable[str]) -> str:
+    """Where some scopes are: layers.0.attn, layers.1.attn, … as "layers 0–31", or "layers 0, 2 … 94"."""
+    numbers: dict[str, list[int]] = {}
+    for scope in scopes:
+        match = _NUMBER.match(scope)
+        numbers.setdefault(match["stem"] or "" if match else scope, []).extend([int(match["number"])] if match else [])
+    told = []
+    for stem, found in numbers.items():
+        distinct = sorted(set(found))
+        name = stem.replace(".", " ") if len(distinct) != 1 else stem.replace(".", " ").removesuffix("s")
+        told.append(" ".join(filter(None, [name, _listed(distinct)])))
+    return "; ".join(filter(None, told))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Numbers with a constant step by their ends, others as runs."""
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
+        return f"{numbers[0]}, {numbers[1]} … {numbers[-1]}" if len(numbers) > 3 else ", ".join(map(str, numbers))
+    starts = [n for i, n in enumerate(numbers) if not i or n != numbers[i - 1] + 1]
+    ends = [n for i, n in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != n + 1]
+    runs = [str(a) if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(runs if len(runs) < 9 else [*runs[:4], "…", runs[-1]])

@@ -1,0 +1,67 @@
+"""Rotary positions: how many tokens every pair of a head needs for a turn, before and after their scaling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from weft.ir.frequencies import RopeFrequencies
+
+from ..network import Network
+from .kinds import layers
+
+
+def data(network: Network) -> list[dict[str, Any]] | None:
+    """Every distinct set of frequencies; nothing where there is none."""
+    found: dict[RopeFrequencies, list[tuple[str, str, float]]] = {}
+    for v in network.vertices:
+        for rotary in (w.rotary for w in v.weights):
+            if rotary is not None:
+                amplitude = float(str(v.meant.attrs.get("amplitude", 1.0)))
+                found.setdefault(rotary, []).append((v.scope or v.name, v.name, amplitude))
+    return [_told(f, places, network.context) for f, places in found.items()] or None
+
+
+def _told(rotary: RopeFrequencies, places: list[tuple[str, str, float]], context: int | None) -> dict[str, Any]:
+    plain = replace(rotary, scaling="none")
+    after, before = wavelengths(rotary), wavelengths(plain)
+    return {
+        "where": layers(scope for scope, _, _ in places),
+        "at": places[0][1],
+        "scaling": rotary.scaling,
+        "said": _said(rotary, places[0][2]),
+        "before": before,
+        "after": after if rotary.scaling != "none" else None,
+        "original": rotary.original or None,
+        "context": context,
+    }
+
+
+def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
+    """Tokens for a whole turn of every pair (2π/frequency), None for a pair that does not turn."""
+    frequencies = np.asarray(rotary.frequencies(), np.float64)
+    return [None if f == 0 else float(f"{2 * math.pi / f:.6g}") for f in frequencies]
+
+
+def _said(rotary: RopeFrequencies, amplitude: float) -> list[str]:
+    """The settings, in sentences."""
+    names = {
+        "linear": "Linear interpolation (Chen 2023): all wavelengths times {factor:g}.",
+        "ntk": "NTK: a larger base, by a factor {factor:g} at the longest wavelength.",
+        "dynamic": "Dynamic NTK: a larger base, by as much as the text exceeds {original:,} tokens.",
+        "yarn": "YaRN (Peng 2023), factor {factor:g}: pairs that turn more than {beta_fast:g} times in {original:,} "
+        "tokens stay, those below {beta_slow:g} are interpolated, between them both are mixed.",
+        "llama3": "Llama 3.1, factor {factor:g}: pairs that turn more than {high_freq:g} times in {original:,} tokens "
+        "stay, those below {low_freq:g} are interpolated, between them both are mixed.",
+        "longrope": "LongRoPE (Ding 2024): a factor for every pair.",
+        "proportional": "Only the first {rotated} pairs turn.",
+    }
+    said = [f"{rotary.dim // 2} pairs of numbers of every head turn; base {rotary.theta:,.10g}."]
+    if rotary.scaling in names:
+        said.append(names[rotary.scaling].format(**vars(rotary)))
+    if amplitude != 1:
+        said.append(f"What turns is multiplied by {amplitude:.6g}.")
+    return said
