@@ -47,7 +47,7 @@ def gist(before: Vertex, after: Vertex, found: Sequence[Change]) -> tuple[str, .
         lines.append(_operands(before.roles, after.roles))
     elif not lines and "makes" in kinds:
         lines.append(f"was {_apart(before.types, after.types)}")
-    if {"weight", "weight:"} & kinds and before.op == after.op and old == new:
+    if any(c.what.endswith(": recipe") for c in found) and before.op == after.op and old == new:
         lines.append("other weights")
     return tuple(lines[:2])
 

@@ -1,0 +1,184 @@
+"""Which operations of two networks correspond, and what is said of them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from weft import load_source
+from weft.backends.viz.compare import Comparison, compare
+from weft.backends.viz.labels import label
+from weft.backends.viz.marks import CHANGED, KEPT, NEW, REMOVED
+from weft.backends.viz.network import Network, network
+from weft.backends.viz.outline import outline
+from weft.ir import Graph, Node, Param, parse
+from weft.ir.printer import format_attr
+from weft.passes import all_passes, run_passes
+
+from ...passes.zoo import ZOO
+
+EXAMPLES = [name for name, kind in all_passes().items() if kind.documentation().graph]
+RENUMBERING = {"prune-layers", "insert-layers", "repeat-layers"}  # what they leave has the names of other layers
+
+
+@functools.cache
+def graphs(name: str) -> tuple[Graph, Graph]:
+    """The example of a pass, before and after it."""
+    told = all_passes()[name].documentation()
+    before = parse(told.graph)
+    return before, run_passes(before, told.pipeline)
+
+
+def compared(name: str) -> Comparison:
+    return compare(*map(network, graphs(name)))
+
+
+def marked(found: Network, sign: str) -> set[str]:
+    return {v.name for v in found.vertices if v.mark and v.mark.sign == sign}
+
+
+def names(graph: Graph) -> set[str]:
+    return {node.output.name for node in graph.nodes}
+
+
+def told(node: Node) -> Any:
+    """All that tells an operation from another, by what the graph itself says."""
+    operands = [None if v is None else v.recipe if isinstance(v, Param) else v.name for v in node.inputs]
+    kinds = [v.type for v in node.inputs if isinstance(v, Param)]
+    attrs = {k: format_attr(v) for k, v in node.attrs.items()}
+    return node.op.name, attrs, operands, kinds, [v.type for v in node.outputs]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_marks_are_the_differences_of_sets(name: str) -> None:
+    before, after = graphs(name)
+    found = compared(name)
+    removed, new = marked(found.before, REMOVED), marked(found.after, NEW)
+    assert not removed & new
+    assert marked(found.before, CHANGED) == {a for a, b in found.pairs.items() if b in marked(found.after, CHANGED)}
+    assert len(found.pairs) == len({*found.pairs.values()}) == len(before) - len(removed) == len(after) - len(new)
+    if name in RENUMBERING:
+        return
+    gone, come = names(before) - names(after), names(after) - names(before)
+    renamed = {a: b for a, b in found.pairs.items() if a != b}
+    assert removed == gone - renamed.keys() and new == come - {*renamed.values()}
+    if not renamed:
+        ours, theirs = ({n.output.name: told(n) for n in graph.nodes} for graph in (before, after))
+        assert marked(found.after, CHANGED) == {n for n in ours.keys() & theirs.keys() if ours[n] != theirs[n]}
+
+
+def test_every_pass_changes_its_example() -> None:
+    """No comparison above is of two equal networks, and every sign is met."""
+    signs = {v.mark.sign for name in EXAMPLES for v in compared(name).after.vertices if v.mark}
+    signs |= {v.mark.sign for name in EXAMPLES for v in compared(name).before.vertices if v.mark}
+    assert signs == {KEPT, REMOVED, NEW, CHANGED}
+    for name in EXAMPLES:
+        found = compared(name)
+        signs = {v.mark.sign for n in (found.before, found.after) for v in n.vertices if v.mark}
+        ends = {m.sign for n in (found.before, found.after) for m in n.marks.values()}
+        assert (signs | ends) != {KEPT}, name
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name.startswith(("variant/", "cached/"))])
+def test_without_a_pass_everything_is_kept(name: str) -> None:
+    found = compare(network(ZOO[name]()), network(ZOO[name]()))
+    assert found.counts == {KEPT: len(found.after.vertices), REMOVED: 0, NEW: 0, CHANGED: 0}
+    assert {mark.sign for mark in found.after.marks.values()} == {KEPT}
+    assert all(a == b for a, b in found.pairs.items())
+
+
+def test_layers_that_are_left_out() -> None:
+    """The layers behind one that is pruned have other numbers, and are what they were."""
+    model = load_source("smollm2-135m").graph
+    found = compare(network(model), network(run_passes(model, "prune-layers{layers=[5]}")))
+    assert {name.split(".")[1] for name in marked(found.before, REMOVED)} == {"5"}
+    assert found.pairs["layers.6.attn.q"] == "layers.5.attn.q"
+    assert found.pairs["layers.4.attn.q"] == "layers.4.attn.q"
+    readers = {v.name for v in found.after.vertices if v.mark and v.mark.sign == CHANGED}
+    assert readers == {"layers.5.attn_norm", "layers.5.attn_residual"} and not marked(found.after, NEW)
+
+
+def test_layers_of_other_models_correspond_by_position() -> None:
+    small, large = (network(load_source(name).graph) for name in ("smollm2-135m", "deepseek-v3"))
+    found = compare(small, large)
+    assert all(a.split(".")[:2] == b.split(".")[:2] for a, b in found.pairs.items() if a.startswith("layers."))
+    assert {a.split(".")[1] for a in found.pairs if a.startswith("layers.")} == {str(i) for i in range(30)}
+    alone = {name for name in marked(found.after, NEW) if int(name.split(".")[1]) >= 30}
+    assert len(alone) == sum(v.scope.startswith("layers.") and int(v.scope.split(".")[1]) >= 30 for v in large.vertices)
+
+
+def said(found: Comparison) -> dict[str, str]:
+    """The lines about what changed, by the last names of operations of the first layer and outside layers."""
+    parts = [part for part in outline(found.after).parts() if part.vertices]
+    kept = {p.path: label(p).lines for p in outline(strip(found.after)).parts() if p.vertices}
+    return {p.path: " / ".join(label(p).lines[len(kept[p.path]) :]) for p in parts if p.path in kept}
+
+
+def strip(found: Network) -> Network:
+    """`found` without marks."""
+    return replace(found, vertices=tuple(replace(v, mark=None) for v in found.vertices), marks={})
+
+
+def test_what_changed_in_words() -> None:
+    model = load_source("gpt2").graph
+    words = said(compare(network(model), network(run_passes(model, "mha-to-gqa{kv_heads=4}"))))
+    assert words["layers.0.attn.attention"] == "was 12 heads"
+    assert words["layers.0.attn.k"] == "was 768 to 768" and words["layers.0.attn.q"] == ""
+    model = load_source("smollm2-135m").graph
+    words = said(compare(network(model), network(run_passes(model, "fuse-norm-linear"))))
+    assert words["layers.0.attn.q"] == "was Linear"
+    words = said(compare(network(model), network(run_passes(model, "cast{dtype=f16}"))))
+    assert words["layers.0.attn.o"] == "was f32"
+
+
+def test_changes_tell_what_was_and_is() -> None:
+    model = load_source("gpt2").graph
+    found = compare(network(model), network(run_passes(model, "mha-to-gqa{kv_heads=4}")))
+    changes = {v.name: {c.what: (c.before, c.after) for c in v.mark.changes} for v in found.after.vertices if v.mark}
+    assert changes["layers.0.attn.attention"] == {"kv_heads": ("12", "4")}
+    assert changes["layers.0.attn.k"]["weight: type"] == ("f32[768, 768]", "f32[256, 768]")
+    was, now = changes["layers.0.attn.k"]["weight: recipe"]
+    assert was != now and was in now
+
+
+def test_layers_fold_with_those_that_changed_alike() -> None:
+    model = load_source("smollm2-135m").graph
+    every = outline(compare(network(model), network(run_passes(model, "fuse-norm-linear"))).after)
+    assert [part.count for part in every.children if part.count > 1] == [30]
+    one = outline(compare(network(model), network(run_passes(model, "prune-layers{layers=[5]}"))).before)
+    assert [part.path for part in one.children if part.path.startswith("layers.")] == [
+        "layers.0-4",
+        "layers.5",
+        "layers.6",
+        "layers.7-29",
+    ]
+
+
+RENAMED = """
+graph g {{
+  input %x: f32[batch, seq, 4]
+  param %up.weight: f32[4, 4] = source("{0}up")
+  %{1}: f32[batch, seq, 4] = linear(%x, %up.weight)
+  %z: f32[batch, seq, 4] = relu(%{1})
+  output out = %z
+}}
+"""
+
+
+def test_what_has_another_name_is_found_by_what_is_around() -> None:
+    found = compare(network(parse(RENAMED.format("", "a"))), network(parse(RENAMED.format("", "b"))))
+    assert found.pairs == {"a": "b", "z": "z"} and found.counts[KEPT] == 2
+
+
+def test_names_of_tensors_tell_apart_where_checkpoints_have_some_in_common() -> None:
+    """Two checkpoints that share no name are of two formats: that their names differ says nothing."""
+    before, after = (network(parse(RENAMED.format(key, "a"))) for key in ("", "model."))
+    assert compare(before, after).counts[KEPT] == 2
+    two = RENAMED.replace("  %z:", "  %y: f32[batch, seq, 4] = linear(%x, %b)\n  %z:").replace(
+        "  %{1}", '  param %b: f32[4, 4] = source("b")\n  %{1}', 1
+    )
+    before, after = (network(parse(two.format(key, "a"))) for key in ("", "model."))
+    assert compare(before, after).counts[CHANGED] == 1
