@@ -83,7 +83,8 @@ def times(shape: Shape) -> Shape:
     """A repeat with a part for each time that it is computed, in the place of the first one alone."""
     part = shape.part
     rounds = [_once(part, body) for body in (part.children, *part.others)]
-    wanted = _wanted(part, ())
+    later = {name for body in part.others for child in body for name in child.read}
+    wanted = _wanted(part, ()) if part.parallel else later
     first, last = (_shape(once, *_borders(once, wanted), ()) for once in (rounds[0], rounds[-1]))
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
     inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
