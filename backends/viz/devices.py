@@ -6,8 +6,8 @@ RTX 4090      NVIDIA Ada GPU Architecture white paper, appendix A: tensor cores 
 Laptop CPU    AMD Ryzen 7 7840U: 8 cores at 3.3 GHz, each two fused multiply-adds of 256 bits a cycle (32 FLOPs in f32,
               twice as many in bf16 by AVX512_BF16); 128 bits of LPDDR5X-7500
 
-f32 is what the ordinary units do, not TF32. Real programs reach less: about 0.8 of the FLOPs in large products and 0.9 of
-the bytes.
+f32 is what the ordinary units do, not TF32. Real programs reach less: about 0.8 of the FLOPs in large products and 0.9
+of the bytes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -11,32 +13,50 @@ from .completion import complete_sources
 from .shown import count, size, table
 
 if TYPE_CHECKING:
+    from ..breakdown import PartCost
     from ..inspection import Inspection
+
+DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
 
 
 @click.command("inspect", short_help="Parameters, FLOPs, cache bytes, blocks.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--tokens", type=click.IntRange(1), help="Tokens to count FLOPs for; default: 512, or the context.")
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-def inspect_command(source: str, tokens: int | None, as_json: bool) -> None:
+@click.option("--parts", is_flag=True, help="A line per part of the picture too: work and bytes of a text and a token.")
+@click.option(
+    "--dtype",
+    type=click.Choice(sorted(DTYPES)),
+    default="f16",
+    show_default=True,
+    help="Of numbers, for bytes of parts.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, parts included.")
+def inspect_command(source: str, tokens: int | None, parts: bool, dtype: str, as_json: bool) -> None:
     """Tell what SOURCE is and costs, without compiling it: a line per distinct block, checkpoint keys nothing reads.
 
     \b
     Examples:
       weft inspect model.gguf
       weft inspect llama3.1-8b --tokens 8192
+      weft inspect mixtral-8x7b --parts --dtype bf16
       weft inspect ./Qwen3-0.6B --json | jq .parameters
     """
     import json
 
     from .. import load_source
+    from ..breakdown import breakdown
     from ..inspection import inspect
 
-    found = inspect(load_source(source), tokens)
+    model = load_source(source)
+    found = inspect(model, tokens)
+    costs = breakdown(model.graph, found.tokens, DTYPES[dtype]) if parts or as_json else ()
     if as_json:
-        click.echo(json.dumps(found.json(), indent=2))
-    else:
-        _show(found)
+        told = {**found.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
+        click.echo(json.dumps(told, indent=2))
+        return
+    _show(found)
+    if parts:
+        _show_parts(costs, found.tokens, dtype)
 
 
 def _show(found: Inspection) -> None:
@@ -82,6 +102,24 @@ def _show(found: Inspection) -> None:
     for title, keys in (("that nothing reads", found.unread), ("known to be of no use", found.ignored)):
         if keys:
             click.echo("\n".join(["", f"checkpoint keys {title}:", *(f"  {key}" for key in keys)]))
+
+
+def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
+    """A line per part: work and bytes of all tokens at once, and of one more token."""
+    steps = any(cost.step_flops is not None for cost in costs)
+    columns = ["part", "", "times", "parameters", "FLOPs", "read", "written"]
+    columns += ["+FLOPs", "+read", "+written", "kept"] if steps else []
+    rows = []
+    for cost in costs:
+        row = [cost.path or "all", cost.title, f"× {cost.times}" if cost.times > 1 else "", count(cost.parameters)]
+        row += [count(cost.flops), size(cost.read), size(cost.written)]
+        if steps:
+            row += [count(cost.step_flops or 0), size(cost.step_read or 0), size(cost.step_written or 0)]
+            row.append(size(cost.cache + cost.state) if cost.cache + cost.state else "")
+        rows.append(row)
+    told = f"{tokens} tokens in {dtype}"
+    click.echo(f"\nparts: {told}{'; with +, of one more token that is the last of as many' if steps else ''}")
+    table(columns, rows, right=" ".join(columns[2:]))
 
 
 def _active(found: Inspection) -> list[tuple[str, str]]:
