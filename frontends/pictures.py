@@ -65,8 +65,8 @@ class Drawing:
 
 
 FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
-    ".html": Drawing.page,
-    ".svg": Drawing.svg,
+    ".html": lambda drawing: drawing.page(),
+    ".svg": lambda drawing: drawing.svg(),
     ".png": lambda drawing: png(drawing.svg(), drawing.look.scale),
     ".mmd": lambda drawing: mermaid(drawing.placed, drawing.sheet),
     ".dot": lambda drawing: dot(drawing.placed, drawing.sheet),

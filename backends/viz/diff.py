@@ -11,7 +11,7 @@ from weft.backends.numbers import count, size
 from . import opening
 from .compare import Comparison
 from .labels import Label
-from .marks import KEPT, SIGNS
+from .marks import KEPT, SIGNS, kind
 from .network import Vertex
 from .outline import Part, outline
 from .scene import BADGE, ICON, MARGIN, TITLE, Shape, framed
@@ -38,7 +38,7 @@ def side_by_side(found: Comparison) -> Shape:
 def _headed(shape: Shape, title: str) -> Shape:
     """`shape` under another title, as what holds a picture."""
     head = width(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
-    return replace(shape, label=Label(title, shape.label.lines, KEPT), head=head)
+    return replace(shape, label=Label(title, shape.label.lines, kind(KEPT)), head=head)
 
 
 def _within(part: Part, side: str) -> Part:
@@ -85,7 +85,7 @@ def data(found: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
 
 def kinds() -> dict[str, list[str]]:
     """The signs in the place of kinds, for the legend of a page."""
-    return {sign: [sign, LOOKS[sign].mark] for sign in SIGNS}
+    return {kind(sign): [sign, LOOKS[kind(sign)].mark] for sign in SIGNS}
 
 
 def sheet(found: Comparison, before: Totals, after: Totals) -> Sheet:

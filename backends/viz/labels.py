@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .marks import CHANGED, KEPT, SIGNS, common, counted
+from .marks import kind as sign_kind
 from .network import Vertex
 from .outline import Part
 
@@ -23,7 +24,7 @@ KINDS = {
     "group": "parts of several kinds",
     "input": "input, result",
 }
-MEANINGS = KINDS | {sign: sign for sign in SIGNS}
+MEANINGS = KINDS | {sign_kind(sign): sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
     "attention": "attention", "rotary_attention": "attention", "relative_attention": "attention",
@@ -84,11 +85,11 @@ def _marked(part: Part, text: Label) -> Label:
     marks = [v.mark for v in part.all_vertices()]
     sign = common(marks)
     if sign in ("", KEPT):
-        return replace(text, kind=sign or text.kind)
+        return replace(text, kind=sign_kind(sign)) if sign else text
     told = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
     alike = all(mark is None or mark.sign == sign for mark in marks)
     plain = sign if alike and (part.vertices or sign != CHANGED) else counted(marks)
-    return replace(text, kind=sign, lines=(*text.lines, *(told or [plain])))
+    return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(told or [plain])))
 
 
 def _leaf(part: Part) -> Label:

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 KEPT, REMOVED, NEW, CHANGED = SIGNS = ("kept", "removed", "new", "changed")
 
 
+def kind(sign: str) -> str:
+    """The kind of parts with that sign, which has a look of its own."""
+    return f"sign-{sign}"
+
+
 @dataclass(frozen=True)
 class Change:
     """What of an operation was `before` and is `after`, as a panel tells it.

@@ -53,7 +53,7 @@ def _record(record: Record) -> dict[str, Any]:
     return {
         "text": str(applied),
         "name": applied.name,
-        "about": applied.documentation().summary,
+        "about": applied.documentation().summary.replace("`", ""),
         "arguments": {name: format_attr(value) for name, value in given.items()},
         "effect": applied.effect,
         "shown": record.shown,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .marks import CHANGED, KEPT, NEW, REMOVED
+from .marks import CHANGED, KEPT, NEW, REMOVED, kind
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ LOOKS = {
 }
 
 SIGNS = {
-    KEPT: Look("#f6f7f8", "#8a919c", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
-    REMOVED: Look("#fbd9c8", "#b23c07", "#5c2008", "#f08a5a", "M1 5H9", 2.0, "7 4"),
-    NEW: Look("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
-    CHANGED: Look("#f8eba6", "#84680a", "#4d410c", "#d8bb45", "M0 6.5C1.5 1 3.5 2.5 5 5S8.5 9 10 3.5", 2.0, "9 3 2 3"),
+    kind(KEPT): Look("#f6f7f8", "#8a919c", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
+    kind(REMOVED): Look("#fbd9c8", "#b23c07", "#5c2008", "#f08a5a", "M1 5H9", 2.0, "7 4"),
+    kind(NEW): Look("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
+    kind(CHANGED): Look("#f8eba6", "#84680a", "#4d410c", "#d8bb45", "M0 6.5C1.5 1 3.5 2.5 5 5S8.5 9 10 3.5", 2.0, "9 3 2 3"),
 }
 EVERY = LOOKS | SIGNS
 
