@@ -20,7 +20,7 @@ function worked(work, at, item) {
 function numbersOf(shape, { tokens, dtype } = scale) {
   const facts = shape.facts ?? {}, item = BigInt(N.dtypes[dtype]);
   const at = { batch: 1, past: 0, seq: tokens, total: tokens, capacity: tokens, source: tokens };
-  const step = worked(facts.step, at, item);
+  const step = worked(generates() ? facts.step : NO_WORK, at, item);
   const kept = (facts.cache ?? []).reduce((sum, [width, window]) => sum + width * Math.min(window ?? tokens, tokens), 0);
   const [numbers, bytes] = facts.state ?? [0, 0];
   return { parameters: BigInt(facts.parameters ?? 0), ...worked(facts.work, at, item),
