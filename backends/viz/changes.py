@@ -47,8 +47,10 @@ def gist(before: Vertex, after: Vertex, found: Sequence[Change]) -> tuple[str, .
         lines.append(_operands(before.roles, after.roles))
     elif not lines and "makes" in kinds:
         lines.append(f"was {_apart(before.types, after.types)}")
-    if any(c.what.endswith(": recipe") for c in found) and before.op == after.op and old == new:
-        lines.append("other weights")
+    made = [c.what.removesuffix(": recipe") for c in found if c.what.endswith(": recipe")]
+    if made and before.op == after.op and old == new:
+        own = [name.removeprefix("weight ").replace("_", " ") for name in made if name != "weight"]
+        lines.append(f"other {_few(own)}" if len(own) == len(made) else "other weights")
     return tuple(lines[:2])
 
 

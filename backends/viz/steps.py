@@ -43,7 +43,7 @@ def steps_page(start: Network, steps: Sequence[Step], tokens: int) -> str:
         told.append(_record(step.record) | data(found, counted, now) | {"views": views})
         before, counted = step.after, now
     passes = {"pool": [json.loads(text) for text in pool.shapes], "views": pool.views, "steps": told}
-    return page(scene(start), (), {"root": None, "kinds": kinds(), "passes": passes})
+    return page(scene(start), (), {"root": None, "panels": None, "kinds": kinds(), "passes": passes})
 
 
 def _record(record: Record) -> dict[str, Any]:

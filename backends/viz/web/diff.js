@@ -28,6 +28,9 @@ function tellDifference() {
   bar.replaceChildren(el("p", { class: "counts" }, el("b", {}, `${countsOf(D.counts)}`), ` of ${counted(D.operations[0], "operation")}`), deltas(D, DATA.root.inner));
 }
 
+// The model that a part is of.
+const wholeOf = (shape) => (D ? DATA.root.inner.find(({ key }) => `${shape.key}.`.startsWith(`${key}.`)) : null) ?? DATA.root;
+
 // The key of the same part on the other side, where there is one.
 function twin(key) {
   const [side, ...rest] = key.split("."), other = [side === "before" ? "after" : "before", ...rest].join(".");
@@ -68,8 +71,7 @@ function tellStep() {
   passTold.replaceChildren(
     el("p", {}, el("span", { class: `effect ${s.effect}` }, s.effect), " ", s.about),
     ...(given.length ? [el("dl", { class: "given" }, given)] : []),
-    el("p", { class: "counts" }, el("b", {}, s.idle ? "changed nothing" : countsOf(s.counts)), s.idle ? `: ${s.idle}` : ""),
-    el("p", { class: "shown" }, certificate(s)));
+    el("p", { class: "counts" }, el("b", {}, s.idle ? "changed nothing" : countsOf(s.counts)), s.idle ? `: ${s.idle}` : "", el("span", { class: "shown" }, ` · ${certificate(s)}`)));
   const trace = s.lines.length ? [el("details", {}, el("summary", {}, `trace: ${counted(s.rewrites, "rewrite")}`),
     el("pre", {}, [...s.lines, ...(s.more ? [`… ${counted(s.more, "line")} more`] : [])].join("\n")))] : [];
   bar.querySelector(".told")?.remove();

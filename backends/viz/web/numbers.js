@@ -79,7 +79,7 @@ keepers.push({
 const cell = (name, n, text) => el("td", { "data-number": name, "data-exact": String(n), title: Number(n).toLocaleString("en") }, text);
 
 section(20, (shape) => {
-  const n = numbersOf(shape), whole = numbersOf(DATA.root), steps = generates();
+  const n = numbersOf(shape), whole = numbersOf(wholeOf(shape)), steps = generates();
   if (!shape.facts || (!n.parameters && !n.flops && !n.read && !n.step_read)) return null;
   const [all, one] = [roofline(n.flops, n.read + n.written), roofline(n.step_flops, n.step_read + n.step_written)];
   const pair = (name, first, second) => el("tr", {}, el("th", { scope: "row" }, name), first, steps ? second : null);
