@@ -20,9 +20,11 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Normal
 
+from .notebook import Shown
+
 
 @dataclass(frozen=True)
-class Model:
+class Model(Shown):
     """A graph and where it comes from.
 
     `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .archive import EMPTY, Archive
 from .errors import WeftError
@@ -154,6 +154,8 @@ class Graph:
     tokenizer; neither is part of equality.
     """
 
+    drawn: ClassVar[Callable[[Graph], str] | None] = None  # how a notebook shows one, if there is what draws graphs
+
     def __init__(self, name: str = "model", archive: Archive = EMPTY) -> None:
         self.name = name
         self.archive = archive
@@ -176,6 +178,9 @@ class Graph:
         from .printer import print_graph
 
         return print_graph(self)
+
+    def _repr_html_(self) -> str | None:
+        return Graph.drawn(self) if Graph.drawn else None
 
     def __eq__(self, other: object) -> bool:
         return str(self) == str(other) if isinstance(other, Graph) else NotImplemented

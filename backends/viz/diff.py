@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from weft.backends.numbers import count, size
-
+from ..numbers import count, size
 from . import opening
 from .compare import Comparison
 from .labels import Label

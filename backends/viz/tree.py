@@ -9,8 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weft.backends.numbers import count
-
+from ..numbers import count
 from .outline import Part
 from .place import Placed
 from .sheet import Sheet

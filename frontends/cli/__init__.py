@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, inspect, viz, opt, export, verify, eval; catalogues of ops, passes and more.
+"""The `weft` command: compile, run, inspect, viz, gallery, opt, export, verify, eval; ops, passes and other catalogues.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
 caller would want too (that lives beside this folder: `compile`, `inspection`, `verification`).
@@ -51,6 +51,7 @@ def cli(ctx: click.Context) -> None:
       weft run out/ --chat                      talk to it
       weft inspect model.gguf                   parameters, FLOPs, cache bytes, a line per distinct block
       weft viz model.gguf -o model.html         a picture to click through
+      weft gallery                              all presets side by side
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
       weft export model.gguf -o folder/         a checkpoint that transformers loads
       weft verify out/                          compare with the float64 meaning of the source
@@ -65,6 +66,7 @@ for command in (
     running.run_command,
     inspecting.inspect_command,
     drawing.viz_command,
+    drawing.gallery_command,
     opting.opt_command,
     exporting.export_command,
     verifying.verify_command,

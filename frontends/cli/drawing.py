@@ -1,4 +1,4 @@
-"""`weft viz`."""
+"""`weft viz` and `weft gallery`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .completion import complete_sources
-from .shown import console, note
+from .shown import console, note, progress
 
 PRINTED = (".svg", ".png")
 
@@ -74,3 +74,23 @@ def viz_command(
         raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
     draw(source, out, depth, parts, vs=other, dark=theme == "dark", scale=scale or 2.0)
     note(f"{out} written")
+
+
+@click.command("gallery", short_help="A page of models side by side.")
+@click.argument("sources", nargs=-1, metavar="[SOURCE]...", shell_complete=complete_sources)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="The page to write."
+)
+def gallery_command(sources: tuple[str, ...], out: Path) -> None:
+    """Draw each SOURCE, by default all presets, on one page: to filter, to sort, to compare, and to open each.
+
+    \b
+    Examples:
+      weft gallery
+      weft gallery llama3.1-8b model.gguf model.py:wide -o mine.html
+    """
+    from ..galleries import write_gallery
+
+    with progress("reading", unit="models") as step:
+        count = write_gallery(out, sources, step)
+    note(f"{out} written: {count} models")

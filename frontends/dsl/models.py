@@ -10,6 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType
 
+from ..notebook import Shown
 from .build import building, current, module, named, param, provided, providing
 from .checks import need, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
@@ -95,7 +96,7 @@ def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
 
 
 @module
-class Decoder:
+class Decoder(Shown):
     """A decoder-only language model: embedding, layers, final norm, output head.
 
     `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that the
@@ -165,7 +166,7 @@ class Decoder:
 
 
 @module
-class Encoder:
+class Encoder(Shown):
     """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
 
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.

@@ -7,6 +7,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.sizes import sym
 from weft.ir.types import TensorType
 
+from ..notebook import Shown
 from .attention import Attention
 from .build import building, module, named, param, provided, providing
 from .models import IDS, Decoder, Encoder, describe, longest
@@ -25,7 +26,7 @@ class CrossAttention(Attention):
 
 
 @module
-class EncoderDecoder:
+class EncoderDecoder(Shown):
     """An encoder and a decoder whose blocks have `cross` attention (Vaswani 2017)::
 
         attn, norm, ffn = Attention(8), LayerNorm(), MLP(2048, "relu", bias=True)

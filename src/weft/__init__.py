@@ -59,6 +59,8 @@ _PUBLIC = {
     "weft.frontends.exporting": ("export",),
     "weft.frontends.inspection": ("inspect",),
     "weft.frontends.modules": ("state_dict", "torch"),
+    "weft.frontends.notebook": ("show",),
+    "weft.frontends.pictures": ("draw",),
     "weft.frontends.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),
     "weft.backends.torch.trained": ("with_weights",),

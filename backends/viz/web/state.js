@@ -35,7 +35,7 @@ function keep() {
     else if (tabs.has(open.tab)) state.set("tab", open.tab);
     for (const more of keepers) more.write(state);
     written = `#${state}`;
-    if (written !== (location.hash || "#")) history.replaceState(null, "", written);
+    if (location.protocol !== "about:" && written !== (location.hash || "#")) history.replaceState(null, "", written);
   }, 150);
 }
 
@@ -45,7 +45,7 @@ function restore() {
   opened.clear();
   for (const key of [...bases[base](), ...state.getAll("open")]) opened.add(key);
   for (const key of state.getAll("close")) opened.delete(key);
-  theme = state.get("theme") ?? remembered();
+  theme = state.get("theme") ?? DATA.theme ?? remembered(); // a page in a page has no address: what it is in says it
   paintTheme(theme ? theme === "dark" : night.matches);
   draw();
   home();
