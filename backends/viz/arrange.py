@@ -18,8 +18,12 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from .outline import Part
+from .wiring import END as END
+from .wiring import START as START
+from .wiring import Wiring, wired
 
-START, END = -1, -2
+SIGNS = ("add", "mul", "sub", "div")  # operations of two operands that are circles
+RAILS = 2  # values that may come along the right side of a scope
 LONGEST = 12  # rows that a line may pass; beyond, its name stands where it is read
 
 
@@ -71,7 +75,8 @@ class Line:
 
     It is straight if both parts stand in one column. Else `bend` is where it crosses to the column of its target: at
     the top ("fork") or the bottom ("merge") of the box at `region`, a path of places in boxes from that of the scope;
-    or ("rows") above every row on its way, in one of the `lanes` there.
+    or ("rows") above every row on its way, in one of the `lanes` there. A "rail" comes from START along the right side
+    of the scope, in the lane that `region` tells, and into the right side of its target.
     """
 
     source: int
@@ -86,13 +91,16 @@ class Line:
 class Arrangement:
     """The parts of a scope, numbered, where they stand, and the lines between them.
 
-    `notes` are values that a part reads and no line brings: what comes from outside beside the main input.
+    `notes` are values that a part reads and no line brings, `gives` those that leave the scope and no line takes.
+    `rails` is how many values come along the right side.
     """
 
     parts: list[Part]
     box: Column
     lines: list[Line]
     notes: dict[int, list[str]] = field(default_factory=dict)
+    gives: dict[int, list[str]] = field(default_factory=dict)
+    rails: int = 0
 
 
 def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
@@ -100,29 +108,8 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
 
     The first of the values entering that are read by most comes in at the top; others are notes beside their readers.
     """
-    parts = list(parts)
-    makes = {name: i for i, part in enumerate(parts) for name in part.made}
-    entering = list(entering)
-    links: dict[tuple[int, int], list[str]] = {}
-    outside: dict[str, list[int]] = {name: [] for name in entering}
-    for i, part in enumerate(parts):
-        for name in part.read:
-            if name in makes:
-                links.setdefault((makes[name], i), []).append(name)
-            elif name in outside:
-                outside[name].append(i)
-    main = next((name for name in entering if outside[name]), None)
-    notes: dict[int, list[str]] = {}
-    for name, readers in outside.items():
-        for i in readers:
-            if name == main:
-                links.setdefault((START, i), []).append(name)
-            else:
-                notes.setdefault(i, []).append(name)
-    for name in leaving:
-        if name in makes:
-            links.setdefault((makes[name], END), []).append(name)
-    _spare(parts, links, notes)
+    parts, wiring = list(parts), wired(parts, entering, leaving)
+    links, notes = wiring.links, wiring.notes
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(range(len(parts)))
     graph.add_edges_from(links)
@@ -135,19 +122,35 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
             notes.setdefault(b, []).extend(values)
         else:
             lines.append(_line(a, b, tuple(values), places, arranger.lanes))
-    return Arrangement(parts, box, lines, notes)
+    rails = list(_rails(wiring, parts, places, box))[:RAILS]
+    rails.sort(key=lambda name: min(places[i] for i in wiring.side[name]), reverse=True)  # the lowest outermost
+    for k, name in enumerate(rails):
+        for i in wiring.side[name]:
+            lines.append(Line(START, i, (name,), "rail", (k,)))
+            if parts[i].layered:  # others say what comes from there
+                notes[i].remove(name)
+    return Arrangement(parts, box, lines, notes, wiring.gives, len(rails))
 
 
-def _spare(parts: Sequence[Part], links: dict[tuple[int, int], list[str]], notes: dict[int, list[str]]) -> None:
-    """Let an input have one line: to the first part that reads more than its shape. Other readers note its name."""
-    for i, part in enumerate(parts):
-        readers = [b for a, b in links if a == i]
-        if not part.vertices or part.vertices[0].op != "input" or len(readers) < 2:
-            continue
-        first = next((b for b in readers if not parts[b].vertices or parts[b].vertices[0].op != "iota"), readers[0])
-        for b in readers:
-            if b != first:
-                notes.setdefault(b, []).extend(links.pop((i, b)))
+def _rails(wiring: Wiring, parts: Sequence[Part], places: Mapping[int, tuple[int, ...]], box: Box) -> Iterator[str]:
+    """The values beside the main one that can come to all their readers from the right, past nothing else."""
+    for name, readers in wiring.side.items():
+        if all(len(parts[i].read) > 1 and _rightmost(box, places[i]) and not _is_sign(parts[i]) for i in readers):
+            yield name
+
+
+def _rightmost(box: Box, path: Sequence[int]) -> bool:
+    """Whether nothing stands right of what is at `path`."""
+    for place in path:
+        if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and place + 1 < len(box.boxes)):
+            return False
+        box = box.boxes[place]
+    return True
+
+
+def _is_sign(part: Part) -> bool:
+    """Whether a part may be drawn as a circle, into which lines come from the sides."""
+    return bool(part.vertices) and len(part.vertices[0].reads) == 2 and part.vertices[0].meant.op in SIGNS
 
 
 def _places(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:

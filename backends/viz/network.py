@@ -60,6 +60,7 @@ class Vertex:
     view: bool = False
     cache: tuple[int, int | None] | None = None
     state: tuple[int, int] = (0, 0)
+    asks: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
     like: Vertex | None = None

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 PAST = "past"  # what names of inputs begin with that hold what was computed of earlier tokens
 
 
-def said(path: str, read: Iterable[str], gives: Iterable[str]) -> Iterator[str]:
-    """Lines for the part at `path`: what it reads besides what lines bring, and outputs of the model that it makes."""
+def said(path: str, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
+    """Lines for the part at `path`: what it reads besides what lines bring, and what it makes besides what they take:
+    outputs of the model that belong to its layer (`gives`), values that others read (`leaves`)."""
     names = list(dict.fromkeys(called(name, path) for name in read))
     past = [name.removeprefix(f"{PAST} ") for name in names if name.startswith(f"{PAST} ")]
     others = [name for name in names if not name.startswith(f"{PAST} ")]
@@ -19,7 +20,9 @@ def said(path: str, read: Iterable[str], gives: Iterable[str]) -> Iterator[str]:
     given = [carried(name) for name in gives]
     if given:
         stem = given[0].partition(" ")[0]
-        yield f"gives {stem} {', '.join(name.removeprefix(f'{stem} ') for name in given)}"
+        given = [f"{stem} {', '.join(name.removeprefix(f'{stem} ') for name in given)}"]
+    if given := [*given, *dict.fromkeys(called(name, path) for name in leaves)]:
+        yield f"gives {', '.join(given)}"
 
 
 def called(value: str, path: str) -> str:

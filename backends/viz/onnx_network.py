@@ -76,8 +76,28 @@ def joined(halves: Sequence[Network]) -> Network:
         vertices = (replace(v, reads=tuple(given.get(x, x) for x in v.reads)) for v in part.vertices)
         inputs = {**whole.inputs, **{name: kind for name, kind in part.inputs.items() if name not in given}}
         outputs = {name: found for name, found in whole.outputs.items() if name not in given}
-        whole = Network(part.name, (*whole.vertices, *vertices), inputs, {**outputs, **part.outputs})
+        whole = Network(part.name, _merged(whole.vertices, [*vertices]), inputs, {**outputs, **part.outputs})
     return whole
+
+
+def _merged(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, ...]:
+    """The operations of two halves, those of the first that belong to a part of the second where that reads them."""
+    shared = {v.scope.partition(".")[0] for v in after if v.scope}
+    first: dict[str, int] = {}
+    for i, v in reversed([*enumerate(after)]):
+        first |= dict.fromkeys(v.reads, i)
+    late: dict[str, int] = {}
+    for v in reversed(before):
+        places = [first[x] for x in v.makes if x in first]
+        if places and v.scope.partition(".")[0] in shared:
+            late[v.name] = min(places)
+            for x in v.reads:
+                first[x] = min(late[v.name], first.get(x, len(after)))
+    found = [v for v in before if v.name not in late]
+    for i, v in enumerate(after):
+        found += [w for w in before if late.get(w.name) == i]
+        found.append(v)
+    return tuple(found)
 
 
 def _apart(network: Network, taken: set[str]) -> Network:

@@ -67,10 +67,24 @@ class Part:
         return (*(name for v in self.vertices for name in v.takes), *children)
 
     @cached_property
+    def asks(self) -> dict[str, None]:
+        """The inputs of the model that are read in the part."""
+        found = dict.fromkeys(name for v in self.vertices for name in v.asks)
+        for part in itertools.chain(self.children, *self.others):
+            found |= part.asks
+        return found
+
+    @cached_property
     def gives(self) -> tuple[str, ...]:
         """The outputs of the model that belong to layers in the part, or to its own."""
         children = (name for part in itertools.chain(self.children, *self.others) for name in part.gives)
         return (*(name for v in self.vertices for name in v.gives), *children)
+
+    @cached_property
+    def weight(self) -> int:
+        """How much the part is of the model: an operation counts as a byte, its weights as theirs."""
+        own = sum(1 + sum(w.bytes for w in v.weights) for v in self.vertices)
+        return own + sum(part.weight for part in itertools.chain(self.children, *self.others))
 
     @cached_property
     def layered(self) -> bool:
@@ -125,8 +139,9 @@ def _leaves(network: Network, own: Mapping[str, None], given: Mapping[str, Seque
     leaves = []
     for vertex in network.vertices:
         takes = tuple(name for name in vertex.reads if name in own)
+        asks = tuple(name for name in vertex.reads if name in network.inputs)
         gives = tuple(name for value in vertex.makes for name in given.get(value, ()))
-        vertex = replace(vertex, takes=takes, gives=gives) if takes or gives else vertex
+        vertex = replace(vertex, asks=asks, takes=takes, gives=gives) if asks or gives else vertex
         source = made.get(vertex.reads[0]) if len(vertex.reads) == 1 else None
         if source is not None and source.vertices[0].scope == vertex.scope and _belongs(vertex, source.vertices[0]):
             source.vertices += (vertex,)

@@ -15,7 +15,7 @@ from .scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from .text import advances, faces
 
 MOST = 12_000  # shapes that are placed at once
-NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE")
+NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE", "OVER", "BESIDE")
 SCRIPTS = (
     *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
     *("numbers", "chart", "attention", "positions", "caches", "experts", "sizes", "diff", "state"),

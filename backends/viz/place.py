@@ -6,7 +6,8 @@ The same rules stand in page.js, which asks again whenever a part is opened or c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, Pass
@@ -19,7 +20,11 @@ PASS = 8.0  # for a line that passes a row
 ACROSS = 7.0  # between lines that cross above a row
 PAD = 16.0  # around what is in an open part
 HEAD = 28.0  # the title of an open part
+RAIL = 14.0  # for a line along the right side
+PORT = 14.0  # from the top of a part to where such a line comes in
 SPREAD = 26.0  # between lines that come into one part
+OVER = 4.0  # how much higher or lower than in the middle of a gap lines go at most
+BESIDE = 6.0  # how far from the middle of a circle lines come in at most
 EDGE = 8.0  # between such lines and the corner of the part
 
 Point = tuple[float, float]
@@ -113,7 +118,7 @@ class _Placer:
         if shape.arrangement is None or shape.key not in self.opened:
             return shape.closed
         inner = self._box(shape, shape.arrangement.box)
-        wide = max(inner.width + 2 * PAD, shape.head)
+        wide = max(inner.width + 2 * PAD, shape.head) + RAIL * shape.arrangement.rails
         return Size(wide, HEAD + GAP + inner.height + GAP, PAD + inner.axis)
 
     def _box(self, shape: Shape, box: Box) -> Size:
@@ -193,19 +198,64 @@ def _beside(sizes: Sequence[Size], gap: float) -> Size:
 def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
     """The lines in the open shape `around`."""
     shifts = _shifts(around, inside)
+    lanes = _lanes(inside, shifts)
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target)
         start = (around.axis, around.y + HEAD) if a is None else (a.axis, a.bottom)
-        end = (around.axis, around.bottom) if b is None else (b.axis + shifts[line.source, line.target], b.y)
-        points = _bent(line, start, end, inside)
-        if b is not None and b.shape.label.symbol and line.bend == "merge" and abs(start[0] - end[0]) > 1:
-            side, y = b.x if start[0] < b.x else b.x + b.width, (b.y + b.bottom) / 2  # into a circle from its side
-            points = [start, (start[0], y), (side, y)]
+        end = (around.axis, around.bottom) if b is None else (b.axis + shifts.get((line.source, line.target), 0), b.y)
+        if b is not None and b.shape.label.symbol:  # onto the circle
+            end = end[0], b.y + b.height / 2 - math.sqrt(b.height**2 / 4 - (end[0] - b.axis) ** 2)
+        lane = lanes.get((line.source, line.target), 0)
+        if b is not None and line.bend == "rail":
+            points = _rail(around, b, line.region[0])
+        elif b is not None and line.bend == "merge" and _beside_circle(start[0], b):
+            points = _into_circle(start, b, lane * BESIDE)
+        else:
+            points = _bent(line, start, end, inside, lane * OVER)
         yield Wire(None if a is None else a.shape, None if b is None else b.shape, line.values, tuple(_corners(points)))
 
 
-def _bent(line: Line, start: Point, end: Point, inside: _Inside) -> list[Point]:
-    """The way of a line from `start` to `end`."""
+def _rail(around: Placed, target: Placed, lane: int) -> list[Point]:
+    """The way along the right side of an open shape into the right side of a part."""
+    inward = around.shape.arrangement.rails - 1 - lane if around.shape.arrangement is not None else 0
+    x, y = around.x + around.width - PAD / 2 - RAIL * lane, target.y + PORT + ACROSS * inward
+    return [(x, around.y + HEAD), (x, y), (target.x + target.width, y)]
+
+
+def _beside_circle(x: float, target: Placed) -> bool:
+    """Whether a line from `x` comes into a circle from its side."""
+    return bool(target.shape.label.symbol) and abs(x - target.axis) > 1
+
+
+def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
+    """The way into a circle from its side, so much lower than its middle."""
+    y, round_ = (circle.y + circle.bottom) / 2 + lower, circle.height / 2
+    across = math.sqrt(round_**2 - lower**2)
+    return [start, (start[0], y), (circle.axis + (across if start[0] > circle.axis else -across), y)]
+
+
+def _lanes(inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """How much lower than in the middle a line goes to its target, where several come from the same side: the farthest
+    is the lowest, so that none crosses another."""
+    found: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
+    for line in inside.arrangement.lines:
+        a, b = inside.spots.get(line.source), inside.spots.get(line.target)
+        if a is None or b is None or line.bend != "merge":
+            continue
+        circle = _beside_circle(a.axis, b)
+        way = b.axis + (0 if circle else shifts[line.source, line.target]) - a.axis
+        level = 0 if circle else round(inside.spans[line.region][1])
+        if abs(way) > 0.5:  # it does not go straight down
+            found.setdefault((line.target, level, way > 0), []).append((-abs(way), line.source))
+    lanes = {}
+    for (target, _, _), lines in found.items():
+        for i, (_, source) in enumerate(sorted(lines)):
+            lanes[source, target] = ((len(lines) - 1) / 2 - i) / max(1, (len(lines) - 1) / 2)
+    return lanes
+
+
+def _bent(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -> list[Point]:
+    """The way of a line from `start` to `end`; `lower` is by how much it goes lower than in the middle of a gap."""
     (x0, _), (x1, _) = start, end
     if line.bend == "rows":
         points, x = [start], x0
@@ -217,24 +267,26 @@ def _bent(line: Line, start: Point, end: Point, inside: _Inside) -> list[Point]:
         return [*points, end]
     if line.bend:
         top, bottom = inside.spans[line.region]
-        y = top - GAP / 2 if line.bend == "fork" else bottom + GAP / 2
+        y = top - GAP / 2 if line.bend == "fork" else bottom + GAP / 2 + lower
         return [start, (x0, y), (x1, y), end]
     return [start, end]
 
 
 def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
     """How far from the middle of its target every line arrives: side by side, where several do."""
-    lines = [line for line in inside.arrangement.lines if line.target != END]
+    lines = [line for line in inside.arrangement.lines if line.target != END and line.bend != "rail"]
     found = {(line.source, line.target): 0.0 for line in lines}
     for target, spot in inside.spots.items():
         sources = [line.source for line in lines if line.target == target]
-        if len(sources) < 2 or spot.shape.label.symbol:
+        if spot.shape.label.symbol:  # into its top come those that do not come from the sides
+            sources = [line.source for line in lines if line.target == target and line.bend == "rows"]
+        if len(sources) < 2:
             continue
         at = {s: inside.spots[s].axis if s in inside.spots else around.axis for s in sources}
         order = sorted(sources, key=at.__getitem__)
         straight = [i for i, s in enumerate(order) if abs(at[s] - spot.axis) < 0.5]
         zero = straight[0] if straight else (len(order) - 1) / 2
-        room = min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - EDGE
+        room = min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - (BESIDE if spot.shape.label.symbol else EDGE)
         step = min(SPREAD, room / max(zero, len(order) - 1 - zero))
         for i, s in enumerate(order):
             found[s, target] = (i - zero) * step

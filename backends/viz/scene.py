@@ -37,7 +37,8 @@ class Shape:
     """A part of the picture: what is written on it, how large it is when closed, and what is in it when open.
 
     `notes` are values that the part reads and no line brings, `gives` outputs of the model that it makes and no line
-    takes. `head` is the least width of an open part. The picture itself knows its `network`.
+    takes, `leaves` such values that others read. `head` is the least width of an open part. The picture itself knows
+    its `network`.
     """
 
     key: str
@@ -45,6 +46,7 @@ class Shape:
     label: Label
     notes: tuple[str, ...]
     gives: tuple[str, ...]
+    leaves: tuple[str, ...]
     closed: Size
     head: float
     arrangement: Arrangement | None = None
@@ -54,7 +56,7 @@ class Shape:
     @property
     def said(self) -> list[str]:
         """The lines about what it reads and makes without a line."""
-        return list(said(self.part.path, self.notes, self.gives))
+        return list(said(self.part.path, self.notes, self.gives, self.leaves))
 
     def all(self) -> Iterator[Shape]:
         """The shape and all that may be drawn in it, of repeats the first time only."""
@@ -85,7 +87,7 @@ def times(shape: Shape) -> Shape:
     rounds = [_once(part, body) for body in (part.children, *part.others)]
     later = {name for body in part.others for child in body for name in child.read}
     wanted = _wanted(part, ()) if part.parallel else later
-    first, last = (_shape(once, *_borders(once, wanted), ()) for once in (rounds[0], rounds[-1]))
+    first, last = (_shape(once, *_borders(once, wanted)) for once in (rounds[0], rounds[-1]))
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
     inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
     numbers = range(len(rounds))
@@ -95,8 +97,17 @@ def times(shape: Shape) -> Shape:
     else:
         box = Column(tuple(map(Item, numbers)))
         lines = [Line(i - 1 if i else START, i, ()) for i in numbers] + [Line(len(rounds) - 1, END, ())]
-    arrangement = Arrangement([s.part for s in inner], box, lines)
+    rails = beside(part, first, rounds[-1])
+    lines += [Line(START, i, (name,), "rail", (k,)) for k, name in enumerate(rails) for i in numbers]
+    arrangement = Arrangement([s.part for s in inner], box, lines, rails=len(rails))
     return replace(shape, arrangement=arrangement, inner=inner)
+
+
+def beside(part: Part, first: Shape, last: Part) -> list[str]:
+    """The values that come along the right side into every time of the repeat `part`, of which `last` is the last."""
+    lines = first.arrangement.lines if first.arrangement is not None and not part.parallel else []
+    rails = {line.region: line.values[0] for line in lines if line.bend == "rail"}
+    return [name for _, name in sorted(rails.items()) if name in last.read]
 
 
 def _once(part: Part, body: list[Part]) -> Part:
@@ -132,6 +143,7 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
         label=_label(part, shape.notes),
         notes=called(shape.notes),
         gives=() if part.layered else part.gives,
+        leaves=called(shape.leaves),
         arrangement=around,
         inner=inner,
     )
@@ -142,7 +154,13 @@ def _body(part: Part) -> Part:
     return part.children[0] if part.count > 1 and len(part.children) == 1 and part.children[0].children else part
 
 
-def _shape(part: Part, entering: tuple[str, ...], leaving: tuple[str, ...], notes: tuple[str, ...]) -> Shape:
+def _shape(
+    part: Part,
+    entering: tuple[str, ...],
+    leaving: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+    leaves: tuple[str, ...] = (),
+) -> Shape:
     if part.layered:
         notes = tuple(name for name in notes if name not in part.takes)
     text, gives = _label(part, notes), () if part.layered else part.gives
@@ -151,8 +169,9 @@ def _shape(part: Part, entering: tuple[str, ...], leaving: tuple[str, ...], note
         body = _body(part)
         arrangement, wanted = arrange(body.children, entering, leaving), _wanted(body, leaving)
         for i, child in enumerate(body.children):
-            inner.append(_shape(child, *_borders(child, wanted), tuple(arrangement.notes.get(i, ()))))
-    lines = [*text.lines, *said(part.path, notes, gives)]
+            extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
+            inner.append(_shape(child, *_borders(child, wanted), *extra))
+    lines = [*text.lines, *said(part.path, notes, gives, leaves)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
         beside = ICON + (ICON if inner else 0) + (BADGE if part.count > 1 else 0)
@@ -160,7 +179,7 @@ def _shape(part: Part, entering: tuple[str, ...], leaving: tuple[str, ...], note
         wide = max(wide + 2 * MARGIN, NARROWEST)
         size = Size(wide, 32 + LEADING * len(lines), wide / 2)
     head = width(text.title, TITLE, True) + 2 * MARGIN + ICON + BADGE
-    return Shape(part.path, part, text, notes, gives, size, head, arrangement, inner)
+    return Shape(part.path, part, text, notes, gives, leaves, size, head, arrangement, inner)
 
 
 def _label(part: Part, notes: tuple[str, ...]) -> Label:

@@ -16,7 +16,7 @@ function size(given) {
   const shape = shown(given);
   if (!shape.box || !opened.has(shape.key)) return shape.closed;
   const [w, h, axis] = boxSize(shape, shape.box);
-  return [Math.max(w + 2 * Z.PAD, shape.head), Z.HEAD + Z.GAP + h + Z.GAP, Z.PAD + axis];
+  return [Math.max(w + 2 * Z.PAD, shape.head) + Z.RAIL * (shape.rails ?? 0), Z.HEAD + Z.GAP + h + Z.GAP, Z.PAD + axis];
 }
 
 let known = new Map(); // the sizes of the boxes of every open shape
@@ -87,25 +87,54 @@ function put(inside, box, x, y, path) {
 
 // -- lines
 function wires(around, inside) {
-  const shifts = arrivals(around, inside);
-  return inside.shape.wires.map(([source, target, values, bend, region, lanes]) => {
-    const a = inside.spots[source], b = inside.spots[target];
+  const shifts = arrivals(around, inside), lower = lanes(inside, shifts);
+  return inside.shape.wires.map(([source, target, values, bend, region, rows]) => {
+    const a = inside.spots[source], b = inside.spots[target], lane = lower[[source, target]] ?? 0;
     const start = a ? [a.axis, a.bottom] : [around.axis, around.y + Z.HEAD];
-    const end = b ? [b.axis + shifts[[source, target]], b.y] : [around.axis, around.bottom];
-    let points = bent([source, target, bend, region, lanes], start, end, inside);
-    if (b && b.shape.symbol && bend === "merge" && Math.abs(start[0] - end[0]) > 1) {
-      const side = start[0] < b.x ? b.x : b.x + b.width, y = (b.y + b.bottom) / 2;
-      points = [start, [start[0], y], [side, y]];
-    }
+    const end = b ? [b.axis + (shifts[[source, target]] ?? 0), b.y] : [around.axis, around.bottom];
+    if (b?.shape.symbol) end[1] += b.height / 2 - Math.sqrt(b.height ** 2 / 4 - (end[0] - b.axis) ** 2);
+    const points = bend === "rail" ? rail(around, b, region[0])
+      : bend === "merge" && besideCircle(start[0], b) ? intoCircle(start, b, lane * Z.BESIDE)
+        : bent([source, target, bend, region, rows], start, end, inside, lane * Z.OVER);
     return { source: a && a.shape, target: b && b.shape, values, points: corners(points) };
   });
 }
 
-function bent([source, target, bend, region, lanes], start, end, inside) {
+function rail(around, target, lane) {
+  const inward = around.shape.rails - 1 - lane;
+  const x = around.x + around.width - Z.PAD / 2 - Z.RAIL * lane, y = target.y + Z.PORT + Z.ACROSS * inward;
+  return [[x, around.y + Z.HEAD], [x, y], [target.x + target.width, y]];
+}
+
+const besideCircle = (x, target) => !!target?.shape.symbol && Math.abs(x - target.axis) > 1;
+
+function intoCircle(start, circle, lower) {
+  const y = (circle.y + circle.bottom) / 2 + lower, across = Math.sqrt((circle.height / 2) ** 2 - lower ** 2);
+  return [start, [start[0], y], [circle.axis + (start[0] > circle.axis ? across : -across), y]];
+}
+
+// How much lower than in the middle lines go that come to a part from the same side: the farthest is the lowest.
+function lanes(inside, shifts) {
+  const found = new Map(), made = {};
+  for (const [source, target, , bend, region] of inside.shape.wires) {
+    const a = inside.spots[source], b = inside.spots[target];
+    if (!a || !b || bend !== "merge") continue;
+    const circle = besideCircle(a.axis, b), way = b.axis + (circle ? 0 : shifts[[source, target]]) - a.axis;
+    const key = [target, circle ? 0 : Math.round(inside.spans[region][1]), way > 0].join();
+    if (Math.abs(way) > 0.5) found.set(key, [...(found.get(key) ?? []), [-Math.abs(way), source, target]]);
+  }
+  for (const lines of found.values()) {
+    const half = (lines.length - 1) / 2;
+    lines.sort((p, q) => p[0] - q[0] || p[1] - q[1]).forEach(([, source, target], i) => { made[[source, target]] = (half - i) / Math.max(1, half); });
+  }
+  return made;
+}
+
+function bent([source, target, bend, region, rows], start, end, inside, lower) {
   if (bend === "rows") {
     const points = [start];
     let x = start[0];
-    for (const [r, lane] of lanes) {
+    for (const [r, lane] of rows) {
       const y = inside.tops[region][r] - Z.ACROSS * (lane + 1), to = inside.rooms[[source, target, r]] ?? end[0];
       points.push([x, y], [to, y]);
       x = to;
@@ -113,25 +142,25 @@ function bent([source, target, bend, region, lanes], start, end, inside) {
     return [...points, end];
   }
   if (!bend) return [start, end];
-  const [top, bottom] = inside.spans[region], y = bend === "fork" ? top - Z.GAP / 2 : bottom + Z.GAP / 2;
+  const [top, bottom] = inside.spans[region], y = bend === "fork" ? top - Z.GAP / 2 : bottom + Z.GAP / 2 + lower;
   return [start, [start[0], y], [end[0], y], end];
 }
 
 function arrivals(around, inside) {
   const found = {}, arriving = new Map();
-  for (const [s, t] of inside.shape.wires) {
-    if (t === END) continue;
+  for (const [s, t, , bend] of inside.shape.wires) {
+    if (t === END || bend === "rail") continue;
     found[[s, t]] = 0;
-    arriving.set(t, [...(arriving.get(t) ?? []), s]);
+    if (!inside.spots[t].shape.symbol || bend === "rows") arriving.set(t, [...(arriving.get(t) ?? []), s]);
   }
   for (const [target, sources] of arriving) {
     const spot = inside.spots[target];
-    if (sources.length < 2 || spot.shape.symbol) continue;
+    if (sources.length < 2) continue;
     const at = (s) => (inside.spots[s] ?? around).axis;
     const order = [...sources].sort((a, b) => at(a) - at(b));
     const straight = order.findIndex((s) => Math.abs(at(s) - spot.axis) < 0.5);
     const zero = straight < 0 ? (order.length - 1) / 2 : straight;
-    const room = Math.min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - Z.EDGE;
+    const room = Math.min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - (spot.shape.symbol ? Z.BESIDE : Z.EDGE);
     const step = Math.min(Z.SPREAD, room / Math.max(zero, order.length - 1 - zero));
     order.forEach((s, i) => { found[[s, target]] = (i - zero) * step; });
   }

@@ -39,12 +39,14 @@ function unrolled(shape) {
     inner.push(patched(i === 1 ? copied(first, moves[0], period) : copied(inner[1], moves[1], (i - 1) * period), changed[i]));
   }
   const all = [...inner.keys()];
-  const into = inner.map((s) => s.wires.filter((w) => w[0] === START).flatMap((w) => w[2]));
+  const into = inner.map((s) => s.wires.filter((w) => w[0] === START && w[3] !== "rail").flatMap((w) => w[2]));
   const out = inner.map((s) => s.wires.filter((w) => w[1] === END).flatMap((w) => w[2]));
-  return shape.times = { ...shape, inner,
+  const { rails } = shape.repeat;
+  return shape.times = { ...shape, inner, rails: rails.length,
     box: parallel ? ["c", ["b", ...all.map((i) => ["c", i])]] : ["c", ...all],
     wires: parallel ? all.flatMap((i) => [[START, i, into[i], "fork", [0], []], [i, END, out[i], "merge", [0], []]])
-      : [...all.map((i) => [i ? i - 1 : START, i, into[i], "", [], []]), [count - 1, END, out.at(-1), "", [], []]] };
+      : [...all.map((i) => [i ? i - 1 : START, i, into[i], "", [], []]), [count - 1, END, out.at(-1), "", [], []],
+        ...rails.flatMap((values, k) => all.map((i) => [START, i, values, "rail", [k], []]))] };
 }
 
 // A shape as it is shown: a repeat with all its times where these are asked for.

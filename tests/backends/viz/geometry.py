@@ -1,13 +1,15 @@
-"""What must not be in a picture: overlapping boxes, lines through boxes, lines that are neither upright nor level."""
+"""What must not be in a picture: overlapping boxes, lines through boxes or along lines of other values, slanted lines."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
-from weft.backends.viz.place import Placed, Wire
+from weft.backends.viz.place import Placed, Point, Wire
 
 SLACK = 0.01
+CORNER = 1.0  # pixels that lines of different values may share
 
 
 def faults(placed: Placed) -> Iterator[str]:
@@ -22,18 +24,38 @@ def faults(placed: Placed) -> Iterator[str]:
     for w in placed.wires:
         if any(abs(p[0] - q[0]) > SLACK and abs(p[1] - q[1]) > SLACK for p, q in itertools.pairwise(w.points)):
             yield f"{_named(w)} is slanted"
+    for v, w in itertools.combinations(placed.wires, 2):
+        fan = v.source is w.source and v.source is not None  # what one part makes may leave it together
+        if not fan and not {*v.values} & {*w.values} and _together(v, w) > CORNER:
+            yield f"{_named(v)} lies on {_named(w)} in {placed.shape.key}"
     for inner in placed.inner:
         yield from faults(inner)
 
 
 def _crosses(wire: Wire, box: Placed) -> bool:
-    """Whether the line is anywhere inside of the box, its border left out."""
+    """Whether the line is anywhere inside of the box, its border left out; of a circle, in the square in it."""
+    edge = box.width * (1 - math.sqrt(0.5)) / 2 if box.shape.label.symbol else SLACK
     for (x0, y0), (x1, y1) in itertools.pairwise(wire.points):
-        across = min(x0, x1) < box.x + box.width - SLACK and max(x0, x1) > box.x + SLACK
-        along = min(y0, y1) < box.bottom - SLACK and max(y0, y1) > box.y + SLACK
+        across = min(x0, x1) < box.x + box.width - edge and max(x0, x1) > box.x + edge
+        along = min(y0, y1) < box.bottom - edge and max(y0, y1) > box.y + edge
         if across and along:
             return True
     return False
+
+
+def _together(a: Wire, b: Wire) -> float:
+    """How far two lines run on each other."""
+    pieces = itertools.product(itertools.pairwise(a.points), itertools.pairwise(b.points))
+    return sum(_shared(p, q, k) for p, q in pieces for k in (0, 1))
+
+
+def _shared(a: tuple[Point, Point], b: tuple[Point, Point], k: int) -> float:
+    """How far two pieces run on each other, if both keep their coordinate k, and that is the same."""
+    level = [point[k] for point in (*a, *b)]
+    if max(level) - min(level) > SLACK:
+        return 0
+    (a0, a1), (b0, b1) = (sorted(point[1 - k] for point in piece) for piece in (a, b))
+    return max(0, min(a1, b1) - max(a0, b0))
 
 
 def _named(wire: Wire) -> str:
