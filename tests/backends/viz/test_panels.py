@@ -33,7 +33,8 @@ KINDS: list[dict[str, Any]] = [
 
 def model(*kinds: dict[str, Any], context: int | None = 64) -> Graph:
     blocks = [Block(Attention(4, 2, rope=RoPE(), **kind), GatedMLP(48), RMSNorm()) for kind in kinds]
-    return load_source(Decoder(50, 32, blocks, context=context)).graph
+    graph: Graph = load_source(Decoder(50, 32, blocks, context=context)).graph
+    return graph
 
 
 def told(graph: Graph) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def told(graph: Graph) -> dict[str, Any]:
 
 
 def seen(graph: Graph, n: int) -> list[Any]:
-    """Which key weighs in the result for which query, by the meaning of every attention: values are the unit vectors."""
+    """Which key weighs in the result for which query, by the meaning of attention: values are unit vectors."""
     masks = []
     for node in graph.nodes:
         if node.op is op:
