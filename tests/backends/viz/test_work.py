@@ -37,7 +37,8 @@ def test_bytes_in_the_dtype_of_the_graph(preset: str) -> None:
 def windowed() -> Graph:
     local = Block(Attention(4, 2, rope=RoPE(), window=16), GatedMLP(48), RMSNorm())
     mixed = [local, Block(LinearAttention(4), GatedMLP(48)), Block(Mamba(48, state=5, conv=4))]
-    return load_source(Decoder(50, 32, mixed, context=512)).graph
+    graph: Graph = load_source(Decoder(50, 32, mixed, context=512)).graph
+    return graph
 
 
 @pytest.mark.parametrize("preset", ["smollm2-135m", "mixtral-8x7b", "deepseek-v3", "mamba-130m", ""])
