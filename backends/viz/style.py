@@ -38,10 +38,10 @@ LOOKS = {
 }
 
 SIGNS = {
-    sign_kind(KEPT): Look("#f6f7f8", "#8a919c", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
-    sign_kind(REMOVED): Look("#fbd9c8", "#b23c07", "#5c2008", "#f08a5a", "M1 5H9", 2.0, "7 4"),
+    sign_kind(KEPT): Look("#f6f7f8", "#7d848f", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
+    sign_kind(REMOVED): Look("#fbd9c8", "#b23c07", "#4d1408", "#f08a5a", "M1 5H9", 2.0, "7 4"),
     sign_kind(NEW): Look("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
-    sign_kind(CHANGED): Look("#f8eba6", "#84680a", "#4d410c", "#d8bb45", "M0 6C2 1 4 2 5 5S8 9 10 4", 2.0, "9 3 2 3"),
+    sign_kind(CHANGED): Look("#f8eba6", "#84680a", "#5a5212", "#d8bb45", "M0 6C2 1 4 2 5 5S8 9 10 4", 2.0, "9 3 2 3"),
 }
 EVERY = LOOKS | SIGNS
 

@@ -14,15 +14,19 @@ function rootOf(view) {
   return pictures.get(view);
 }
 
-// Makes another view the picture: what was opened or closed there stays so, where there is such a part.
+// What the reader opened or closed: key -> whether it is open.
+const touched = new Map();
+
+// Makes another view the picture: what was opened or closed stays so, where there is such a part.
 function setView(view) {
   const basis = new Set(bases[base]());
-  const more = [...opened].filter((key) => !basis.has(key)), less = [...basis].filter((key) => !opened.has(key));
+  for (const key of new Set([...basis, ...opened])) if (basis.has(key) !== opened.has(key)) touched.set(key, opened.has(key));
+  for (const key of touched.keys()) if (index().has(key.replace(Z.ALL, ""))) touched.set(key, opened.has(key));
   useView(view);
   forget();
   opened.clear();
-  for (const key of [...bases[base](), ...more]) opened.add(key);
-  for (const key of less) opened.delete(key);
+  for (const key of bases[base]()) opened.add(key);
+  for (const [key, on] of touched) opened[on ? "add" : "delete"](key);
   draw();
 }
 

@@ -1,0 +1,124 @@
+"""The page of a comparison: two models side by side, and what changed marked by more than a colour."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+from playwright.sync_api import Page, expect
+
+from weft import load_source, run_passes
+from weft.backends.viz.compare import compare
+from weft.backends.viz.diff import data, kinds, opened, side_by_side
+from weft.backends.viz.network import network
+from weft.backends.viz.page import page
+from weft.backends.viz.totals import totals
+from weft.frontends.inspection import inspect
+
+from .pages import address, box, part
+
+Visit = Callable[[str], Page]
+LOOK = """(e) => {
+  const s = getComputedStyle(e.querySelector("rect"));
+  return [s.fill, s.strokeDasharray, s.strokeWidth, e.querySelector(".mark").getAttribute("d")];
+}"""
+
+
+@functools.cache
+def difference(pipeline: str = "fuse-norm-linear") -> str:
+    """SmolLM2 before and after a pipeline."""
+    model = load_source("smollm2-135m").graph
+    networks = network(model), network(run_passes(model, pipeline))
+    found = compare(*networks)
+    root, numbers = side_by_side(found), [totals(n, 512) for n in networks]
+    return page(root, opened(root), {"kinds": kinds(), "difference": data(found, *numbers)})
+
+
+def test_before_stands_left_of_after(visit: Visit) -> None:
+    shown = visit(difference())
+    before, after = box(shown, "before"), box(shown, "after")
+    assert before["x"] + before["width"] < after["x"] and before["y"] == after["y"]
+    assert part(shown, "before.layers.0.attn_norm").count() == 1
+    assert part(shown, "after.layers.0.attn_norm").count() == 0
+
+
+def test_signs_have_colours_lines_marks_and_words(visit: Visit) -> None:
+    shown = visit(difference())
+    removed, changed, kept = (
+        part(shown, f"before.layers.0.{name}").evaluate(LOOK) for name in ("attn_norm", "attn.q", "attn.q_rope")
+    )
+    for i in (0, 1, 3):
+        assert len({removed[i], changed[i], kept[i]}) == 3
+    assert float(kept[2].removesuffix("px")) < float(removed[2].removesuffix("px"))
+    names = {
+        "before.layers.0.attn_norm": "removed",
+        "before.layers.0.attn.q": "changed",
+        "after.layers.0.attn.q": "was Linear",
+    }
+    for key, word in names.items():
+        assert (part(shown, key).get_attribute("aria-label") or "").split(", ")[-1] == word
+    legend = [s.strip() for s in shown.locator("#legend button").all_inner_texts()]
+    assert legend == ["kept", "removed", "changed"]
+
+
+def test_signs_at_night(visit: Visit) -> None:
+    shown = visit(difference())
+    fill = "(e) => getComputedStyle(e.querySelector('rect')).fill"
+    keys = ["before.layers.0.attn_norm", "after.layers.0.attn.q", "after.layers.0.attn.q_rope"]
+    day = [part(shown, key).evaluate(fill) for key in keys]
+    shown.locator("#theme").click()
+    night = [part(shown, key).evaluate(fill) for key in keys]
+    assert len({*day, *night}) == 6
+
+
+def test_numbers_are_those_of_inspect(visit: Visit) -> None:
+    shown = visit(difference("mha-to-gqa{kv_heads=1}"))
+    model = load_source("smollm2-135m")
+    told = [inspect(model).json()]
+    told.append(inspect(replace(model, graph=run_passes(model.graph, "mha-to-gqa{kv_heads=1}"))).json())
+    titles = {
+        row.locator("dt").inner_text(): row.locator("dd").get_attribute("title")
+        for row in shown.locator("#difference .delta").all()
+    }
+    both = {name: " → ".join(f"{t[name]:,}" for t in told) for name in ("parameters", "flops_prefill")}
+    assert titles["parameters"] == both["parameters"] and titles["FLOPs of 512 tokens"] == both["flops_prefill"]
+    kept = [512 * t["cache_per_token_bytes"]["f16"] for t in told]
+    assert titles["KV cache of 512 tokens"] == f"{kept[0]:,} → {kept[1]:,}"
+
+
+def test_numbers_follow_the_length(visit: Visit) -> None:
+    shown = visit(difference("mha-to-gqa{kv_heads=1}"))
+    shown.locator("#tokens").fill("1024")
+    shown.locator("#tokens").press("Enter")
+    flops = inspect(load_source("smollm2-135m"), 1024).flops_prefill
+    row = shown.locator("#difference .delta", has_text="FLOPs of 1,024 tokens").locator("dd")
+    assert (row.get_attribute("title") or "").startswith(f"{flops:,} → ")
+
+
+def test_both_sides_open_and_close_together(visit: Visit) -> None:
+    shown = visit(difference())
+    bars = [part(shown, f"{side}.layers.0.attn") for side in ("before", "after")]
+    assert [bar.get_attribute("aria-expanded") for bar in bars] == ["true", "true"]
+    bars[1].locator("rect.bar").click()
+    assert [bar.get_attribute("aria-expanded") for bar in bars] == ["false", "false"]
+    part(shown, "before").locator("> rect.bar").click()
+    sides = [part(shown, side).get_attribute("aria-expanded") for side in ("before", "after")]
+    assert sides == ["false", "true"]
+
+
+def test_the_panel_tells_what_changed(visit: Visit) -> None:
+    shown = visit(difference())
+    part(shown, "after.layers.0.attn.q").click()
+    expect(shown.locator("#about h3.sign")).to_have_text("changed: norm_linear")
+    told = shown.locator("#about dl.changes").inner_text()
+    assert "operation" in told and "reads x" in told and "layers.0.attn_norm" in told
+    shown.locator("#about a", has_text="the same on the other side").click()
+    assert "at=before.layers.0.attn.q" in address(shown)
+
+
+def test_every_layer_tells_its_own_changes(visit: Visit) -> None:
+    shown = visit(difference())
+    shown.evaluate("go('after.layers.17.attn.q')")
+    told = shown.locator("#about dl.changes").inner_text()
+    assert "layers.17.attn_norm" in told and "layers.16.ffn_residual" in told and "layers.0." not in told

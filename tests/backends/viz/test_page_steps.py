@@ -1,0 +1,159 @@
+"""The page of a pipeline: one pass at a time, by mouse and keyboard."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from weft import load_source, run_passes
+from weft.backends.viz import plain
+from weft.backends.viz.compare import compare
+from weft.backends.viz.network import Network, network
+from weft.backends.viz.scene import scene
+from weft.backends.viz.steps import Step, steps_page
+from weft.passes import Report
+
+from .pages import address, part
+
+Visit = Callable[[str], Page]
+PIPELINE = "cse, fuse-norm-linear, kv-cache"
+STATE = "[now.step, now.side]"
+
+
+@functools.cache
+def steps(preset: str = "smollm2-135m", pipeline: str = PIPELINE, verify: bool = False) -> str:
+    graph = load_source(preset).graph
+    after, report = list[Network](), Report()
+    run_passes(graph, pipeline, verify=verify, report=report, hooks=[lambda ran: after.append(network(ran.after))])
+    return steps_page(network(graph), [Step(r, n) for r, n in zip(report.records, after, strict=True)], 512)
+
+
+def test_the_first_pass_that_changed_something_is_shown(visit: Visit) -> None:
+    shown = visit(steps())
+    assert shown.evaluate(STATE) == [1, 1]
+    assert shown.locator("#pass option:checked").inner_text() == "2. fuse-norm-linear"
+    assert part(shown, "layers.0.attn_norm").count() == 0
+    assert (part(shown, "layers.0.attn.q").get_attribute("aria-label") or "").endswith("was Linear")
+    legend = [s.strip() for s in shown.locator("#legend button").all_inner_texts()]
+    assert legend == ["kept", "removed", "new", "changed"]
+
+
+def test_by_mouse(visit: Visit) -> None:
+    shown = visit(steps())
+    shown.get_by_role("button", name="Before", exact=True).click()
+    assert (part(shown, "layers.0.attn_norm").get_attribute("aria-label") or "").endswith("removed")
+    shown.locator("#step-after").click()
+    assert shown.evaluate(STATE) == [2, 0]
+    expect(shown.locator("#step-after")).to_be_disabled()
+    shown.locator("#pass").select_option(index=0)
+    assert shown.evaluate(STATE) == [0, 0]
+    expect(shown.locator("#step-before")).to_be_disabled()
+    slider = shown.locator("#step").bounding_box()
+    assert slider is not None
+    shown.mouse.click(slider["x"] + slider["width"] - 4, slider["y"] + slider["height"] / 2)
+    assert shown.evaluate(STATE) == [2, 0]
+
+
+def test_by_keyboard(visit: Visit) -> None:
+    shown = visit(steps())
+    shown.keyboard.press("ArrowRight")
+    assert shown.evaluate(STATE) == [2, 1]
+    shown.keyboard.press("ArrowLeft")
+    shown.keyboard.press("b")
+    assert shown.evaluate(STATE) == [1, 0]
+    shown.keyboard.press("[")
+    assert shown.evaluate(STATE) == [0, 0]
+    shown.keyboard.press("[")
+    assert shown.evaluate(STATE) == [0, 0]
+    shown.locator("#step").focus()
+    shown.keyboard.press("ArrowRight")
+    assert shown.evaluate(STATE) == [1, 0]
+    shown.locator('g.part[tabindex="0"]').focus()
+    shown.keyboard.press("]")
+    assert shown.evaluate(STATE) == [2, 0]
+    shown.evaluate("walkTo(spots.get('layers.0.attn'))")
+    shown.keyboard.press("ArrowRight")
+    assert shown.evaluate(STATE) == [2, 0], "arrows are the parts' while one has the keyboard"
+
+
+def test_what_is_open_stays_open(visit: Visit) -> None:
+    shown = visit(steps())
+    shown.locator("#pass").select_option(index=0)
+    attention = part(shown, "layers.0.attn")
+    assert attention.get_attribute("aria-expanded") == "false"
+    attention.click()
+    for key in ("]", "]", "[", "[", "b"):
+        shown.keyboard.press(key)
+        assert attention.get_attribute("aria-expanded") == "true"
+    assert shown.locator("#subject").inner_text() == "Grouped-query attention"
+
+
+def test_a_pass_that_changed_nothing_says_why(visit: Visit) -> None:
+    shown = visit(steps())
+    shown.locator("#pass").select_option(index=0)
+    told = shown.locator("#pass-told").inner_text()
+    assert "changed nothing: there is nothing of the kind" in told and "exact" in told
+    assert shown.locator("g.part:not([data-kind=sign-kept])").count() == 0
+    assert shown.locator("#difference .moved").count() == 0
+    assert "(changed nothing)" in shown.locator("#pass option").first.inner_text()
+
+
+def test_numbers_are_those_of_the_graphs(visit: Visit) -> None:
+    shown = visit(steps())
+    graph = load_source("smollm2-135m").graph
+    after = run_passes(graph, "fuse-norm-linear")
+    row = shown.locator("#difference .delta", has_text="operations").locator("dd")
+    assert row.get_attribute("title") == f"{len(graph)} → {len(after)}"
+    assert f"{len(graph) - len(after)} removed" in shown.locator("#pass-told").inner_text()
+
+
+def test_certificates(visit: Visit) -> None:
+    """What a check has shown, and how far apart the outputs were."""
+    shown = visit(steps("gpt2", "default", True))
+    told = []
+    for i in range(shown.locator("#pass option").count()):
+        shown.locator("#pass").select_option(index=i)
+        told.append(shown.locator("#difference .shown").inner_text())
+    assert all("shown: " in text and "Largest relative difference: " in text for text in told)
+    bare = visit(steps())
+    assert "declared exact; --verify shows it" in bare.locator("#difference .shown").inner_text()
+
+
+def test_the_address_keeps_the_step(visit: Visit) -> None:
+    shown = visit(steps())
+    shown.keyboard.press("]")
+    shown.keyboard.press("b")
+    assert "step=3" in address(shown) and "side=before" in address(shown)
+    shown.evaluate("location.hash = '#step=2'")
+    shown.wait_for_function("now.step === 1 && now.side === 1")
+
+
+def test_search_is_of_the_shown_graph(visit: Visit) -> None:
+    shown = visit(steps())
+    shown.locator("#search").fill("attn_norm")
+    assert shown.locator("#found").inner_text() == "no matches" or shown.locator("#found").inner_text().startswith("0")
+    shown.get_by_role("button", name="Before", exact=True).click()
+    assert shown.locator("#found").inner_text() == "30 matches"
+
+
+def test_shared_parts_are_put_together_again(visit: Visit) -> None:
+    """A view of the pool is the picture that is drawn of the graph alone."""
+    graph = load_source("smollm2-135m").graph
+    graphs = [graph, *(run_passes(graph, p) for p in ("cse", "cse, fuse-norm-linear", PIPELINE))]
+    networks = [network(g) for g in graphs]
+    shown = visit(steps())
+    for i, (before, after) in enumerate(itertools.pairwise(networks)):
+        found = compare(before, after)
+        for side, one in enumerate((found.before, found.after)):
+            theirs = shown.evaluate("([step, side]) => rootOf(P.steps[step].views[side])", [i, side])
+            ours = shown.evaluate("(root) => root", plain.shape(scene(one)))
+            assert theirs == ours
+
+
+def test_thirty_steps_of_a_large_model_stay_small() -> None:
+    pipeline = ", ".join(["pack-qkv", "unpack"] * 15)
+    text = steps("llama3.1-8b", pipeline)
+    assert text.count('"views":[') == 31 and len(text) < 1_000_000
