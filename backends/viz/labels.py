@@ -177,6 +177,8 @@ def _group(part: Part) -> Label:
         )
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
         return Label(RECURRENT[recurrent], (part.name, _TITLE[recurrent].lower()), "recurrence")
+    if "Softmax" in ops and [v.op for v in vertices].count("matmul") > 1:
+        return Label("Attention", (part.name,), "attention")
     units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]
     unit = next((v for op in ("glu", "swish") for v in units if v.op == op), units[0] if units else None)
     if unit is not None and {"linear", "norm_linear"} & ops.keys():
@@ -196,7 +198,7 @@ def _named(part: Part, attention: Vertex) -> str:
 def _layers(part: Part) -> str:
     """What a repeat, or one of its layers, is called: its numbers, and what other layers may not have."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
-    stem = stem.removesuffix("s") if part.count == 1 else stem
+    stem = stem.removesuffix("s") if part.count == 1 else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
         return f"{stem} {part.name}"
     vertices = [v.meant for v in part.all_vertices()]

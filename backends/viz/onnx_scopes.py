@@ -70,17 +70,19 @@ def _scope(op: Named) -> Scope:
 
 
 def _split(name: str) -> Scope:
-    return tuple(word for word in re.split(r"[/.]", name) if re.search(r"\w", word))
+    return tuple(word for word in re.split(r"[/.]", name.replace("_._", "_")) if re.search(r"\w", word))
 
 
 def _path(op: Named, scope: Scope) -> str:
-    """The name of an operation: of its first result where that is a path in its scope, else its own."""
+    """The name of an operation: of its first result where that is a path in its scope, else its own; its operator where
+    that only has a number behind it, which counts over the whole model."""
     stem = ".".join((*scope, ""))
     made = next((x for x in op.outputs if x), "")
     if PLAIN.fullmatch(made) and made.startswith(stem) and "." not in made[len(stem) :] and not made[-1:].isdigit():
         return made
     words = _split(op.names[-1])
-    return stem + (words[-1] if words else op.kind)
+    counted = not words or re.fullmatch(rf"(node_)?{re.escape(op.kind)}_?\d*", words[-1], re.IGNORECASE)
+    return stem + (op.kind if counted else words[-1])
 
 
 def fresh(name: str, taken: set[str]) -> str:

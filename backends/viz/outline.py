@@ -14,6 +14,7 @@ import networkx as nx
 from .network import Network, Vertex
 
 NUMBERED = re.compile(r"[._]\d+([._]|$)")
+SIZE = re.compile(r"[A-Za-z_][^,\[\]]*")
 
 
 @dataclass
@@ -283,8 +284,15 @@ def fingerprint(part: Part) -> str:
     order: dict[str, int] = {}
     text = [part.name if part.vertices else ""]
     for v in part.all_vertices():
-        local = v.scope.removeprefix(part.path), v.op, tuple(v.attrs.items()), v.types, v.roles
+        attrs, types = ((name, _sized(text)) for name, text in v.attrs.items()), map(_sized, v.types)
+        local = v.scope.removeprefix(part.path), v.op, tuple(attrs), tuple(types), v.roles
         reads = [order.setdefault(name, len(order)) for name in v.reads]
         text.append(f"{local} {reads} {[(w.shape, w.dtype) for w in v.weights]} {v.mark and v.mark.alike}")
         order |= {name: len(order) + i for i, name in enumerate(v.makes)}
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+
+
+def _sized(text: str) -> str:
+    """A type, or an attribute that is a list, without the names of sizes: files may tell them in the first layer only."""
+    start = text.find("[")
+    return text if start < 0 else text[:start] + SIZE.sub("?", text[start:])

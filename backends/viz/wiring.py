@@ -1,8 +1,9 @@
 """What goes as a line from part to part of a scope, and what is told in words beside a part.
 
-The heaviest path, by the bytes of weights and the operations on it, is the stream of the scope. Lines that would only cross it become
-notes: an input of the model that many read, or a table that comes from none of the stream (a position bias, say), has a
-line to the first of its readers; of the values that leave a scope, the one at the end of the stream has a line.
+The heaviest path, by the bytes of weights and the operations on it, is the stream of the scope. Lines that would only
+cross it become notes: an input of the model that many read, or a table that comes from none of the stream (a position
+bias, say), has a line to the first of its readers; of the values that leave a scope, the one at the end of the stream
+has a line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must not be in a picture: overlapping boxes, lines through boxes or along lines of other values, slanted lines."""
+"""What must not be in a picture: boxes over boxes, lines through boxes or along lines of other values, slanted ones."""
 
 from __future__ import annotations
 
