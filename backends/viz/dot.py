@@ -9,6 +9,7 @@ from .links import ids, links
 from .place import Placed
 from .sheet import Sheet
 from .style import EVERY, LIGHT
+from .text import one_line
 
 SPECIAL = re.compile(r'["\\]')
 
@@ -49,4 +50,4 @@ def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
 
 
 def _quoted(*lines: str) -> str:
-    return '"' + r"\n".join(SPECIAL.sub(r"\\\g<0>", " ".join(line.split())) for line in lines) + '"'
+    return '"' + r"\n".join(SPECIAL.sub(r"\\\g<0>", one_line(line)) for line in lines) + '"'

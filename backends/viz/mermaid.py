@@ -10,6 +10,7 @@ from .links import ids, links
 from .place import Placed
 from .sheet import Sheet, in_words
 from .style import EVERY, LIGHT
+from .text import one_line
 
 SPECIAL = re.compile(r"""["#&<>`\\\[\]{}|]""")
 OPEN = "open"  # the class of open parts
@@ -26,8 +27,8 @@ def mermaid(placed: Placed, sheet: Sheet | None = None) -> str:
         f"title: {json.dumps(title, ensure_ascii=False)}",
         "---",
         "flowchart TD",
-        f"    accTitle: {_line(title)}",
-        f"    accDescr: {_line(spoken)}",
+        f"    accTitle: {one_line(title)}",
+        f"    accDescr: {one_line(spoken)}",
         *(line for p in placed.inner for line in _boxes(p, named, 1)),
         *(f"    {named[a]} --> {named[b]}" for a, b in links(placed)),
         *_classes({p.shape.label.kind for p in placed.all() if p is not placed and not p.open}),
@@ -65,8 +66,4 @@ def _class(kind: str) -> str:
 
 def _escaped(text: str) -> str:
     """`text` within quotes, where letters of the syntax are spelled by their numbers."""
-    return SPECIAL.sub(lambda m: f"#{ord(m[0])};", _line(text))
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
+    return SPECIAL.sub(lambda m: f"#{ord(m[0])};", one_line(text))

@@ -34,6 +34,11 @@ def fitted(text: str, room: float, size: float, bold: bool = False) -> str:
     return text.rstrip() + "…"
 
 
+def one_line(text: str) -> str:
+    """`text` without line ends and without what steers terminals."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str]:
     """`text` in lines that fit into `room` pixels, but for words that are wider."""
     lines: list[str] = []

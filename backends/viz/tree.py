@@ -14,6 +14,7 @@ from .outline import Part
 from .place import Placed
 from .sheet import Sheet
 from .style import EVERY
+from .text import one_line
 
 WIDE = 100_000  # columns of a file: nothing is cut or wrapped
 
@@ -26,7 +27,7 @@ def tree(placed: Placed, sheet: Sheet | None = None) -> RenderableType:
     table.add_column(justify="right", no_wrap=True)
     title = sheet.title if sheet else placed.shape.label.title
     about = sheet.about if sheet else ""
-    table.add_row(Text(title, "bold"), Text(about), _parameters(placed.shape.part))
+    table.add_row(Text(one_line(title), "bold"), Text(one_line(about)), _parameters(placed.shape.part))
     for i, p in enumerate(placed.inner, 1):
         for cells in _rows(p, "", i == len(placed.inner)):
             table.add_row(*cells)
@@ -49,8 +50,8 @@ def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text
     told = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines
     style = EVERY[label.kind].edge
     yield (
-        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (name, "bold"), _times(part)),
-        Text("" if p.open and not known else " · ".join(told), style),
+        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), _times(part)),
+        Text("" if p.open and not known else one_line(" · ".join(told)), style),
         _parameters(part),
     )
     for i, inner in enumerate(p.inner, 1):

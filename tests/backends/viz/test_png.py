@@ -1,0 +1,95 @@
+"""Pictures as pixels: their size, their colours, and letters of the fonts that come with weft."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+
+from weft import WeftError, load_source
+from weft.backends.viz.network import network
+from weft.backends.viz.png import png
+from weft.backends.viz.scene import scene, unfolded
+from weft.backends.viz.style import colours
+from weft.backends.viz.svg import svg
+from weft.frontends.fact_sheet import fact_sheet
+
+
+def picture(dark: bool = False) -> str:
+    model = load_source("llama3.1-8b")
+    root = scene(network(model.graph))
+    return svg(root, unfolded(root), fact_sheet(model), dark)
+
+
+def pixels(data: bytes, most: int | None = None) -> np.ndarray:
+    """[height, width, 4] of a PNG of 8-bit RGBA that is not interlaced (ISO/IEC 15948); its first rows, if so many."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, packed, head = 8, b"", b""
+    while at < len(data):
+        (size,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
+        body = data[at + 8 : at + 8 + size]
+        head, packed = (body if kind == b"IHDR" else head), packed + (body if kind == b"IDAT" else b"")
+        at += 12 + size
+    w, h, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", head)
+    assert (depth, colour, interlace) == (8, 6, 0)
+    rows = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(h, 1 + 4 * w)[:most]
+    h = len(rows)
+    made = np.zeros((h + 1, w + 1, 4), np.int64)  # a row above and a column at the left of zeros
+    for y in range(h):
+        line = rows[y, 1:].reshape(w, 4).astype(np.int64)
+        if rows[y, 0] in (0, 2):
+            made[y + 1, 1:] = (line + (made[y, 1:] if rows[y, 0] == 2 else 0)) % 256
+            continue
+        for x in range(w):
+            a, b, c = made[y + 1, x], made[y, x + 1], made[y, x]
+            p = a + b - c
+            near = np.abs(np.stack([p - a, p - b, p - c])).argmin(0)  # ties go to the first: as Paeth has it
+            guess = {1: a, 3: (a + b) // 2, 4: np.choose(near, [a, b, c])}[int(rows[y, 0])]
+            made[y + 1, x + 1] = (line[x] + guess) % 256
+    return made[1:, 1:]
+
+
+def rgb(colour: str) -> list[int]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def share(image: np.ndarray, colour: str) -> float:
+    """How much of an image has exactly that colour."""
+    return float((image[..., :3] == rgb(colour)).all(-1).mean())
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_and_letters(dark: bool) -> None:
+    text, named = picture(dark), colours(dark)
+    wide, high = (int(n) for n in text.split('viewBox="0 0 ')[1].split('"')[0].split())
+    image = pixels(png(text, scale=0.5))
+    assert image.shape[:2] == (pytest.approx(high / 2, abs=1), pytest.approx(wide / 2, abs=1))
+    assert share(image, named["paper"]) > 0.4
+    assert 0.01 < share(image, named["attention"]) < 0.1
+    title = image[8:26, 14:160, :3]  # where the title stands, in half of its size
+    assert np.abs(title - rgb(named["ink"])).sum(-1).min() < 60  # there are letters
+    assert (np.abs(title - rgb(named["paper"])).sum(-1) > 60).mean() > 0.1
+
+
+def test_titles_are_bold() -> None:
+    text = picture()
+    plain = text.replace('class="name"', 'class="about" style="font-size:22px"')
+    bold, regular = (
+        (np.abs(pixels(png(t, scale=0.5), 26)[8:, 14:160, :3] - 255).sum(-1) / 765).mean() for t in (text, plain)
+    )
+    assert bold > 1.15 * regular
+
+
+@pytest.mark.parametrize("scale", [1000, 1e-9])
+def test_impossible_sizes_are_refused(scale: float) -> None:
+    with pytest.raises(WeftError, match=r"pixels cannot be drawn; try another scale than"):
+        png(picture(), scale)
+
+
+def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(WeftError, match=r"need the package resvg-py: pip install 'weft\[viz\]'; .svg needs nothing"):
+        png(picture())

@@ -1,0 +1,168 @@
+"""Pictures to print: valid XML within its paper, a legend of what there is, words for those who do not see it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+
+import pytest
+
+from weft import load_source
+from weft.backends.viz.labels import KINDS
+from weft.backends.viz.network import network
+from weft.backends.viz.place import place
+from weft.backends.viz.scene import Shape, scene, unfolded
+from weft.backends.viz.sheet import Sheet
+from weft.backends.viz.style import LOOKS, colours
+from weft.backends.viz.svg import svg
+from weft.backends.viz.text import width, wrapped
+from weft.frontends.fact_sheet import fact_sheet
+
+NS = "{http://www.w3.org/2000/svg}"
+PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")
+SIZES = {"name": 22, "about": 12, "about s": 12, "t": 13, "t m": 13}  # of text, by class; any other is 11
+
+
+@functools.cache
+def drawn(preset: str) -> Shape:
+    return scene(network(load_source(preset).graph))
+
+
+@functools.cache
+def printed(preset: str, dark: bool = False) -> str:
+    root = drawn(preset)
+    return svg(root, unfolded(root), fact_sheet(load_source(preset)), dark)
+
+
+def boxes(node: ET.Element, x: float = 0, y: float = 0) -> Iterator[tuple[float, float, float, float]]:
+    """Left, top, right and bottom of every box, circle and text, where the groups around put them."""
+    if moved := re.fullmatch(r"translate\(([-\d.]+) ([-\d.]+)\)", node.get("transform", "")):
+        x, y = x + float(moved[1]), y + float(moved[2])
+
+    def at(name: str) -> float:
+        return float(node.get(name, "0"))
+
+    style = node.get("class", "")
+    if node.tag == f"{NS}rect":
+        yield x + at("x"), y + at("y"), x + at("x") + at("width"), y + at("y") + at("height")
+    elif node.tag == f"{NS}circle":
+        yield x + at("cx") - at("r"), y + at("cy") - at("r"), x + at("cx") + at("r"), y + at("cy") + at("r")
+    elif node.tag == f"{NS}text":
+        wide = width(node.text or "", SIZES.get(style, 11), bold=style in ("name", "t", "t m"))
+        left = x + at("x") - (wide / 2 if style.endswith("m") or style == "m s" else 0)
+        yield left, y + at("y") - SIZES.get(style, 11), left + wide, y + at("y") + 3
+    for child in node:
+        if child.tag not in (f"{NS}defs", f"{NS}style"):
+            yield from boxes(child, x, y)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_everything_is_on_the_paper(preset: str) -> None:
+    root = ET.fromstring(printed(preset))
+    w, h = float(root.get("width", "0")), float(root.get("height", "0"))
+    assert root.get("viewBox") == f"0 0 {w:g} {h:g}"
+    found = list(boxes(root))
+    assert len(found) > 40
+    for left, top, right, bottom in found:
+        assert left >= 0 and top >= 0 and right <= w and bottom <= h
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_texts_do_not_run_into_each_other(preset: str) -> None:
+    root = ET.fromstring(printed(preset))
+    texts = list(boxes(ET.fromstring(only_texts(root))))
+    for i, (left, top, right, bottom) in enumerate(texts):
+        for x0, y0, x1, y1 in texts[i + 1 :]:
+            assert right <= x0 or x1 <= left or bottom - 3 <= y0 + 2 or y1 - 3 <= top + 2
+
+
+def only_texts(root: ET.Element) -> str:
+    """`root` without its boxes and circles."""
+    copy = ET.fromstring(ET.tostring(root))
+    for parent in list(copy.iter()):
+        for child in list(parent):
+            if child.tag in (f"{NS}rect", f"{NS}circle"):
+                parent.remove(child)
+    return ET.tostring(copy, encoding="unicode")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_drawn_is_what_is_placed(preset: str) -> None:
+    root = drawn(preset)
+    tree = ET.fromstring(printed(preset))
+    placed = [p for p in place(root, unfolded(root)).all() if p.shape is not root]
+    titles = [e.text for e in tree.iter(f"{NS}title")][1:]
+    assert sorted(filter(None, titles)) == sorted(p.shape.key for p in placed)
+    texts = {e.text for e in tree.iter(f"{NS}text")}
+    for p in placed:
+        assert p.shape.label.symbol or p.shape.label.title in texts
+        assert p.open or p.shape.label.symbol or {*p.shape.label.lines, *p.shape.said} <= texts
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_legend_tells_the_kinds_that_occur(preset: str) -> None:
+    root = drawn(preset)
+    texts = [e.text for e in ET.fromstring(printed(preset)).iter(f"{NS}text")]
+    shown = {p.shape.label.kind for p in place(root, unfolded(root)).all() if p.shape is not root}
+    assert {kind for kind, name in KINDS.items() if name in texts} == shown
+
+
+def test_marks_tell_kinds_apart_without_colour() -> None:
+    assert len({look.mark for look in LOOKS.values()}) >= len(LOOKS) - 1  # a sum and the stream are one
+    tree = ET.fromstring(printed("llama3.1-8b"))
+    for group in tree.iter(f"{NS}g"):
+        if (kind := group.get("class", "").removeprefix("k-")) in LOOKS and group.find(f"{NS}rect") is not None:
+            mark = group.find(f"{NS}path[@class='mark']")
+            assert mark is not None and mark.get("d") == LOOKS[kind].mark
+
+
+def test_a_picture_can_be_heard() -> None:
+    root = ET.fromstring(printed("llama3.1-8b"))
+    assert root.get("role") == "img"
+    title, described = root.find(f"{NS}title"), root.find(f"{NS}desc")
+    assert title is not None and described is not None and title.text == "llama3.1-8b"
+    assert root.get("aria-labelledby") == f"{title.get('id')} {described.get('id')}"
+    text = described.text or ""
+    assert "Parameters: 8,030,261,248" in text
+    assert "layers 0-31 × 32 of RMSNorm, Grouped-query attention, RMSNorm, SwiGLU feed-forward" in text
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_are_those_of_the_page(dark: bool) -> None:
+    text = printed("deepseek-v3", dark)
+    style = text[text.index("<style>") : text.index("</style>")]
+    painted = set(re.findall(r"#[0-9a-f]{6}\b", style))
+    assert painted <= set(colours(dark).values())
+    for kind in LOOKS:
+        assert f".k-{kind}>rect{{fill:{colours(dark)[kind]};stroke:{colours(dark)[f'{kind}-edge']}}}" in style
+    assert f".paper{{fill:{colours(dark)['paper']}}}" in style
+
+
+def test_names_that_xml_cannot_have() -> None:
+    root = drawn("gpt2")
+    sheet = Sheet("a <b> & \x07\ud800", 'it\'s "quoted"', (("<name>", "]]>"),))
+    tree = ET.fromstring(svg(root, [root.key], sheet).encode())
+    texts = [e.text for e in tree.iter(f"{NS}text")]
+    assert "a <b> & ��" in texts and 'it\'s "quoted"' in texts and "<name>" in texts and "]]>" in texts
+
+
+def test_without_a_sheet_there_is_the_picture_alone() -> None:
+    root = drawn("gpt2")
+    tree = ET.fromstring(svg(root, [root.key]))
+    assert "Parameters" not in [e.text for e in tree.iter(f"{NS}text")]
+    alone, with_sheet = (float(t.get("width", "0")) for t in (tree, ET.fromstring(printed("gpt2"))))
+    assert alone < with_sheet - 300
+
+
+def test_wrapping() -> None:
+    text = "one two three four five six seven"
+    lines = wrapped(text, 80, 12)
+    assert " ".join(lines) == text and len(lines) > 2
+    assert all(width(line, 12) <= 80 for line in lines)
+    for a, b in itertools.pairwise(lines):
+        assert width(f"{a} {b.split()[0]}", 12) > 80  # the line had no room for the next word
+    assert wrapped("incomprehensibilities", 20, 12) == ["incomprehensibilities"]
+    assert wrapped("", 20, 12) == []

@@ -1,0 +1,244 @@
+"""Mermaid, DOT and trees: lines between the right parts, the grammar of each language, names that need escaping."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from weft import load_source
+from weft.backends.viz.dot import dot
+from weft.backends.viz.links import links
+from weft.backends.viz.mermaid import mermaid
+from weft.backends.viz.network import Network, Vertex, network
+from weft.backends.viz.place import Placed, place
+from weft.backends.viz.scene import ALL, Shape, scene, unfolded
+from weft.backends.viz.sheet import Sheet
+from weft.backends.viz.tree import plain_tree
+from weft.frontends.fact_sheet import fact_sheet
+
+PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")
+LLAMA = """
+input_ids > embed; embed > layers.0.attn_norm; position_ids > layers.0.attn; layers.0.attn_norm > layers.0.attn;
+embed > layers.0.attn_residual; layers.0.attn > layers.0.attn_residual; layers.0.attn_residual > layers.0.ffn_norm;
+layers.0.ffn_norm > layers.0.ffn; layers.0.attn_residual > layers.0.ffn_residual; layers.0.ffn > layers.0.ffn_residual;
+layers.0.ffn_residual > final_norm; final_norm > lm_head; lm_head > out.logits"""
+
+
+@functools.cache
+def drawn(preset: str) -> Shape:
+    return scene(network(load_source(preset).graph))
+
+
+def first(preset: str) -> Placed:
+    root = drawn(preset)
+    return place(root, unfolded(root))
+
+
+def everything(root: Shape) -> Placed:
+    """Every operation in a box of its own, or in that of what it views or adds to."""
+    opened = {s.key for s in root.all() if s.arrangement} | {s.key + ALL for s in root.all() if s.part.count > 1}
+    for _ in range(4):  # what stands in opened layers is opened too
+        opened |= {p.shape.key for p in place(root, opened).all() if p.shape.arrangement}
+    return place(root, opened)
+
+
+# -- what reads what
+
+
+def test_the_lines_of_llama() -> None:
+    told = {(a.strip(), b.strip()) for a, b in (pair.split(">") for pair in LLAMA.split(";"))}
+    assert set(links(first("llama3.1-8b"))) == told
+
+
+@pytest.mark.parametrize("preset", ["smollm2-135m", "t5-base", "mamba-130m"])
+def test_lines_are_those_of_the_graph(preset: str) -> None:
+    net = network(load_source(preset).graph)
+    placed = everything(scene(net))
+    home = {v.name: p.shape.key for p in placed.all() if not p.open for v in p.shape.part.vertices}
+    maker = {made: v.name for v in net.vertices for made in v.makes} | {name: name for name in net.inputs}
+    wanted = {(home[maker[r]], home[v.name]) for v in net.vertices for r in v.reads}
+    wanted |= {(home[maker[value]], f"out.{name}") for name, (value, _) in net.outputs.items()}
+    assert set(links(placed)) == {(a, b) for a, b in wanted if a != b}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_lines_join_closed_parts_that_are_drawn(preset: str) -> None:
+    placed = first(preset)
+    closed = {p.shape.key for p in placed.all() if not p.open}
+    found = links(placed)
+    assert len(found) == len(set(found)) and {key for pair in found for key in pair} == closed
+
+
+# -- Mermaid
+
+
+def parsed_mermaid(text: str) -> tuple[dict[str, str], set[tuple[str, str]], list[str]]:
+    """Boxes by their names with their labels, edges, and subgraphs, of a flowchart in the grammar that weft writes."""
+    quoted = r'"((?:[^"\\`<>|{}\[\]]|<br/>|</?b>)*)"'
+    lines = iter(text.splitlines())
+    assert [next(lines), re.fullmatch(r'title: ".*"', next(lines)) is not None] == ["---", True]
+    assert [next(lines), next(lines)] == ["---", "flowchart TD"]
+    boxes: dict[str, str] = {}
+    edges, groups, classes, used, depth = set(), list[str](), set(), set(), 0
+    for line in lines:
+        if found := re.fullmatch(rf" +(n\d+)(?:\[{quoted}\]|\(\({quoted}\)\)):::(\w+)", line):
+            assert found[1] not in boxes
+            boxes[found[1]] = found[2] or found[3]
+            used.add(found[4])
+        elif found := re.fullmatch(rf" +subgraph (n\d+)\[{quoted}\]", line):
+            groups.append(found[1])
+            depth += 1
+        elif line.strip() == "end":
+            depth -= 1
+            assert depth >= 0
+        elif found := re.fullmatch(r" +(n\d+) --> (n\d+)", line):
+            assert {found[1], found[2]} <= boxes.keys() and depth == 0
+            edges.add((found[1], found[2]))
+        elif found := re.fullmatch(r" +classDef (\w+) fill:#\w{6},stroke:#\w{6},color:#\w{6}", line):
+            classes.add(found[1])
+        elif found := re.fullmatch(r" +class ([n\d,]+) open", line):
+            assert found[1].split(",") == groups
+        else:
+            assert re.fullmatch(r"    acc(Title|Descr): \S.*", line), line
+    assert depth == 0 and classes == used | {"open"} and not set(groups) & boxes.keys()
+    return boxes, edges, groups
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_mermaid(preset: str) -> None:
+    placed = first(preset)
+    boxes, edges, groups = parsed_mermaid(mermaid(placed, fact_sheet(load_source(preset))))
+    assert len(boxes) == sum(not p.open for p in placed.all())
+    assert len(edges) == len(links(placed))
+    assert len(groups) == sum(p.open for p in placed.all()) - 1
+
+
+def test_labels_of_mermaid() -> None:
+    text = mermaid(first("llama3.1-8b"))
+    assert 'subgraph n4["layers 0-31 × 32"]' in text
+    assert '["<b>Grouped-query attention</b><br/>attn<br/>32 heads, 8 KV heads · RoPE"]:::k_attention' in text
+    assert '["<b>logits</b><br/>f32#91;batch, seq, 128256#93;"]:::k_input' in text
+
+
+def odd(name: str) -> Placed:
+    """Two operations, the second in a scope and with a name that no language likes."""
+    vertices = (
+        Vertex("a", "relu", "", ("x",), ("a",), ("x",), ("f32[2]",)),
+        Vertex(name, "gelu", "", ("a",), (name,), ("x",), ("f32[2]",)),
+    )
+    root = scene(Network('say "it"', vertices, {"x": "f32[2]"}, {"y": (name, "f32[2]")}))
+    return place(root, [root.key])
+
+
+ODD = 'a"b\\n<i>`c` #1; {d} | e\n# &f\x1b[2J'
+
+
+def test_odd_names() -> None:
+    boxes, edges, _ = parsed_mermaid(mermaid(odd(ODD), Sheet('say "it"', "about\nlines", ())))
+    assert len(boxes) == 4 and len(edges) == 3
+    (label,) = (text for text in boxes.values() if text.startswith("<b>GELU"))
+    plain = ODD.replace("\n", " ").replace("\x1b", " ")
+    back = re.sub(r"#(\d+);", lambda m: chr(int(m[1])), label.partition("<br/>")[2])
+    assert back == plain
+    statements = parsed_dot(dot(odd(ODD)))
+    assert len(statements["edges"]) == 3
+    assert any(plain in text for text in statements["labels"])
+    assert plain in plain_tree(odd(ODD))
+
+
+# -- DOT
+
+
+def parsed_dot(text: str) -> Mapping[str, list[str]]:
+    """Nodes, edges, clusters and labels, by the grammar of the language DOT."""
+    tokens = re.findall(r'"(?:[^"\\]|\\.)*"|->|[\w.]+|[{}\[\]=,]|\S', text)
+    assert tokens[0] == "digraph" and tokens[2] == "{" and tokens[-1] == "}"
+    nodes, edges, clusters, labels = list[str](), list[str](), list[str](), list[str]()
+    at, depth = 3, 1
+
+    def attributes() -> None:
+        nonlocal at
+        if tokens[at] == "[":
+            while tokens[at] != "]":
+                assert tokens[at] in "[," and re.fullmatch(r"\w+", tokens[at + 1]) and tokens[at + 2] == "="
+                value = tokens[at + 3]
+                assert value[0] == '"' or re.fullmatch(r"[\w.]+", value)
+                if tokens[at + 1] == "label":
+                    labels.append(re.sub(r"\\([\"\\])", r"\1", value[1:-1]))
+                at += 4
+            at += 1
+
+    while depth:
+        word = tokens[at]
+        at += 1
+        if word == "}":
+            depth -= 1
+        elif word == "subgraph":
+            clusters.append(tokens[at])
+            assert tokens[at].startswith("cluster_") and tokens[at + 1] == "{"
+            at, depth = at + 2, depth + 1
+        elif word in ("graph", "node", "edge"):
+            attributes()
+        elif tokens[at] == "->":
+            assert {word, tokens[at + 1]} <= set(nodes)
+            edges.append(f"{word} {tokens[at + 1]}")
+            at += 2
+        else:
+            assert re.fullmatch(r"n\d+", word) and word not in nodes
+            nodes.append(word)
+            attributes()
+    assert at == len(tokens)
+    return {"nodes": nodes, "edges": edges, "clusters": clusters, "labels": labels}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_dot(preset: str) -> None:
+    placed = first(preset)
+    found = parsed_dot(dot(placed, fact_sheet(load_source(preset))))
+    assert len(found["nodes"]) == sum(not p.open for p in placed.all())
+    assert len(found["edges"]) == len(set(found["edges"])) == len(links(placed))
+    assert len(found["clusters"]) == sum(p.open for p in placed.all()) - 1
+
+
+# -- trees
+
+
+def test_the_tree_of_mixtral() -> None:
+    model = load_source("mixtral-8x7b")
+    assert (
+        plain_tree(first("mixtral-8x7b"), fact_sheet(model))
+        == """\
+mixtral-8x7b                   Mixtral 8x7B v0.1 (Jiang 2024) · decoder                                   46.7 G
+├─ input_ids                   i64[batch, seq]
+├─ position_ids                i64[batch, seq]
+├─ embed                       Embedding · 32,000 × 4,096                                                  131 M
+├─ layers 0-31 · experts × 32                                                                             46.4 G
+│  ├─ attn_norm                RMSNorm                                                                     4.1 k
+│  ├─ attn                     Grouped-query attention · 32 heads, 8 KV heads · RoPE · with position_ids  41.9 M
+│  ├─ attn_residual            +
+│  ├─ ffn_norm                 RMSNorm                                                                     4.1 k
+│  ├─ ffn                      Mixture of experts · 8 experts, 2 active                                   1.41 G
+│  └─ ffn_residual             +
+├─ final_norm                  RMSNorm                                                                     4.1 k
+├─ lm_head                     Linear · 4,096 to 32,000                                                    131 M
+└─ logits                      f32[batch, seq, 32000]
+"""
+    )
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_tree_has_a_line_for_every_part(preset: str) -> None:
+    placed = first(preset)
+    lines = plain_tree(placed).splitlines()
+    assert len(lines) == len(list(placed.all()))
+    depths = [len(re.match(r"[│├└─ ]*", line)[0]) // 3 for line in lines]  # type: ignore[index]  # * matches always
+    assert depths == [depth for _, depth in walked(placed, 0)]
+    counts = [int(n) for n in re.findall(r"× (\d+)(?= {2}|$)", "\n".join(line.partition(" · ")[0] for line in lines))]
+    assert all(n > 1 for n in counts)
+
+
+def walked(placed: Placed, depth: int) -> list[tuple[Placed, int]]:
+    return [(placed, depth), *(pair for inner in placed.inner for pair in walked(inner, depth + 1))]
