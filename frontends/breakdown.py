@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from weft.backends.viz.facts import facts
 from weft.backends.viz.labels import label
@@ -61,6 +62,5 @@ def _layered(part: Part) -> bool:
 
 def _cost(part: Part, times: int, tokens: int, item: int, steps: bool) -> PartCost:
     told = facts(part).told(tokens, item)
-    one = [told[f"step_{name}"] if steps else None for name in ("flops", "read", "written")]
-    whole = (told[name] for name in ("parameters", "flops", "read", "written"))
-    return PartCost(part.path, label(part).title, times, *whole, *one, told["cache"], told["state"])
+    given: dict[str, Any] = {name: None if name.startswith("step_") and not steps else n for name, n in told.items()}
+    return PartCost(part.path, label(part).title, times, **given)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ class Look:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is drawn: the shapes of a network, its facts, and how."""
+    """What is drawn: the shapes of a network, its facts, and how; `more` is what else a page tells, by name."""
 
     root: Shape
     sheet: Sheet
     look: Look = field(default_factory=Look)
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def opened(self) -> set[str]:
@@ -57,7 +58,7 @@ class Drawing:
 
     def page(self) -> str:
         """The page to click through."""
-        return page(self.root, self.opened)
+        return page(self.root, self.opened, self.more)
 
     def svg(self) -> str:
         """The picture to print."""
@@ -81,6 +82,7 @@ def draw(
     parts: Iterable[str] = (),
     *,
     vs: Any = None,
+    more: Mapping[str, Any] | None = None,
     **look: Any,
 ) -> None:
     """Write a picture of `source` to `out`, whole or not at all, in the format that its ending names; with another
@@ -88,7 +90,7 @@ def draw(
 
     .html is a page to click through, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a
     graph for Graphviz, .txt a tree. `depth` levels of parts are open (None: layers), and `parts` by name; `dark` and
-    `scale` (pixels of a .png for each of the picture's) are of .svg and .png.
+    `scale` (pixels of a .png for each of the picture's) are of .svg and .png. `more` is plain data for a page.
 
     Raises:
         WeftError: if the source cannot be read, the ending of `out` names no format, no part is called so, or `out`
@@ -96,7 +98,8 @@ def draw(
     """
     out = Path(out)
     check_format(out)
-    made = FORMATS[out.suffix](drawing(source, Look(depth, tuple(parts), **look), vs))
+    drawn = drawing(source, Look(depth, tuple(parts), **look), vs)
+    made = FORMATS[out.suffix](replace(drawn, more={**drawn.more, **more}) if more else drawn)
     with whole_file(out) as path:
         path.write_bytes(made if isinstance(made, bytes) else made.encode())
 

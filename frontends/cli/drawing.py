@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .completion import complete_sources
 from .shown import console, note, progress
+
+if TYPE_CHECKING:
+    from ..sources import Model
 
 PRINTED = (".svg", ".png")
 
@@ -33,6 +37,11 @@ PRINTED = (".svg", ".png")
 @click.option(
     "--scale", type=click.FloatRange(0, min_open=True), help="Pixels of a .png for each of the picture; default: 2."
 )
+@click.option(
+    "--prompt",
+    metavar="TEXT",
+    help="A text to run the model on: what every head looks at, what it expects next (.html).",
+)
 def viz_command(
     source: str,
     out: Path | None,
@@ -41,6 +50,7 @@ def viz_command(
     other: str | None,
     theme: str | None,
     scale: float | None,
+    prompt: str | None,
 ) -> None:
     """Draw SOURCE: layers folded, the residual stream straight, everything to open by a click.
 
@@ -52,12 +62,15 @@ def viz_command(
       weft viz llama3.1-8b -o -                      a tree: parts, sizes, parameters
       weft viz model.py:wide -o wide.svg --open attn the picture with a fact sheet
       weft viz model.gguf -o model.png --theme dark --scale 3
+      weft viz model.gguf --prompt "The capital of France is"
       weft viz llama3.1-8b --vs mistral-7b           llama3-1-8b-vs-mistral-7b.html
     """
     from weft.backends.viz.tree import tree
 
     from ..pictures import Look, check_format, draw, drawing
 
+    if prompt is not None and (other or (out and out.suffix != ".html")):
+        raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
     if str(out) == "-":
         made = drawing(source, Look(depth, parts), other)
         screen = console()
@@ -72,8 +85,19 @@ def viz_command(
         raise click.UsageError(f"--theme is for {' and '.join(PRINTED)}; {out.suffix} has no colours to choose")
     if scale and out.suffix != ".png":
         raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
-    draw(source, out, depth, parts, vs=other, dark=theme == "dark", scale=scale or 2.0)
+    asked, more = (source, None) if prompt is None else _prompted(source, prompt)
+    draw(asked, out, depth, parts, vs=other, more=more, dark=theme == "dark", scale=scale or 2.0)
     note(f"{out} written")
+
+
+def _prompted(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
+    """The model that is drawn, and what it does with a prompt."""
+    from .. import load_source
+    from ..prompting import attended
+
+    model = load_source(source)
+    with progress("running the prompt", unit="operations") as step:
+        return model, {"prompt": attended(model, prompt, lambda done, count: step("running the prompt", done, count))}
 
 
 @click.command("gallery", short_help="A page of models side by side.")

@@ -61,7 +61,9 @@ function tile({ shape, name, times, kind }, x, y, w, h, says) {
   return g;
 }
 
+// A text, or as much of its beginning as fits into so many pixels.
 function cut(text, room) {
+  if (widthOf(text, 11) <= room) return text;
   let short = text;
   while (short && widthOf(`${short}…`, 11) > room) short = short.slice(0, -1);
   return `${short}…`;
