@@ -48,14 +48,14 @@ def onnx_network(path: Path) -> Network:
         WeftError: if that is no ONNX model, or not a whole one.
     """
     model = _read(path)
-    graph = model.graph
+    graph, ops = model.graph, list(_ops(model, path))
     constants = {name: made for t in graph.initializer if (made := initializer(t)) is not None for name in (t.name,)}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = Constant(dtype_name(sparse.values.data_type), tuple(sparse.dims), None)
     inputs = {v.name: type_text(v.type) for v in graph.input if v.name not in constants}
     types = {v.name: type_text(v.type) for v in _typed(model)}
     outputs = {v.name: (v.name, types.get(v.name, "")) for v in graph.output}
-    ops = _without_sizes(list(_ops(model, path)), constants, types, outputs.keys())
+    ops = _without_sizes(ops, constants, types, outputs.keys())
     _check(path, ops, {*inputs, *constants}, outputs)
     versions = {opset.domain: opset.version for opset in model.opset_import}
     vertices, renamed = _vertices(ops, constants, types, versions)
@@ -137,7 +137,11 @@ def _typed(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     light.CopyFrom(_light(model))
     try:
         light = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError):  # the types in the file are those that are known
+    except (
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        ValueError,
+    ):  # the types in the file are those that are known
         light = model
     for values in (light.graph.value_info, light.graph.input, light.graph.output):
         yield from values

@@ -293,6 +293,6 @@ def fingerprint(part: Part) -> str:
 
 
 def _sized(text: str) -> str:
-    """A type, or an attribute that is a list, without the names of sizes: files may tell them in the first layer only."""
+    """A type, or an attribute that is a list, without the names of sizes: files may tell them in one layer only."""
     start = text.find("[")
     return text if start < 0 else text[:start] + SIZE.sub("?", text[start:])
