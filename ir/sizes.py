@@ -141,6 +141,15 @@ def product(shape: Iterable[Size]) -> Size:
     return total
 
 
+def total(sizes: Iterable[Size]) -> Size:
+    """The sum of many sizes."""
+    terms: dict[Monomial, int] = {}
+    for size in sizes:
+        for mono, c in _terms(size):
+            terms[mono] = terms.get(mono, 0) + c
+    return _make(terms)
+
+
 def names(size: Size) -> set[str]:
     """The named sizes that `size` depends on."""
     found: set[str] = set()

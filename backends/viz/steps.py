@@ -74,13 +74,12 @@ class _Pool:
         self.known: dict[str, int] = {}
 
     def view(self, network: Network) -> int:
-        """The number of a picture: of its root, and what is open at first."""
-        root = scene(network)
-        made = self.number(plain.shape(root)), sorted(opened(root))
-        key = json.dumps(made)
+        """The number of a picture: of its root, and what is open at first. Equal networks have one."""
+        key = repr(network)
         if key not in self.known:
+            root = scene(network)
             self.known[key] = len(self.views)
-            self.views.append(made)
+            self.views.append((self.number(plain.shape(root)), sorted(opened(root))))
         return self.known[key]
 
     def number(self, shape: dict[str, Any]) -> int:

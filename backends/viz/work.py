@@ -44,10 +44,8 @@ NONE = Work()
 
 def total(works: Iterable[Work]) -> Work:
     """The sum."""
-    found = NONE
-    for work in works:
-        found = found + work
-    return found
+    every = list(works)
+    return Work(*(sizes.total(getattr(work, f.name) for work in every) for f in fields(Work)))
 
 
 def of_node(node: Node) -> Work:

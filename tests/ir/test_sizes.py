@@ -40,6 +40,7 @@ def test_ring(x: Any, y: Any, z: Any) -> None:
     assert x - x == 0 == x * 0
     assert -(x * -1) == x
     assert hash(x + y) == hash(y + x)
+    assert sizes.total((x, y, z)) == x + y + z and sizes.total(()) == 0
 
 
 @given(SIZES)
