@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -70,7 +71,7 @@ def _vertex(v: Vertex) -> dict[str, Any]:
         "name": v.name,
         "op": v.op,
         "attrs": dict(v.attrs),
-        "reads": list(zip(v.roles, v.reads, strict=False)),
+        "reads": list(itertools.zip_longest(v.roles, v.reads, fillvalue="")),
         "makes": list(zip(v.makes, v.types, strict=False)),
         "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe] for w in v.weights],
         **({"mark": _mark(v.mark)} if v.mark else {}),

@@ -98,7 +98,8 @@ function mark() {
 // -- a part
 function drawn(p, detail) {
   const { shape } = p;
-  const g = shapeOf("g", { class: "part" + (p.open ? " open" : ""), "data-key": shape.key, "data-kind": shape.kind, role: "treeitem", "aria-label": described(shape),
+  const g = shapeOf("g", { class: "part" + (p.open ? " open" : ""), "data-key": shape.key, "data-kind": shape.kind,
+    role: "treeitem", "aria-label": described(shape),
     "aria-level": p.level, "aria-posinset": p.place + 1, "aria-setsize": p.above.inner.length },
     ...(shape.symbol ? circle(p) : p.open ? openBox(p, detail) : closedBox(p, detail)));
   if (shape.box) g.setAttribute("aria-expanded", p.open);
@@ -125,9 +126,10 @@ const frame = ({ shape, x, y, width, height, open }, detail) => shapeOf("rect", 
 // The row of a title, from x: the mark of the kind, the title, and what tells that it opens.
 function row({ shape, y, open }, x) {
   const end = x + Z.ICON + widthOf(shape.title, Z.TITLE);
-  const made = [shapeOf("path", { class: "mark", d: DATA.kinds[shape.kind][1], transform: `translate(${x} ${y + 9.5})`, style: `stroke:var(--${shape.kind}-edge)` }),
+  const drawnAt = (x, y, more) => shapeOf("path", { transform: `translate(${x} ${y})`, ...more });
+  const made = [drawnAt(x, y + 9.5, { class: "mark", d: DATA.kinds[shape.kind][1], style: `stroke:var(--${shape.kind}-edge)` }),
     textAt(shape.title, x + Z.ICON, y + 19, "title")];
-  if (shape.box) made.push(shapeOf("path", { class: "opens", d: open ? "m0 0 3.5 4 3.5-4" : "m1.5-1.5 4 3.5-4 3.5", transform: `translate(${end + 6} ${y + 12.5})` }));
+  if (shape.box) made.push(drawnAt(end + 6, y + 12.5, { class: "opens", d: open ? "m0 0 3.5 4 3.5-4" : "m1.5-1.5 4 3.5-4 3.5" }));
   if (shape.repeat) made.push(badge(shape, end + Z.ICON + 8, y + 5));
   return made;
 }
@@ -160,5 +162,6 @@ function openBox(p, detail) {
 }
 
 // -- a line
-const wire = (w) => shapeOf("path", { class: "wire", role: "presentation", d: "M" + w.points.map((p) => p.map((v) => +v.toFixed(2)).join(" ")).join("L"),
+const wire = (w) => shapeOf("path", { class: "wire", role: "presentation",
+  d: "M" + w.points.map((p) => p.map((v) => +v.toFixed(2)).join(" ")).join("L"),
   ...(w.target ? { "marker-end": "url(#arrow)" } : {}) });

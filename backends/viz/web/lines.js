@@ -29,13 +29,15 @@ function toldOf(line) {
   return line.values.length > 6 ? [...named, el("div", {}, `and ${line.values.length - 6} more`)] : named;
 }
 
+const writtenOn = ({ title, key, lines }) => [el("b", {}, title), ...[key, ...lines].map((text) => el("div", {}, text))];
+
 function hover(e) {
   if (fingers.size) return;
   const box = picture.getBoundingClientRect(), x = e.clientX - box.left, y = e.clientY - box.top;
   const g = e.target.closest("g.part"), p = g ? spots.get(g.dataset.key) : null;
   const line = e.target.closest(".bar") || (p && !p.open) ? null : lineAt((x - at.x) / at.k, (y - at.y) / at.k);
   heat(line ? [line] : p?.open && !e.target.closest(".bar") ? [] : linesOf(p));
-  const told = line ? toldOf(line) : p && painted.detail < 2 ? [el("b", {}, p.shape.title), el("div", {}, p.shape.key), ...p.shape.lines.map((t) => el("div", {}, t))] : [];
+  const told = line ? toldOf(line) : p && painted.detail < 2 ? writtenOn(p.shape) : [];
   tip.hidden = !told.length;
   tip.replaceChildren(...told);
   tip.style.left = `${Math.min(x + 14, Math.max(0, box.width - tip.offsetWidth - 8))}px`;

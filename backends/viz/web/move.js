@@ -111,8 +111,10 @@ function showMap() {
   if (map.hidden) return;
   const k = Math.min(100 / root.width, Math.min(240, h - 140) / root.height), across = Math.max(k, 28 / root.width);
   if (drawnMap !== root) drawMap(across, k);
-  const [left, top, right, bottom] = seen().map((v, i) => (i % 2 ? Math.min(Math.max(0, v), root.height) * k : Math.min(Math.max(0, v), root.width) * across));
-  Object.assign(here.style, { left: `${left}px`, top: `${top}px`, width: `${Math.max(4, right - left)}px`, height: `${Math.max(4, bottom - top)}px` });
+  const within = (v, most) => Math.min(Math.max(0, v), most);
+  const [left, top, right, bottom] = seen().map((v, i) => (i % 2 ? within(v, root.height) * k : within(v, root.width) * across));
+  const size = { left, top, width: Math.max(4, right - left), height: Math.max(4, bottom - top) };
+  for (const side in size) here.style[side] = `${size[side]}px`;
 }
 
 // Draws the map, so large in x and in y.

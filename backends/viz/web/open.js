@@ -22,10 +22,12 @@ function amount(shape) {
   return shape.repeat ? 1 + shape.repeat.count * (1 + inner) : 1 + inner;
 }
 
+const limit = () => `at most ${DATA.most.toLocaleString("en")} are drawn at once.`;
+
 function openAs(name) {
   const many = name === "every" ? amount(DATA.root) : 0;
   if (many > DATA.most) {
-    say(`All layers are ${counted(many, "part")}; at most ${DATA.most.toLocaleString("en")} are drawn at once. Open some of the layers, or search for a part.`);
+    say(`All layers are ${counted(many, "part")}; ${limit()} Open some of the layers, or search for a part.`);
     return;
   }
   base = name;
@@ -35,8 +37,9 @@ function openAs(name) {
 // The part in the middle of the window.
 function middle() {
   const [left, top, right, bottom] = seen(), x = (left + right) / 2, y = (top + bottom) / 2;
-  const inside = (p) => { const inner = p.inner.find((q) => q.x <= x && x <= q.x + q.width && q.y <= y && y <= q.bottom); return inner ? inside(inner) : p; };
-  return inside(root);
+  let p = root;
+  for (let inner = p; inner; inner = p.inner.find((q) => q.x <= x && x <= q.x + q.width && q.y <= y && y <= q.bottom)) p = inner;
+  return p;
 }
 
 // Changes what is open and leaves the part `before`, or what it is in, where it is: its top, and its line (or with `left`
@@ -73,7 +76,7 @@ function unroll(key, pointer = null) {
   const p = spots.get(key), all = key + Z.ALL;
   if (!p?.shape.repeat) return;
   const count = p.shape.repeat.count;
-  if (!opened.has(all) && count > DATA.most) { say(`These are ${counted(count, "part")}; at most ${DATA.most.toLocaleString("en")} are drawn at once.`); return; }
+  if (!opened.has(all) && count > DATA.most) return say(`These are ${counted(count, "part")}; ${limit()}`);
   steady(p, () => { if (p.open) flip(all); else { opened.add(key); opened.add(all); } }, pointer, p.open);
 }
 

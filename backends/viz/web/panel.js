@@ -56,7 +56,13 @@ $("close").onclick = closePanel;
 // -- parts of sections
 const head = (text) => el("h3", {}, text);
 const rows = (pairs) => el("dl", {}, pairs.flatMap(([name, ...value]) => [el("dt", {}, name), el("dd", {}, ...value)]));
-const link = (key, text) => el("a", { href: `#at=${encodeURIComponent(key)}`, onclick: (e) => { e.preventDefault(); if (go(key)) focusCurrent(); } }, text);
+function link(key, text) {
+  const onclick = (e) => {
+    e.preventDefault();
+    if (go(key)) focusCurrent();
+  };
+  return el("a", { href: `#at=${encodeURIComponent(key)}`, onclick }, text);
+}
 
 // The name of a value, which leads to the part that makes it.
 function valueLink(name) {
@@ -71,26 +77,24 @@ section(10, (shape) => {
 });
 
 section(40, (shape) => shape.inner && [head("In it"), el("ul", { class: "plain" },
-  shape.inner.map((inner) => el("li", {}, kindMark(inner.kind), link(inner.key, inner.title || inner.symbol), " ", el("small", {}, last(inner.key)))))]);
+  shape.inner.map(({ key, kind, title, symbol }) => el("li", {}, kindMark(kind), link(key, title || symbol), " ", el("small", {}, last(key)))))]);
 
 section(50, (shape) => shape.ops?.filter((v) => v.op !== "input" && v.op !== "output").map((v) => [el("h3", { class: "op" }, v.op), rows([
   ...Object.entries(v.attrs).map(([name, value]) => [name, el("code", {}, value)]),
-  ...v.reads.map(([role, name]) => [`reads ${role}`, valueLink(name), typed(madeBy(name)?.type)]),
+  ...v.reads.map(([role, name]) => [`reads ${role}`.trim(), valueLink(name), typed(madeBy(name)?.type)]),
   ...v.makes.map(([name, type]) => ["makes", el("span", {}, name), typed(type)])])]).flat());
 
-section(50, (shape) => shape.ops?.filter((v) => v.op === "input" || v.op === "output").map((v) =>
-  rows([...v.reads, ...v.makes.map(([name, type]) => [name, type])].map(([name, value]) => [v.op, v.op === "output" ? valueLink(value) : name, typed(v.op === "output" ? madeBy(value)?.type : value)]))));
+section(50, (shape) => shape.ops?.filter((v) => v.op === "input" || v.op === "output").map((v) => rows([
+  ...v.makes.map(([name, type]) => ["input", name, typed(type)]),
+  ...v.reads.map(([, name]) => ["output", valueLink(name), typed(madeBy(name)?.type)])])));
 
 section(60, (shape) => shape.ops?.flatMap((v) => v.weights).map(([name, dims, dtype, , recipe]) =>
   [head("weight"), rows([["name", name], ["type", typed(dtype + dims)]]), recipeOf(recipe)]).flat());
 
 const typed = (type) => (type ? el("code", { class: "type" }, type) : null);
-const kindMark = (kind) => {
-  const made = shapeOf("svg", { class: "kind", viewBox: "-3 -3 16 16", width: 16, height: 16, "aria-hidden": true },
-    shapeOf("rect", { x: -2.5, y: -2.5, width: 15, height: 15, rx: 3.5, style: `fill:var(--${kind});stroke:var(--${kind}-edge)` }),
-    shapeOf("path", { d: DATA.kinds[kind][1], class: "mark", style: `stroke:var(--${kind}-edge)` }));
-  return made;
-};
+const kindMark = (kind) => shapeOf("svg", { class: "kind", viewBox: "-3 -3 16 16", width: 16, height: 16, "aria-hidden": true },
+  shapeOf("rect", { x: -2.5, y: -2.5, width: 15, height: 15, rx: 3.5, style: `fill:var(--${kind});stroke:var(--${kind}-edge)` }),
+  shapeOf("path", { d: DATA.kinds[kind][1], class: "mark", style: `stroke:var(--${kind}-edge)` }));
 
 // -- recipes: how a weight is made, broken into lines; what comes many times, with other numbers, is counted
 function recipeOf(text) {
@@ -133,8 +137,8 @@ function split(text) {
 
 // -- the model as text: a list of lists, for those who do not look
 tab("text", "Outline", () => {
+  const more = ({ repeat, symbol, key, lines }) => [repeat ? `${repeat.count} times` : "", symbol ? last(key) : "", ...(key ? lines : [])];
   const item = (shape) => el("li", {}, shape.key ? link(shape.key, shape.title || shape.symbol) : shape.title, " ",
-    el("small", {}, [...(shape.repeat ? [`${shape.repeat.count} times`] : []), ...(shape.key ? [shape.symbol ? last(shape.key) : "", ...shape.lines] : [])].filter(Boolean).join(" · ")),
-    shape.inner ? el("ul", {}, shape.inner.map(item)) : null);
+    el("small", {}, more(shape).filter(Boolean).join(" · ")), shape.inner ? el("ul", {}, shape.inner.map(item)) : null);
   return el("ul", { class: "outline" }, item(DATA.root));
 });

@@ -4,9 +4,10 @@ const matches = new Set(); // keys
 let results = [], place = -1, texts = null;
 
 // Of every part all that may be searched for, in small letters.
+const wordsOf = (v) => [v.name, v.op, ...v.makes.map(([name]) => name), ...v.weights.flatMap(([name, , , , recipe]) => [name, recipe.slice(0, 400)])];
 function searchable() {
-  texts ??= [...index()].filter(([key]) => key).map(([key, { shape }]) => [key, [key, shape.title, ...shape.lines, ...(shape.ops ?? []).flatMap((v) =>
-    [v.name, v.op, ...v.makes.map(([name]) => name), ...v.weights.flatMap(([name, , , , recipe]) => [name, recipe.slice(0, 400)])])].join("\n").toLowerCase()]);
+  texts ??= [...index()].filter(([key]) => key).map(([key, { shape }]) =>
+    [key, [key, shape.title, ...shape.lines, ...(shape.ops ?? []).flatMap(wordsOf)].join("\n").toLowerCase()]);
   return texts;
 }
 
@@ -23,7 +24,8 @@ function search() {
 }
 
 function tell() {
-  found.textContent = !field.value.trim() ? "" : place < 0 ? counted(results.length, "match", "matches") : `${place + 1} of ${results.length.toLocaleString("en")}`;
+  const count = place < 0 ? counted(results.length, "match", "matches") : `${place + 1} of ${results.length.toLocaleString("en")}`;
+  found.textContent = field.value.trim() ? count : "";
   found.classList.toggle("none", !!field.value.trim() && !results.length);
 }
 

@@ -80,8 +80,8 @@ gather(DATA.root);
 for (const [kind, [name]] of Object.entries(DATA.kinds)) {
   if (!kinds.has(kind) && !P) continue; // of passes, the signs of all steps
   const alone = (on) => { $("alone").textContent = on ? `#view g.part:not([data-kind="${kind}"]), #view path.wire { opacity: .18 }` : ""; };
-  $("legend").append(el("button", { class: "kind", onpointerenter: () => alone(true), onpointerleave: () => alone(false), onfocus: () => alone(true), onblur: () => alone(false) },
-    kindMark(kind), name));
+  const on = () => alone(true), off = () => alone(false);
+  $("legend").append(el("button", { class: "kind", onpointerenter: on, onpointerleave: off, onfocus: on, onblur: off }, kindMark(kind), name));
 }
 
 restore();

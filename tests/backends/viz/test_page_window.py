@@ -211,5 +211,8 @@ def test_the_panel_leads_to_what_makes_a_value(visit: Visit) -> None:
     about.get_by_role("link", name="layers.0.attn.k", exact=True).click()
     expect(about).to_contain_text("layers.0.attn.k.weight")
     expect(about.locator("pre")).to_contain_text("std=0.02")
+    shown.evaluate("go('out.logits')")
+    about.get_by_role("link", name="lm_head").click()
+    assert shown.evaluate("chosen") == "lm_head"
     shown.click("#close")
     expect(shown.locator("#panel")).to_be_hidden()
