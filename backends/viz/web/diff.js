@@ -110,10 +110,10 @@ if (P) {
 }
 
 // -- what changed of the chosen part
-section(5, (shape) => shape.ops?.filter((v) => v.mark && v.mark.sign !== "kept").map((v) => [
+section(15, (shape) => shape.ops?.filter((v) => v.mark && v.mark.sign !== "kept").map((v) => [
   el("h3", { class: `sign ${v.mark.sign}` }, `${v.mark.sign}: ${v.op}`),
   ...(v.mark.changes ? [el("dl", { class: "changes" }, v.mark.changes.flatMap(([what, was, is]) => [el("dt", {}, what),
-    el("dd", {}, el("del", {}, ...recipeOrText(was)), " → ", el("ins", {}, ...recipeOrText(is)))]))] : []),
+    el("dd", {}, el("del", {}, el("small", {}, "was "), ...recipeOrText(was)), el("ins", {}, el("small", {}, "is "), ...recipeOrText(is)))]))] : []),
   ...(D && v.mark.other && index().get(v.mark.other) ? [el("p", {}, link(v.mark.other, `the same on the other side: ${v.mark.other}`))] : [])]).flat());
 
 const recipeOrText = (text) => (text.length > 60 ? [recipeOf(text)] : [el("code", {}, text)]);
