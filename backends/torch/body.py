@@ -91,7 +91,8 @@ class Writer:
             text = f"{self.member(item.path)}({', '.join(arguments)})"
             guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
             if guard is not None:
-                text = f"None if {self.token(guard)} is None else {text}"
+                nothing = "None" if len(item.results) == 1 else f"({', '.join(['None'] * len(item.results))})"
+                text = f"{nothing} if {self.token(guard)} is None else {text}"
             replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
             self._append(item.results, text, "", replaces)
             return
@@ -249,9 +250,11 @@ def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
     """The list of modules that `calls` run one after the other, by its path, and the slice of it that they are."""
     container = relative(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
-    inner = (relative(p, method.path).rpartition(".") for p in method.modules)
-    count = sum(stem == container and number.isdigit() for stem, _, number in inner)
-    return container, "" if len(numbers) == count else f"[{numbers[0]}:{numbers[-1] + 1}]"
+    paths = (relative(p, method.path) for p in (*method.modules, *method.holds))
+    parts = (relative(p, container).partition(".")[0] for p in paths if inside(p, container))
+    count = 1 + max(int(part) for part in parts if part.isdigit())
+    whole = (numbers[0], numbers[-1]) == (0, count - 1)
+    return container, "" if whole else f"[{numbers[0]}:{numbers[-1] + 1}]"
 
 
 def attribute(base: str, path: str) -> str:

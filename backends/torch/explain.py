@@ -11,7 +11,7 @@ from weft.ir.graph import Graph, Node
 
 from .kernels.launch import assumed
 from .step.emitter import Choice
-from .step.lowering import lower_step, refusal
+from .step.lowering import lower_step
 
 HOPPER = (9, 0)  # the compute capability that is asked about by default
 
@@ -41,9 +41,9 @@ def explain(
 
     `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
     """
-    if reason := refusal(graph):
-        return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {reason}")]
     step = lower_step(graph)
+    if isinstance(step, str):
+        return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {step}")]
     chosen: dict[Node, list[Choice]] = {}
     for choice in step.choices:
         chosen.setdefault(choice.node, []).append(choice)

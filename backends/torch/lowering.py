@@ -9,6 +9,7 @@ from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op, Trait
 from weft.passes import Trace, legalize, lookup
 
+from .encoded import within_encoder
 from .positions import begin, end
 from .program import Emitter, Held, Leaf, Operand, Program, Statement
 from .states import cached_nodes, counts_keys, cross_attentions
@@ -85,7 +86,7 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     emitter.leave()
     program = emitter.program
     program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
-    program.statements = end(emitter, needed(program))
+    program.statements = within_encoder(program, end(emitter, needed(program)))
     read = read_weights(program)
     program.weights = {key: p for key, p in program.weights.items() if key in read}
     return program

@@ -48,12 +48,13 @@ def build_step(graph: Graph, module: nn.Module) -> Callable[..., torch.Tensor]:
     ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
     each row. Weights that it packs are views of one tensor from then on, for the module too.
     """
-    from .step.lowering import refusal
+    from .step.lowering import lower_step
     from .step.source import write_step
 
     text, _ = write_step(graph, type(module).__module__, kernels.__name__)
     if not text:
-        raise WeftError(f"no decode step: {refusal(graph)}")
+        reason = lower_step(graph)
+        raise WeftError(f"no decode step: {reason if isinstance(reason, str) else 'no kernel computes a part of it'}")
     step: Callable[..., torch.Tensor] = run_source(text).Step(module)
     return step
 

@@ -300,8 +300,9 @@ class Emitter:
     def hold(self, param: Param) -> Operand:
         """A parameter of the graph: a tensor that a module of the same path holds, or one that a formula makes."""
         if (text := formula(param.recipe)) is not None:
-            like = next(iter(self.graph.inputs.values()))
-            return self.hoist(param.recipe, text, like, name=param.name.rpartition(".")[2].removeprefix("alibi_"))
+            return self.hoist(
+                param.recipe, text, self._inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
+            )
         key = attribute_path(param.name)
         self.program.weights[key] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
@@ -336,11 +337,14 @@ class Emitter:
             parts += [one] * power
         return " * ".join(parts)
 
-    def _named_size(self, name: str) -> Var:
-        inputs = sorted(
+    def _inputs(self) -> list[Value]:
+        """The inputs of the graph, those first that no call leaves out."""
+        return sorted(
             self.graph.inputs.values(), key=lambda v: isinstance(m := self._made.get(v), Var) and bool(m.default)
         )
-        for value in inputs:
+
+    def _named_size(self, name: str) -> Var:
+        for value in self._inputs():
             if sym(name) in value.shape:
                 axis = value.shape.index(sym(name))
                 return self.hoist(("size", name), f"{{0}}.shape[{axis}]", value, name=name)

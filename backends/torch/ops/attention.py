@@ -11,9 +11,9 @@ from ..lowering import lowering
 from ..positions import query_positions, rolled, written_positions
 from ..program import Emitter, Operand, Slot, Var
 from .dense import operand
-from .distances import distance
+from .distances import DISTANCE, distance
 from .elementwise import number
-from .masks import cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
+from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
 from .shared import is_shared
 
 
@@ -115,13 +115,14 @@ def _attend_to_some(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var
 
 
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
-    """The bias with −∞ where `mask` hides a key, made once where the bias is made."""
+    """The bias with −∞ where `mask` hides a key, made once where the bias is made, if layers share the mask too."""
     text, made = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
         text = f"{{0}} if {{1}} is None else {text}"
-    if isinstance(made, Var) and e.is_hoisted(made):
+    shared = isinstance(mask, Var) and e.is_hoisted(mask)
+    if shared and isinstance(made, Var) and e.is_hoisted(made):
         return e.hoist((text, made, mask), text, made, mask, name="bias")
-    if bias.producer is None or bias.producer.scope == e.scope:
+    if not shared or bias.producer is None or bias.producer.scope == e.scope:
         return e.emit(text, made, mask, name="bias", replaces=0)
     return e.once((text, made, mask), bias.producer.scope, text, made, mask, name="bias")
 
@@ -180,9 +181,8 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         v = cached_v or v
         apart = distance(e, query_positions(e), cached_keys(e, node))
     else:
-        arange = "torch.arange({0}.shape[1], device={0}.device)[None]"
-        queries, keys = (e.emit(arange, operand(node, n), name="at") for n in ("q", "k"))
-        apart = distance(e, queries, keys)
+        queries, keys = (e.emit(ARANGE, operand(node, n), name="at") for n in ("q", "k"))
+        apart = e.emit(DISTANCE, queries, keys, name="distance")
         seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
         mask = e.emit(seen, apart, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:

@@ -11,10 +11,12 @@ from .dense import operand
 from .masks import cached_keys
 from .shared import is_shared
 
+DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, keys] of the positions i and j
+
 
 def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
-    """j − i as [batch or 1, seq, keys], made once for all layers."""
-    return e.hoist(("distance", queries, keys), "{1}[:, None, :] - {0}[:, :, None]", queries, keys, name="distance")
+    """`DISTANCE` of positions that the model's own forward has, made once for all layers."""
+    return e.hoist(("distance", queries, keys), DISTANCE, queries, keys, name="distance")
 
 
 def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
@@ -25,7 +27,7 @@ def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
         at = cached_keys(e, node.output.uses[0][0])  # those of every reader: see `rolled`
     if is_shared(queries) and (is_shared(keys) or at is not e[keys]):
         return distance(e, e[queries], at), True
-    return e.emit("{1}[:, None, :] - {0}[:, :, None]", queries, at, name="distance"), False
+    return e.emit(DISTANCE, queries, at, name="distance"), False
 
 
 @lowering(ops.alibi)

@@ -26,6 +26,13 @@ class Cache(list[Any]):
         return self.length - tokens
 
 
+def write_slots(held: Tensor, new: Tensor, slots: Tensor) -> None:
+    """Write `new` [batch, heads, seq, width] into the `slots` [batch or 1, seq] of `held` [batch, heads, capacity,
+    width], in the dtype of that: torch.autocast may have made others."""
+    rows = torch.arange(len(held), device=held.device)[:, None]
+    held[rows, :, slots] = new.transpose(1, 2).to(held.dtype)
+
+
 class KVCache:
     """Keys and values of the tokens so far, [batch, heads, capacity, width]; position p is in slot p."""
 
@@ -35,9 +42,8 @@ class KVCache:
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Write k, v [batch, heads, seq, width] at `positions`; all that `mask` tells of, or they alone."""
-        rows = torch.arange(k.shape[0], device=k.device)[:, None]
-        self.k[rows, :, positions] = k.transpose(1, 2)
-        self.v[rows, :, positions] = v.transpose(1, 2)
+        write_slots(self.k, k, positions)
+        write_slots(self.v, v, positions)
         if mask is None:
             return k, v
         return self.k[:, :, : mask.shape[-1]], self.v[:, :, : mask.shape[-1]]
@@ -51,8 +57,7 @@ class KeyCache:
 
     def update(self, k: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Write k [batch, heads, seq, width] at `positions`; all keys that `mask` tells of, or k if it is None."""
-        rows = torch.arange(k.shape[0], device=k.device)[:, None]
-        self.k[rows, :, positions] = k.transpose(1, 2)
+        write_slots(self.k, k, positions)
         return k if mask is None else self.k[:, :, : mask.shape[-1]]
 
 
@@ -93,7 +98,7 @@ def roll_in(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
     slots, first = held.shape[2], positions[:, :1]
     if positions.shape[1] == 1:
         slot = torch.where(first < keep, first, keep + (first - keep) % max(slots - keep, 1))
-        held[torch.arange(len(held), device=held.device)[:, None], :, slot] = new.transpose(1, 2)
+        write_slots(held, new, slot)
         return
     token = held_positions(positions.amax(1, keepdim=True), slots, keep) - first  # of the call, in every slot
     source = token.clamp(min=0).expand(len(held), -1)[:, None, :, None]

@@ -45,6 +45,7 @@ class StepEmitter(Emitter):
         self.choices: list[Choice] = []
         self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
         self.most_tickets = 0
+        self._norms: dict[tuple[str, str], list[float]] = {}  # ε of those without weights, by scope and kind
         self._begin()
 
     def give(self, name: str, default: str, type: str) -> Var:
@@ -120,13 +121,19 @@ class StepEmitter(Emitter):
     def norm_node(self, node: Node, gain: Param | None = None) -> Leaf:
         """The norm `node` as kernels take it; `gain` is its weight, where another node multiplies by that."""
         kind = "rms" if node.op is ops.rms_norm else "layer"
-        weights = dict.fromkeys(w for w in (*node.inputs[1:], gain) if isinstance(w, Param))
-        given = [attribute_path(w.name) for w in weights]
-        own = f"{attribute_path(node.scope)}.".lstrip(".") + f"norm_{node.output.name.rpartition('.')[2]}"
-        path = given[0].rpartition(".")[0] if given else own
-        return Leaf(
-            f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{','.join(g.rpartition('.')[2] for g in given)}"
-        )
+        weights = gain or node.operand("weight"), node.operand("bias") if kind == "layer" else None
+        given = [attribute_path(w.name) if isinstance(w, Param) else "" for w in weights]
+        path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(node, kind)
+        names = ":".join(g.rpartition(".")[2] for g in given)
+        return Leaf(f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{names}")
+
+    def _without_weights(self, node: Node, kind: str) -> str:
+        """Where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
+        alike = self._norms.setdefault((attribute_path(node.scope), kind), [])
+        if (eps := node.attrs["eps"]) not in alike:
+            alike.append(eps)
+        number = alike.index(eps) + 1
+        return f"{attribute_path(node.scope)}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
 
     # -- where statements stand
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weft.ir import ops
-from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
 from weft.passes import Trace
@@ -31,7 +30,7 @@ class Step:
 
 
 def refusal(graph: Graph) -> str | None:
-    """Why there is no decode step of `graph`; None if there is one."""
+    """Why `graph` is not one that decode steps are made for; None if it is."""
     if graph.meta.get("kind") != "decoder":
         return "the model is no decoder"
     if not cached_nodes(graph):
@@ -40,21 +39,21 @@ def refusal(graph: Graph) -> str | None:
     return f"the model reads {', '.join(sorted(more))}" if more else None
 
 
-def lower_step(graph: Graph) -> Step:
-    """The decode step of `graph`, whose caches are those of the model.
+def lower_step(graph: Graph) -> Step | str:
+    """The decode step of `graph`, whose caches are those of the model; or why there is none.
 
     Raises:
-        WeftError: if there is none.
+        WeftError: naming an op that cannot be written.
     """
     if reason := refusal(graph):
-        raise WeftError(f"no decode step: {reason}")
+        return reason
     plain = lower(graph)
     kept = nesting(structure(plain))
     for moves in (True, False):  # what keeps a state moves where the states stay in their places
         step = _lowered(graph, plain.functions, moves)
         if nesting(step.method) == kept:
             return step
-    raise WeftError("no decode step: its states would not be those of the model")
+    return "its states would not be those of the model"
 
 
 def nesting(method: Method) -> object:

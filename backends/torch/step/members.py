@@ -60,8 +60,9 @@ def _taken(held: Leaf | Held, path: str) -> str:
         places = (reached(f"{outer}.{p}" if outer else p) for p in modules.split(","))
         return f"{'pack' if which == 'weight' else 'pack_bias'}({', '.join(places)})"
     if kind == "norm":
-        which, eps, weights = rest.split(":")
-        given = "".join(f", {reached(f'{outer}.{w}')}" for w in weights.split(",") if w)
+        which, eps, gain, shift = rest.split(":")
+        given = f", {reached(f'{outer}.{gain}')}" if gain else ""
+        given += f", shift={reached(f'{outer}.{shift}')}" if shift else ""
         return f'Norm("{which}"{given}, eps={eps})'
     return rest if kind == "made" else reached(path.removesuffix(".module"))
 

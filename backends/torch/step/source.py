@@ -15,7 +15,7 @@ from ..naming import Named
 from ..program import Held, Var
 from ..source import formatted, template
 from ..structure import Method
-from .lowering import lower_step, refusal
+from .lowering import lower_step
 from .members import attributes, constructor
 
 LAUNCHERS = (  # of kernels, each in a file of its name
@@ -33,9 +33,9 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
 
     What it has in common with the module's source it imports from the Python module `model`.
     """
-    if refusal(graph):
-        return "", []
     step = lower_step(graph)
+    if isinstance(step, str):
+        return "", []
     for var in (v for s in step.program.statements for v in s.results if v.name in LAUNCHERS):
         var.name = "y"
     writer = _StepWriter(step.program)

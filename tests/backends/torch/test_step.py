@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft import MLA, Attention, LayerNorm, Mamba, RMSNorm, RoPE, module, named
 from weft.backends.torch.module import build_module, build_step
-from weft.backends.torch.step.lowering import lower_step, refusal
+from weft.backends.torch.step.lowering import refusal
 from weft.backends.torch.step.source import write_step
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
@@ -143,4 +143,4 @@ def test_states_stay_where_the_model_keeps_them() -> None:
 )
 def test_what_has_no_step_says_why(name: str, why: str) -> None:
     with pytest.raises(WeftError, match=f"^no decode step: .*{why}"):
-        lower_step(graph_of(name))
+        build_step(graph_of(name), module_of(name))
