@@ -86,7 +86,6 @@ def rules(colour: Callable[[str], str]) -> str:
     for kind in EVERY:
         edge = colour(f"{kind}-edge")
         made.append(f".k-{kind}>rect{{fill:{colour(kind)};stroke:{edge}}} .k-{kind}>.mark{{stroke:{edge}}}")
-    made.append(borders(".k-{kind}>rect"))
     made.append(f".open>rect{{fill:{colour('open')}}} .times>rect{{fill:{colour('paper')};stroke:{colour('soft')}}}")
     made += [f".k-{sign}>circle{{fill:{colour(sign)};stroke:{colour(f'{sign}-edge')}}}" for sign in SIGNS]
     return "\n".join([*made, borders(".k-{kind}:not(.open)>:is(rect,circle)")])
