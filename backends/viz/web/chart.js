@@ -1,7 +1,7 @@
 // Charts: axes, lines with labels at their ends, values under the pointer, and the same as a table.
 const STROKES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"]; // a line is told by its dashes too
 const TEXT = 11; // pixels
-const tabRoom = () => (innerWidth <= 760 ? innerWidth : Math.min(640, innerWidth * 0.55)) - 34; // pixels of a wide panel
+const tabRoom = () => (innerWidth <= 760 ? innerWidth : Math.min(640, innerWidth * 0.55)) - 50; // pixels of a wide panel, less what is beside it
 
 // Where a value is on an axis of pixels `from` to `to`: { at, ticks }.
 function axis({ low, high, log, base = 10, format }, from, to) {

@@ -1,7 +1,7 @@
 // The page about sizes: which part has and does how much, as areas; a click shows the part in the picture.
 const MEASURES = {
   parameters: ["parameters", (n) => n.parameters, told], flops: ["FLOPs", (n) => n.flops, told], bytes: ["bytes read", (n) => n.read, toldBytes],
-  step: ["bytes read for one more token", (n) => n.step_read, toldBytes], cache: ["cache", (n) => n.cache, toldBytes],
+  step: ["bytes for one token", (n) => n.step_read, toldBytes], cache: ["cache", (n) => n.cache, toldBytes],
 };
 let measure = "parameters";
 
