@@ -23,7 +23,9 @@ class Picture:
 
     def _repr_html_(self) -> str:
         title, page = (html.escape(text) for text in (self.drawing.sheet.title, self.drawing.page()))
-        style = f"width: 100%; height: {self.height}px; border: 1px solid #8886; border-radius: 8px"
+        style = (
+            f"box-sizing: border-box; width: 100%; height: {self.height}px; border: 1px solid #8886; border-radius: 8px"
+        )
         return f'<iframe title="{title}" srcdoc="{page}" style="{style}" loading="lazy"></iframe>'
 
     def __repr__(self) -> str:
