@@ -32,7 +32,7 @@ def described(source: Any) -> Network:
         return onnx_network(path)
     if (path / MANIFEST).is_file():
         return _compiled(path)
-    if (path / MODEL).is_file():
+    if _is_onnx(path):
         return replace(onnx_network(path / MODEL), name=path.name)
     return network(load_source(source).graph)
 
@@ -40,8 +40,13 @@ def described(source: Any) -> Network:
 def loaded(source: Any) -> Model | None:
     """The model that `source` is or names; None for an ONNX file or a compiled folder, which is one no more."""
     path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
-    built = path is not None and (path.suffix == ".onnx" or any((path / name).is_file() for name in (MANIFEST, MODEL)))
+    built = path is not None and (path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path))
     return None if built else load_source(source)
+
+
+def _is_onnx(folder: Path) -> bool:
+    """Whether a folder has an ONNX model, and no other weights of which that is one form."""
+    return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 
 def _compiled(folder: Path) -> Network:

@@ -106,9 +106,26 @@ class Arrangement:
 def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
     """`parts`, drawn in a scope that is given the values `entering` and makes those `leaving`.
 
-    The first of the values entering that are read by most comes in at the top; others are notes beside their readers.
+    The first of the values entering that are read comes in at the top; others come along the right side, or are notes
+    beside their readers.
     """
-    parts, wiring = list(parts), wired(parts, entering, leaving)
+    parts, entering, leaving = list(parts), list(entering), list(leaving)
+    found = _arranged(parts, wired(parts, entering, leaving))
+    if _tangled(found.box):
+        fewer = _arranged(parts, wired(parts, entering, leaving, few=True))
+        found = min(found, fewer, key=lambda arrangement: _tangled(arrangement.box))
+    return found
+
+
+def _tangled(box: Box) -> int:
+    """How many places there are in rows."""
+    if isinstance(box, Rows):
+        return sum(map(len, box.rows))
+    return sum(map(_tangled, box.boxes)) if isinstance(box, (Column, Branches)) else 0
+
+
+def _arranged(parts: list[Part], wiring: Wiring) -> Arrangement:
+    """`parts` with their lines and notes."""
     links, notes = wiring.links, wiring.notes
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(range(len(parts)))
@@ -118,10 +135,12 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
     places = dict(_places(box, ()))
     lines = []
     for (a, b), values in links.items():
-        if (a, b) in arranger.cut:
-            notes.setdefault(b, []).extend(values)
-        else:
+        if (a, b) not in arranger.cut:
             lines.append(_line(a, b, tuple(values), places, arranger.lanes))
+        elif b == END:
+            wiring.gives.setdefault(a, []).extend(values)
+        else:
+            notes.setdefault(b, []).extend(values)
     rails = list(_rails(wiring, parts, places, box))[:RAILS]
     rails.sort(key=lambda name: min(places[i] for i in wiring.side[name]), reverse=True)  # the lowest outermost
     for k, name in enumerate(rails):

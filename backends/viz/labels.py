@@ -177,7 +177,7 @@ def _group(part: Part) -> Label:
         )
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
         return Label(RECURRENT[recurrent], (part.name, _TITLE[recurrent].lower()), "recurrence")
-    if "Softmax" in ops and [v.op for v in vertices].count("matmul") > 1:
+    if "Attention" in ops or ("Softmax" in ops and [v.op for v in vertices].count("matmul") > 1):
         return Label("Attention", (part.name,), "attention")
     units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]
     unit = next((v for op in ("glu", "swish") for v in units if v.op == op), units[0] if units else None)

@@ -292,7 +292,8 @@ def _vertices(
             tuple(weights),
             view=op.kind in VIEWS,
         )
-        vertices.append(replace(vertex, like=alike(vertex)))
+        given = {role: types.get(x, "") for x, role in values}
+        vertices.append(replace(vertex, like=alike(vertex, given)))
     return gates(vertices), renamed
 
 

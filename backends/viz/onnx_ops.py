@@ -59,8 +59,18 @@ _SAME = {
 VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike", "Expand"}
 
 
-def alike(v: Vertex) -> Vertex | None:
-    """The operation of weft that `v` amounts to, with its attributes and weights as weft has them; None: none."""
+def alike(v: Vertex, given: Mapping[str, str]) -> Vertex | None:
+    """The operation of weft that `v` amounts to, with its attributes and weights as weft has them; None: none.
+
+    `given` are the types of its operands by their roles.
+    """
+    if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
+        heads = [_heads(given.get(role, "")) for role in ("Q", "K")]
+        return (
+            _attention(replace(v, attrs={**v.attrs, "q_num_heads": heads[0], "kv_num_heads": heads[1]}))
+            if all(heads)
+            else None
+        )
     make = _MADE.get(v.op)
     found = make(v) if make is not None else None
     if found is None and v.op in _SAME:
@@ -95,7 +105,7 @@ def _lookup(v: Vertex) -> Vertex | None:
 def _attention(v: Vertex) -> Vertex | None:
     heads = v.attrs.get("num_heads") or v.attrs.get("q_num_heads")
     if heads is None:
-        return replace(v, op="attention", attrs={}) if v.op != "Attention" else None
+        return None
     attrs = {"heads": heads, "kv_heads": v.attrs.get("kv_num_heads", heads)}
     window = v.attrs.get("local_window_size", "-1")
     attrs |= {"window": window} if int(window) > 0 else {}
@@ -103,6 +113,12 @@ def _attention(v: Vertex) -> Vertex | None:
     attrs |= {"softcap": cap} if float(cap) > 0 else {}
     sinks = replace(v, roles=tuple("sinks" if role == "head_sink" else role for role in v.roles))
     return replace(sinks, op="rotary_attention" if v.attrs.get("do_rotary", "0") != "0" else "attention", attrs=attrs)
+
+
+def _heads(kind: str) -> str:
+    """The number of heads of queries or keys of a type as f32[batch, heads, seq, head]; "" where that is not known."""
+    sizes = kind.partition("[")[2].rstrip("]").split(", ")
+    return sizes[1] if len(sizes) == 4 and sizes[1].isdigit() else ""
 
 
 def _experts(v: Vertex) -> Vertex | None:

@@ -198,11 +198,12 @@ def _beside(sizes: Sequence[Size], gap: float) -> Size:
 def _wires(around: Placed, inside: _Inside) -> Iterator[Wire]:
     """The lines in the open shape `around`."""
     shifts = _shifts(around, inside)
-    lanes = _lanes(inside, shifts)
+    lanes = _lanes(around, inside, shifts)
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target)
         start = (around.axis, around.y + HEAD) if a is None else (a.axis, a.bottom)
-        end = (around.axis, around.bottom) if b is None else (b.axis + shifts.get((line.source, line.target), 0), b.y)
+        shift = shifts.get((line.source, line.target), 0)
+        end = (around.axis + shift, around.bottom) if b is None else (b.axis + shift, b.y)
         if b is not None and b.shape.label.symbol:  # onto the circle
             end = end[0], b.y + b.height / 2 - math.sqrt(b.height**2 / 4 - (end[0] - b.axis) ** 2)
         lane = lanes.get((line.source, line.target), 0)
@@ -234,13 +235,13 @@ def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
     return [start, (start[0], y), (circle.axis + (across if start[0] > circle.axis else -across), y)]
 
 
-def _lanes(inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     """How much lower than in the middle a line goes to its target, where several come from the same side: the farthest
     is the lowest, so that none crosses another."""
     found: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
-        a, b = inside.spots.get(line.source), inside.spots.get(line.target)
-        if a is None or b is None or line.bend != "merge":
+        a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)
+        if a is None or line.bend != "merge":
             continue
         circle = _beside_circle(a.axis, b)
         way = b.axis + (0 if circle else shifts[line.source, line.target]) - a.axis
@@ -274,9 +275,9 @@ def _bent(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -
 
 def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
     """How far from the middle of its target every line arrives: side by side, where several do."""
-    lines = [line for line in inside.arrangement.lines if line.target != END and line.bend != "rail"]
+    lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
     found = {(line.source, line.target): 0.0 for line in lines}
-    for target, spot in inside.spots.items():
+    for target, spot in [*inside.spots.items(), (END, around)]:
         sources = [line.source for line in lines if line.target == target]
         if spot.shape.label.symbol:  # into its top come those that do not come from the sides
             sources = [line.source for line in lines if line.target == target and line.bend == "rows"]

@@ -1,9 +1,9 @@
 """What goes as a line from part to part of a scope, and what is told in words beside a part.
 
-The heaviest path, by the bytes of weights and the operations on it, is the stream of the scope. Lines that would only
-cross it become notes: an input of the model that many read, or a table that comes from none of the stream (a position
-bias, say), has a line to the first of its readers; of the values that leave a scope, the one at the end of the stream
-has a line.
+An input of the model that many read has a line to the first of its readers, for others it is a note. The heaviest path,
+by the bytes of weights and the operations on it, is the stream of the scope. Where lines beside it would make a tangle,
+a table that comes from none of it (a position bias, say) has a line to its first reader only, and of the values that
+leave the scope only the one at its end.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class Wiring:
     side: dict[str, list[int]] = field(default_factory=dict)
 
 
-def wired(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]) -> Wiring:
+def wired(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str], few: bool = False) -> Wiring:
     """How `parts` are joined in a scope that is given the values `entering` and makes those `leaving`.
 
-    The first of the values entering that are read comes in at the top.
+    The first of the values entering that are read comes in at the top. `few`: with as few lines beside the stream as
+    there can be.
     """
     made = Wiring()
     makes = {name: i for i, part in enumerate(parts) for name in part.made}
@@ -61,8 +62,9 @@ def wired(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]
         if name in makes:
             made.links.setdefault((makes[name], END), []).append(name)
     stream = _stream(parts, made.links)
-    _end(made, stream)
-    _spare(parts, made, stream)
+    if few:
+        _end(made, stream)
+    _spare(parts, made, stream if few else range(len(parts)))
     return made
 
 

@@ -87,11 +87,11 @@ function put(inside, box, x, y, path) {
 
 // -- lines
 function wires(around, inside) {
-  const shifts = arrivals(around, inside), lower = lanes(inside, shifts);
+  const shifts = arrivals(around, inside), lower = lanes(around, inside, shifts);
   return inside.shape.wires.map(([source, target, values, bend, region, rows]) => {
     const a = inside.spots[source], b = inside.spots[target], lane = lower[[source, target]] ?? 0;
     const start = a ? [a.axis, a.bottom] : [around.axis, around.y + Z.HEAD];
-    const end = b ? [b.axis + (shifts[[source, target]] ?? 0), b.y] : [around.axis, around.bottom];
+    const shift = shifts[[source, target]] ?? 0, end = b ? [b.axis + shift, b.y] : [around.axis + shift, around.bottom];
     if (b?.shape.symbol) end[1] += b.height / 2 - Math.sqrt(b.height ** 2 / 4 - (end[0] - b.axis) ** 2);
     const points = bend === "rail" ? rail(around, b, region[0])
       : bend === "merge" && besideCircle(start[0], b) ? intoCircle(start, b, lane * Z.BESIDE)
@@ -114,11 +114,11 @@ function intoCircle(start, circle, lower) {
 }
 
 // How much lower than in the middle lines go that come to a part from the same side: the farthest is the lowest.
-function lanes(inside, shifts) {
+function lanes(around, inside, shifts) {
   const found = new Map(), made = {};
   for (const [source, target, , bend, region] of inside.shape.wires) {
-    const a = inside.spots[source], b = inside.spots[target];
-    if (!a || !b || bend !== "merge") continue;
+    const a = inside.spots[source], b = inside.spots[target] ?? around;
+    if (!a || bend !== "merge") continue;
     const circle = besideCircle(a.axis, b), way = b.axis + (circle ? 0 : shifts[[source, target]]) - a.axis;
     const key = [target, circle ? 0 : Math.round(inside.spans[region][1]), way > 0].join();
     if (Math.abs(way) > 0.5) found.set(key, [...(found.get(key) ?? []), [-Math.abs(way), source, target]]);
@@ -149,12 +149,12 @@ function bent([source, target, bend, region, rows], start, end, inside, lower) {
 function arrivals(around, inside) {
   const found = {}, arriving = new Map();
   for (const [s, t, , bend] of inside.shape.wires) {
-    if (t === END || bend === "rail") continue;
+    if (bend === "rail") continue;
     found[[s, t]] = 0;
-    if (!inside.spots[t].shape.symbol || bend === "rows") arriving.set(t, [...(arriving.get(t) ?? []), s]);
+    if (!inside.spots[t]?.shape.symbol || bend === "rows") arriving.set(t, [...(arriving.get(t) ?? []), s]);
   }
   for (const [target, sources] of arriving) {
-    const spot = inside.spots[target];
+    const spot = inside.spots[target] ?? around;
     if (sources.length < 2) continue;
     const at = (s) => (inside.spots[s] ?? around).axis;
     const order = [...sources].sort((a, b) => at(a) - at(b));
