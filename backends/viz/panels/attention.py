@@ -18,6 +18,7 @@ from .kinds import Kind, attentions, grouped, layers
 TOKENS = 24  # of a mask that is shown
 SOURCE = 16  # of another text that is attended to
 SMALL = 8  # what a window of more than TOKENS/2 is shown as
+KEPT = 4  # tokens at the beginning that are shown as seen by all
 STEPS = 20  # of a rolling cache
 
 
@@ -70,7 +71,7 @@ def shrunk(kind: Kind) -> Kind:
     window = kind.window
     if window is not None and window > TOKENS // 2:
         window = stride * 3 if kind.pattern == "dilated" else SMALL
-    return replace(kind, window=window, stride=stride, summary=summary, keep_first=min(kind.keep_first, 3))
+    return replace(kind, window=window, stride=stride, summary=summary, keep_first=min(kind.keep_first, KEPT))
 
 
 def mask(kind: Kind) -> Any:
@@ -98,7 +99,8 @@ def _said(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
             yield f"The model is made for {context:,} tokens, so the window hides nothing."
     yield from _patterned(kind, small)
     if kind.keep_first:
-        yield f"The first {kind.keep_first} tokens of the text are seen by all (Xiao 2023)."
+        drawn = f" ({small.keep_first} in the picture)" if small.keep_first != kind.keep_first else ""
+        yield f"The first {kind.keep_first} tokens of the text{drawn} are seen by all (Xiao 2023)."
     if kind.sinks:
         yield "Every head has a learned score beside the scores of keys: it takes weight and gives nothing."
     if kind.latent:
@@ -123,13 +125,15 @@ def _patterned(kind: Kind, small: Kind) -> Iterator[str]:
 
 
 def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
-    """Which position every slot of a rolling cache holds after every step, −1 for none; slots of the true cache."""
+    """Which position every slot of a rolling cache holds after every step, −1 for none, the first `keep` of them apart;
+    `slots` and `first` are those of the true cache."""
     assert small.window is not None and kind.window is not None
     slots = small.window + small.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
     held = rolling.held(newest, slots, small.keep_first)
     return {
         "slots": kind.window + kind.keep_first,
+        "first": kind.keep_first,
         "keep": small.keep_first,
         "held": np.where((held >= 0) & (held <= newest), held, -1).tolist(),
     }

@@ -21,7 +21,7 @@ function maskOf(kind) {
 const runs = (row) => [...row.matchAll(/1+/g)].map((m) => (m[0].length > 1 ? `${m.index}–${m.index + m[0].length - 1}` : m.index)).join(", ");
 
 function rollingOf(kind) {
-  const { held, keep, slots } = kind.rolling, box = el("div", { class: "slots", role: "img" }), told = el("span", {});
+  const { held, keep, first, slots } = kind.rolling, box = el("div", { class: "slots", role: "img" }), told = el("span", {});
   const show = (step) => {
     told.textContent = `after token ${step}`;
     box.setAttribute("aria-label", `Slots after token ${step}: ${held[step].map((p) => (p < 0 ? "empty" : p)).join(", ")}`);
@@ -29,7 +29,7 @@ function rollingOf(kind) {
   };
   const slider = el("input", { type: "range", min: 0, max: held.length - 1, value: 0, "aria-label": "Tokens so far", oninput: () => show(+slider.value) });
   show(0);
-  return el("div", {}, el("p", {}, `A cache of ${slots.toLocaleString("en")} slots is enough: token p is in slot p mod ${(slots - keep).toLocaleString("en")}${keep ? ` behind the first ${keep}` : ""}, where it replaces what no later token sees. Here with ${held[0].length} slots:`),
+  return el("div", {}, el("p", {}, `A cache of ${slots.toLocaleString("en")} slots is enough: token p is in slot p mod ${(slots - first).toLocaleString("en")}${first ? ` of the slots behind the first ${first}, which stay` : ""}, where it replaces what no later token sees. Here with ${held[0].length} slots:`),
     box, el("div", { class: "choices" }, slider, told));
 }
 

@@ -37,7 +37,7 @@ function chart({ titled, x, y, series, lines = [], height = 260 }) {
   svg.append(shapeOf("path", { class: "axis", d: `M${left} ${top}V${bottom}H${width - right}` }), text(x.title, (left + width - right) / 2, height - 5, "middle", "soft"), text(y.title, left, top - 4, "start", "soft"));
   lines.forEach((line, i) => {
     if (line.x !== undefined && line.x >= x.low && line.x <= x.high) svg.append(shapeOf("path", { class: "line", d: `M${across.at(line.x)} ${top}V${bottom}` }), text(line.name, across.at(line.x) - 5, bottom - 7 - 13 * i, "end", "soft"));
-    if (line.y !== undefined && line.y >= y.low && line.y <= y.high) svg.append(shapeOf("path", { class: "line", d: `M${left} ${up.at(line.y)}H${width - right}` }), text(line.name, left + 5, up.at(line.y) - 4, "start", "soft"));
+    if (line.y !== undefined && line.y >= y.low && line.y <= y.high) svg.append(shapeOf("path", { class: "line", d: `M${left} ${up.at(line.y)}H${width - right}` }), text(line.name, left + 5, up.at(line.y) + (up.at(line.y) < top + 16 ? 13 : -4), "start", "soft"));
   });
   const ends = [];
   series.forEach((s, i) => {
@@ -99,3 +99,6 @@ function squares({ titled, rows, columns, value, say, size = 11, gap = 0 }) {
   svg.addEventListener("pointerleave", () => { told.textContent = ""; });
   return [svg, told];
 }
+
+let resized = 0; // charts are as wide as the panel
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { if (tabs.get(open.tab)?.wide) refresh(); }, 120); });

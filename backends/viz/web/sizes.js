@@ -5,7 +5,7 @@ const MEASURES = {
 };
 let measure = "parameters";
 
-tab("sizes", "Sizes", () => {
+if (DATA.panels) tab("sizes", "Sizes", () => {
   const [, of, told] = MEASURES[measure], whole = Number(of(numbersOf(DATA.root)));
   const there = Object.keys(MEASURES).filter((name) => Number(MEASURES[name][1](numbersOf(DATA.root))));
   const pick = el("div", { class: "group", role: "group", "aria-label": "What areas show" }, there.map((name) =>

@@ -26,10 +26,10 @@ TABS = {
     "t5-base": ["text", "attention", "caches", "sizes"],
 }
 TEXTS = """() => [...document.querySelectorAll('#about svg.chart text, #about svg.treemap text')].map((t) => {
-  const box = t.getBoundingClientRect(), svg = t.closest('svg').getBoundingClientRect();
-  return { said: t.textContent, size: parseFloat(getComputedStyle(t).fontSize) * svg.width / t.closest('svg').viewBox.baseVal.width,
-           box: [box.left, box.top, box.right, box.bottom], svg: [svg.left, svg.top, svg.right, svg.bottom],
-           rotated: t.hasAttribute('transform') };
+  const box = t.getBoundingClientRect(), chart = t.closest('svg'), svg = chart.getBoundingClientRect();
+  const scale = svg.width / chart.viewBox.baseVal.width;
+  return { said: t.textContent, size: parseFloat(getComputedStyle(t).fontSize) * scale,
+           box: [box.left, box.top, box.right, box.bottom], svg: [svg.left, svg.top, svg.right, svg.bottom] };
 })"""
 
 

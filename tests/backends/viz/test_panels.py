@@ -79,7 +79,7 @@ def test_encoders_sources_and_sinks() -> None:
 def test_a_rolling_cache_holds_what_writing_puts_there() -> None:
     (found,) = told(model({"window": 5, "keep_first": 2}))["attention"]["kinds"]
     steps, cache = found["rolling"]["held"], np.full((1, 7, 1), -1.0)
-    assert found["rolling"]["slots"] == 7 and len(steps) > 14
+    assert (found["rolling"]["slots"], found["rolling"]["first"]) == (7, 2) and len(steps) > 14
     for t, held in enumerate(steps):
         cache = rolling.write(cache, np.full((1, 1, 1), float(t)), np.array([t]), t, 2)
         assert held == cache[0, :, 0].tolist()
