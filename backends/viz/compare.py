@@ -46,7 +46,7 @@ def compare(before: Network, after: Network) -> Comparison:
     ours, others = _ends(before), _ends(after)
     marks = {name: _end(ours.get(name), others.get(name), names) for name in {**ours, **others}}
     return Comparison(
-        replace(before, vertices=tuple(_silent(v) for v in left), marks={n: marks[n] for n in ours}),
+        replace(before, vertices=tuple(_silent(v) for v in left), marks={n: replace(marks[n], words=()) for n in ours}),
         replace(after, vertices=tuple(right), marks={n: marks[n] for n in others}),
         pairs,
     )

@@ -134,6 +134,13 @@ def test_what_changed_in_words() -> None:
     assert words["layers.0.attn.o"] == "was f32"
 
 
+def test_what_was_is_said_of_what_is() -> None:
+    found = compare(*(network(load_source(name).graph) for name in ("llama3.1-8b", "mistral-7b")))
+    assert all(not m.words for m in (*found.before.marks.values(), *(v.mark for v in found.before.vertices if v.mark)))
+    assert found.after.marks["out.logits"].words == ("was f32[batch, seq, 128256]",)
+    assert found.before.marks["out.logits"].sign == CHANGED
+
+
 def test_changes_tell_what_was_and_is() -> None:
     model = load_source("gpt2").graph
     found = compare(network(model), network(run_passes(model, "mha-to-gqa{kv_heads=4}")))
