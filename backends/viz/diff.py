@@ -78,6 +78,7 @@ def data(found: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
     return {
         "counts": found.counts,
         "operations": [before.operations, after.operations],
+        "parameters": [before.parameters, after.parameters],
         "weights": [before.weights, after.weights],
     }
 

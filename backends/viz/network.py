@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, sizes
 from weft.ir.frequencies import RopeFrequencies
 from weft.ir.op import Cost, Trait
+from weft.ir.origins import Origin
 from weft.ir.printer import format_attr
 from weft.ir.recipe import Recipe
 from weft.ir.view import attributes
@@ -79,7 +81,8 @@ class Network:
     """Operations in an order in which they can be computed; `inputs` and `outputs` are values by name, with types.
 
     `marks` are what a comparison says of inputs, by name, and of outputs, by "out." and name. `context` is how many
-    tokens the model is made for, if that is known.
+    tokens the model is made for, if that is known; `origins` what the parts of a scope were made by: the text of the
+    module, and "file:line" where that is known; `unread` are weights that no operation reads.
     """
 
     name: str
@@ -88,6 +91,8 @@ class Network:
     outputs: Mapping[str, tuple[str, str]]  # name -> value, type
     marks: Mapping[str, Mark] = field(default_factory=dict)
     context: int | None = None
+    origins: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
+    unread: tuple[Weight, ...] = ()
 
 
 def network(graph: Graph) -> Network:
@@ -99,7 +104,14 @@ def network(graph: Graph) -> Network:
         {v.name: str(v.type) for v in graph.inputs.values()},
         {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
         context=graph.meta.get("context"),
+        origins={scope: _made(origin) for scope, origin in graph.origins.items() if scope},
+        unread=tuple(_weight(p, unseen.get(p, 0)) for p in graph.params.values() if not p.users),
     )
+
+
+def _made(origin: Origin) -> tuple[str, str | None]:
+    """What a module is made as, and where."""
+    return repr(origin.made), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
 def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:

@@ -32,12 +32,13 @@ def totals(network: Network, tokens: int) -> Totals:
     found = facts(Part(network.name, "", network.vertices))
     binding = dict.fromkeys(sizes.names(found.flops), tokens) | {"batch": 1, "past": 0}
     numbers, others = found.state
+    weights = [*network.unread, *(w for v in network.vertices for w in v.weights)]
     return Totals(
         len(network.vertices),
-        found.parameters,
+        found.parameters + sum(w.learned for w in network.unread),
         sizes.evaluate(found.flops, binding),
         sum(found.cache.values()) * ITEM,
         numbers * ITEM + others,
-        sum({w.name: w.bytes for v in network.vertices for w in v.weights}.values()),
+        sum({w.name: w.bytes for w in weights}.values()),
         tokens,
     )

@@ -7,6 +7,8 @@ from weft.passes import Report, Trace, run_passes
 from weft.passes.report import Price
 from weft.passes.trace import Miss
 
+from .zoo import ZOO
+
 GRAPH = """graph g {
   input %x: f32[batch, seq, 4]
   param %w: f32[6, 4] = normal([6, 4], std=1.0, stream="w")
@@ -43,6 +45,12 @@ def test_what_a_check_has_shown_is_told() -> None:
     assert exact.shown.startswith("Outputs before and after agree to 1e-12")
     assert "  shown (exact): Outputs before" in str(exact)
     assert "  shown (lossy): Exact arithmetic knows no dtypes" in str(lossy)
+
+
+def test_how_far_apart_outputs_were_is_told() -> None:
+    same, packed = report_of(ZOO["variant/grouped"](), "dce, pack-qkv, fold-norm-scale", verify=True).records[::2]
+    assert same.difference == 0 and packed.difference is not None and 0 < packed.difference <= 1e-12
+    assert report_of(parse(GRAPH), "dce").records[0].difference is None
 
 
 def test_a_pass_that_did_nothing_says_how_near_it_came() -> None:

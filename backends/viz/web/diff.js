@@ -1,5 +1,5 @@
 // Pages of a comparison: what changed in numbers; of passes, one step at a time, before and after it.
-const D = DATA.difference; // { counts, operations, weights } of two models side by side
+const D = DATA.difference; // { counts, operations, parameters, weights } of two models side by side
 const SIGNED = ["removed", "new", "changed"];
 const now = { step: 0, side: 1 }; // on a page of passes; side 0: before the pass, 1: after it
 
@@ -11,10 +11,10 @@ function delta(name, [was, is], show = (n) => n.toLocaleString("en")) {
 }
 const exactly = (n) => n.toLocaleString("en");
 
-function deltas({ operations, weights }, sides) {
+function deltas({ operations, parameters, weights }, sides) {
   const [was, is] = sides.map((shape) => numbersOf(shape)), of = (name) => [was[name], is[name]];
   const kept = (name, text) => (was[name] || is[name] ? [delta(text, of(name), toldBytes)] : []);
-  return el("dl", { class: "deltas", "aria-label": "Before and after" }, delta("operations", operations), delta("parameters", of("parameters")),
+  return el("dl", { class: "deltas", "aria-label": "Before and after" }, delta("operations", operations), delta("parameters", parameters),
     delta(`FLOPs of ${counted(scale.tokens, "token")}`, of("flops"), told), ...kept("cache", `KV cache of ${counted(scale.tokens, "token")}`),
     ...kept("state", "state of a text"), delta("weights", weights.map(BigInt), toldBytes));
 }

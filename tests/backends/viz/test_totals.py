@@ -13,6 +13,9 @@ from weft.backends.viz.network import network
 from weft.backends.viz.totals import Totals, totals
 from weft.frontends.inspection import inspect, usual_tokens
 from weft.frontends.sources import Model
+from weft.ir import parse
+from weft.passes import all_passes, costs
+from weft.passes.counts import cached, parameter_count, state_bytes
 
 PIPELINES = {
     "smollm2-135m": "mha-to-gqa{kv_heads=1}, fuse-norm-linear, kv-cache",
@@ -45,6 +48,18 @@ def test_totals_are_what_inspect_tells(preset: str) -> None:
         if told["kind"] == "decoder":
             assert found.cache == (told["cache_per_token_bytes"] or {"f16": 0})["f16"]
             assert found.state == told["state_bytes"]["f16"]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in all_passes().items() if kind.documentation().graph])
+def test_totals_before_and_after_every_pass(name: str) -> None:
+    told = all_passes()[name].documentation()
+    before = parse(told.graph)
+    for graph in (before, run_passes(before, told.pipeline)):
+        found, cost = totals(network(graph), 8), costs.cost(graph, batch=1, seq=8, past=0)
+        assert found.operations == len(graph) and found.parameters == parameter_count(graph)
+        assert found.weights == costs.weight_bytes(graph) and found.flops == cost.flops
+        assert found.cache == 2 * sum(width for width, _ in cached(graph.nodes))
+        assert found.state == state_bytes(graph.nodes, 2)
 
 
 def test_the_sheet_tells_what_was_and_is() -> None:
