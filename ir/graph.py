@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .archive import EMPTY, Archive
 from .errors import WeftError
+from .origins import Origin
 from .outputs import Outputs
 from .recipe import Recipe
 from .types import TensorType
@@ -151,15 +152,15 @@ class Graph:
 
     `meta` holds facts of the whole model that text can spell (kind of model, special tokens …); `archive` is the
     checkpoint that `Source` recipes refer to, and `tokenize` makes token ids of texts, where the model came with a
-    tokenizer; neither is part of equality.
+    tokenizer; `origins` say by scope what emitted it, where a frontend knows. None of these is part of equality.
     """
 
     drawn: ClassVar[Callable[[Graph], str] | None] = None  # how a notebook shows one, if there is what draws graphs
 
     def __init__(self, name: str = "model", archive: Archive = EMPTY) -> None:
-        self.name = name
-        self.archive = archive
+        self.name, self.archive = name, archive
         self.tokenize: Callable[[Sequence[str]], list[list[int]]] | None = None
+        self.origins: dict[str, Origin] = {}
         self.meta: dict[str, AttrValue] = {}
         self.inputs: dict[str, Value] = {}
         self.outputs = Outputs()
@@ -374,8 +375,7 @@ class Graph:
     def clone(self) -> Graph:
         """An independent copy sharing ops, recipes and the archive."""
         other = Graph(self.name, self.archive)
-        other.tokenize = self.tokenize
-        other.meta = dict(self.meta)
+        other.tokenize, other.meta, other.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}
         for name, v in self.inputs.items():
             mapped[v] = other.add_input(name, v.type, v.name)

@@ -34,7 +34,15 @@ def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
     if root.network is not None:
         context = root.network.context or devices.TOKENS
         known |= {"tokens": min(devices.TOKENS, context), "panels": panels.data(root.network)}
+        known["origins"] = _origins(root.network.origins)
     return known
+
+
+def _origins(found: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
+    """What parts were made by: distinct `modules`, and which of them made the parts of a scope (`of`)."""
+    modules = list(dict.fromkeys(found.values()))
+    places = {made: i for i, made in enumerate(modules)}
+    return {"modules": modules, "of": {scope: places[made] for scope, made in found.items()}}
 
 
 def common() -> dict[str, Any]:

@@ -11,20 +11,25 @@ import copy
 import functools
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 
 from weft.ir import dtypes, ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
+from weft.ir.origins import Origin
 from weft.ir.recipes import Full, Normal, Recipe
 from weft.ir.types import TensorType
 
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+_HERE = str(Path(__file__).parent.parent)  # weft.frontends
 Init = Callable[[tuple[int, ...], str, int], Recipe]  # shape, full name, seed -> recipe
 
 
@@ -121,6 +126,7 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
             original(self, *args, **kwargs)
             for f in fields(self):
                 object.__setattr__(self, f.name, _owned(getattr(self, f.name)))
+            object.__setattr__(self, "__weft_made__", _caller(sys._getframe(1)))
 
         made.__init__, made.__repr__, made.__weft_leaf__ = init, spell, leaf
         if "__call__" in vars(made):
@@ -129,6 +135,17 @@ def module(cls: type[T] | None = None, *, leaf: bool = False) -> type[T] | Calla
         return result
 
     return declare if cls is None else declare(cls)
+
+
+def _caller(frame: FrameType | None) -> tuple[str, int] | None:
+    """The file and line of whoever makes a module; None where weft itself does, but for its presets."""
+    while frame is not None and Path(frame.f_code.co_filename).name == "dataclasses.py":
+        frame = frame.f_back  # dataclasses.replace
+    if frame is None:
+        return None
+    file = frame.f_code.co_filename
+    inside = file.startswith(_HERE) and not file.endswith("presets.py")
+    return None if inside else (file, frame.f_lineno)
 
 
 def _owned(value: Any) -> Any:
@@ -150,6 +167,7 @@ def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
         builder.frames.append(frame)
         try:
             with builder.graph.scope("" if leaf else name):
+                _remember(self, builder.graph, name if leaf else "")
                 return call(self, *args, **kwargs)
         except WeftError as e:
             if not getattr(e, "placed", False):
@@ -160,6 +178,14 @@ def _scoped(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
             builder.frames.pop()
 
     return run
+
+
+def _remember(module: Any, graph: Graph, name: str) -> None:
+    """Note in `graph` that `module` makes what its scope holds, or what is called `name` there."""
+    place = getattr(module, "__weft_made__", None)
+    if place or not name:
+        scope = f"{graph.insertion_scope}.{name}".strip(".")
+        graph.origins.setdefault(scope, Origin(module, *(place or ())))
 
 
 def _place(builder: _Builder) -> str:

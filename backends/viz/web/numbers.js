@@ -101,3 +101,9 @@ section(20, (shape) => {
       `memory below ${significant(all.ridge)} FLOPs a byte. Times are the least possible.`, shape.facts.unknown ? " The cost of some of its operations is not known." : "")),
   ];
 });
+
+// -- what the part was made by: the module of the architecture file, and its line
+section(30, (shape) => {
+  const scope = shape.repeat ? shape.key.replace(/-\d+$/, "") : shape.key, made = DATA.origins?.modules[DATA.origins.of[scope]];
+  return made ? [head("Made by"), el("pre", {}, broken(made[0], 0).join("\n")), ...(made[1] ? [el("p", {}, "line ", el("code", {}, made[1]))] : [])] : null;
+});
