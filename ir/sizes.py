@@ -225,15 +225,15 @@ def parse(text: str) -> Size:
         if token == "-":
             return -factor()
         if token == "(":
-            value = total()
+            value = summed()
             take(")")
         elif token.isdigit():
             value = int(token)
         elif token in _CALLS and peek() == "(":
             take("(")
-            a = total()
+            a = summed()
             take(",")
-            b = total()
+            b = summed()
             take(")")
             value = _CALLS[token](a, b)
         elif token.isidentifier():
@@ -257,13 +257,13 @@ def parse(text: str) -> Size:
             value = value * factor()
         return value
 
-    def total() -> Size:
+    def summed() -> Size:
         value = term()
         while peek() in ("+", "-"):
             value = value + term() if take() == "+" else value - term()
         return value
 
-    result = total()
+    result = summed()
     if peek():
         raise ValueError(f"unexpected {peek()!r} after size in {text!r}")
     return result
