@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -200,6 +201,16 @@ def test_an_old_pytorch_is_named(decoder: Path, script: Script, monkeypatch: pyt
     assert (status, err) == (2, "generate.py: PyTorch 2.10.1 is too old: install 2.11 or newer\n")
 
 
+def test_nobody_reads_on(decoder: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind ``| head``: no traceback, and the status that a shell gives."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as nowhere:
+        monkeypatch.setattr(sys, "stdout", nowhere)
+        status, _, err = script(decoder / "generate.py", "--ids", "3,4", "--max-tokens", 5)
+    assert (status, err) == (141, "")
+
+
 REFUSED = [
     (["--ids", "3,37"], "it must be tokens from 0 to 36"),
     (["--ids", ",".join("3" * 20)], "the prompt of 20 tokens is longer than the 19 that the model was compiled for"),
@@ -208,7 +219,7 @@ REFUSED = [
     (["--ids", "3", "--device", "tpu"], "device 'tpu' is not known to PyTorch; it takes cpu or cuda"),
     ([], "give a prompt, or --ids"),
     (["words", "--ids", "3"], "give a prompt, or --ids"),
-    (["--ids", "3;4"], "argument --ids: invalid parsed_ids value: '3;4'"),
+    (["--ids", "3;4"], "argument --ids: '3;4' is not a list of token ids such as 1,15,7"),
     (["--ids", "3", "--top-p", "1.5"], "--top-p above 0 and at most 1"),
     (["--ids", "3", "--max-tokens", "0"], "--max-tokens is at least 1"),
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     import torch
-    from load import DTYPES, Failure, load_model, parsed_ids, read_facts, read_tokenizer
+    from load import DTYPES, Failure, load_model, main, parsed_ids, read_facts, read_tokenizer
     from torch import Tensor
 except ImportError as error:
     if error.name != "torch":
@@ -67,10 +67,4 @@ def run(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        run(arguments())
-    except (Failure, torch.OutOfMemoryError) as failed:
-        print(f"embed.py: {failed}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main("embed.py", lambda: run(arguments()))

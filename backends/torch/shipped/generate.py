@@ -14,7 +14,7 @@ from typing import Any
 
 try:
     import torch
-    from load import DTYPES, Failure, load_model, parsed_ids, read_facts, read_tokenizer, stepper
+    from load import DTYPES, Failure, load_model, main, parsed_ids, read_facts, read_tokenizer, stepper
     from sampling import draw
     from torch import Tensor
 except ImportError as error:
@@ -124,10 +124,4 @@ def run(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        run(arguments())
-    except (Failure, torch.OutOfMemoryError) as failed:
-        print(f"generate.py: {failed}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main("generate.py", lambda: run(arguments()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import json
 import math
 import mmap
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -115,8 +117,25 @@ def read_tokenizer(folder: Path = FOLDER) -> Any:
 
 
 def parsed_ids(text: str) -> list[int]:
-    """Token ids such as 1,15,7."""
-    return [int(part) for part in text.split(",")]
+    """Token ids such as 1,15,7, of a command line."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,15,7") from None
+
+
+def main(name: str, run: Callable[[], None]) -> None:
+    """`run` a script; what the user should know of a failure is one sentence, and status 2."""
+    try:
+        run()
+    except (Failure, torch.OutOfMemoryError) as failed:
+        print(f"{name}: {failed}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # who read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def check_torch(device: str) -> None:

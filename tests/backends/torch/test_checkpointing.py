@@ -13,6 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from weft import Attention, Block, Decoder, GatedMLP, Mamba, MoE, RMSNorm, RoPE
 from weft.backends.torch.module import build_module
 
+from .generated import graph_of
+
 attention = Attention(heads=4, kv_heads=2, rope=RoPE(10_000))
 mamba = Mamba(inner=48, state=4)
 dense, experts = GatedMLP(80), MoE(4, hidden=24, k=2)
@@ -81,3 +83,20 @@ def test_a_cache_is_written_once() -> None:
     assert torch.equal(*found)
     with torch.no_grad():
         torch.testing.assert_close(found[1], net(ids)[:, 6:], rtol=1e-4, atol=1e-5)
+
+
+def test_halves_of_an_encoder_decoder_have_it_apart() -> None:
+    net: Any = build_module(graph_of("preset/t5-base"))
+    calls: list[int] = []
+    layers = [*net.encoder.layers, *net.decoder.layers]
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    ids, found = torch.arange(5)[None], []
+    for asked in (False, True):
+        net.encoder.checkpointing = net.decoder.checkpointing = asked
+        net.zero_grad()
+        logits = net(input_ids=ids, encoder_input_ids=ids, encoder_attention_mask=torch.ones_like(ids))
+        torch.autograd.backward(logits.square().mean())
+        found.append([p.grad.clone() for p in net.parameters()])
+    assert len(calls) == 3 * len(layers)
+    assert all(itertools.starmap(torch.equal, zip(*found, strict=True)))
