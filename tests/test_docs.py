@@ -2,7 +2,7 @@
 
 ``python`` blocks share a namespace; one that begins with the comment ``# name.py`` is that file. ``sh`` blocks run in a
 shell. A ``text`` block is what the block before it prints, where … stands for anything within a line, and for any lines
-on a line of its own. Behind the language, where readers of the page do not see it, may stand:
+on a line of its own; a ``mermaid`` block too. Behind the language, where readers of the page do not see it, may stand:
 
 - ``exit=2``: the status the shell block ends with; ``raises``: the python block ends with an exception, shown by its
   last line
@@ -32,6 +32,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.py)\n")
+LINK = re.compile(r"""(?:\]\(|src(?:set)?=")([^)"#:]+)(?:#[^)]*)?[)"]""")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def test_every_block_does_what_the_page_says(
 
 def test_pages_link_to_what_is_there() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        for target in LINK.findall(page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
@@ -104,7 +105,7 @@ def main(page: Path) -> None:
     printed = ""
     for block in blocks(page):
         at = f"{page.name}:{block.line}"
-        if block.language == "text":
+        if block.language in ("text", "mermaid"):
             if not matches(block.text, printed):
                 sys.exit(f"{at} expects\n\n{block.text}\nbut the block before it prints\n\n{printed}")
         elif "from" in block.options:
