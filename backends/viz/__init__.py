@@ -7,6 +7,9 @@ place      sizes and coordinates, lines between boxes
 labels     what is written on a part, and its kind
 style      colours and marks of kinds, light and dark
 plain      shapes as plain data; page: the file with these, and the style sheet and scripts in web/
+opening    which parts are open; sheet: the facts beside a picture, and the picture in words
+svg        the picture to print; png: its pixels; mermaid, dot, tree: the same for others to lay out
+gallery    models side by side on one page
 
 Never here: what a model is or costs (weft.ir, weft.passes), where it comes from (weft.frontends).
 """

@@ -58,12 +58,12 @@ def viz_command(
 
     \b
     Examples:
-      weft viz llama3.1-8b                           llama3-1-8b.html, a page
-      weft viz llama3.1-8b -o -                      a tree: parts, sizes, parameters
-      weft viz model.py:wide -o wide.svg --open attn the picture with a fact sheet
+      weft viz llama3.1-8b                              llama3-1-8b.html, a page
+      weft viz llama3.1-8b -o -                         a tree: parts, sizes, parameters
+      weft viz model.py:wide -o wide.svg --open attn    the picture with a fact sheet
       weft viz model.gguf -o model.png --theme dark --scale 3
       weft viz model.gguf --prompt "The capital of France is"
-      weft viz llama3.1-8b --vs mistral-7b           llama3-1-8b-vs-mistral-7b.html
+      weft viz llama3.1-8b --vs mistral-7b              llama3-1-8b-vs-mistral-7b.html
     """
     from weft.backends.viz.tree import tree
 
