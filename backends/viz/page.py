@@ -18,7 +18,7 @@ MOST = 12_000  # shapes that are placed at once
 NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE", "OVER", "BESIDE")
 SCRIPTS = (
     *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
-    *("numbers", "chart", "attention", "positions", "caches", "experts", "sizes", "prompt", "diff", "state"),
+    *("numbers", "chart", "attention", "positions", "caches", "experts", "sizes", "prompt", "diff", "steps", "state"),
 )
 STYLES = ("page", "charts", "diff")
 
