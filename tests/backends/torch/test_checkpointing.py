@@ -10,10 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from weft import Attention, Block, Decoder, GatedMLP, Mamba, MoE, RMSNorm, RoPE
+from weft import (
+    Attention,
+    Block,
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    Mamba,
+    MoE,
+    RMSNorm,
+    RoPE,
+)
 from weft.backends.torch.module import build_module
-
-from .generated import graph_of
 
 attention = Attention(heads=4, kv_heads=2, rope=RoPE(10_000))
 mamba = Mamba(inner=48, state=4)
@@ -86,7 +96,8 @@ def test_a_cache_is_written_once() -> None:
 
 
 def test_halves_of_an_encoder_decoder_have_it_apart() -> None:
-    net: Any = build_module(graph_of("preset/t5-base"))
+    reads, writes = (Block(attention, dense, RMSNorm(), cross=c) for c in (None, CrossAttention(4)))
+    net: Any = build_module(EncoderDecoder(Encoder(61, 32, 2, reads), Decoder(61, 32, 3, writes)).graph())
     calls: list[int] = []
     layers = [*net.encoder.layers, *net.decoder.layers]
     for layer in layers:
