@@ -28,7 +28,12 @@ function show(id, title, elements) {
   keep();
 }
 
-const showTab = (id) => show(id, tabs.get(id).name, [tabs.get(id).make()].flat());
+// Shows a page; beside one that needs room the middle of the picture stays in the middle of what is left of it.
+function showTab(id) {
+  const { name, make, wide } = tabs.get(id), before = picture.clientWidth;
+  show(id, name, [make()].flat());
+  if (wide) pan((picture.clientWidth - before) / 2, 0);
+}
 
 function choose(key) {
   chosen = key;
@@ -45,9 +50,11 @@ function refresh() {
 }
 
 function closePanel() {
+  const before = picture.clientWidth, wide = tabs.get(open.tab)?.wide;
   panel.hidden = true;
   open.tab = chosen = null;
   for (const { button } of tabs.values()) button.setAttribute("aria-pressed", false);
+  if (wide) pan((picture.clientWidth - before) / 2, 0);
   mark();
   keep();
 }

@@ -187,3 +187,15 @@ def test_the_address_keeps_the_panel(visit: Visit) -> None:
     shown.wait_for_function("location.hash.includes('tab=caches')")
     shown.reload()
     assert shown.locator("#subject").inner_text() == "Cache"
+
+
+def test_the_picture_makes_room(visit: Visit) -> None:
+    """Beside a wide panel the middle of the picture is in the middle of the stage still; then it goes back."""
+    shown = visit(of_preset("mistral-7b"))
+    middle = "(picture.clientWidth / 2 - at.x) / at.k"
+    before, wide = shown.evaluate(middle), shown.evaluate("picture.clientWidth")
+    show(shown, "caches")
+    assert shown.evaluate("picture.clientWidth") < wide - 400
+    assert shown.evaluate(middle) == pytest.approx(before)
+    shown.keyboard.press("Escape")
+    assert shown.evaluate("picture.clientWidth") == wide and shown.evaluate(middle) == pytest.approx(before)
