@@ -48,7 +48,7 @@ $(SMOLLM2) $(MINILM): | $(BIN)/python
 	$(BIN)/python tests/weights.py $(@F) $(CACHE)
 
 test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, types, tests
-	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(SETUP)  ## style and types
 	$(BIN)/ruff check .
