@@ -20,9 +20,8 @@ import networkx as nx
 from .outline import Part
 from .wiring import END as END
 from .wiring import START as START
-from .wiring import Wiring, wired
+from .wiring import Wiring, aside, wired
 
-SIGNS = ("add", "mul", "sub", "div")  # operations of two operands that are circles
 RAILS = 2  # values that may come along the right side of a scope
 LONGEST = 12  # rows that a line may pass; beyond, its name stands where it is read
 
@@ -110,10 +109,13 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
     beside their readers.
     """
     parts, entering, leaving = list(parts), list(entering), list(leaving)
-    found = _arranged(parts, wired(parts, entering, leaving))
+    whole = wired(parts, entering, leaving)
+    found = _arranged(parts, whole)
     if _tangled(found.box):
-        fewer = _arranged(parts, wired(parts, entering, leaving, few=True))
-        found = min(found, fewer, key=lambda arrangement: _tangled(arrangement.box))
+        ends = aside(parts, whole)
+        for within in ([], *([i] for i in ends if len(ends) > 1), ends):
+            fewer = _arranged(parts, wired(parts, entering, leaving, within))
+            found = min(found, fewer, key=lambda arrangement: _tangled(arrangement.box))
     return found
 
 
@@ -154,7 +156,7 @@ def _arranged(parts: list[Part], wiring: Wiring) -> Arrangement:
 def _rails(wiring: Wiring, parts: Sequence[Part], places: Mapping[int, tuple[int, ...]], box: Box) -> Iterator[str]:
     """The values beside the main one that can come to all their readers from the right, past nothing else."""
     for name, readers in wiring.side.items():
-        if all(len(parts[i].read) > 1 and _rightmost(box, places[i]) and not _is_sign(parts[i]) for i in readers):
+        if all(len(parts[i].read) > 1 and _rightmost(box, places[i]) for i in readers):
             yield name
 
 
@@ -165,11 +167,6 @@ def _rightmost(box: Box, path: Sequence[int]) -> bool:
             return False
         box = box.boxes[place]
     return True
-
-
-def _is_sign(part: Part) -> bool:
-    """Whether a part may be drawn as a circle, into which lines come from the sides."""
-    return bool(part.vertices) and len(part.vertices[0].reads) == 2 and part.vertices[0].meant.op in SIGNS
 
 
 def _places(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:

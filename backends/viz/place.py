@@ -278,13 +278,13 @@ def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
     found = {(line.source, line.target): 0.0 for line in lines}
     for target, spot in [*inside.spots.items(), (END, around)]:
-        sources = [line.source for line in lines if line.target == target]
+        coming = [line for line in lines if line.target == target]
         if spot.shape.label.symbol:  # into its top come those that do not come from the sides
-            sources = [line.source for line in lines if line.target == target and line.bend == "rows"]
-        if len(sources) < 2:
+            coming = [line for line in coming if line.bend == "rows"]
+        if len(coming) < 2:
             continue
-        at = {s: inside.spots[s].axis if s in inside.spots else around.axis for s in sources}
-        order = sorted(sources, key=at.__getitem__)
+        at = {line.source: _column(line, spot, inside, around) for line in coming}
+        order = sorted(at, key=at.__getitem__)
         straight = [i for i, s in enumerate(order) if abs(at[s] - spot.axis) < 0.5]
         zero = straight[0] if straight else (len(order) - 1) / 2
         room = min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - (BESIDE if spot.shape.label.symbol else EDGE)
@@ -292,6 +292,13 @@ def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
         for i, s in enumerate(order):
             found[s, target] = (i - zero) * step
     return found
+
+
+def _column(line: Line, target: Placed, inside: _Inside, around: Placed) -> float:
+    """The x at which a line comes down to its target, but for how far from its middle it arrives."""
+    if line.bend == "fork":  # it turned above
+        return target.axis
+    return inside.spots[line.source].axis if line.source in inside.spots else around.axis
 
 
 def _corners(points: Sequence[Point]) -> Iterator[Point]:

@@ -93,14 +93,23 @@ def times(shape: Shape) -> Shape:
     numbers = range(len(rounds))
     if part.parallel:
         box = Column((Branches(tuple(Column((Item(i),)) for i in numbers), False),))
-        lines = [Line(START, i, (), "fork", (0,)) for i in numbers] + [Line(i, END, (), "merge", (0,)) for i in numbers]
+        lines = [Line(START, i, _through(inner[i], START), "fork", (0,)) for i in numbers]
+        lines += [Line(i, END, _through(inner[i], END), "merge", (0,)) for i in numbers]
     else:
         box = Column(tuple(map(Item, numbers)))
-        lines = [Line(i - 1 if i else START, i, ()) for i in numbers] + [Line(len(rounds) - 1, END, ())]
+        lines = [Line(i - 1 if i else START, i, _through(inner[i], START)) for i in numbers]
+        lines.append(Line(len(rounds) - 1, END, _through(inner[-1], END)))
     rails = beside(part, first, rounds[-1])
     lines += [Line(START, i, (name,), "rail", (k,)) for k, name in enumerate(rails) for i in numbers]
     arrangement = Arrangement([s.part for s in inner], box, lines, rails=len(rails))
     return replace(shape, arrangement=arrangement, inner=inner)
+
+
+def _through(shape: Shape, edge: int) -> tuple[str, ...]:
+    """The values that go over the edge of an open shape, by START or END, but for those along its right side."""
+    lines = shape.arrangement.lines if shape.arrangement is not None else []
+    ends = (line for line in lines if edge in (line.source, line.target) and line.bend != "rail")
+    return tuple(dict.fromkeys(name for line in ends for name in line.values))
 
 
 def beside(part: Part, first: Shape, last: Part) -> list[str]:

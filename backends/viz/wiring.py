@@ -8,7 +8,7 @@ leave the scope only the one at its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -34,11 +34,13 @@ class Wiring:
     side: dict[str, list[int]] = field(default_factory=dict)
 
 
-def wired(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str], few: bool = False) -> Wiring:
+def wired(
+    parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str], within: Collection[int] | None = None
+) -> Wiring:
     """How `parts` are joined in a scope that is given the values `entering` and makes those `leaving`.
 
-    The first of the values entering that are read comes in at the top. `few`: with as few lines beside the stream as
-    there can be.
+    The first of the values entering that are read comes in at the top. `within`: parts without a line out of the scope;
+    then tables beside the stream have one line too.
     """
     made = Wiring()
     makes = {name: i for i, part in enumerate(parts) for name in part.made}
@@ -61,11 +63,16 @@ def wired(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str]
     for name in leaving:
         if name in makes:
             made.links.setdefault((makes[name], END), []).append(name)
-    stream = _stream(parts, made.links)
-    if few:
-        _end(made, stream)
-    _spare(parts, made, stream if few else range(len(parts)))
+    for i in within or ():
+        made.gives[i] = made.links.pop((i, END))
+    _spare(parts, made, range(len(parts)) if within is None else _stream(parts, made.links))
     return made
+
+
+def aside(parts: Sequence[Part], wiring: Wiring) -> list[int]:
+    """The parts with a line out of the scope, but for the end of the stream."""
+    end = _stream(parts, wiring.links)[-1:]
+    return [a for a, b in wiring.links if b == END and a not in end]
 
 
 def _graph(parts: Sequence[Part], links: Iterable[Link]) -> nx.DiGraph:
@@ -88,13 +95,6 @@ def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
         found.append(at)
         at = best[at][1]
     return [n for n in reversed(found) if n >= 0]
-
-
-def _end(made: Wiring, stream: Sequence[int]) -> None:
-    """Let only the end of the stream have a line out of the scope."""
-    for a, b in [link for link in made.links if link[1] == END]:
-        if stream and a != stream[-1]:
-            made.gives[a] = made.links.pop((a, b))
 
 
 def _spare(parts: Sequence[Part], made: Wiring, stream: Sequence[int]) -> None:

@@ -151,13 +151,13 @@ function arrivals(around, inside) {
   for (const [s, t, , bend] of inside.shape.wires) {
     if (bend === "rail") continue;
     found[[s, t]] = 0;
-    if (!inside.spots[t]?.shape.symbol || bend === "rows") arriving.set(t, [...(arriving.get(t) ?? []), s]);
+    if (!inside.spots[t]?.shape.symbol || bend === "rows") arriving.set(t, [...(arriving.get(t) ?? []), [s, bend]]);
   }
-  for (const [target, sources] of arriving) {
+  for (const [target, coming] of arriving) {
     const spot = inside.spots[target] ?? around;
-    if (sources.length < 2) continue;
-    const at = (s) => (inside.spots[s] ?? around).axis;
-    const order = [...sources].sort((a, b) => at(a) - at(b));
+    if (coming.length < 2) continue;
+    const column = new Map(coming.map(([s, bend]) => [s, (bend === "fork" ? spot : inside.spots[s] ?? around).axis])), at = (s) => column.get(s);
+    const order = [...column.keys()].sort((a, b) => at(a) - at(b));
     const straight = order.findIndex((s) => Math.abs(at(s) - spot.axis) < 0.5);
     const zero = straight < 0 ? (order.length - 1) / 2 : straight;
     const room = Math.min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - (spot.shape.symbol ? Z.BESIDE : Z.EDGE);

@@ -39,8 +39,8 @@ function unrolled(shape) {
     inner.push(patched(i === 1 ? copied(first, moves[0], period) : copied(inner[1], moves[1], (i - 1) * period), changed[i]));
   }
   const all = [...inner.keys()];
-  const into = inner.map((s) => s.wires.filter((w) => w[0] === START && w[3] !== "rail").flatMap((w) => w[2]));
-  const out = inner.map((s) => s.wires.filter((w) => w[1] === END).flatMap((w) => w[2]));
+  const over = (edge, k) => inner.map((s) => [...new Set(s.wires.filter((w) => w[k] === edge && w[3] !== "rail").flatMap((w) => w[2]))]);
+  const into = over(START, 0), out = over(END, 1);
   const { rails } = shape.repeat;
   return shape.times = { ...shape, inner, rails: rails.length,
     box: parallel ? ["c", ["b", ...all.map((i) => ["c", i])]] : ["c", ...all],

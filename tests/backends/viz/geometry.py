@@ -26,7 +26,10 @@ def faults(placed: Placed) -> Iterator[str]:
             yield f"{_named(w)} is slanted"
     for v, w in itertools.combinations(placed.wires, 2):
         fan = v.source is w.source and v.source is not None  # what one part makes may leave it together
-        if not fan and not {*v.values} & {*w.values} and _together(v, w) > CORNER:
+        times = placed.shape.part.count > 1 and (
+            v.source is w.source or v.target is w.target
+        )  # as may inputs of layers
+        if not fan and not times and not {*v.values} & {*w.values} and _together(v, w) > CORNER:
             yield f"{_named(v)} lies on {_named(w)} in {placed.shape.key}"
     for inner in placed.inner:
         yield from faults(inner)

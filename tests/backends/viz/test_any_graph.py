@@ -1,0 +1,112 @@
+"""Any graph can be drawn: nothing overlaps, every value read is a line or a note, twice the same picture."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.backends.viz.arrange import END, START, Box, Branches, Column, Rows
+from weft.backends.viz.network import Network, Vertex
+from weft.backends.viz.place import place
+from weft.backends.viz.scene import ALL, Shape, scene
+
+from .geometry import faults
+
+SCOPES = ["", "", "a", "a.b", "a.0", "a.1", "b.0", "b.0.c", "b.1", "b.1.c", "c"]
+MOST = 16  # operations
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Network:
+    """Operations that read up to three of the values before them, in scopes that may well be tangled."""
+    values = [f"in{'xyz'[i]}" for i in range(draw(st.integers(1, 3)))]
+    inputs, vertices = dict.fromkeys(values, "f32[4]"), []
+    for i in range(draw(st.integers(1, MOST))):
+        scope = draw(st.sampled_from(SCOPES))
+        name = f"{scope}.v{i}" if scope else f"v{i}"
+        reads = tuple(draw(st.lists(st.sampled_from(values), max_size=3, unique=True)))
+        makes = (name, f"{name}_out")[: draw(st.integers(1, 2))]
+        op = draw(st.sampled_from(["add", "linear", "mul", "split"]))
+        vertices.append(Vertex(name, op, scope, reads, makes, ("x",) * len(reads), ("f32[4]",) * len(makes)))
+        values += makes
+    outputs = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True))
+    return Network("any", tuple(vertices), inputs, {f"out{i}": (x, "f32[4]") for i, x in enumerate(outputs)})
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(networks())
+def test_nothing_overlaps(network: Network) -> None:
+    """But for lines that pass rows: in one column, two may share the gap between rows."""
+    root = scene(network)
+    every = {s.key for s in root.all() if s.arrangement is not None}
+    rows = {s.key for s in root.all() if s.arrangement is not None and in_rows(s.arrangement.box)}
+    for opened in ({root.key}, every, every | {s.key + ALL for s in root.all() if s.part.count > 1}):
+        found = [f for f in faults(place(root, opened)) if " lies on " not in f or f.rpartition(" in ")[2] not in rows]
+        assert found == []
+
+
+def in_rows(box: Box) -> bool:
+    """Whether parts stand in rows, as where columns and branches do not do."""
+    return isinstance(box, Rows) or (isinstance(box, (Column, Branches)) and any(map(in_rows, box.boxes)))
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(networks())
+def test_what_is_read_is_told(network: Network) -> None:
+    for shape in scene(network).all():
+        for told in untold(shape):
+            pytest.fail(told)
+
+
+def untold(shape: Shape) -> list[str]:
+    """What neither a line nor a note says of the parts in a shape, by what its operations read."""
+    around = shape.arrangement
+    if around is None:
+        return []
+    made = {x: i for i, part in enumerate(around.parts) for v in part.all_vertices() for x in v.makes}
+    lines = {(line.source, line.target, x) for line in around.lines for x in line.values}
+    missing = []
+    for i, part in enumerate(around.parts):
+        own = {x for v in part.all_vertices() for x in v.makes}
+        for x in {x for v in part.all_vertices() for x in v.reads} - own:
+            if (made.get(x, START), i, x) not in lines and x not in around.notes.get(i, ()):
+                missing.append(f"{part.path} reads {x} in {shape.key!r}")
+    return missing
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(networks())
+def test_what_leaves_is_told(network: Network) -> None:
+    """What is read outside of a part goes out of it by a line, or the part in it that makes it says so."""
+    readers = {x: v.name for v in network.vertices for x in v.reads}
+    for shape in scene(network).all():
+        around = shape.arrangement
+        if around is None or not shape.part.path or shape.part.count > 1:
+            continue
+        inside = {v.name for v in shape.part.all_vertices()}
+        wanted = {x for v in network.vertices if v.name not in inside for x in v.reads}
+        wanted |= {value for value, _ in network.outputs.values()}
+        out = {x for line in around.lines if line.target == END for x in line.values}
+        out |= {x for values in around.gives.values() for x in values}
+        made = {x for v in shape.part.all_vertices() for x in v.makes}
+        assert made & wanted == out, (shape.key, readers)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(networks())
+def test_every_operation_is_in_the_picture_once(network: Network) -> None:
+    def names(shape: Shape) -> list[str]:
+        return [v.name for v in shape.part.all_vertices() if v.op not in ("input", "output")]
+
+    assert sorted(names(scene(network))) == sorted(v.name for v in network.vertices)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(networks())
+def test_twice_the_same(network: Network) -> None:
+    def points(root: Shape) -> list[object]:
+        every = {s.key for s in root.all() if s.arrangement is not None}
+        return [(p.shape.key, p.x, p.y, [w.points for w in p.wires]) for p in place(root, every).all()]
+
+    assert points(scene(network)) == points(scene(network))
