@@ -27,9 +27,9 @@ const cards = DATA.cards.map((card, i) => {
   for (const [k, v] of Object.entries({ class: "picture", viewBox: `-1 -1 ${w} ${h}`, style: `max-width:${w}px;aspect-ratio:${w}/${h}`, role: "img", "aria-label": card.words })) drawing.setAttribute(k, v);
   drawing.dataset.card = i;
   const facts = el("dl", {}, ...card.rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
-  const shown = el("article", { "data-card": card.name },
-    el("button", { onclick: () => { location.hash = encodeURIComponent(card.name); }, title: `Open ${card.title}` },
-      el("h2", {}, card.title), el("p", {}, card.about), el("figure", {}, drawing)), facts);
+  const to = `#${encodeURIComponent(card.name)}`, title = `Open ${card.title}`;
+  const shown = el("article", { "data-card": card.name }, el("h2", {}, el("a", { href: to, title }, card.title)), el("p", {}, card.about),
+    el("figure", {}, el("a", { href: to, title, tabindex: -1 }, drawing)), facts);
   near.observe(drawing);
   const text = [card.title, card.about, ...card.rows.flat(), ...Object.values(card.groups).flat()].join(" ").toLowerCase();
   return { card, shown, text, i };
@@ -126,8 +126,8 @@ addEventListener("hashchange", open);
 
 // -- keys
 function step(by) {
-  const buttons = [...$("cards").querySelectorAll("article > button")], at = buttons.indexOf(document.activeElement);
-  buttons[at < 0 ? 0 : Math.max(0, Math.min(buttons.length - 1, at + by))]?.focus();
+  const links = [...$("cards").querySelectorAll("h2 a")], at = links.indexOf(document.activeElement);
+  links[at < 0 ? 0 : Math.max(0, Math.min(links.length - 1, at + by))]?.focus();
 }
 const across = () => getComputedStyle($("cards")).gridTemplateColumns.split(" ").length;
 const keys = {

@@ -128,7 +128,7 @@ def test_dark_goes_through_to_the_page_of_a_model(visit: Visit) -> None:
     shown.keyboard.press("d")
     dark = shown.evaluate(paper)
     assert light == "rgb(255, 255, 255)" and dark == "rgb(20, 23, 28)"
-    shown.locator("article > button").first.click()
+    shown.locator("figure a").first.click()
     expect(shown.frame_locator("iframe").locator("body")).to_have_css("background-color", dark)
 
 
