@@ -134,6 +134,15 @@ def test_what_changed_in_words() -> None:
     assert words["layers.0.attn.o"] == "was f32"
 
 
+def test_what_another_operation_makes_now_is_gone() -> None:
+    """A split makes what two linears made: these are not the linear that is new."""
+    model = load_source("smollm2-135m").graph
+    found = compare(network(model), network(run_passes(model, "pack-qkv")))
+    assert {name.rpartition(".")[2] for name in marked(found.before, REMOVED)} == {"k", "v"}
+    assert {name.rpartition(".")[2] for name in marked(found.after, NEW)} == {"qkv"}
+    assert {name.rpartition(".")[2] for name in marked(found.after, CHANGED)} == {"q"}
+
+
 def test_what_was_is_said_of_what_is() -> None:
     found = compare(*(network(load_source(name).graph) for name in ("llama3.1-8b", "mistral-7b")))
     assert all(not m.words for m in (*found.before.marks.values(), *(v.mark for v in found.before.vertices if v.mark)))
