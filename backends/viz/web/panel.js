@@ -42,11 +42,13 @@ function choose(key) {
   mark();
 }
 
-// What the panel shows, made anew: after something changed that it depends on.
+// What the panel shows, made anew: after something changed that it depends on. What had the keyboard has it again.
 function refresh() {
-  const scrolled = body.scrollTop + panel.scrollTop;
+  const reachable = () => [...body.querySelectorAll("a, button, input, summary, [tabindex]")];
+  const scrolled = panel.scrollTop, place = reachable().indexOf(document.activeElement);
   if (open.tab === "part") choose(chosen); else showTab(open.tab);
   panel.scrollTop = scrolled;
+  if (place >= 0) reachable()[place]?.focus({ preventScroll: true });
 }
 
 function closePanel() {

@@ -45,7 +45,7 @@ function paintHead(pen, at, h, n) {
 function tokensOf(at) {
   const chips = PROMPT.tokens.map((token, i) => {
     const w = at(look.head, look.token, i);
-    return el("button", { class: i === look.token ? "now" : "", style: `--w:${(100 * Math.sqrt(w)).toFixed(0)}%`, title: `${(100 * w).toFixed(1)} %`, "aria-pressed": i === look.token, onclick: () => { look.token = i; refresh(); } }, spelled(token));
+    return el("button", { class: i === look.token ? "now" : "", style: `--w:${(65 * Math.sqrt(w)).toFixed(0)}%`, title: `${(100 * w).toFixed(1)} %`, "aria-pressed": i === look.token, onclick: () => { look.token = i; refresh(); } }, spelled(token));
   });
   return el("div", { class: "tokens", role: "group", "aria-label": `Tokens, by how much token ${look.token} looks at them` }, chips);
 }

@@ -178,6 +178,9 @@ def test_a_prompt(visit: Visit) -> None:
     assert shown.evaluate("PROMPT.experts.map((l) => l.counts.reduce((a, b) => a + b))") == [16, 16]
     shown.locator("#about .choices input").first.fill("1")
     assert shown.evaluate("look.layer") == 1
+    shown.locator("#about .heads button").nth(2).focus()
+    shown.keyboard.press("Enter")
+    assert shown.evaluate("document.activeElement.title") == "head 1"  # the page is made anew, the keyboard stays
     shown.evaluate("setTheme(true)")
 
 
