@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -28,15 +29,12 @@ class TensorType:
 
     @property
     def elements(self) -> Size:
-        return sizes.product(self.shape)
+        return _elements(self.shape)
 
     @property
     def bytes(self) -> Size:
         """Bytes of storage, for dense types of whole bytes or constant shapes."""
-        n = self.elements
-        if isinstance(n, int):
-            return self.dtype.bytes_for(n)
-        return sizes.floordiv(n * self.dtype.bits, 8)
+        return _bytes(self)
 
     def with_shape(self, *shape: Size) -> TensorType:
         return replace(self, shape=tuple(shape))
@@ -55,3 +53,14 @@ class TensorType:
             WeftError: naming a size left unbound.
         """
         return tuple(sizes.evaluate(s, binding) for s in self.shape)
+
+
+@functools.lru_cache(maxsize=1 << 12)  # layers have the same types over and over
+def _elements(shape: Shape) -> Size:
+    return sizes.product(shape)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _bytes(kind: TensorType) -> Size:
+    n = kind.elements
+    return kind.dtype.bytes_for(n) if isinstance(n, int) else sizes.floordiv(n * kind.dtype.bits, 8)
