@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
@@ -332,7 +332,7 @@ def _key(method: Method) -> Hashable:
         if isinstance(o, Leaf):
             return relative(o.path, method.path), o.init
         if isinstance(o, Held) and inside(o.path, method.path):
-            return relative(o.path, method.path), o.shape
+            return replace(o, path=relative(o.path, method.path))
         return o if isinstance(o, Slot) else number[o]
 
     def key(item: Item) -> Hashable:
@@ -347,7 +347,5 @@ def _key(method: Method) -> Hashable:
         return found
 
     steps = tuple(key(item) for item in method.items)
-    holds = tuple(
-        (relative(p, method.path), h.init if isinstance(h, Leaf) else h.shape) for p, h in method.holds.items()
-    )
+    holds = tuple(replace(h, path=relative(p, method.path)) for p, h in method.holds.items())
     return hash((steps, holds, tuple(ref(o) for o in method.outputs)))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from weft import MLP, Attention, Block, Decoder, RMSNorm
 from weft.backends.torch.module import build_module
 from weft.backends.torch.naming import Line, Names
 from weft.backends.torch.program import Var
@@ -136,3 +137,12 @@ def test_weights_may_be_numbered() -> None:
     graph = graph_of(make)
     check(graph, ROWS)
     assert [*build_module(graph).state_dict()] == ["maps.0", "maps.1"]
+
+
+def test_a_table_in_one_layer_and_weights_in_another() -> None:
+    """They have classes of their own, though their statements are the same: nobody trains the table."""
+    graph = Decoder(61, 24, 2, Block(Attention(3, sinks=True), MLP(32), RMSNorm())).graph()
+    graph.params["layers.1.attn.sinks"].recipe = Literal((0.5, 1.0, 2.0), (3,))
+    module = build_module(graph)
+    assert [name for name, _ in module.named_buffers()] == ["layers.1.attn.sinks"]
+    assert "layers.0.attn.sinks" in dict(module.named_parameters())
