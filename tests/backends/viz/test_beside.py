@@ -1,0 +1,56 @@
+"""What stands beside the stream: caches and states in their layers, the encoder's result along the right side."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft import load_source
+from weft.backends.viz.network import network
+from weft.backends.viz.notes import called, carried
+from weft.backends.viz.place import PORT, place
+from weft.backends.viz.scene import Shape, scene, unfolded
+from weft.passes import run_passes
+
+
+def drawn(preset: str, pipeline: str = "") -> Shape:
+    graph = load_source(preset).graph
+    return scene(network(run_passes(graph, pipeline) if pipeline else graph))
+
+
+@pytest.mark.parametrize("preset", ["smollm2-135m", "deepseek-v3", "mamba-130m"])
+def test_caches_add_no_boxes(preset: str) -> None:
+    with_caches, without = drawn(preset, "kv-cache"), drawn(preset)
+    assert {s.key for s in with_caches.inner} - {s.key for s in without.inner} <= {"attention_mask", "position_ids"}
+    assert {s.key for s in with_caches.inner if s.part.layered} == {s.key for s in without.inner if s.part.layered}
+
+
+def test_caches_are_told_where_they_are_read_and_made() -> None:
+    at = {s.key: s for s in drawn("smollm2-135m", "kv-cache").all()}
+    for key in ("layers.0.attn", "layers.0.attn.attention"):
+        assert "past key, value" in at[key].said[0] and at[key].said[1] == "gives present key, value"
+    assert at["layers.0-29"].said == []
+
+
+@pytest.mark.parametrize("preset", ["t5-base", "transformer-base"])
+def test_the_encoder_goes_into_every_cross_attention(preset: str) -> None:
+    root = drawn(preset)
+    at = {p.shape.key: p for p in place(root, unfolded(root)).all()}
+    result = next(w.values for w in place(root, unfolded(root)).wires if w.source and w.source.key == "encoder")
+    (layers,) = [p for key, p in at.items() if key.startswith("decoder.layers.") and p.shape.part.count > 1]
+    for around, target in ((at["decoder"], layers), (layers, at["decoder.layers.0.cross"])):
+        (line,) = [w for w in around.wires if w.target is target.shape and w.values == result]
+        assert line.source is None and line.points[0][0] > target.x + target.width
+        x, y = line.points[-1]
+        assert x == pytest.approx(target.x + target.width) and target.y < y < target.y + 2 * PORT
+    assert "encoder output" in at["decoder.layers.0.cross"].shape.said[0]
+
+
+def test_names_of_notes() -> None:
+    assert called("layers.0.attn.k", "layers.0.attn.attention") == "k"
+    assert called("layers.0.attn.o", "layers.0.ffn") == "attn output"
+    assert called("encoder.final_norm", "decoder.layers.3.cross") == "encoder output"
+    assert called("layers.4.mlp.down", "layers.5.norm") == "mlp of the layer before"
+    assert called("layers.0.attn.mask", "layers.5.attn") == "attn of layer 0"
+    assert called("attention_mask", "layers.5.attn") == "attention_mask"
+    assert called("past_key_values.12.key", "layers.12.attn") == carried("past_key_values.12.key") == "past key"
+    assert carried("present_states.3.ssm") == "present ssm"
