@@ -54,6 +54,8 @@ def viz_command(
 ) -> None:
     """Draw SOURCE: layers folded, the residual stream straight, everything to open by a click.
 
+    Beside what other commands take, SOURCE may be an .onnx file of any exporter, or a folder of `weft compile`.
+
     With --vs SOURCE stands at the left and the other at the right; what is gone, new or changed is marked.
 
     \b
