@@ -27,6 +27,14 @@ hypothesis.settings.register_profile("weft", derandomize=True, deadline=None, da
 hypothesis.settings.load_profile("weft")
 
 
+LONG = ("test_docs.py", "test_offline.py")  # their tests take longest: they begin first, so no worker ends with one
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_network() -> Iterator[None]:
     """A test that opens a connection to another machine fails."""

@@ -100,9 +100,9 @@ class KvCache(Pass):
         inputs = trial.inputs(before, seq=tokens)
         if "attention_mask" in inputs:
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
-        whole = trial.run(before, inputs)
+        whole, calls = trial.run(before, inputs), dict[tuple[int, ...], _Called]()
         for cuts in _cuts(before, tokens):
-            stepped = run_in_chunks(trial, after, inputs, cuts)
+            stepped = run_in_chunks(trial, after, inputs, cuts, calls)
             try:
                 trial.same(whole, {name: stepped[name] for name in whole}, EXACT)
             except WeftError as e:
@@ -123,35 +123,55 @@ def _give_cache(graph: Graph, node: Node, number: int, given: dict[str, Value | 
         graph.add_output(f"present.{number}.{part}", present)
 
 
-def run_in_chunks(trial: Trial, graph: Graph, inputs: dict[str, Array], cuts: tuple[int, ...]) -> dict[str, Array]:
+_Called = tuple[dict[str, Array], dict[str, tuple[Array, ...]]]  # past and states for the next call; outputs by call
+
+
+def run_in_chunks(
+    trial: Trial,
+    graph: Graph,
+    inputs: dict[str, Array],
+    cuts: tuple[int, ...],
+    calls: dict[tuple[int, ...], _Called] | None = None,
+) -> dict[str, Array]:
     """Outputs of a cached `graph` over calls of `cuts` tokens each, concatenated along axis 1 (scalars: in a row).
 
-    The caches start as noise: what is not yet valid must not matter. The states start as zeros.
+    The caches start as noise: what is not yet valid must not matter. The states start as zeros. `calls` keeps what is
+    made, for other cuts of the same tokens that begin with the same calls.
     """
+    calls = {} if calls is None else calls
     total = sum(cuts)
-    batch = SIZES["batch"]
-    fed = trial.inputs(graph, batch=batch, seq=total, capacity=total + 3, total=total)
-    past = {k: v for k, v in fed.items() if k.startswith("past_key_values.")}
-    past |= {k: np.zeros_like(v) for k, v in fed.items() if k.startswith("past_states.")}
-    found: dict[str, list[Array]] = {}
-    start = 0
-    for n in cuts:
-        positions = np.broadcast_to(np.arange(start, start + n), (batch, n))
-        call = {"position_ids": positions, "attention_mask": np.ones((batch, start + n), np.int64)}
-        others = {k: v for k, v in inputs.items() if k not in call}
-        rows = {k: v[:, start : start + n] for k, v in others.items() if v.shape[:2] == (batch, total)}
-        outs = trial.run(graph, {**others, **rows, **call, **past})
-        for name, array in outs.items():
-            kind, _, rest = name.partition(".")
-            if (taken := {"present": "past_key_values", "present_states": "past_states"}.get(kind)) is not None:
-                past[f"{taken}.{rest}"] = array
-            else:
-                found.setdefault(name, []).append(array)
-        start += n
-    return {name: _joined(parts) for name, parts in found.items()}
+    if () not in calls:
+        fed = trial.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
+        past = {k: v for k, v in fed.items() if k.startswith("past_key_values.")}
+        past |= {k: np.zeros_like(v) for k, v in fed.items() if k.startswith("past_states.")}
+        calls[()] = past, {}
+    for i in range(len(cuts)):
+        if cuts[: i + 1] not in calls:
+            start, stop = sum(cuts[:i]), sum(cuts[: i + 1])
+            calls[cuts[: i + 1]] = _called(trial, graph, inputs, (start, stop, total), calls[cuts[:i]])
+    return {name: _joined(parts) for name, parts in calls[cuts][1].items()}
 
 
-def _joined(parts: list[Array]) -> Array:
+def _called(
+    trial: Trial, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Called
+) -> _Called:
+    """A call with the tokens `span` = from, to, of how many, after those of `before`."""
+    (start, stop, total), (past, found), batch = span, before, SIZES["batch"]
+    positions = np.broadcast_to(np.arange(start, stop), (batch, stop - start))
+    call = {"position_ids": positions, "attention_mask": np.ones((batch, stop), np.int64)}
+    others = {k: v for k, v in inputs.items() if k not in call}
+    rows = {k: v[:, start:stop] for k, v in others.items() if v.shape[:2] == (batch, total)}
+    past, found = {**past}, {**found}
+    for name, array in trial.run(graph, {**others, **rows, **call, **past}).items():
+        kind, _, rest = name.partition(".")
+        if (taken := {"present": "past_key_values", "present_states": "past_states"}.get(kind)) is not None:
+            past[f"{taken}.{rest}"] = array
+        else:
+            found[name] = (*found.get(name, ()), array)
+    return past, found
+
+
+def _joined(parts: tuple[Array, ...]) -> Array:
     """What calls made, side by side; of scalars, as losses are, one for each call."""
     if len(parts) == 1:
         return parts[0]

@@ -49,20 +49,20 @@ def keep(counts: Counts) -> None:
 
 
 class Before(Trial):
-    """A graph before all passes, with its text and cost, and trials that remember the weights they drew."""
+    """A graph before all passes, with its text and cost, and trials that remember the weights they drew for a graph,
+    which checks do not change."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.graph, self.text, self.cost = graph, str(graph), cost(graph)
-        self.staged: dict[tuple[str, int], tuple[Graph, dict[str, np.ndarray]]] = {}  # by text and archive
+        self.staged: dict[int, tuple[Graph, Graph, dict[str, np.ndarray]]] = {}  # by id: the graph, staged, weights
 
     def run(self, graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        key = str(graph), id(graph.archive)
-        if key not in self.staged:
+        if id(graph) not in self.staged:
             staged = self.stage(graph)
             weights = {name: p.recipe.evaluate(staged.archive) for name, p in staged.params.items()}
-            self.staged[key] = staged, weights
-        staged, weights = self.staged[key]
+            self.staged[id(graph)] = graph, staged, weights
+        _, staged, weights = self.staged[id(graph)]
         return interpret(staged, inputs, params=weights)
 
 
