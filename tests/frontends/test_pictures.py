@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -123,6 +124,17 @@ def test_in_python(arch: str) -> None:
     assert "layers.0.attn.q" in Path("b.svg").read_text()
     with pytest.raises(WeftError, match="unknown format"):
         weft.draw("gpt2", "a.bmp")
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "torch"])
+def test_what_was_compiled(target: str, arch: str) -> None:
+    done("compile", arch, "-o", "out", "--target", target)
+    done("viz", "out", "-o", "out.svg")
+    texts = [e.text for e in ET.parse("out.svg").iter("{http://www.w3.org/2000/svg}text")]
+    rows = dict(itertools.pairwise(texts))  # a fact stands behind its name
+    name, norms = ("arch", 6 * 32) if target == "ort-cpu" else ("model", 0)  # scales went into what follows
+    assert texts[0] == name and rows["Parameters"] == f"{24_032 - norms:,}"
+    assert int(rows["Operations"] or 0) > 30
 
 
 # -- galleries

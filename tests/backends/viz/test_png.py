@@ -67,7 +67,9 @@ def test_colours_and_letters(dark: bool) -> None:
     wide, high = (int(n) for n in text.split('viewBox="0 0 ')[1].split('"')[0].split())
     image = pixels(png(text, scale=0.5))
     assert image.shape[:2] == (pytest.approx(high / 2, abs=1), pytest.approx(wide / 2, abs=1))
-    assert share(image, named["paper"]) > 0.4
+    assert share(image, named["paper"]) > 0.4 and (image[..., 3] == 255).all()
+    for edge in (image[0], image[-1], image[:, 0], image[:, -1]):
+        assert share(edge, named["paper"]) == 1
     assert 0.01 < share(image, named["attention"]) < 0.1
     title = image[8:26, 14:160, :3]  # where the title stands, in half of its size
     assert np.abs(title - rgb(named["ink"])).sum(-1).min() < 60  # there are letters
