@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,7 @@ RECURRENT = {
     "gated_linear_attention": "Gated linear attention",
     "linear_attention": "Linear attention",
 }
+NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one time of a repeat
 ATTENTIONS = ("attention", "rotary_attention", "relative_attention")
 
 
@@ -159,7 +161,7 @@ def _group(part: Part) -> Label:
     """What is written on a group: what it is in the words of papers, where its operations tell."""
     if not part.path:
         return Label(part.name, (_contents(part),), "group")
-    if part.count > 1 or part.name.isdigit():
+    if NUMBERED.fullmatch(part.name):
         return Label(_layers(part), (_contents(part),), "group")
     if any(p.count > 1 or p.name.isdigit() for p in part.parts()):  # an encoder, a decoder
         return Label(part.name.capitalize(), (_contents(part),), "group")
@@ -198,7 +200,7 @@ def _named(part: Part, attention: Vertex) -> str:
 def _layers(part: Part) -> str:
     """What a repeat, or one of its layers, is called: its numbers, and what other layers may not have."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
-    stem = stem.removesuffix("s") if part.count == 1 else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
+    stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
         return f"{stem} {part.name}"
     vertices = [v.meant for v in part.all_vertices()]
