@@ -36,35 +36,28 @@ def compare(before: Network, after: Network) -> Comparison:
     Recipes tell weights apart, but for the names of tensors where two checkpoints have none in common.
     """
     pairs = _Matcher(before, after).pairs()
-    names = _values(before, after, pairs)
-    recipe = _recipes(before, after)
-    theirs = {v.name: v for v in after.vertices}
-    found = {v.name: _mark(v, theirs[pairs[v.name]], names, recipe) for v in before.vertices if v.name in pairs}
-    back = {other: name for name, other in pairs.items()}
-    left = [replace(v, mark=_said(found.get(v.name), pairs.get(v.name), REMOVED)) for v in before.vertices]
-    right = [replace(v, mark=_said(found.get(back.get(v.name, "")), back.get(v.name), NEW)) for v in after.vertices]
-    ours, others = _ends(before), _ends(after)
-    marks = {name: _end(ours.get(name), others.get(name), names) for name in {**ours, **others}}
-    return Comparison(
-        replace(before, vertices=tuple(_silent(v) for v in left), marks={n: replace(marks[n], words=()) for n in ours}),
-        replace(after, vertices=tuple(right), marks={n: marks[n] for n in others}),
-        pairs,
-    )
+    names, recipe = _values(before, after, pairs), _recipes(before, after)
+    ours, theirs = ({v.name: v for v in network.vertices} for network in (before, after))
+    marks = {a: _mark(ours[a], theirs[b], names, recipe) for a, b in pairs.items()}
+    left = {a: replace(mark, other=pairs[a]) for a, mark in marks.items()}
+    right = {b: replace(marks[a], other=a) for a, b in pairs.items()}
+    starts, ends = _ends(before), _ends(after)
+    for name in {**starts, **ends}:
+        left[name] = right[name] = _end(starts.get(name), ends.get(name), names)
+    silent = {name: replace(mark, words=()) for name, mark in left.items()}  # what was is said of what is
+    return Comparison(_marked(before, silent, REMOVED), _marked(after, right, NEW), pairs)
+
+
+def _marked(network: Network, marks: Mapping[str, Mark], alone: str) -> Network:
+    """`network` with its `marks` by name; what has none is `alone`, a sign."""
+    vertices = tuple(replace(v, mark=marks.get(v.name, Mark(alone))) for v in network.vertices)
+    return replace(network, vertices=vertices, marks={name: marks[name] for name in _ends(network)})
 
 
 def _mark(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
+    """The mark of an operation that is in both networks."""
     found = changes(before, after, names, recipe)
     return Mark(CHANGED, gist(before, after, found), tuple(found)) if found else Mark()
-
-
-def _said(mark: Mark | None, other: str | None, alone: str) -> Mark:
-    """The mark of an operation that is called `other` on the other side; `alone`: the sign if it is not there."""
-    return Mark(alone) if mark is None else replace(mark, other=other or "")
-
-
-def _silent(v: Vertex) -> Vertex:
-    """On the side of what was, nothing is written of what was before."""
-    return replace(v, mark=replace(v.mark, words=())) if v.mark else v
 
 
 def _ends(network: Network) -> dict[str, tuple[str, str]]:

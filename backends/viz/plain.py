@@ -12,7 +12,7 @@ from typing import Any
 
 from . import facts
 from .arrange import Box, Branches, Column, Item, Pass
-from .marks import Mark
+from .marks import KEPT, Mark
 from .network import Vertex
 from .scene import Shape, Size, times
 
@@ -74,7 +74,7 @@ def _vertex(v: Vertex) -> dict[str, Any]:
         "reads": list(itertools.zip_longest(v.roles, v.reads, fillvalue="")),
         "makes": list(zip(v.makes, v.types, strict=False)),
         "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe] for w in v.weights],
-        **({"mark": _mark(v.mark)} if v.mark else {}),
+        **({"mark": _mark(v.mark)} if v.mark and v.mark.sign != KEPT else {}),
     }
 
 

@@ -43,7 +43,7 @@ if (D) {
 }
 
 // -- what changed of the chosen part
-section(15, (shape) => shape.ops?.filter((v) => v.mark && v.mark.sign !== "kept").map((v) => [
+section(15, (shape) => shape.ops?.filter((v) => v.mark).map((v) => [
   el("h3", { class: `sign ${v.mark.sign}` }, `${v.mark.sign}: ${v.op}`),
   ...(v.mark.changes ? [el("dl", { class: "changes" }, v.mark.changes.flatMap(([what, was, is]) => [el("dt", {}, what),
     el("dd", {}, el("del", {}, el("small", {}, "was "), ...recipeOrText(was)), el("ins", {}, el("small", {}, "is "), ...recipeOrText(is)))]))] : []),

@@ -189,6 +189,14 @@ def test_what_has_another_name_is_found_by_what_is_around() -> None:
     assert found.pairs == {"a": "b", "z": "z"} and found.counts[KEPT] == 2
 
 
+def test_what_shares_nothing_is_another_operation() -> None:
+    """Of one kind, but with other weights, neighbours and names."""
+    before = parse(RENAMED.format("", "a"))
+    after = parse(RENAMED.format("", "b").replace("%z", "%c").replace("relu", "gelu").replace('"up"', '"down"'))
+    found = compare(network(before), network(after))
+    assert found.pairs == {} and found.counts == {KEPT: 0, REMOVED: 2, NEW: 2, CHANGED: 0}
+
+
 def test_names_of_tensors_tell_apart_where_checkpoints_have_some_in_common() -> None:
     """Two checkpoints that share no name are of two formats: that their names differ says nothing."""
     before, after = (network(parse(RENAMED.format(key, "a"))) for key in ("", "model."))
