@@ -31,12 +31,10 @@ def png(picture: str, scale: float = 2.0) -> bytes:
     wide, high = (round(int(n) * scale) for n in found.groups())
     if not 0 < wide * high <= MOST:
         raise WeftError(f"a picture of {wide:,} × {high:,} pixels cannot be drawn; try another scale than {scale:g}")
-    paper = re.search(r"\.paper{fill:(#\w+)}", picture)
     with contextlib.ExitStack() as files:
         fonts = [str(files.enter_context(as_file(FONT / f"inter-{weight}.ttf"))) for weight in ("400", "600")]
         made = svg_to_bytes(
             svg_string=picture,
-            background=paper[1] if paper else None,  # a last row or column may be covered in part only
             zoom=scale,
             skip_system_fonts=True,
             font_files=fonts,
