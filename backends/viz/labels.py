@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from .marks import CHANGED, KEPT, SIGNS, common, counted
 from .marks import kind as sign_kind
-from .network import Vertex
+from .network import ATTENTIONS, Vertex
 from .outline import Part
 
 KINDS = {
@@ -64,7 +64,6 @@ RECURRENT = {
     "linear_attention": "Linear attention",
 }
 NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one time of a repeat
-ATTENTIONS = ("attention", "rotary_attention", "relative_attention")
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,8 @@ def _layers(part: Part) -> str:
         return f"{stem} {part.name}"
     vertices = [v.meant for v in part.all_vertices()]
     windows = {v.attrs["window"] for v in vertices if "window" in v.attrs}
-    tags = [f"window {_number(w)}" for w in windows] if len(windows) == 1 else []
+    tags = [part.reach] if part.reach else []
+    tags += [f"window {_number(w)}" for w in windows] if len(windows) == 1 else []
     tags += sorted({v.attrs["pattern"] for v in vertices if "pattern" in v.attrs})
     if not any(v.op in ATTENTIONS for v in vertices):
         tags += dict.fromkeys(RECURRENT[v.op] for v in vertices if v.op in RECURRENT)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import networkx as nx
 
-from .network import Network, Vertex
+from .network import ATTENTIONS, Network, Vertex
 
 NUMBERED = re.compile(r"[._]\d+([._]|$)")
 SIZE = re.compile(r"[A-Za-z_][^,\[\]]*")
@@ -23,7 +23,7 @@ class Part:
 
     A leaf has `vertices`: an operation, and the views of what it makes. A group has `children`. A repeat is a group
     whose children come `count` times, one time after the other or side by side (`parallel`); `others` are the children
-    of the second time onward.
+    of the second time onward. `reach` is "local" or "global" where some layers of the model have a window and some not.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Part:
     children: list[Part] = field(default_factory=list)
     count: int = 1
     others: list[list[Part]] = field(default_factory=list)
+    reach: str = ""
 
     @property
     def parallel(self) -> bool:
@@ -111,7 +112,26 @@ def outline(network: Network) -> Part:
     for name, (value, kind) in network.outputs.items():
         if name not in given.get(value, ()):
             leaves.append(Part(name, f"out.{name}", (_end(network, f"out.{name}", "output", (value,), (), kind),)))
-    return Part(network.name, "", children=_grouped(leaves, ""))
+    root = Part(network.name, "", children=_grouped(leaves, ""))
+    if {"local", "global"} <= {_reach(v) for v in root.all_vertices()}:
+        _tell_reach(root)
+    return root
+
+
+def _reach(v: Vertex) -> str:
+    """Whether an operation looks at a window of a text or at all of it; nothing if it is no attention."""
+    return "" if v.meant.op not in ATTENTIONS else "local" if v.meant.attrs.get("window") else "global"
+
+
+def _tell_reach(part: Part) -> None:
+    """Say of every layer in `part`, and of every repeat of layers alike, which reach it has."""
+    for child in itertools.chain(part.children, *part.others):
+        _tell_reach(child)
+    if part.layered:
+        found = {_reach(v) for v in part.all_vertices()} - {""}
+        inner = {child.reach for child in part.children if child.layered}
+        if len(inner) < 2:
+            part.reach = next(iter(inner), "local" if "local" in found else "global" if found else "")
 
 
 def _end(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:

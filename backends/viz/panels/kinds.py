@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..labels import ATTENTIONS
-from ..network import Network, Vertex
+from ..network import ATTENTIONS, Network, Vertex
 
 _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
 

@@ -17,7 +17,7 @@ from weft.ir.archive import Array
 from weft.ir.errors import WeftError
 from weft.ir.interpreter import interpret, widen
 
-from ..labels import ATTENTIONS
+from ..network import ATTENTIONS
 from .kinds import layers
 
 MOST = 1_500_000  # attention weights in a page, a byte each

@@ -20,3 +20,14 @@ def test_only_the_last_layer_of_a_period_goes_on_to_the_next() -> None:
         assert once.arrangement is not None
         leaving = [(line.source, line.values) for line in once.arrangement.lines if line.target == END]
         assert leaving == [(1, (f"layers.{6 * i + 5}.ffn_residual",))]
+
+
+def test_layers_are_local_or_global_where_there_are_both() -> None:
+    def titles(source: str) -> list[str]:
+        root = scene(network(load_source(source).graph))
+        return [shape.label.title for shape in root.all() if shape.part.layered and shape.part.path]
+
+    mixed = ["layers 0-23", "layers 0-4 · local · window 512", "layer 5 · global"]
+    assert titles(str(EXAMPLES / "local_global.py")) == mixed
+    assert titles("mistral-7b") == ["layers 0-31 · window 4,096"]
+    assert titles("llama3.1-8b") == ["layers 0-31"]
