@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from weft.ir import Graph, Node, Param, Value, sizes
 from weft.ir.frequencies import RopeFrequencies
+from weft.ir.ops.fused_attention import ATTENTIONS
 from weft.passes.counts import learned
 
 T = TypeVar("T")
-ATTENTIONS = ("attention", "rotary_attention", "relative_attention")
 RECURRENCES = ("selective_scan", "ssd", "linear_attention", "gated_linear_attention")
 ACTIVATIONS = ("glu", "gelu", "relu", "relu2", "swish", "elu", "tanh", "sigmoid")
 BETWEEN = (*ACTIVATIONS, "square", "mul", "split", "identity")  # the two maps of a feed-forward

@@ -11,10 +11,11 @@ from typing import Any
 from weft.backends.torch import blocks, export
 from weft.backends.torch.parallel import write_plan
 from weft.backends.torch.positions import rolled
-from weft.backends.torch.states import ATTENTIONS, cached_nodes
+from weft.backends.torch.states import cached_nodes
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.ops.fused_attention import ATTENTIONS
 from weft.ir.streams import stream
 from weft.passes import run_passes
 from weft.passes.memory import cache_records, remembers, state_records

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
 from weft.passes.key_axis import bias_makers
 from weft.passes.memory import remembers
 from weft.passes.recurrences import states
-
-ATTENTIONS = {*(op.name for op in SOFTMAX), "relative_attention"}
 
 
 def cached_nodes(graph: Graph) -> set[Node]:

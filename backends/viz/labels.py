@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from weft.ir.ops.fused_attention import ATTENTIONS
+
 from .marks import CHANGED, KEPT, SIGNS, common, counted
 from .marks import kind as sign_kind
-from .network import ATTENTIONS, Vertex
+from .network import Vertex
 from .outline import Part
 
 KINDS = {

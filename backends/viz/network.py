@@ -19,9 +19,6 @@ from weft.passes.counts import cached, elements, learned
 from .marks import Mark
 from .work import NONE, Work, of_node, state, step
 
-# operations of softmax attention
-ATTENTIONS = ("attention", "rotary_attention", "relative_attention")
-
 
 @dataclass(frozen=True)
 class Weight:

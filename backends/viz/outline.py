@@ -11,7 +11,9 @@ from functools import cached_property
 
 import networkx as nx
 
-from .network import ATTENTIONS, Network, Vertex
+from weft.ir.ops.fused_attention import ATTENTIONS
+
+from .network import Network, Vertex
 
 NUMBERED = re.compile(r"[._]\d+([._]|$)")
 SIZE = re.compile(r"[A-Za-z_][^,\[\]]*")

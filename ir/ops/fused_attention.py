@@ -114,3 +114,4 @@ def _(n: Bound) -> tuple[Value, ...]:
 
 
 SOFTMAX = (attention, rotary_attention)  # the two forms of softmax attention
+ATTENTIONS = (*(form.name for form in SOFTMAX), "relative_attention")  # every op with a softmax over keys, by name

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes, ops, sizes
 from weft.ir.archive import Array
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
 
 from ..base import Pass
 from ..edit import changed
@@ -21,7 +21,6 @@ from ..tokens import Tokens, carries, token_axes, tokenwise
 from ..trace import Trace
 from ..trial import EXACT, SIZES, Trial
 
-ATTENTIONS = {*(op.name for op in SOFTMAX), "relative_attention"}
 ROUTERS = {"limit_capacity", "expert_choice", "load_balance_loss"}  # they compare the tokens of a call
 
 

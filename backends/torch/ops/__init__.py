@@ -1,12 +1,7 @@
 """Lowerings of ops to Python text, by theme; importing the package registers them all."""
 
-from . import (  # noqa: F401 - they register
-    attention,
-    blocks,
-    dense,
-    distances,
-    elementwise,
-    mixtures,
-    recurrent,
-    tensors,
-)
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

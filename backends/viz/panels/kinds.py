@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..network import ATTENTIONS, Network, Vertex
+from weft.ir.ops.fused_attention import ATTENTIONS
+
+from ..network import Network, Vertex
 
 _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
 

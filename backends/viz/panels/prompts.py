@@ -16,8 +16,8 @@ from weft.ir import Graph, Node, Param, Value
 from weft.ir.archive import Array
 from weft.ir.errors import WeftError
 from weft.ir.interpreter import interpret, widen
+from weft.ir.ops.fused_attention import ATTENTIONS
 
-from ..network import ATTENTIONS
 from .kinds import layers
 
 MOST = 1_500_000  # attention weights in a page, a byte each
