@@ -26,6 +26,7 @@ class Part:
     A leaf has `vertices`: an operation, and the views of what it makes. A group has `children`. A repeat is a group
     whose children come `count` times, one time after the other or side by side (`parallel`); `others` are the children
     of the second time onward. `reach` is "local" or "global" where some layers of the model have a window and some not.
+    `shared` are values that every time of a repeat around the part reads.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Part:
     count: int = 1
     others: list[list[Part]] = field(default_factory=list)
     reach: str = ""
+    shared: frozenset[str] = frozenset()
 
     @property
     def parallel(self) -> bool:
@@ -295,10 +297,20 @@ def _compressed(parts: list[Part]) -> list[Part]:
             rounds = [parts[j : j + period] for j in range(i, i + length, period)]
             body = _compressed(rounds[0]) if period > 1 else rounds[0]
             others = [_compressed(r) if period > 1 else r for r in rounds[1:]]
+            _share(rounds)
             path = f"{rounds[0][0].path}-{rounds[-1][-1].name}"
             made.append(Part(f"{rounds[0][0].name}-{rounds[-1][-1].name}", path, (), body, len(rounds), others))
         i += length
     return made
+
+
+def _share(rounds: Sequence[Sequence[Part]]) -> None:
+    """Tell the parts of every time of a repeat which values all times read."""
+    first, second = ({name for part in body for name in part.read} for body in rounds[:2])
+    waiting = [part for body in rounds for part in body]
+    for part in waiting:
+        part.shared |= first & second
+        waiting += itertools.chain(part.children, *part.others)
 
 
 def fingerprint(part: Part) -> str:

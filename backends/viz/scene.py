@@ -56,7 +56,7 @@ class Shape:
     @property
     def said(self) -> list[str]:
         """The lines about what it reads and makes without a line."""
-        return list(said(self.part.path, self.notes, self.gives, self.leaves))
+        return list(said(self.part, self.notes, self.gives, self.leaves))
 
     def all(self) -> Iterator[Shape]:
         """The shape and all that may be drawn in it, of repeats the first time only."""
@@ -180,7 +180,7 @@ def _shape(
         for i, child in enumerate(body.children):
             extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
             inner.append(_shape(child, *_borders(child, wanted), *extra))
-    lines = [*text.lines, *said(part.path, notes, gives, leaves)]
+    lines = [*text.lines, *said(part, notes, gives, leaves)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
         beside = ICON + (ICON if inner else 0) + (BADGE if part.count > 1 else 0)

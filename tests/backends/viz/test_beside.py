@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weft import load_source
-from weft.backends.viz.network import network
-from weft.backends.viz.notes import called, carried
+from weft.backends.viz.network import Network, Vertex, network
+from weft.backends.viz.notes import called, carried, said
+from weft.backends.viz.outline import outline
 from weft.backends.viz.place import PORT, place
 from weft.backends.viz.scene import Shape, scene, unfolded
 from weft.passes import run_passes
@@ -51,6 +52,25 @@ def test_names_of_notes() -> None:
     assert called("encoder.final_norm", "decoder.layers.3.cross") == "encoder output"
     assert called("layers.4.mlp.down", "layers.5.norm") == "mlp of the layer before"
     assert called("layers.0.attn.mask", "layers.5.attn") == "attn of layer 0"
+    assert called("layers.0.attn.mask", "layers.1.attn", shared=True) == "attn of layer 0"
     assert called("attention_mask", "layers.5.attn") == "attention_mask"
     assert called("past_key_values.12.key", "layers.12.attn") == carried("past_key_values.12.key") == "past key"
     assert carried("present_states.3.ssm") == "present ssm"
+
+
+def test_what_every_layer_reads_is_not_of_the_layer_before() -> None:
+    """Layer 0 makes a mask that all later layers read; of the layer before they read its sum."""
+
+    def layer(i: int) -> list[Vertex]:
+        here, before = f"layers.{i}", f"layers.{i - 1}.out"
+        return [
+            Vertex(f"{here}.attn.a", "tanh", f"{here}.attn", (before, "layers.0.mask"), (f"{here}.attn.a",)),
+            Vertex(f"{here}.attn.b", "tanh", f"{here}.attn", (f"{here}.attn.a",), (f"{here}.attn.b",)),
+            Vertex(f"{here}.out", "tanh", here, (f"{here}.attn.b",), (f"{here}.out",)),
+        ]
+
+    first = [Vertex(f"layers.0.{name}", "exp", "layers.0", ("x",), (f"layers.0.{name}",)) for name in ("mask", "out")]
+    made = outline(Network("net", (*first, *layer(1), *layer(2), *layer(3)), {"x": "f32[2]"}, {}))
+    inner = [part for part in made.parts() if part.path == "layers.1.attn"]
+    assert [list(said(part, ("layers.0.mask",), (), ())) for part in inner] == [["with mask of layer 0"]]
+    assert [list(said(part, ("layers.0.out",), (), ())) for part in inner] == [["with out of the layer before"]]
