@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.backends.folder import whole_file
+from weft.backends.storage import whole_file
 from weft.backends.viz import diff
 from weft.backends.viz.compare import Comparison, compare
 from weft.backends.viz.network import Network, network
@@ -44,14 +44,14 @@ class Difference(Drawing):
         return page(self.root, self.opened, more)
 
 
-def difference(source: Any, other: Any, look: Look | None = None) -> Difference:
+def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool = False) -> Difference:
     """What is drawn of `source` (before) and `other` (after).
 
     Raises:
         WeftError: if one of them cannot be read.
     """
     models = [loaded(s) for s in (source, other)]
-    networks = [described(s if m is None else m) for s, m in zip((source, other), models, strict=True)]
+    networks = [described(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
     tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
     found = compare(*networks)
     before, after = (totals(n, tokens) for n in networks)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.backends.folder import whole_folder
 from weft.backends.runtime.torch_folder import pytorch
+from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.targets import Target, find_target
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
@@ -102,6 +101,7 @@ def compile(
     place = replace(place, keep_blocks=keep_blocks)
     dtype = target_dtype(place, dtype)
     model = load_source(source, seed=seed)
+    check_free(Path(out), model.files)  # before long work
     notes: list[str] = []
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
@@ -125,13 +125,12 @@ def compile(
         if progress:
             progress("weights", done, total)
 
-    with whole_folder(Path(out)) as folder, hashing(model) as hashes:
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         made.write(folder, step)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         manifest = record(graph, place, dtype, length, str(pipeline), model, hashes())
-        manifest |= made.facts
-        (folder / "weft.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        seal(folder, MANIFEST, manifest | made.facts)
     clock["write"] = time.perf_counter()
     times = list(clock.items())
     seconds = {name: t - before for (_, before), (name, t) in itertools.pairwise(times)}

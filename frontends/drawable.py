@@ -7,23 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.folder import MANIFEST, TORCH, read_json
+from weft.backends.runtime.folder import MANIFEST, TORCH, read_manifest
 from weft.backends.viz.network import Network, network
 from weft.backends.viz.onnx_network import joined, onnx_network
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
 from weft.passes import run_passes
-from weft.passes.counts import parameter_count
 
+from .recorded import recorded_source
 from .sources import Model, load_source
 
 MODEL, ENCODER = "model.onnx", "encoder.onnx"
 
 
-def described(source: Any) -> Network:
+def described(source: Any, trust: bool = False) -> Network:
     """What there is to draw of `source`: whatever `load_source` takes, an ONNX file, or a compiled folder.
 
     Raises:
-        WeftError: if it cannot be read, or is a folder of PyTorch whose source is gone.
+        WeftError: if it cannot be read, or is a folder of PyTorch whose source is gone, or is code that needs `trust`.
     """
     path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
     if path is None:
@@ -31,7 +32,7 @@ def described(source: Any) -> Network:
     if path.suffix == ".onnx":
         return onnx_network(path)
     if (path / MANIFEST).is_file():
-        return _compiled(path)
+        return _compiled(path, trust)
     if _is_onnx(path):
         return replace(onnx_network(path / MODEL), name=path.name)
     return network(load_source(source).graph)
@@ -44,18 +45,28 @@ def loaded(source: Any) -> Model | None:
     return None if built else load_source(source)
 
 
+def named_files(*sources: Any) -> list[Path]:
+    """Return the files that are named by `sources`, or read for them: nothing may be written in their place."""
+    found = [s.files if isinstance(s, Model) else (Path(s).expanduser(),) for s in sources if _names(s)]
+    return [path for paths in found for path in paths if path.is_file()]
+
+
+def _names(source: Any) -> bool:
+    return isinstance(source, (str, Path, Model))
+
+
 def _is_onnx(folder: Path) -> bool:
     """Whether a folder has an ONNX model, and no other weights of which that is one form."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 
-def _compiled(folder: Path) -> Network:
+def _compiled(folder: Path, trust: bool) -> Network:
     """The model in a folder of `weft compile`, with the name of what it came from."""
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_manifest(folder)
     origin = manifest.get("source")
     spec = origin.get("spec") if isinstance(origin, dict) else None
     if manifest.get("target") == TORCH:
-        return network(_rebuilt(folder, manifest, spec))
+        return network(_rebuilt(folder, manifest, trust))
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:
         raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is not whole; compile it anew")
@@ -63,24 +74,16 @@ def _compiled(folder: Path) -> Network:
     return replace(found, name=_name(spec)) if isinstance(spec, str) else found
 
 
-def _rebuilt(folder: Path, manifest: dict[str, Any], spec: object) -> Any:
-    """The graph that a folder of PyTorch was made from: its source, rewritten by its pipeline."""
-    seed, pipeline = manifest["source"].get("seed", 0) if spec else 0, manifest.get("pipeline", "")
-    if not isinstance(spec, str) or not isinstance(pipeline, str) or not isinstance(seed, int):
-        raise WeftError(f"{folder / MANIFEST} does not say what the model was compiled from; draw that instead")
+def _rebuilt(folder: Path, manifest: dict[str, Any], trust: bool) -> Graph:
+    """Return the graph that a folder of PyTorch was made from: its source, rewritten by its pipeline."""
+    pipeline = manifest.get("pipeline", "")
+    if not isinstance(pipeline, str):
+        raise WeftError(f"{folder / MANIFEST}: its pipeline is no text; compile it anew")
     try:
-        graph = load_source(spec, seed=seed).graph
+        graph = recorded_source(folder, manifest, trust).graph
     except WeftError as e:
-        raise WeftError(
-            f"{folder} holds Python, which is drawn by way of its source {spec}, but that cannot be read: {e}"
-        ) from e
-    graph = run_passes(graph, pipeline) if pipeline else graph
-    if (expected := manifest.get("parameters")) != (found := parameter_count(graph)):
-        raise WeftError(
-            f"{folder} was compiled from {spec}, which is not the same any more: "
-            f"{expected} parameters then, {found} now; compile it anew"
-        )
-    return graph
+        raise WeftError(f"{folder} holds Python, which is drawn by way of its source: {e}") from e
+    return run_passes(graph, pipeline) if pipeline else graph
 
 
 def _name(spec: str) -> str:

@@ -7,7 +7,6 @@ tokens before any goes on, so that no more logits than those of a few tokens are
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any
 
 from weft.backends.runtime import load
 from weft.backends.runtime.encoder import Encoder
-from weft.backends.runtime.folder import GENAI, MANIFEST, read_json
+from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.place import place_for
+from weft.backends.storage import scratch_folder
 from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.passes import default_pipeline
@@ -87,6 +87,7 @@ def evaluate(
     context: int | None = None,
     layers: bool = False,
     device: str = "auto",
+    trust: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Evaluation:
     """Score the original `against`, `models`, and `rewrites` of the original on the file `text`.
@@ -98,6 +99,7 @@ def evaluate(
         context: tokens of a window, or the most of a line that an encoder reads; 512, or what the models take, if None.
         layers: also compare what the layers hand on, over the first tokens.
         device: "auto", "cpu" or "cuda".
+        trust: run the Python of compiled folders that have it (target torch).
 
     Raises:
         WeftError: if a model or the text cannot be read, no model has a tokenizer, or they cannot be compared.
@@ -106,8 +108,8 @@ def evaluate(
         if given < 1:
             raise WeftError(f"{name} is {given}, but it must be at least 1")
     content = _read(Path(text), CHARACTERS * (tokens + 1))
-    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
-        opened = _open_all(models, against, rewrites or {}, Path(scratch), device, progress)
+    with scratch_folder() as scratch:
+        opened = _open_all(models, against, rewrites or {}, scratch, device, trust, progress)
         window = _window(opened, context)
         runners = [c.model for c in opened]
         encode = _tokenizer(opened)
@@ -169,7 +171,13 @@ class _Candidate:
 
 
 def _open_all(
-    models: Sequence[Any], against: Any, rewrites: Mapping[str, str], scratch: Path, device: str, progress: Progress
+    models: Sequence[Any],
+    against: Any,
+    rewrites: Mapping[str, str],
+    scratch: Path,
+    device: str,
+    trust: bool,
+    progress: Progress,
 ) -> list[_Candidate]:
     """All models, the original first; what is no compiled folder becomes one in `scratch`.
 
@@ -190,9 +198,9 @@ def _open_all(
         if isinstance(source, Model):
             _check_kind(name, source.graph.meta.get("kind"))
             _compile(source, folder, device, progress)
-        manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+        manifest = read_manifest(folder)
         _check_kind(name, manifest.get("kind"))
-        found.append(_Candidate(name, load(folder, device), manifest))
+        found.append(_Candidate(name, load(folder, device, trust=trust or isinstance(source, Model)), manifest))
         first, last = found[0], found[-1]
         if isinstance(first.model, Encoder) != isinstance(last.model, Encoder):
             raise WeftError(f"{first.name} and {name} cannot be compared: one is an encoder, the other a decoder")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.backends.folder import check_free
+from weft.backends.storage import check_free
 from weft.ir.errors import WeftError
 from weft.passes import Report
 
@@ -48,9 +48,9 @@ def export(
     """
     if format not in FORMATS:
         raise WeftError(f"unknown format {format!r}; weft exports {', '.join(FORMATS)}")
-    if format == "hf":
-        check_free(Path(out))
     model = load_source(source, seed=seed)
+    if format == "hf":
+        check_free(Path(out), model.files)
     if passes.strip():
         model = rewrite(model, passes, report=report)
     if format == "hf":

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.backends.folder import whole_file
+from weft.backends.storage import whole_file
 from weft.backends.viz.gallery import Card, gallery
 from weft.backends.viz.network import network
 from weft.backends.viz.scene import scene, unfolded
 from weft.ir.errors import WeftError
 
+from .drawable import named_files
 from .fact_sheet import fact_sheet
 from .inspection import Inspection, inspect
 from .presets import PRESETS
@@ -34,7 +35,7 @@ def write_gallery(
         step("drawing", i, len(wanted))
         cards.append(card(source))
     step("drawing", len(wanted), len(wanted))
-    with whole_file(out) as path:
+    with whole_file(out, named_files(*wanted)) as path:
         path.write_text(gallery(cards, "Architectures"), encoding="utf-8")
     return len(cards)
 

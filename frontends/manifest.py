@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Target
 from weft.ir.graph import Graph
 from weft.passes.counts import parameter_count
@@ -17,8 +18,6 @@ from weft.passes.library.kv_cache import ROUTERS
 from weft.passes.memory import cache_records, state_records
 
 from .sources import Model
-
-PROVENANCE = "provenance.json"
 
 
 def record(
@@ -100,11 +99,20 @@ def _absolute(spec: str) -> str:
 
 @contextlib.contextmanager
 def hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
-    """Hash the files of `model` beside the block; given up when the block ends without asking for the result."""
+    """Hash the files of `model` beside the block; given up when the block ends without asking for the result.
+
+    Asking raises WeftError where a file has changed since the model was read.
+    """
+
+    def result() -> dict[str, str]:
+        hashes = task.result()
+        model.check_unchanged()
+        return hashes
+
     over = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         task = pool.submit(model.hashes, over.is_set)
         try:
-            yield task.result
+            yield result
         finally:
             over.set()

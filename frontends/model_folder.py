@@ -10,12 +10,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from weft.backends.folder import whole_folder
 from weft.backends.runtime.folder import read_json
+from weft.backends.storage import check_format, seal, stamps, whole_folder
+from weft.backends.storage.contents import SEALED
 from weft.ir import dtypes
 from weft.ir.archive import Archive
 from weft.ir.dtypes import DType
@@ -55,13 +56,12 @@ def write_model(
     for name in tensors:
         graph.params[name].recipe = Source(name)
     graph.meta.pop("source", None)  # the folder itself, wherever it will be
-    with whole_folder(Path(out)) as folder, hashing(model) as hashes:
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         if model.tokenizer is not None:
             model.tokenizer(folder)
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")
-        record = provenance(model, hashes())
-        (folder / PROVENANCE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        seal(folder, PROVENANCE, provenance(model, hashes()))
 
 
 def read_model(spec: str, path: Path) -> Model:
@@ -70,6 +70,7 @@ def read_model(spec: str, path: Path) -> Model:
     Raises:
         WeftError: if its text is no graph, or its weights are missing or unsound.
     """
+    before = stamps(path.iterdir())
     try:
         text = (path / GRAPH).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -80,17 +81,25 @@ def read_model(spec: str, path: Path) -> Model:
     graph.archive = SafetensorsArchive(path)
     verify(graph, recipes=True)
     read = {key for p in graph.params.values() for key in p.recipe.sources()}
-    files = tokenizer_files(path)
-
+    tokenizer = tokenizer_files(path)
+    files = (path / GRAPH, *tokenizer, *sorted(path.glob("*.safetensors")))
     return Model(
         graph,
         spec,
         f"model folder {path.name}",
-        tokenizer=partial(copy_tokenizer, path) if files else None,
+        tokenizer=partial(copy_tokenizer, path) if tokenizer else None,
         unread=sorted(set(graph.archive.keys()) - read),
-        files=(path / GRAPH, *files, *sorted(path.glob("*.safetensors"))),
-        provenance=read_json(path / PROVENANCE) if (path / PROVENANCE).is_file() else {},
+        files=files,
+        stamps={file: before[file] for file in files if file in before},
+        provenance=_provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {},
     )
+
+
+def _provenance(path: Path) -> dict[str, Any]:
+    """Return the record of what a model folder was made from, without the list of its files."""
+    found = read_json(path)
+    check_format(path, found)
+    return {key: value for key, value in found.items() if key not in SEALED}
 
 
 def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.backends.folder import whole_file
+from weft.backends.storage import whole_file
 from weft.backends.viz.dot import dot
 from weft.backends.viz.mermaid import mermaid
 from weft.backends.viz.network import Network
@@ -22,7 +22,7 @@ from weft.backends.viz.svg import svg
 from weft.backends.viz.tree import plain_tree
 from weft.ir.errors import WeftError, unknown
 
-from .drawable import described, loaded
+from .drawable import described, loaded, named_files
 from .fact_sheet import fact_sheet, short_sheet
 
 
@@ -83,6 +83,7 @@ def draw(
     *,
     vs: Any = None,
     more: Mapping[str, Any] | None = None,
+    trust: bool = False,
     **look: Any,
 ) -> None:
     """Write a picture of `source` to `out`, whole or not at all, in the format that its ending names; with another
@@ -91,6 +92,7 @@ def draw(
     .html is a page to click through, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a
     graph for Graphviz, .txt a tree. `depth` levels of parts are open (None: layers), and `parts` by name; `dark` and
     `scale` (pixels of a .png for each of the picture's) are of .svg and .png. `more` is plain data for a page.
+    `trust` lets the architecture file run that a folder of PyTorch says it was compiled from.
 
     Raises:
         WeftError: if the source cannot be read, the ending of `out` names no format, no part is called so, or `out`
@@ -98,9 +100,9 @@ def draw(
     """
     out = Path(out)
     check_format(out)
-    drawn = drawing(source, Look(depth, tuple(parts), **look), vs)
+    drawn = drawing(source, Look(depth, tuple(parts), **look), vs, trust)
     made = FORMATS[out.suffix](replace(drawn, more={**drawn.more, **more}) if more else drawn)
-    with whole_file(out) as path:
+    with whole_file(out, named_files(source, vs)) as path:
         path.write_bytes(made if isinstance(made, bytes) else made.encode())
 
 
@@ -110,13 +112,13 @@ def check_format(out: Path) -> None:
         raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
 
 
-def drawing(source: Any, look: Look | None = None, vs: Any = None) -> Drawing:
+def drawing(source: Any, look: Look | None = None, vs: Any = None, trust: bool = False) -> Drawing:
     """What is drawn of `source`, or of it and `vs`."""
     if vs is not None:
         from .comparing import difference
 
-        return difference(source, vs, look)
+        return difference(source, vs, look, trust=trust)
     model = loaded(source)
-    found: Network = described(source if model is None else model)
+    found: Network = described(source if model is None else model, trust)
     sheet = short_sheet(found) if model is None else fact_sheet(model)
     return Drawing(scene(found), sheet, look or Look())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
+from weft.backends.storage import scratch_folder
 from weft.backends.viz.panels import prompts
 from weft.ir.errors import WeftError
 
@@ -24,7 +23,7 @@ def attended(model: Model, prompt: str, step: prompts.Step = lambda done, count:
         raise WeftError(f"{model.description} has no weights, so what it attends to is random; give a checkpoint")
     if model.tokenizer is None:
         raise WeftError(f"{model.description} has no tokenizer to read the prompt with")
-    with tempfile.TemporaryDirectory() as folder:
-        model.tokenizer(Path(folder))
-        tokenizer = Tokenizer(Path(folder))
+    with scratch_folder() as folder:
+        model.tokenizer(folder)
+        tokenizer = Tokenizer(folder)
     return {"text": prompt, **prompts.data(model.graph, tokenizer.encode(prompt), tokenizer.decode, step)}

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib.util
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from weft.backends.storage import Stamp, check_unchanged, scratch_folder, stamps
+from weft.backends.storage.contents import sha256
 from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -28,8 +28,9 @@ class Model(Shown):
     """A graph and where it comes from.
 
     `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
-    checkpoint keys that nothing reads, `ignored` those known to be useless. `random_init`: the weights are the declared
-    random initialization, not a checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the
+    checkpoint keys that nothing reads, `ignored` those known to be useless. `files` are what it was read from, `stamps`
+    tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
+    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the
     record that a model folder has of what was before.
     """
 
@@ -42,6 +43,7 @@ class Model(Shown):
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     files: tuple[Path, ...] = ()
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
     random_init: bool = False
     pipeline: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -52,23 +54,24 @@ class Model(Shown):
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
-        found = {}
-        for path in self.files:
-            digest = hashlib.sha256()
-            with path.open("rb", buffering=0) as file:
-                while not abandoned() and (piece := file.read(1 << 22)):
-                    digest.update(piece)
-            found[path.name] = digest.hexdigest()
-        return found
+        return {path.name: sha256(path, abandoned) for path in self.files}
+
+    def check_unchanged(self) -> None:
+        """Check that the files are those that the graph was read from; to be asked when its weights have been read.
+
+        Raises:
+            WeftError: naming the first file that was written to, replaced or removed since.
+        """
+        check_unchanged(self.stamps)
 
 
 def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
     """The tokens of `texts` by the tokenizer whose files `write` writes into a folder."""
     from weft.backends.runtime.text import Tokenizer
 
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
-        tokenizer = Tokenizer(Path(folder))
+    with scratch_folder() as folder:
+        write(folder)
+        tokenizer = Tokenizer(folder)
         return [tokenizer.encode(text) for text in texts]
 
 
@@ -96,8 +99,8 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
         return _initialized(source, kind.lower(), kind, f"a {kind}", seed)
     spec = str(source)
     path = Path(spec).expanduser()
-    if match := re.fullmatch(r"(.+\.py)(?::(\w+))?", spec):
-        return _from_python(spec, Path(match[1]).expanduser(), match[2], seed)
+    if (file := architecture_file(spec)) is not None:
+        return _from_python(spec, file, spec.rpartition(".py:")[2] if ".py:" in spec else None, seed)
     if path.suffix == ".gguf":
         return _from_gguf(spec, path)
     if path.is_dir():
@@ -107,10 +110,17 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
     return _from_name(spec, seed)
 
 
+def architecture_file(spec: str) -> Path | None:
+    """Return the file of Python that loading `spec` runs ("model.py", "model.py:Mistral"); None where it runs none."""
+    match = re.fullmatch(r"(.+\.py)(?::\w+)?", spec)
+    return Path(match[1]).expanduser() if match else None
+
+
 def _from_gguf(spec: str, path: Path) -> Model:
     from .gguf.load import load_gguf
     from .gguf.tokenizer import has_tokenizer, write_tokenizer
 
+    before = stamps([path])
     archive, loaded = load_gguf(path)
     return Model(
         loaded.graph,
@@ -121,6 +131,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
         unread=loaded.unread,
         ignored=loaded.ignored,
         files=(path,),
+        stamps=before,
     )
 
 
@@ -134,6 +145,7 @@ def _from_folder(spec: str, path: Path) -> Model:
         raise WeftError(
             f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
         )
+    before = stamps(path.iterdir())
     folder, loaded = load_folder(path)
     return Model(
         loaded.graph,
@@ -144,10 +156,12 @@ def _from_folder(spec: str, path: Path) -> Model:
         unread=loaded.unread,
         ignored=loaded.ignored,
         files=folder.files,
+        stamps={file: before[file] for file in folder.files if file in before},
     )
 
 
 def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
+    before = stamps([path])
     namespace = _run(path)
     models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
     if name is None:
@@ -165,7 +179,7 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
     if not callable(getattr(found, "graph", None)):
         raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that makes one")
     try:
-        return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, (path,))
+        return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, before)
     except Exception as e:
         raise _blamed(path, e) from e
 
@@ -212,6 +226,7 @@ def _from_text(spec: str, path: Path) -> Model:
 
     from .metadata import check_metadata
 
+    before = stamps([path])
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -222,7 +237,7 @@ def _from_text(spec: str, path: Path) -> Model:
     check_metadata(graph, str(path))
     open_archive(graph, str(path))
     verify(graph, recipes=True)
-    return Model(graph, spec, f"IR text {path.name}", files=(path,), random_init=_is_random(graph))
+    return Model(graph, spec, f"IR text {path.name}", files=(path,), stamps=before, random_init=_is_random(graph))
 
 
 def open_archive(graph: Graph, name: str) -> None:
@@ -282,9 +297,12 @@ def _hub_snapshot(spec: str) -> Path | None:
     return snapshot if ref.is_file() and snapshot.is_dir() else None
 
 
-def _initialized(module: Any, name: str, spec: str, description: str, seed: int, files: tuple[Path, ...] = ()) -> Model:
+def _initialized(
+    module: Any, name: str, spec: str, description: str, seed: int, before: Mapping[Path, Stamp] | None = None
+) -> Model:
     graph: Graph = module.graph(seed=seed, name=name)
-    return Model(graph, spec, description, seed, module, files=files, random_init=_is_random(graph))
+    read = before or {}
+    return Model(graph, spec, description, seed, module, files=tuple(read), stamps=read, random_init=_is_random(graph))
 
 
 def _is_random(graph: Graph) -> bool:

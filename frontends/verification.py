@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from weft.backends.runtime import load
 from weft.backends.runtime.encoder import Encoder
-from weft.backends.runtime.folder import MANIFEST, read_json
+from weft.backends.runtime.folder import MANIFEST, read_manifest
 from weft.backends.runtime.generate import Generator
+from weft.backends.storage import check_contents
 from weft.ir import dtypes, interpret
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
@@ -29,8 +30,9 @@ from weft.passes.library.quiet_routers import noises
 
 from .families.rope import at_length
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
+from .recorded import recorded_source
 from .rewriting import rewrite
-from .sources import Model, load_source
+from .sources import Model
 
 Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]  # stage, done, in all
@@ -108,22 +110,28 @@ def verify_folder(
     prompt: str | None = None,
     tokens: int = 16,
     device: str = "auto",
+    trust: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Verification:
     """Compare the compiled model in `folder` with its source, or with the Hugging Face folder `against`.
 
-    `prompt` is a text (a stock sentence, or random tokens where there is no tokenizer); `tokens` greedy ones follow,
-    but for models whose experts choose among the tokens of a call: those read the prompt in one.
+    The checksums of its files come first. `prompt` is a text (a stock sentence, or random tokens where there is no
+    tokenizer); `tokens` greedy ones follow, but for models whose experts choose among the tokens of a call: those read
+    the prompt in one. `trust` lets code run: the model.py of a folder of PyTorch, and the architecture file that the
+    manifest names as the source.
 
     Raises:
-        WeftError: if the folder or its source cannot be read, or the source has changed since it was compiled.
+        WeftError: if the folder or its source cannot be read, the folder is damaged, the source has changed since it
+            was compiled, or code would run without `trust`.
     """
     folder = Path(folder)
-    manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
-    runnable = load(folder, device)
+    manifest = read_manifest(folder)
+    if "files" in manifest:
+        check_contents(folder)
+    runnable = load(folder, device, trust=trust)
     if not manifest:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
-    model = None if against is not None else _source(folder, manifest)
+    model = None if against is not None else _source(folder, manifest, trust)
     graphs = internals_of(runnable)
     ids, source = _prompt(runnable, prompt, manifest["vocab"]), list[int]()
     encoder = isinstance(runnable, Encoder)
@@ -202,20 +210,10 @@ def log_softmax(x: Array) -> Array:
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
-def _source(folder: Path, manifest: Mapping[str, Any]) -> Model:
+def _source(folder: Path, manifest: Mapping[str, Any], trust: bool) -> Model:
     """The source that the manifest names, unchanged since, rewritten by those passes of its pipeline that compute
     something else; without the noise of routers, which compiling leaves out."""
-    source = manifest.get("source") or {}
-    spec = source.get("spec")
-    if not spec:
-        raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
-    try:
-        model = load_source(spec, seed=source.get("seed") or 0)
-    except WeftError as error:
-        raise WeftError(f"{folder} was compiled from {spec}, which cannot be read again: {error}") from error
-    then, now = source.get("hashes") or {}, model.hashes()
-    if changed := sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name)):
-        raise WeftError(f"{folder}: its source {spec} has changed since ({', '.join(changed)}): compile it again")
+    model = recorded_source(folder, manifest, trust)
     at_length(model.graph, int(manifest.get("max_length") or 0))
     if noises(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
@@ -305,11 +303,17 @@ def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[In
         kind = transformers.AutoModelForSeq2SeqLM
         arguments = {"input_ids": torch.tensor([texts.source]), "decoder_input_ids": torch.tensor([texts.ids])}
     try:
-        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if quantized := getattr(config, "quantization_config", None):
             quantized["dequantize"] = True  # as the import does
         net = kind.from_pretrained(
-            folder, config=config, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+            folder,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
         )
     except (ImportError, OSError, ValueError, KeyError) as error:
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error

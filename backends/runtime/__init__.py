@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .folder import TORCH, Facts, read_facts
+from .trust import require_trust
 
 if TYPE_CHECKING:
     from .decoder import OrtDecoder
@@ -20,18 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(folder: str | Path, device: str = "auto", threads: int | None = None) -> Generator | Encoder:
+def load(
+    folder: str | Path, device: str = "auto", threads: int | None = None, *, trust: bool = False
+) -> Generator | Encoder:
     """Open a compiled folder: an `Encoder` for an encoder, else a `Generator`, as its weft.json says.
 
     A folder of onnxruntime-genai's model builder opens as well, by its genai_config.json. `device` is "auto", "cpu" or
     "cuda", `threads` the number of CPU threads; see `session.open_session`. A folder of target torch is Python code,
-    which runs when it is opened.
-    Raises WeftError when the folder, a file in it or the device cannot be used.
+    which runs when it is opened: only with `trust`.
+    Raises WeftError when the folder, a file in it or the device cannot be used, or `trust` is needed.
     """
     facts = read_facts(folder)
     from . import torch_folder
 
     torch = facts.target == TORCH
+    if torch:
+        require_trust(trust, f"{folder} is compiled for PyTorch: its model.py is code that this would run")
     if facts.kind == "encoder":
         return (torch_folder.encoder if torch else _encoder)(facts, device, threads)
     from .generate import Generator

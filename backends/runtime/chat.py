@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +16,90 @@ from weft.ir.errors import WeftError
 from .folder import read_json
 
 Message = Mapping[str, Any]
+SECONDS = 2  # that a template may take
+MEMORY = 512 << 20  # bytes of addresses, the interpreter's own included
+STARTED = 60  # seconds until the process must have begun and ended, on the slowest machine
 
 
 class ChatTemplate:
     """The chat_template.jinja of a compiled folder, or the one in its tokenizer_config.json.
 
-    The template runs in jinja2's immutable sandbox: it comes from wherever the model came from.
-    Raises WeftError when the folder has none, or it cannot be parsed.
+    The template comes from wherever the model came from: it runs in jinja2's immutable sandbox, in a process that may
+    take 2 seconds and 512 MiB.
+    Raises WeftError when the folder has none, or its file is no text.
     """
 
     def __init__(self, folder: Path) -> None:
-        import jinja2
-
         config_path = folder / "tokenizer_config.json"
         config = read_json(config_path) if config_path.is_file() else {}
         own = folder / "chat_template.jinja"
-        self._path, source = (
-            (own, own.read_text(encoding="utf-8")) if own.is_file() else (config_path, _default(config))
-        )
+        self._path, source = (own, _text(own)) if own.is_file() else (config_path, _default(config_path, config))
         if source is None:
             raise WeftError(
                 f"{folder}: no chat template, in chat_template.jinja or tokenizer_config.json: prompt it plainly"
             )
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise WeftError(f"{self._path}: the chat template cannot be parsed: {error}") from error
+        self._source = source
         self._tokens = {key: _token(value) for key, value in config.items() if key.endswith("_token")}
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
         """The prompt of `messages`, ending where the assistant's answer begins when `answer`.
 
-        `variables` (tools, documents, enable_thinking …) are handed to the template.
-        Raises WeftError when the messages are malformed, or the template refuses them.
+        `variables` (tools, documents, enable_thinking …) are handed to the template as JSON is.
+        Raises WeftError when the messages are malformed, the template cannot be parsed or refuses them, or it takes
+        more time or memory than it may.
         """
-        import jinja2
-
         for message in messages:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WeftError(f"a chat message is {message!r}, but it must be a mapping with a role and its content")
         known = {"tools": None, "documents": None, **self._tokens, **variables}
+        known |= {"messages": list(messages), "add_generation_prompt": answer}
         try:
-            return str(self._template.render(messages=list(messages), add_generation_prompt=answer, **known))
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-            raise WeftError(f"{self._path}: the chat template refuses the messages: {error}") from error
+            limits = {"seconds": SECONDS, "memory": MEMORY}
+            request = json.dumps({**limits, "template": self._source, "variables": known}, default=_plain)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise WeftError(f"the messages and variables of a chat must be plain data, as JSON is: {error}") from error
+        reply = _ask(request.encode(), str(self._path))
+        if "text" not in reply:
+            raise WeftError(f"{self._path}: the chat template {reply['error']}")
+        return reply["text"]
 
 
-def _default(config: Mapping[str, Any]) -> str | None:
-    """The template of a tokenizer_config.json, which may name several."""
+def _ask(request: bytes, name: str) -> dict[str, str]:
+    """Have a request answered in a process of its own. Raises WeftError when that does not end well."""
+    # -P keeps the worker's folder off the module path: files in it have names that others import
+    command = [sys.executable, "-P", str(Path(__file__).with_name("chat_worker.py"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(command, input=request, capture_output=True, timeout=STARTED, env=environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise WeftError(f"{name}: the chat template cannot be rendered in a process of its own: {error}") from error
+    if done.returncode in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
+        raise WeftError(f"{name}: the chat template takes longer than {SECONDS} seconds")
+    try:
+        reply: dict[str, str] = json.loads(done.stdout)
+    except ValueError:
+        why = (done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise WeftError(f"{name}: the chat template cannot be rendered: its process ended with {why}") from None
+    return reply
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise WeftError(f"{path}: the chat template cannot be read: {error}") from error
+
+
+def _default(path: Path, config: Mapping[str, Any]) -> str | None:
+    """The template of the tokenizer_config.json at `path`, which may name several."""
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if template is not None and not isinstance(template, str):
+        raise WeftError(
+            f"{path}: chat_template is a {type(template).__name__}, but it must be a text or a list of them"
+        )
     return template
 
 
@@ -73,34 +108,10 @@ def _token(value: Any) -> Any:
     return value.get("content") if isinstance(value, dict) else value
 
 
-@cache
-def _environment() -> Any:
-    """Templates as Hugging Face compiles them: the sandbox, its filters and functions, `{% generation %}` blocks."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's tokens for training; here its body is all that matters."""
-
-        tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+def _plain(value: Any) -> Any:
+    """What JSON has for mappings and sequences that are no dicts and lists."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} is not")

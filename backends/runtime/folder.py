@@ -9,7 +9,9 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-MANIFEST = "weft.json"
+from ..storage import MANIFEST as MANIFEST
+from ..storage import check_format
+
 TORCH = "torch"  # the target whose model is Python
 GENAI = "genai_config.json"
 
@@ -62,6 +64,16 @@ def read_facts(folder: str | Path) -> Facts:
     return facts
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The weft.json in `folder`; {} where there is none. Raises WeftError when it is broken, or of a newer format."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    found = read_json(path)
+    check_format(path, found)
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises WeftError naming the file when it cannot be read or parsed."""
     try:
@@ -77,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _from_manifest(folder: Path) -> Facts:
     path = folder / MANIFEST
-    data = read_json(path)
+    data = read_manifest(folder)
     kind = _get(path, data, "kind", str)
     if kind not in ("decoder", "encoder", "encoder-decoder"):
         raise WeftError(f"{path}: kind is {kind!r}, but it must be 'decoder', 'encoder' or 'encoder-decoder'")
@@ -116,7 +128,7 @@ def _from_genai(folder: Path) -> Facts:
     sliding = decoder.get("sliding_window") or {}
     return Facts(
         folder=folder,
-        model=folder / _get(path, decoder, "filename", str),
+        model=_inside(path, _get(path, decoder, "filename", str)),
         kind="decoder",
         target="",
         vocab=_positive(path, model, "vocab_size"),
@@ -125,6 +137,13 @@ def _from_genai(folder: Path) -> Facts:
         head_dim=_positive(path, decoder, "head_size") if "head_size" in decoder else None,
         rolling=frozenset(sliding.get("layers") or ()),
     )
+
+
+def _inside(path: Path, name: str) -> Path:
+    """The file `name` in the folder of the config at `path`, which may name none elsewhere."""
+    if Path(name).name != name or (path.parent / name).is_symlink():
+        raise WeftError(f"{path}: filename is {name!r}, but it must be that of a file in the same folder")
+    return path.parent / name
 
 
 def _get(path: Path, data: dict[str, Any], key: str, kind: type) -> Any:

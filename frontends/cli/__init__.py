@@ -22,6 +22,7 @@ from . import (
     verifying,
 )
 from .guard import Root
+from .shown import echo
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
@@ -30,7 +31,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         from weft import __version__
 
-        click.echo(f"weft {__version__}")
+        echo(f"weft {__version__}")
         ctx.exit()
 
 
@@ -58,7 +59,7 @@ def cli(ctx: click.Context) -> None:
       weft eval out/ --against model.gguf --text notes.txt    what it costs in quality
     """
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        echo(ctx.get_help())
 
 
 for command in (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .completion import complete_families, complete_ops, complete_presets
-from .shown import count, size, table
+from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
     from weft.ir.op import Op
@@ -62,22 +62,22 @@ def _show_op(op: Op) -> None:
     from weft.ir.op import type_name
     from weft.ir.printer import format_attr
 
-    click.echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
+    echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
     if op.attrs:
         wanted = [(a.name, type_name(a.type), "" if a.required else format_attr(a.default)) for a in op.attrs.values()]
         table(("attribute", "type", "default"), wanted)
-        click.echo()
+        echo()
     facts = {
         "family": _family(op),
         "traits": ", ".join(sorted(t.value for t in op.traits)) or "none",
         "body in simpler ops": "yes" if op.has_body else "no",
     }
     for key, value in facts.items():
-        click.echo(f"{key}: {value}")
+        echo(f"{key}: {value}")
     _show_lowerings(op)
-    click.echo("cases:")
+    echo("cases:")
     for line in _cases(op):
-        click.echo(f"  {line}")
+        echo(f"  {line}")
 
 
 def _show_lowerings(op: Op) -> None:
@@ -87,11 +87,11 @@ def _show_lowerings(op: Op) -> None:
     from weft.backends.torch import lowering as torch
     from weft.backends.torch import ops  # noqa: F401 - so does this one
 
-    click.echo("lowered by:")
+    echo("lowered by:")
     for target in TARGETS:
         onnx = [low.name for low in LOWERINGS.get(op.name, []) if target in low.targets]
         names = [low.name.strip("_") for low in torch.LOWERINGS.get(op.name, [])] if target == "torch" else onnx
-        click.echo(f"  {target}: {', '.join(names) or ('its body' if op.has_body else 'nothing')}")
+        echo(f"  {target}: {', '.join(names) or ('its body' if op.has_body else 'nothing')}")
 
 
 def _cases(op: Op) -> list[str]:
@@ -134,9 +134,9 @@ def presets_command(name: str | None) -> None:
     columns = ("preset", "parameters", "active", "KV/token", "state", "context", "architecture")
     table(columns, [_preset_row(n) for n in chosen], right="parameters active KV/token state context")
     if name is None:
-        click.echo("\nactive: of experts only those a token is sent to; KV/token and state: bytes in f16")
+        echo("\nactive: of experts only those a token is sent to; KV/token and state: bytes in f16")
     else:
-        click.echo(f"\n{PRESETS[name].parameters:,} parameters\n\n{PRESETS[name].model()}")
+        echo(f"\n{PRESETS[name].parameters:,} parameters\n\n{PRESETS[name].model()}")
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def families_command(name: str | None) -> None:
             rows.append((family if target == next(iter(targets)) else "", target, *errors))
     table(("family", "target", "full", "chunked", "decode"), rows)
     if name is None:
-        click.echo(f"\nin GGUF files: {', '.join(sorted(GGUF))}")
+        echo(f"\nin GGUF files: {', '.join(sorted(GGUF))}")
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:

@@ -10,7 +10,7 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
-from .shown import note, progress, size
+from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
     from ..compiler import CompileReport
@@ -114,10 +114,10 @@ def compile_command(
     for line in report.notes:
         note(line)
     if trace:
-        click.echo("\n".join([str(report.passes), *report.trace]), err=True)
+        echo("\n".join([str(report.passes), *report.trace]), err=True)
     if explain:
-        click.echo("\n".join(_explained(report)))
-    click.echo(_summary(report, out))
+        echo("\n".join(_explained(report)))
+    echo(_summary(report, out))
 
 
 def _explained(report: CompileReport) -> list[str]:

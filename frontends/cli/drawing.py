@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .completion import complete_sources
-from .shown import console, note, progress
+from .shown import note, progress, render
 
 if TYPE_CHECKING:
     from ..sources import Model
@@ -38,6 +38,9 @@ PRINTED = (".svg", ".png")
     "--scale", type=click.FloatRange(0, min_open=True), help="Pixels of a .png for each of the picture; default: 2."
 )
 @click.option(
+    "--trust", is_flag=True, help="Run the architecture file that a folder compiled for PyTorch says it came from."
+)
+@click.option(
     "--prompt",
     metavar="TEXT",
     help="A text to run the model on: what every head looks at, what it expects next (.html).",
@@ -50,6 +53,7 @@ def viz_command(
     other: str | None,
     theme: str | None,
     scale: float | None,
+    trust: bool,
     prompt: str | None,
 ) -> None:
     """Draw SOURCE: layers folded, the residual stream straight, everything to open by a click.
@@ -74,11 +78,8 @@ def viz_command(
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
     if str(out) == "-":
-        made = drawing(source, Look(depth, parts), other)
-        screen = console()
-        with screen.capture() as printed:
-            screen.print(tree(made.placed, made.sheet))
-        click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+        made = drawing(source, Look(depth, parts), other, trust)
+        render(tree(made.placed, made.sheet))
         return
     named = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
     out = out or Path("-vs-".join(named) + ".html")
@@ -88,7 +89,7 @@ def viz_command(
     if scale and out.suffix != ".png":
         raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
     asked, more = (source, None) if prompt is None else _prompted(source, prompt)
-    draw(asked, out, depth, parts, vs=other, more=more, dark=theme == "dark", scale=scale or 2.0)
+    draw(asked, out, depth, parts, vs=other, more=more, trust=trust, dark=theme == "dark", scale=scale or 2.0)
     note(f"{out} written")
 
 

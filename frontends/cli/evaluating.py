@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .completion import complete_pipelines, complete_sources
-from .shown import as_json, count, progress, size, table
+from .shown import as_json, count, echo, progress, size, table
 
 if TYPE_CHECKING:
     from ..evaluation import Evaluation, Score
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
+@click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
 def eval_command(
     models: tuple[str, ...],
@@ -45,6 +46,7 @@ def eval_command(
     context: int | None,
     layers: bool,
     device: str,
+    trust: bool,
     wants_json: bool,
 ) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
@@ -71,10 +73,11 @@ def eval_command(
             context=context,
             layers=layers,
             device=device,
+            trust=trust,
             progress=step,
         )
     if wants_json:
-        click.echo(as_json(found.json()))
+        echo(as_json(found.json()))
     else:
         _show(found)
 
@@ -92,14 +95,14 @@ def _named(pipelines: Iterable[str]) -> dict[str, str]:
 
 
 def _show(found: Evaluation) -> None:
-    click.echo(f"{found.tokens:,} tokens of {found.text}, in windows of {found.context}\n")
+    echo(f"{found.tokens:,} tokens of {found.text}, in windows of {found.context}\n")
     columns = ("model", *_COLUMNS)
     shown = [(score.name, *(_cell(score, column) for column in _COLUMNS)) for score in found.scores]
     kept = [i for i in range(len(columns)) if any(row[i] for row in shown)]
     rows = [[row[i] for i in kept] for row in shown]
     table([columns[i] for i in kept], rows, right=" ".join(_COLUMNS))
     if layers := found.scores[0].layers:
-        click.echo("\nrelative error of the residual stream after each layer")
+        echo("\nrelative error of the residual stream after each layer")
         names = [score.name for score in found.scores[1:]]
         errors = [[f"{s.layers[layer]:.3g}" if layer in s.layers else "" for s in found.scores[1:]] for layer in layers]
         table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from typing import Any
 import click
 
 from weft.ir.errors import WeftError
+
+from .shown import echo, note
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 
@@ -52,7 +55,7 @@ class Root(click.Group):
 
 def complain(message: str) -> None:
     """One line on stderr."""
-    click.echo(f"weft: error: {' '.join(message.split())}", err=True)
+    echo(f"weft: error: {' '.join(message.split())}", err=True)
 
 
 def _status(run: Callable[[], Any]) -> int:
@@ -62,7 +65,7 @@ def _status(run: Callable[[], Any]) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × shows ?
     try:
-        with _terminable(interrupted):
+        with _terminable(interrupted), _remarks():
             found = run()
             sys.stdout.flush()
         return found if isinstance(found, int) else 0
@@ -89,6 +92,22 @@ def _status(run: Callable[[], Any]) -> int:
 
 
 @contextlib.contextmanager
+def _remarks() -> Iterator[None]:
+    """Print what weft logs as remarks on stderr while the block runs."""
+
+    class Remarks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(record.getMessage())
+
+    log, handler = logging.getLogger("weft"), Remarks(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+@contextlib.contextmanager
 def _terminable(interrupted: threading.Event) -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP unwind the stack, so that temporary files go, and SIGINT leaves a mark besides.
 
@@ -102,7 +121,7 @@ def _terminable(interrupted: threading.Event) -> Iterator[None]:
     def leave(number: int, _: FrameType | None) -> None:
         for s in before:
             signal.signal(s, signal.SIG_IGN)
-        click.echo("weft: terminated", err=True)
+        echo("weft: terminated", err=True)
         raise SystemExit(128 + number)
 
     named = {"SIGINT": interrupt, "SIGTERM": leave, "SIGHUP": leave}
@@ -122,7 +141,7 @@ def _terminable(interrupted: threading.Event) -> Iterator[None]:
 
 def _interrupted() -> int:
     after = "\n" if sys.stderr.isatty() else ""  # the ^C that the terminal shows
-    click.echo(f"{after}weft: interrupted", err=True)
+    echo(f"{after}weft: interrupted", err=True)
     return INTERRUPTED
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .completion import complete_sources
-from .shown import count, size, table
+from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
     from ..breakdown import PartCost
@@ -52,7 +52,7 @@ def inspect_command(source: str, tokens: int | None, parts: bool, dtype: str, as
     costs = breakdown(model.graph, found.tokens, DTYPES[dtype]) if parts or as_json else ()
     if as_json:
         told = {**found.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
-        click.echo(json.dumps(told, indent=2))
+        echo(json.dumps(told, indent=2))
         return
     _show(found)
     if parts:
@@ -84,8 +84,8 @@ def _show(found: Inspection) -> None:
             facts.append((what, ", ".join(f"{size(b)} in {d}" for d, b in taken.items())))
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        click.echo(f"{name:<{width}}  {value}")
-    click.echo()
+        echo(f"{name:<{width}}  {value}")
+    echo()
     rows = [
         (
             ranges(b.scopes),
@@ -101,7 +101,7 @@ def _show(found: Inspection) -> None:
     table(columns, rows, right="times parameters FLOPs/token cache")
     for title, keys in (("that nothing reads", found.unread), ("known to be of no use", found.ignored)):
         if keys:
-            click.echo("\n".join(["", f"checkpoint keys {title}:", *(f"  {key}" for key in keys)]))
+            echo("\n".join(["", f"checkpoint keys {title}:", *(f"  {key}" for key in keys)]))
 
 
 def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
@@ -118,7 +118,7 @@ def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
             row.append(size(cost.cache + cost.state) if cost.cache + cost.state else "")
         rows.append(row)
     told = f"{tokens} tokens in {dtype}"
-    click.echo(f"\nparts: {told}{'; with +, of one more token that is the last of as many' if steps else ''}")
+    echo(f"\nparts: {told}{'; with +, of one more token that is the last of as many' if steps else ''}")
     table(columns, rows, right=" ".join(columns[2:]))
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.backends.folder import check_free, reason, whole_file
+from weft.backends.storage import check_free, whole_file
 from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
 from .completion import complete_pipelines, complete_sources
 from .passes_catalog import list_passes
-from .shown import note, progress
+from .shown import echo, note, progress
 
 if TYPE_CHECKING:
     from weft.ir import Graph
@@ -114,9 +114,10 @@ def opt_command(
         return
     text = _text(model.graph)
     if out == "-":
-        sys.stdout.write(text)
+        echo(text.removesuffix("\n"))
     else:
-        _write(Path(out), text)
+        with whole_file(Path(out), model.files) as partial:
+            partial.write_text(text, encoding="utf-8")
 
 
 def tell(report: Report, passes: str, trace: bool) -> None:
@@ -124,7 +125,7 @@ def tell(report: Report, passes: str, trace: bool) -> None:
     from ..rewriting import pipeline_text
 
     if trace and report.records:
-        click.echo(str(report), err=True)
+        echo(str(report), err=True)
         return
     named = re.findall(r"[\w.-]+", pipeline_text(passes))
     for record in report.records:
@@ -175,19 +176,3 @@ def _text(graph: Graph) -> str:
         if not computed.isdisjoint(param.recipe.sources()):
             raise WeftError(f"{param.name} was computed, which text cannot hold; name a folder, as -o {graph.name}/")
     return str(graph)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all; what is no plain file (a device, a pipe) is written into.
-
-    Raises:
-        WeftError: if the system refuses.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-    except OSError as e:
-        raise WeftError(f"cannot write to {path}: {reason(e)}") from e
-    with whole_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ import click
 
 from .catalog import first_sentence
 from .completion import complete_passes
-from .shown import note, table
+from .shown import echo, note, table
 
 if TYPE_CHECKING:
     from weft.passes import Pass
@@ -64,21 +64,21 @@ def list_passes() -> None:
     for kind in ("decoder", "encoder"):
         graph = Graph()
         graph.meta["kind"] = kind
-        click.echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
+        echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
 
 
 def _show(found: type[Pass]) -> None:
     from weft.ir.printer import format_attr
 
     parts = found.documentation()
-    click.echo(f"{found.name} ({found.effect})\n\n{parts.summary}")
+    echo(f"{found.name} ({found.effect})\n\n{parts.summary}")
     sections = {"": parts.text, "Condition: ": parts.condition, "Trade-off: ": found.tradeoff, "Source: ": parts.source}
     for title, text in sections.items():
         if text:
-            click.echo(f"\n{title}{text}")
+            echo(f"\n{title}{text}")
     if arguments := found.arguments():
-        click.echo()
+        echo()
         rows = [(a.name, a.type_text, "" if a.required else format_attr(a.default)) for a in arguments]
         table(("argument", "type", "default"), rows)
     if parts.pipeline:
-        click.echo(f"\nExample: {parts.pipeline}\n\n{parts.graph.rstrip()}")
+        echo(f"\nExample: {parts.pipeline}\n\n{parts.graph.rstrip()}")

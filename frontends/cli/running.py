@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from weft.ir.errors import WeftError
 from .compiling import tell_random
 from .completion import complete_sources, complete_targets
 from .guard import complain
-from .shown import note, progress
+from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
     from weft.backends.runtime.conversation import Conversation
@@ -58,6 +57,8 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; default: one a core.")
+@click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
+@click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
 @click.option(
     "--target",
     shell_complete=complete_targets,
@@ -77,6 +78,8 @@ def run_command(
     device: str,
     threads: int | None,
     target: str | None,
+    trust: bool,
+    check: bool,
     **sampling: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
@@ -109,7 +112,7 @@ def run_command(
     if given.keys() & {"top_k", "top_p", "min_p"}:
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
-    with _opened(source, device, threads, target, text=ids is None) as model:
+    with _opened(source, device, threads, target, text=ids is None, trust=trust, check=check) as model:
         if not hasattr(model, "stream"):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
@@ -125,37 +128,44 @@ def run_command(
             ids = model.chat_prompt([*before, {"role": "user", "content": prompt}])
         if beams > 1 or (ids is not None and not chat):
             (result,) = model.generate(prompt if ids is None else [ids], beams=beams, **options)
-            click.echo(result.text if prompt is not None else ",".join(map(str, result.tokens)))
-            click.echo(timing(result), err=True)
+            echo(result.text if prompt is not None else ",".join(map(str, result.tokens)))
+            echo(timing(result), err=True)
         else:
             _say(model.stream(prompt if ids is None else ids, **options))
 
 
 @contextlib.contextmanager
-def _opened(source: str, device: str, threads: int | None, target: str | None, text: bool) -> Iterator[Any]:
+def _opened(
+    source: str, device: str, threads: int | None, target: str | None, *, text: bool, trust: bool, check: bool
+) -> Iterator[Any]:
     """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer."""
     from weft.backends.runtime import load
     from weft.backends.runtime.folder import GENAI, MANIFEST
     from weft.backends.runtime.place import place_for
+    from weft.backends.storage import check_contents, scratch_folder
 
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
         if target is not None:
             raise WeftError(f"{source} is compiled: --target goes with a source that is not")
-        yield load(source, device, threads)
+        if check:
+            check_contents(Path(source))
+        yield load(source, device, threads, trust=trust)
         return
+    if check or trust:
+        raise WeftError(f"{source} is not compiled: --{'check' if check else 'trust'} goes with a compiled folder")
     from .. import load_source
     from ..compiler import compile
 
     place, found = place_for(device, target), load_source(source)
     if found.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
-    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
+    with scratch_folder() as scratch:
         keep = f"weft compile {shlex.quote(source)} --target {place.target} -o DIR"
         note(f"compiling {source} for this run by {place}; `{keep}` would keep the result")
-        folder = Path(scratch, "model")
+        folder = scratch / "model"
         with progress(f"reading {source}") as step:
             tell_random(compile(found, folder, target=place.target, dtype=place.dtype, progress=step))
-        yield load(folder, place.device, threads)
+        yield load(folder, place.device, threads, trust=True)  # what weft has just written
 
 
 def _embed(model: Encoder, prompt: str | list[int] | None, answer: bool, source: str, **options: Any) -> None:
@@ -163,17 +173,17 @@ def _embed(model: Encoder, prompt: str | list[int] | None, answer: bool, source:
 
     if answer or prompt is None:
         raise WeftError(f"{source} is an encoder: it embeds a --prompt, and has no answer for --chat or --beams")
-    click.echo(json.dumps([float(x) for x in model.encode([prompt], **options)[0]]))
+    echo(json.dumps([float(x) for x in model.encode([prompt], **options)[0]]))
 
 
 def _say(stream: Stream) -> None:
     """Stream one answer, and its timings after it."""
     for piece in stream:
-        sys.stdout.write(piece)
+        sys.stdout.write(printable(piece))
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
-    click.echo(timing(stream.result), err=True)
+    echo(timing(stream.result), err=True)
 
 
 def timing(result: Result) -> str:
@@ -194,7 +204,7 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
         try:
             text = input("> ").strip()
         except EOFError:
-            click.echo()
+            echo()
             return
         if not text:
             continue
@@ -203,4 +213,4 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
         except WeftError as error:  # too long by now, most likely: the conversation goes on without it
             complain(str(error))
         except KeyboardInterrupt:
-            click.echo()
+            echo()

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,33 @@ from weft.backends.numbers import count as count
 from weft.backends.numbers import size as size
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 Step = Callable[[str, int, int], None]  # stage, done, in all
 WIDE = 100_000  # columns of a pipe: nothing is cut or wrapped for whoever reads it
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a line on stdout, or stderr; the one way by which commands print text."""
+    click.echo(printable(text), err=err)
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Return `text` with what steers terminals or hides text spelled out, as ``\\u001b``.
+
+    Names come from files of strangers, and answers from models: control characters move the cursor, set the title or
+    answer queries; marks of direction (Unicode UAX #9) show a name backwards. JSON stays what it means.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in keep or not _steers(c) else f"\\u{ord(c):04x}" for c in text)
+
+
+def _steers(c: str) -> bool:
+    return unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(c) in _DIRECTIONS
+
+
+_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def console(stderr: bool = False) -> Console:
@@ -44,7 +68,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = ""
     for name in columns:
         made.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
+    render(made)
+
+
+def render(made: RenderableType) -> None:
+    """Print what rich lays out, in colours on a terminal; its text must be `printable`."""
     screen = console()
     with screen.capture() as printed:
         screen.print(made)
@@ -66,7 +95,7 @@ def as_json(found: Any) -> str:
 
 def note(message: str) -> None:
     """A remark on stderr, which leaves stdout to the result."""
-    click.echo(f"weft: {message}", err=True)
+    echo(f"weft: {message}", err=True)
 
 
 @contextlib.contextmanager
@@ -83,17 +112,17 @@ def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
     known: list[rich_progress.ProgressColumn] = [rich_progress.MofNCompleteColumn()]
     if unit == "bytes":
         known = [rich_progress.DownloadColumn(binary_units=True), rich_progress.TransferSpeedColumn()]
-    opening = [rich_progress.SpinnerColumn(), rich_progress.TextColumn("{task.description}")]
+    opening = [rich_progress.SpinnerColumn(), rich_progress.TextColumn("{task.description}", markup=False)]
     known = [*opening, rich_progress.BarColumn(), *known, rich_progress.TimeRemainingColumn(elapsed_when_finished=True)]
     bar = rich_progress.Progress(*opening, console=console(stderr=True), transient=True)
     with bar:
-        task, shown, last = bar.add_task(first, total=None), first, 0.0
+        task, shown, last = bar.add_task(printable(first), total=None), first, 0.0
 
         def step(stage: str, done: int, total: int) -> None:
             nonlocal shown, last
             if stage != shown:
                 bar.columns = tuple(known)
-                bar.reset(task, description=stage, total=total)
+                bar.reset(task, description=printable(stage), total=total)
                 shown = stage
             now = time.monotonic()
             if done >= total or now - last > 0.05:  # blocks come by the thousand

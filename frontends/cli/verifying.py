@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .shown import as_json, progress
+from .shown import as_json, echo, progress
 
 if TYPE_CHECKING:
     from ..verification import Verification
@@ -22,6 +22,7 @@ DIFFERENT = 1
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
+@click.option("--trust", is_flag=True, help="Run the code that the folder names: model.py, an architecture file.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
 @click.pass_context
 def verify_command(
@@ -31,27 +32,32 @@ def verify_command(
     prompt: str | None,
     tokens: int,
     device: str,
+    trust: bool,
     wants_json: bool,
 ) -> None:
     """Run the compiled model in FOLDER beside its reference, and exit with status 1 where they differ beyond rounding.
 
-    The reference is the source named in the folder's manifest, in float64 (slow for large models), or a Hugging Face
-    folder. The prompt is read in two chunks and continued token by token, so the caches are compared too.
+    The checksums of its files come first. The reference is the source named in the folder's manifest, in float64 (slow
+    for large models), or a Hugging Face folder. The prompt is read in two chunks and continued token by token, so the
+    caches are compared too.
 
     \b
     Examples:
       weft verify out/
       weft verify out/ --prompt "In 1969" --tokens 64
+      weft verify tiny/ --trust                       compiled from an architecture file, which is code
       weft verify out/ --against ./SmolLM2-135M-Instruct
     """
     from ..verification import verify_folder
 
     with progress("opening", "steps") as step:
-        found = verify_folder(folder, against=against, prompt=prompt, tokens=tokens, device=device, progress=step)
+        found = verify_folder(
+            folder, against=against, prompt=prompt, tokens=tokens, device=device, trust=trust, progress=step
+        )
     if wants_json:
         from dataclasses import asdict
 
-        click.echo(as_json({**asdict(found), "folder": folder, "passed": found.passed}))
+        echo(as_json({**asdict(found), "folder": folder, "passed": found.passed}))
     else:
         _show(found)
     if not found.passed:
@@ -72,8 +78,8 @@ def _show(found: Verification) -> None:
     rows.append(("first diverging layer", _place(found)))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        click.echo(f"{name:<{width}}  {value}")
-    click.echo("passed" if found.passed else "FAILED: the errors are larger than rounding explains")
+        echo(f"{name:<{width}}  {value}")
+    echo("passed" if found.passed else "FAILED: the errors are larger than rounding explains")
 
 
 def _place(found: Verification) -> str:

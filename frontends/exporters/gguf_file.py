@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.backends.folder import whole_file
+from weft.backends.storage import whole_file
 from weft.ir import dtypes
 from weft.ir.archive import Archive, Array
 from weft.ir.dtypes import DType
@@ -58,8 +58,9 @@ def write_gguf(
     archive = model.graph.archive
     kind = wanted or exact_dtype(model.graph, (made for made in found.tensors.values() if len(made.shape) > 1))
     tensors = {name: _tensor(made, kind, archive) for name, made in found.tensors.items()}
-    with whole_file(Path(out)) as path:
+    with whole_file(Path(out), model.files) as path:
         _write(path, found, {**tokenizer_metadata(model), **_facts(model, kind)}, tensors, progress)
+        model.check_unchanged()
     return found.family
 
 

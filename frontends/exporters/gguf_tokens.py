@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.folder import read_json
+from weft.backends.storage import scratch_folder
 from weft.ir.errors import WeftError
 
 from ..gguf import GGUFArchive
@@ -31,9 +31,9 @@ def tokenizer_metadata(model: Model) -> dict[str, Any]:
         return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     if model.tokenizer is None:
         return {}
-    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
-        model.tokenizer(Path(scratch))
-        return _of_files(Path(scratch), model)
+    with scratch_folder() as scratch:
+        model.tokenizer(scratch)
+        return _of_files(scratch, model)
 
 
 def _of_files(folder: Path, model: Model) -> dict[str, Any]:

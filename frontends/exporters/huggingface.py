@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.folder import whole_folder
+from weft.backends.storage import seal, whole_folder
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.streams import stream
@@ -47,13 +47,13 @@ def write_huggingface(
         name: Tensor(made.shape, kind, partial(stream, made.recipe, archive)) for name, made in found.tensors.items()
     }
     config = {**found.config, "dtype": CONFIG_NAMES[kind]}
-    with whole_folder(Path(out)) as folder, hashing(model) as hashes:
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
         _write_json(folder / "config.json", config)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        _write_json(folder / PROVENANCE, provenance(model, hashes()))
+        seal(folder, PROVENANCE, provenance(model, hashes()))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.backends.folder import whole_file
+from weft.backends.storage import whole_file
 
 from ..hf.writing import Progress, counted, parse_stored, write_file
 from ..model_folder import parameters
@@ -22,5 +22,6 @@ def write_parameters(
         WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
     """
     tensors = parameters(model.graph, None if dtype is None else parse_stored(dtype))
-    with whole_file(Path(out)) as partial:
+    with whole_file(Path(out), model.files) as partial:
         write_file(partial, tensors, counted(progress, tensors))
+        model.check_unchanged()

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from weft.backends.folder import whole_folder
+from weft.backends.storage import PROVENANCE, seal, whole_folder
 from weft.ir import dtypes
 from weft.ir.archive import Array
 from weft.ir.dtypes import DType
@@ -15,6 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.inverse import groups, restore
 
+from ..manifest import hashing, provenance
 from ..sources import Model
 from .folder import Folder
 from .writing import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
@@ -53,13 +54,14 @@ def write_folder(
     if wanted is not None:
         config.pop("torch_dtype", None)  # its older name
         config["dtype"] = CONFIG_NAMES[wanted]
-    with whole_folder(Path(out)) as folder:
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if (generation := source.path / "generation_config.json").is_file():
             shutil.copyfile(generation, folder / generation.name)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         write_shards(folder, _tensors(model.graph, wanted, params), shard_bytes)
+        seal(folder, PROVENANCE, provenance(model, hashes()))
 
 
 def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ def both(name: str, folder: Path) -> list[Any]:
     """The model as PyTorch and as ONNX, opened."""
     for target in ("torch", "ort-cpu"):
         weft.compile(ZOO[name](), folder / target, target=target, max_length=LONGEST)
-    return [weft.load(folder / target, device="cpu") for target in ("torch", "ort-cpu")]
+    return [weft.load(folder / target, device="cpu", trust=True) for target in ("torch", "ort-cpu")]
 
 
 @pytest.mark.parametrize("name", DECODERS)

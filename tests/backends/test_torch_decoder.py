@@ -50,7 +50,7 @@ def model(folder: Path) -> Generator:
 
 
 def opened(folder: Path, **changes: Any) -> Generator:
-    model = weft.load(folder, device="cpu")
+    model = weft.load(folder, device="cpu", trust=True)
     assert isinstance(model, Generator) and isinstance(model.decoder, TorchDecoder)
     for name, value in changes.items():
         setattr(model.decoder, name, value)

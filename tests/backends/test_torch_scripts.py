@@ -76,7 +76,7 @@ def ids_of(text: str) -> list[int]:
 @pytest.mark.parametrize("name", ["variant/grouped", "variant/hybrid", "variant/encoder-decoder", "preset/gpt2"])
 def test_generates_as_the_runtime_does(name: str, script: Script, tmp_path: Path) -> None:
     folder = compiled(ZOO[name](), tmp_path / "out")
-    model = weft.load(folder, device="cpu")
+    model = weft.load(folder, device="cpu", trust=True)
     assert isinstance(model, Generator)
     (wanted,) = model.generate([[3, 4, 5, 6]], max_tokens=12)
     status, out, err = script(folder / "generate.py", "--ids", "3,4,5,6", "--max-tokens", 12)
@@ -101,7 +101,7 @@ def test_ends_at_the_longest_text_and_at_stop_tokens(decoder: Path, broken: Path
 
 def test_embeds_as_the_runtime_does(script: Script, tmp_path: Path) -> None:
     folder = compiled(ZOO["preset/bert-base"](), tmp_path / "out")
-    model = weft.load(folder, device="cpu")
+    model = weft.load(folder, device="cpu", trust=True)
     assert isinstance(model, Runner)
     for pooling in ("mean", "cls", "max"):
         status, out, _ = script(folder / "embed.py", "--ids", "3,4,5", "--ids", "7,8", "--pooling", pooling)
@@ -121,7 +121,7 @@ def test_runs_where_weft_is_not_installed(decoder: Path, tmp_path: Path) -> None
     command = [sys.executable, "-W", "error", "-E", "-s", "-c", alone, copy / "generate.py", copy, "--ids", "3,4"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    model = weft.load(decoder, device="cpu")
+    model = weft.load(decoder, device="cpu", trust=True)
     assert isinstance(model, Generator)
     assert ids_of(done.stdout) == model.generate([[3, 4]])[0].tokens
 

@@ -28,7 +28,7 @@ def folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Generator:
-    loaded = weft.load(folder, device="cpu")
+    loaded = weft.load(folder, device="cpu", trust=True)
     assert isinstance(loaded, Generator)
     return loaded
 

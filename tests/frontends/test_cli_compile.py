@@ -93,7 +93,7 @@ def test_an_interrupted_compile_leaves_nothing(
     source = large(tmp_path)
     process = start("compile", source, "-o", tmp_path / "out", "--target", target, cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not any(f.stat().st_size for f in tmp_path.glob(f".out.partial-*/{WEIGHTS[target]}")):
+    while not any(f.stat().st_size for f in tmp_path.glob(f".weft-partial-*/{WEIGHTS[target]}")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)

@@ -216,7 +216,7 @@ def test_tokens_that_compete_are_read_in_whole_windows(
     rows = [interpret(graph, {"input_ids": ids[at + s], "position_ids": at})["logits"][0] for s in (0, 20)]
     loss = torch.nn.functional.cross_entropy(torch.tensor(np.concatenate(rows)), torch.tensor(ids[1:]))
     assert found.scores[1].nll == pytest.approx(loss.item(), abs=1e-5)
-    monkeypatch.setattr("weft.frontends.evaluation.read_json", lambda path: {"kind": "decoder"})  # not told of it
+    monkeypatch.setattr("weft.frontends.evaluation.read_manifest", lambda folder: {"kind": "decoder"})  # not told of it
     apart = evaluate([choosy], against=llamas[0], text=text, context=20, tokens=40, device="cpu")
     assert abs(apart.scores[1].nll - loss.item()) > 1e-3
 

@@ -218,7 +218,7 @@ def test_the_command_refuses_in_one_line(save: Save, tmp_path: Path) -> None:
     for args, words in (
         (("--format", "onnx", "-o", tmp_path / "out"), "unknown format 'onnx'; weft exports hf, safetensors, gguf"),
         (("-o", tmp_path / "file"), "a file with that name is in the way"),
-        (("-o", folder), "holds files that weft did not write"),
+        (("-o", folder), f"{folder}: it holds the source"),
         (("-o", "/proc/out"), "cannot write to /proc/out"),
         (("-o", tmp_path / "out", "-p", "kv-cache"), "export it before kv-cache"),
         (("-o", tmp_path / "out", "-p", "kv-cache, last-token-logits"), "export it before kv-cache"),

@@ -98,12 +98,12 @@ def test_a_folder_holds_the_blocks(kind: Type, tmp_path: Path) -> None:
     assert (facts["kept_blocks"], facts["blocks"]) == ("all", {kind.name.lower(): 1 + 7 * LAYERS})
     assert f"{weights + DIM * (2 * LAYERS + 1):,} parameters" in (out / "model.py").read_text()
     graph = weft.load_source(source).graph
-    loaded = weft.load(out, device="cpu")
+    loaded = weft.load(out, device="cpu", trust=True)
     assert isinstance(loaded, Generator)
     ids = np.random.default_rng(1).integers(0, VOCAB, 20)
     want = interpret(graph, feeds(graph, ids[None]))["logits"][0]
     assert_close(torch.from_numpy(loaded.logits(ids.tolist())), want, tolerance(graph, torch.float32))
-    assert "passed" in done("verify", out, "--tokens", 2).stdout
+    assert "passed" in done("verify", out, "--trust", "--tokens", 2).stdout
     with importing(out):
         model = importlib.import_module("load").load_model(out, dtype="bf16")
     assert {t.dtype for t in model.buffers()} <= {torch.int32, torch.float16, torch.float32}

@@ -129,7 +129,7 @@ def test_without_pytorch_one_sentence(tiny: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "torch", None)
     for command in (
         ["compile", tiny, "-o", tmp_path / "no", "--target", "torch"],
-        ["run", tmp_path / "out", "--ids=1"],
+        ["run", tmp_path / "out", "--ids=1", "--trust"],
     ):
         assert "PyTorch cannot be imported" in refused(*command)
     with pytest.raises(weft.WeftError, match=r"install weft\[torch\]"):
@@ -141,9 +141,11 @@ def test_commands_on_a_folder(tiny: Path, tmp_path: Path) -> None:
     said = done("compile", tiny, "-o", out, "--target", "torch", "--dtype", "bf16", "--max-length", 32).stdout
     assert "for torch in bf16" in said
     done("compile", tiny, "-o", tmp_path / "onnx", "--max-length", 32)
-    answers = [done("run", tmp_path / name, "--ids", "3,1,4", "--max-tokens", 6).stdout for name in ("out", "out")]
+    answers = [
+        done("run", tmp_path / name, "--trust", "--ids", "3,1,4", "--max-tokens", 6).stdout for name in ("out", "out")
+    ]
     assert answers[0] == answers[1] and len(answers[0].split(",")) == 6
-    report = json.loads(done("verify", out, "--tokens", 4, "--json").stdout)
+    report = json.loads(done("verify", out, "--trust", "--tokens", 4, "--json").stdout)
     assert report["max_relative"] <= report["tolerance"] and report["layers"] == {}
 
 
@@ -152,7 +154,7 @@ def test_scores_are_those_of_onnx_runtime(tiny: Path, tmp_path: Path) -> None:
     for target in ("torch", "onnx"):
         passes = "default" if target == "torch" else "default, -last-token-logits"
         weft.compile(tiny, tmp_path / target, target=target, passes=passes)
-        runners.append(weft.load(tmp_path / target, device="cpu"))  # type: ignore[arg-type]  # a decoder
+        runners.append(weft.load(tmp_path / target, device="cpu", trust=True))  # type: ignore[arg-type]  # a decoder
     ours, theirs = score_tokens(runners, ids, 25, False, lambda stage, done, total: None)
     assert ours.tokens == theirs.tokens == 59 and theirs.agreement == 1
     assert abs(ours.nll - theirs.nll) < 1e-5 and theirs.kl < 1e-9
@@ -168,7 +170,7 @@ def test_weights_are_stored_as_asked_and_in_shards(tiny: Path, tmp_path: Path, m
     tensors = {key: t for name in files for key, t in load_file(tmp_path / "out" / name).items()}
     assert {t.dtype for t in tensors.values()} == {torch.float16}
     assert tensors.keys() == weft.torch(tiny).state_dict().keys()
-    model = weft.load(tmp_path / "out", device="cpu")
+    model = weft.load(tmp_path / "out", device="cpu", trust=True)
     assert isinstance(model, Generator)
     assert len(model.generate([IDS[0]], max_tokens=3)[0].tokens) == 3
 
@@ -185,7 +187,7 @@ def test_a_loss_is_left_out_and_said_so(tmp_path: Path) -> None:
         ZOO["variant/experts with noise and a loss"](), tmp_path / "out", target="torch", max_length=19
     )
     assert any(note.endswith("is left out: `weft.torch` gives a module that returns it") for note in report.notes)
-    model = weft.load(tmp_path / "out", device="cpu")
+    model = weft.load(tmp_path / "out", device="cpu", trust=True)
     assert isinstance(model, Generator)
     assert len(model.generate([[1, 2]], max_tokens=3)[0].tokens) == 3
 

@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weft
+from weft.backends.storage import MANIFEST, seal
+from weft.backends.storage.contents import SEALED
 from weft.frontends.cli import cli
 from weft.frontends.verification import divergences, relative_error, tolerated, verify_folder
 from weft.ir import WeftError
@@ -33,7 +35,13 @@ def compiled(tmp_path: Path, **options: Any) -> Path:
 
 
 def verify_command(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["verify", *map(str, args)])
+    return CliRunner().invoke(cli, ["verify", "--trust", *map(str, args)])
+
+
+def seal_again(folder: Path, **changes: Any) -> None:
+    """Give what a test has changed in `folder` the checksums that it would have from the start."""
+    record = json.loads((folder / MANIFEST).read_text())
+    seal(folder, MANIFEST, {key: value for key, value in record.items() if key not in SEALED} | changes)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,7 @@ def verify_command(*args: str | Path) -> Result:
     ids=str,
 )
 def test_what_is_right_passes(tmp_path: Path, options: dict[str, Any]) -> None:
-    found = verify_folder(compiled(tmp_path, **options), tokens=12)
+    found = verify_folder(compiled(tmp_path, **options), tokens=12, trust=True)
     assert found.passed
     assert found.argmax_agreement == 1 or options.get("dtype") == "f16"
     assert found.divergence is None
@@ -64,7 +72,7 @@ def test_noise_of_routers_is_left_out_of_the_reference_too(tmp_path: Path) -> No
     source = tmp_path / "noisy.py"
     source.write_text(TINY.replace("GatedMLP", "MoE").replace("MoE(48)", "MoE(4, 48, 2, noisy=True)"))
     weft.compile(source, tmp_path / "out")
-    found = verify_folder(tmp_path / "out", tokens=4)
+    found = verify_folder(tmp_path / "out", tokens=4, trust=True)
     assert found.passed and found.divergence is None
 
 
@@ -74,21 +82,22 @@ ON_PURPOSE = ['replace-activation{to="gelu_tanh"}', "prune-layers{layers=[1]}", 
 @pytest.mark.parametrize("forgotten", ON_PURPOSE)
 def test_what_passes_change_on_purpose_is_changed_in_the_reference_too(tmp_path: Path, forgotten: str) -> None:
     folder = compiled(tmp_path, passes=f"{', '.join(ON_PURPOSE)}, default")
-    found = verify_folder(folder, tokens=4)
+    found = verify_folder(folder, tokens=4, trust=True)
     assert found.passed and found.divergence is None
     assert found.reference.endswith("model after " + ", ".join(ON_PURPOSE))
     manifest = (folder / "weft.json").read_text()
     quoted = json.dumps(forgotten)[1:-1]
     assert quoted in manifest
     (folder / "weft.json").write_text(manifest.replace(quoted, "dce"))
-    assert not verify_folder(folder, tokens=4).passed
+    seal_again(folder)
+    assert not verify_folder(folder, tokens=4, trust=True).passed
 
 
 @pytest.mark.parametrize("name", ["hybrid", "tiny_translator"])
 def test_examples_that_do_not_only_look_back_pass(name: str, root: Path, tmp_path: Path) -> None:
     """Experts that choose among the tokens of a call, which therefore is one; an encoder's answer."""
     weft.compile(root / "examples" / f"{name}.py", tmp_path / "out", max_length=64)
-    found = verify_folder(tmp_path / "out", tokens=3)
+    found = verify_folder(tmp_path / "out", tokens=3, trust=True)
     assert found.passed and found.divergence is None
     assert (found.positions, len(found.layers)) == ((1, 7) if name == "hybrid" else (4, 5))
 
@@ -108,7 +117,10 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
     data = np.memmap(folder / "model.onnx.data", np.float32, "r+", offset, (length // 4,))
     data[:] *= 1.5
     data.flush()
-    found = verify_folder(folder)
+    with pytest.raises(WeftError, match=r"model\.onnx\.data is changed"):
+        verify_folder(folder, trust=True)
+    seal_again(folder)
+    found = verify_folder(folder, trust=True)
     assert not found.passed
     assert found.divergence is not None
     assert (found.divergence.layer, found.divergence.value) == ("layers.1", "layers.1.ffn.down")
@@ -125,6 +137,9 @@ def test_a_wrong_weight_behind_the_layers_is_found(tmp_path: Path) -> None:
     data = np.memmap(folder / "model.onnx.data", np.float32, "r+", offset, (length // 4,))
     data[:] *= 1.5
     data.flush()
+    with pytest.raises(WeftError, match=r"model\.onnx\.data is changed"):
+        verify_folder(folder, trust=True)
+    seal_again(folder)
     result = verify_command(folder)
     assert result.exit_code == 1
     assert "in the last layer, norm or head" in result.stdout
@@ -172,6 +187,16 @@ def test_a_changed_source_is_named(tmp_path: Path) -> None:
     assert "cannot be read again" in verify_command(folder).stderr
 
 
+def test_code_that_a_manifest_names_runs_when_it_is_trusted_and_unchanged(tmp_path: Path) -> None:
+    folder, ran = compiled(tmp_path), tmp_path / "ran"
+    with pytest.raises(WeftError, match=r"compiled from .*tiny\.py, which is code that this would run; .* add --trust"):
+        verify_folder(folder)
+    (tmp_path / "tiny.py").write_text(f"{TINY}open({str(ran)!r}, 'w')\n")
+    with pytest.raises(WeftError, match=r"has changed since \(tiny\.py\)"):
+        verify_folder(folder, trust=True)
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -190,8 +215,7 @@ def test_bad_requests(tmp_path: Path, args: tuple[str, ...], words: str) -> None
 def test_folders_that_cannot_be_verified(tmp_path: Path) -> None:
     assert "no such folder" in verify_command(tmp_path / "nothing").stderr
     folder = compiled(tmp_path)
-    manifest = json.loads((folder / "weft.json").read_text())
-    (folder / "weft.json").write_text(json.dumps({**manifest, "source": {}}))
+    seal_again(folder, source={})
     assert "names no source" in verify_command(folder).stderr
 
 

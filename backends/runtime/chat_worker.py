@@ -1,0 +1,95 @@
+"""Render one chat template; run as a script, in a process of its own that may take little time and memory.
+
+A template is text of whoever made the model. jinja2's sandbox keeps it from files and attributes, but not from loops
+within loops or strings of gigabytes, and constants are computed while it is parsed. So the process bounds itself before
+it sees the template: the request is JSON on stdin, the reply JSON on stdout. It imports nothing of weft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import sys
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+LONGEST = 1 << 24  # characters of a prompt; the longest contexts are a few million tokens
+
+
+class Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; here its body is all that matters."""
+
+    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """Templates as Hugging Face compiles them: the sandbox, its filters and functions, `{% generation %}` blocks."""
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def render(template: str, variables: dict[str, Any]) -> dict[str, str]:
+    """Return {"text": the prompt}, or {"error": what is wrong, and whose fault}."""
+    try:
+        made = environment().from_string(template)
+    except MemoryError:
+        return {"error": "takes too much memory"}
+    except Exception as error:  # not only TemplateError: constants are computed here
+        return {"error": f"cannot be parsed: {_brief(error)}"}
+    try:
+        text = made.render(variables)
+    except MemoryError:
+        return {"error": "takes too much memory"}
+    except Exception as error:  # whatever the template divides, indexes or raises
+        return {"error": f"refuses the messages: {_brief(error)}"}
+    if len(text) > LONGEST:
+        return {"error": f"makes a prompt of {len(text)} characters, more than {LONGEST}"}
+    return {"text": text}
+
+
+def _brief(error: Exception) -> str:
+    kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"[:500]
+
+
+def limit(seconds: int, memory: int) -> None:
+    """Bound this process: `seconds` by the clock and of a core, bytes of `memory`, and no files to write."""
+    bounds = [(resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0)]
+    for which, most in [*bounds, (resource.RLIMIT_CORE, 0)]:
+        with contextlib.suppress(ValueError, OSError):  # macOS does not bound addresses
+            resource.setrlimit(which, (most, most))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def main() -> None:
+    """Answer the one request on stdin."""
+    request = json.load(sys.stdin.buffer)
+    limit(request["seconds"], request["memory"])
+    json.dump(render(request["template"], request["variables"]), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""System calls: flush to the disk, swap two names, say why the system refused."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from pathlib import Path
+
+_AT_FDCWD = -100  # names are relative to the working folder, as everywhere
+_RENAME_EXCHANGE = 2  # linux/fs.h; macOS calls the same bit RENAME_SWAP
+_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swap what the names `a` and `b` stand for in one step; return False where the file system cannot.
+
+    A process that opens either name finds the one or the other folder at every moment (renameat2(2), renamex_np(2)).
+
+    Raises:
+        OSError: if the system refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(a), os.fsencode(b)
+    if sys.platform == "linux" and hasattr(libc, "renameat2"):
+        failed = libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(*names, _RENAME_EXCHANGE)
+    else:
+        return False
+    if failed and ctypes.get_errno() not in _UNSUPPORTED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(b))
+    return not failed
+
+
+def flush(path: Path) -> None:
+    """Force a file, or a folder's list of names, to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno not in _UNSUPPORTED:  # some network file systems cannot flush folders
+            raise
+    finally:
+        os.close(fd)
+
+
+def flush_tree(folder: Path) -> None:
+    """Force everything in `folder` to the disk: files first, then the folders that name them, inner ones first."""
+    for at, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            flush(Path(at, name))
+        flush(Path(at))
+
+
+def umask() -> int:
+    """Return the permission bits that new files of this process do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def reason(e: OSError) -> str:
+    """Say in a few words why the system refused to write, and what would help."""
+    if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; free some space or name a folder on another disk"
+    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{(e.strerror or 'not permitted').lower()}; name a folder you may write to"
+    if e.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENOTEMPTY):
+        return "a file is in the way"
+    if e.errno == errno.EFBIG:
+        return "the file would exceed the largest size allowed here (see ulimit -f)"
+    return (e.strerror or str(e)).lower()

@@ -1,0 +1,214 @@
+"""Output folders and files: they appear whole or not at all, and replace nothing but what weft itself wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from weft.ir.errors import WeftError
+
+from .contents import MANIFESTS, altered, remove_listed, unlisted
+from .disk import exchange, flush, flush_tree, reason, umask
+from .partials import ASIDE, alone, log, partial_file, partial_folder, scratch_folder
+
+SHOWN = 3  # foreign names in an error
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
+    """Yield a temporary folder that takes the place of `out` when the block ends well; the block must `seal` it.
+
+    At every moment `out` is the older folder or the new one, both whole, also for other processes and after a power
+    failure: all is flushed to the disk, then the two names are swapped in one step. If the block fails or is
+    interrupted the temporary folder goes, and an older `out` stays. A link given as `out` stays one. `sources` are the
+    files that are read meanwhile.
+
+    Raises:
+        WeftError: as `check_free`, or if `out` cannot be written: no permission, or the disk is full.
+    """
+    out, sources = _destination(out), tuple(sources)
+    check_free(out, sources)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _restore(out)
+        with partial_folder(out.parent) as partial:
+            yield partial
+            assert any((partial / name).is_file() for name in MANIFESTS), "a folder without a manifest is not ours"
+            partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.is_dir() else 0o777 & ~umask())
+            flush_tree(partial)
+            _take_place(partial, out, sources)
+    except OSError as e:
+        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+
+
+@contextlib.contextmanager
+def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
+    """Yield a temporary file beside `out` that takes its place when the block ends well; else an older `out` stays.
+
+    A device or a pipe given as `out` is written into. `sources` are the files that are read meanwhile.
+
+    Raises:
+        WeftError: if `out` cannot be written: it is a folder or a source, no permission, or the disk is full.
+    """
+    try:
+        if out.is_dir():
+            raise WeftError(f"cannot write to {out}: it is a folder")
+        out = _destination(out) if out.is_file() or not out.exists() else out.absolute()
+        _check_apart(out, sources)
+        plain = out.is_file() or not out.exists()
+        with contextlib.ExitStack() as stack:
+            if plain:
+                partial = stack.enter_context(partial_file(out.parent))
+            else:
+                partial = stack.enter_context(scratch_folder()) / "output"
+            yield partial
+            if not plain:
+                with partial.open("rb") as made, out.open("wb") as device:
+                    shutil.copyfileobj(made, device)
+                return
+            partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666 & ~umask())
+            flush(partial)
+            partial.replace(out)
+            flush(out.parent)
+    except OSError as e:
+        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+
+
+def check_free(out: Path, sources: Iterable[Path] = (), *, contents: bool = True) -> None:
+    """Check that `whole_folder` would take the place of `out`; to be asked before long work for it.
+
+    It replaces what weft wrote: an empty folder, or one whose manifest lists every file in it, none of them changed
+    since (which takes reading them all, without `contents` only the names are compared).
+
+    Raises:
+        WeftError: naming what would be lost.
+    """
+    out = _destination(out)
+    try:
+        if out.exists() and not out.is_dir():
+            raise WeftError(f"cannot write to {out}: a file with that name is in the way")
+        _check_apart(out, sources)
+        foreign, edited = _at_stake(out, contents) if out.is_dir() else ([], [])
+    except OSError as e:
+        raise WeftError(f"cannot write to {out}: {reason(e)}") from e
+    if foreign:
+        raise WeftError(
+            f"will not replace {out}: it holds files that weft did not write ({_some(foreign)}); "
+            "name an empty or new folder"
+        )
+    if edited:
+        raise WeftError(
+            f"will not replace {out}: files in it have changed since weft wrote them ({_some(edited)}); "
+            "name another folder, or remove this one"
+        )
+
+
+def _at_stake(out: Path, contents: bool) -> tuple[list[str], list[str]]:
+    """Return the names of what is foreign in `out`, and with `contents` of what has changed; again, where another
+    process replaces `out` meanwhile."""
+    while True:
+        before = os.stat(out)
+        try:
+            foreign = unlisted(out)
+            edited = altered(out) if contents and not foreign else []
+        except FileNotFoundError:
+            if not out.exists():
+                return [], []
+            continue
+        after = os.stat(out)
+        if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):  # a rename sets the time
+            return foreign, edited
+
+
+def _destination(out: Path) -> Path:
+    """Return the place that `out` stands for, links followed."""
+    try:
+        return Path(os.path.realpath(out))
+    except (OSError, ValueError) as e:
+        raise WeftError(f"cannot write to {out}: {e}") from e
+
+
+def _check_apart(out: Path, sources: Iterable[Path]) -> None:
+    """Raise WeftError if one of `sources` is `out` or lies in it."""
+    for source in sources:
+        real = Path(os.path.realpath(source))
+        if real == out or out in real.parents or (real.exists() and out.exists() and real.samefile(out)):
+            what = "is" if real == out or not out.is_dir() else "holds"
+            raise WeftError(f"will not write to {out}: it {what} the source {source}; name another place")
+
+
+def _take_place(new: Path, out: Path, sources: Iterable[Path]) -> None:
+    """Put `new` in the place of `out`, whether there is one or not.
+
+    Raises:
+        WeftError: if something foreign has come into `out` meanwhile.
+        OSError: as the system reports it.
+    """
+    while True:
+        try:
+            with alone(out):
+                check_free(out, sources, contents=False)
+                _replace(new, out)
+                return
+        except FileNotFoundError:
+            pass
+        try:
+            new.rename(out)  # over nothing, or an empty folder
+            flush(out.parent)
+            return
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise  # else another process was faster
+
+
+def _replace(new: Path, out: Path) -> None:
+    """Swap `new` and `out`, and remove the older one, unless something foreign came into it at the last moment: then
+    it comes back.
+
+    Raises:
+        WeftError: if something foreign came into it.
+        OSError: as the system reports it.
+    """
+    old = new
+    if not exchange(new, out):
+        # no such call here: between the two renames a reader finds nothing, and `_restore` mends a kill between them
+        old = _aside(out)
+        out.rename(old)
+        new.rename(out)
+    flush(out.parent)
+    if foreign := unlisted(old):
+        if old == new:
+            exchange(new, out)
+        else:
+            out.rename(new)
+            old.rename(out)
+        raise WeftError(f"will not replace {out}: it was written to meanwhile ({_some(foreign)}); name a new folder")
+    remove_listed(old)
+
+
+def _aside(out: Path) -> Path:
+    return out.parent / f"{ASIDE}{out.name[:200]}"
+
+
+def _restore(out: Path) -> None:
+    """Bring back the older `out` that a process, killed between two renames, left aside; or remove it."""
+    aside = _aside(out)
+    if not aside.is_dir():
+        return
+    with alone(aside):
+        if not out.exists():
+            aside.rename(out)
+            log.warning("restored %s, which an interrupted run had put aside", out)
+        else:
+            remove_listed(aside)
+            log.warning("removed %s, which an interrupted run had left", aside)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

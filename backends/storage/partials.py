@@ -1,0 +1,177 @@
+"""Temporary files and folders of running processes, told from those of dead ones by a lock.
+
+A process holds a lock (flock(2)) on each of its own; the kernel drops it however the process ends. Whoever writes
+beside one that nobody holds removes it, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from weft.ir.errors import WeftError
+
+from ..numbers import size
+from .contents import MANIFESTS, remove_listed
+from .disk import reason
+
+PARTIAL = ".weft-partial-"  # beside the result; short, so that any name of a result leaves room for it
+ASIDE = ".weft-old-"  # the older result, where two names cannot be swapped in one step
+SCRATCH = "weft-scratch-"  # in the system's temporary folder
+PATIENCE = 60  # seconds that a replacement waits for another one beside it
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+log = logging.getLogger("weft")
+
+
+@contextlib.contextmanager
+def partial_folder(parent: Path) -> Iterator[Path]:
+    """Make a temporary folder in `parent`, locked while the block runs, and remove what is there by its name then."""
+    with _claimed(parent, PARTIAL, folder=True) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def partial_file(parent: Path) -> Iterator[Path]:
+    """Make a temporary file in `parent`, as `partial_folder` does a folder."""
+    with _claimed(parent, PARTIAL, folder=False) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder for the time of the block in the system's temporary folder.
+
+    Raises:
+        WeftError: if it cannot be made.
+    """
+    parent = Path(tempfile.gettempdir())
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_claimed(parent, SCRATCH, folder=True))
+        except OSError as e:
+            raise WeftError(f"cannot write to {parent}: {reason(e)}") from e
+        yield folder
+
+
+@contextlib.contextmanager
+def _claimed(parent: Path, prefix: str, folder: bool) -> Iterator[Path]:
+    sweep(parent, prefix)
+    path, lock = _claim(parent, prefix, folder)
+    try:
+        yield path
+    finally:
+        _remove(path)
+        if lock is not None:
+            os.close(lock)
+
+
+def _claim(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
+    """Make a temporary file or folder and lock it; again, where a sweeper was faster than the lock."""
+    while True:
+        if folder:
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        else:
+            handle, name = tempfile.mkstemp(prefix=prefix, dir=parent)
+            os.close(handle)
+            path = Path(name)
+        try:
+            return path, _lock(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+
+
+def _lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock of `path`; None where the file system has no locks.
+
+    Raises:
+        BlockingIOError: if another process holds it.
+        FileNotFoundError: if `path` was removed meanwhile.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe must not stop us
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_ino != os.lstat(path).st_ino:
+            raise FileNotFoundError(errno.ENOENT, "replaced", str(path))
+    except OSError as e:
+        os.close(fd)
+        if e.errno in _NO_LOCKS:
+            return None
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold the lock of the folder at `path`: one process at a time replaces it, and no other removes it meanwhile.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        WeftError: if another process holds it for longer than `PATIENCE`.
+    """
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        try:
+            lock = _lock(path)
+            break
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise WeftError(f"another process has been writing to {path} for a minute; try again later") from None
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep(parent: Path, prefix: str = PARTIAL) -> None:
+    """Remove what dead processes of this user left in `parent`, and log each.
+
+    A leftover with a manifest is an older result whose removal was interrupted: only what the manifest lists goes.
+    """
+    for path in sorted(parent.glob(f"{prefix}*")):
+        lock = None
+        try:
+            found = path.lstat()
+            if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            lock = _lock(path)
+            if lock is None:  # no telling whether its process lives
+                continue
+            bytes_ = _bytes(path)
+            _remove(path)
+        except OSError:  # held, or removed by somebody else meanwhile
+            continue
+        finally:
+            if lock is not None:
+                os.close(lock)
+        if path.exists():
+            log.warning("%s holds files that weft did not write; move them elsewhere and remove it", path)
+        else:
+            log.warning("removed %s, %s that an interrupted run had left", path, size(bytes_))
+
+
+def _bytes(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(Path(at, name).lstat().st_size for at, _, names in os.walk(path) for name in names)
+
+
+def _remove(path: Path) -> None:
+    """Remove a temporary file or folder, or a former result that was swapped to its name."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+    elif any((path / name).is_file() for name in MANIFESTS):
+        remove_listed(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

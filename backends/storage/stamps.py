@@ -1,0 +1,44 @@
+"""Notice that a source changes while it is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.ir.errors import WeftError
+
+
+class Stamp(NamedTuple):
+    """What changes when a file is written to (size, time) or replaced (device, inode)."""
+
+    size: int
+    mtime_ns: int
+    device: int
+    inode: int
+
+
+def stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
+    """Return the stamps of those of `paths` that are files; take them before the first byte is read."""
+    return {path: _stamp(path) for path in paths if path.is_file()}
+
+
+def check_unchanged(before: Mapping[Path, Stamp]) -> None:
+    """Check that the files still have the stamps that they had `before`.
+
+    Raises:
+        WeftError: naming the first file that was written to, replaced or removed since.
+    """
+    for path, then in before.items():
+        try:
+            same = _stamp(path) == then
+        except OSError:
+            same = False
+        if not same:
+            raise WeftError(f"{path} has changed while it was read: run the command again when it is complete")
+
+
+def _stamp(path: Path) -> Stamp:
+    found = os.stat(path)
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
