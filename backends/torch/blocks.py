@@ -17,7 +17,6 @@ from weft.ir.recipes import Permute
 from weft.ir.types import TensorType
 
 from .formulas import is_constant
-from .program import attribute_path
 
 BITS = {dtypes.q4_0.name: 4, dtypes.q4_1.name: 4, dtypes.q8_0.name: 8}
 NOT_ASKED = ""
@@ -32,8 +31,8 @@ def kept(weight: Value | None) -> DType | str:
     linears = [node for node in weight.users if node.op is ops.linear]
     if not linears:
         return NOT_ASKED
-    home = attribute_path(weight.name.removesuffix(".weight"))
-    if home == attribute_path(weight.name) or not all(_reads(node, weight, home) for node in weight.users):
+    home = weight.name.removesuffix(".weight")
+    if home == weight.name or not all(_reads(node, weight, home) for node in weight.users):
         return "it is not the weight of linear maps alone, in a module of theirs"
     if len({node.operand("bias") for node in linears}) > 1:
         return "linear maps with different biases share it"
@@ -98,7 +97,7 @@ def widened(graph: Graph) -> list[str]:
 
 def _reads(node: Node, weight: Param, home: str) -> bool:
     """Whether `node` can multiply by, or look up rows of, a module at `home`."""
-    scope = attribute_path(node.scope)
+    scope = node.scope
     operand = {ops.linear: "weight", ops.embedding: "table"}.get(node.op)
     return operand is not None and node.operand(operand) is weight and (not scope or home.startswith(f"{scope}."))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from .about import class_doc
 from .body import Writer
-from .library import library
+from .library import IMPORTS, library
 from .naming import Named
 from .program import TOP, Held, Program, Var
 from .structure import Method
@@ -79,7 +80,7 @@ class ClassWriter:
     def write(self, method: Method) -> str:
         """The name of the class of `method`, which is written where it is new, behind those of inner methods."""
         if not self.names:
-            self.names = class_names(method, self.top, self.nodes, {*library()})
+            self.names = class_names(method, self.top, self.nodes, {*library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]
         if name in self.classes:
             return name

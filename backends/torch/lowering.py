@@ -10,6 +10,7 @@ from weft.ir.op import Op, Trait
 from weft.passes import Trace, legalize, lookup
 
 from .encoded import within_encoder
+from .identifiers import with_identifiers
 from .positions import begin, end
 from .program import Emitter, Held, Leaf, Operand, Program, Statement
 from .states import cached_nodes, counts_keys, cross_attentions
@@ -98,7 +99,7 @@ def legal(graph: Graph, trace: Trace) -> Graph:
     Raises:
         WeftError: naming an op that cannot be written.
     """
-    graph = graph.clone()
+    graph = with_identifiers(graph.clone())
     lookup("unfuse-residual-norm")().run(graph, trace)
     legalize(graph, refusals, trace)
     return graph

@@ -17,8 +17,9 @@ def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str
     entries: dict[str, str | Leaf | Held] = {relative(p, method.path): name for p, name in inner.items()}
     for path, held in method.holds.items():
         local = relative(path, method.path)
-        if path in tables and isinstance(held, Held):
-            local = local.removesuffix(".weight")
+        home = local.removesuffix(".weight")
+        if path in tables and isinstance(held, Held) and home not in (local, *entries):
+            local = home
             held = Leaf(local, f"nn.Embedding({', '.join(map(str, held.shape))})", ("weight",))
         entries[local] = held
     order = _order(method)

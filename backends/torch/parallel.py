@@ -17,6 +17,7 @@ from weft.ir.op import Trait
 from weft.passes.feed_forward import feed_forward
 from weft.passes.projections import Branch, Projections, projections
 
+from .identifiers import with_identifiers
 from .lowering import lower
 from .program import Held, Leaf, Program, Slot
 from .source import formatted, template
@@ -42,6 +43,7 @@ def write_plan(graph: Graph, degree: int) -> str:
     Raises:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
     """
+    graph = with_identifiers(graph)
     program = lower(graph)
     plan, paths = make_plan(graph, degree, program), set(program.weights)
     kinds = {style.partition("(")[0] for style in plan.styles.values()}

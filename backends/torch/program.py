@@ -6,8 +6,8 @@ stand for the operands. `structure` then gathers the statements of a scope into 
 
 from __future__ import annotations
 
-import keyword
 import re
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -119,16 +119,17 @@ class Emitter:
         self._leaves: dict[str, tuple[Leaf, tuple[Param, ...]]] = {}
         self._hoisted: dict[Hashable, tuple[Var, ...]] = {}
         self.blocks: dict[Param, dict[str, Param]] = {}  # the tensors that stand for weights kept in blocks
+        self._parts: Counter[str] | None = None  # how many parameters and inner scopes lie below a path
         self.scope = TOP
         self.node: Node | None = None
         self.start: Var | None = None  # how many tokens the cache held before the call
         for name, value in graph.inputs.items():
-            self.program.inputs.append(var := Var(name.replace(".", "_"), value.type.shape))
+            self.program.inputs.append(var := Var(name, value.type.shape))
             self._made[value] = var
 
     def enter(self, node: Node) -> None:
         """What is emitted from now on stands for `node`."""
-        self.node, self.scope = node, attribute_path(node.scope)
+        self.node, self.scope = node, node.scope
 
     def leave(self) -> None:
         """What is emitted from now on stands for no node."""
@@ -279,8 +280,7 @@ class Emitter:
         (path,) = paths
         if not path or any(w.name != f"{path}.{name}" for name, w in given.items()):
             return None
-        path = attribute_path(path)
-        if not self._inside(path):
+        if not self._inside(path) or self._holds_more(path, params):
             return None
         leaf = Leaf(path, init, tuple(given))
         if path not in self._leaves:
@@ -288,10 +288,17 @@ class Emitter:
                 return None
             self._leaves[path] = leaf, params
             for p in params:
-                key = attribute_path(p.name)
+                key = p.name
                 self._made[p] = Held(key, tuple(p.type.concrete({})))
                 self.program.weights[key] = p
         return leaf if self._leaves[path] == (leaf, params) else None
+
+    def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
+        """Whether what is at `path` has other parts than `params`, which no module of torch has."""
+        if self._parts is None:
+            scopes = {node.scope for node in self.graph.nodes}
+            self._parts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _outer(name))
+        return self._parts[path] > len(params)  # blocks of a weight are several
 
     def _inside(self, path: str) -> bool:
         """Whether the module at `path` stands in the scope of the node."""
@@ -303,7 +310,7 @@ class Emitter:
             return self.hoist(
                 param.recipe, text, self._inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
             )
-        key = attribute_path(param.name)
+        key = param.name
         self.program.weights[key] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
         return Held(key, tuple(param.type.concrete({})), is_constant(param.recipe) or bool(whole), whole)
@@ -360,15 +367,16 @@ class Emitter:
         return ", ".join(texts), operands
 
 
-def attribute_path(path: str) -> str:
-    """`path` with every part a name that Python takes for an attribute: ``in`` becomes ``in_``."""
-    parts = (re.sub(r"\W", "_", part) for part in path.split("."))
-    return ".".join(f"{p}_" if keyword.iskeyword(p) else p for p in parts)
+def _outer(name: str) -> list[str]:
+    """The paths that `name` lies below."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def local_name(value: Value) -> str:
     """The last part of the name of a value; if that is only what made it, what it is for who reads it."""
     own, made = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
+    own = f"v_{own}" if own.isdigit() else own  # of a list of modules
     if made is None or not value.uses or own != made.op.name.removesuffix("_"):
         return own
     reader, index = value.uses[0]

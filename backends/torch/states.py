@@ -11,8 +11,10 @@ from weft.passes.recurrences import states
 
 def cached_nodes(graph: Graph) -> set[Node]:
     """The causal self-attentions and the recurrences of a model that generates; none where the graph has caches itself
-    or a bidirectional attention lets a token see later ones."""
+    or no `input_ids` to count."""
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder") or remembers(graph):
+        return set()
+    if "input_ids" not in graph.inputs:
         return set()
     return {n for n in graph.nodes if (n.op.name in ATTENTIONS and n.attrs["causal"]) or states(n)}
 

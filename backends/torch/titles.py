@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from weft.ir.graph import Node
 from weft.ir.ops.fused_attention import SOFTMAX
 
-from .program import Statement, attribute_path
+from .program import Statement
 from .structure import Call, Loop, Method
 
 CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
@@ -44,7 +44,7 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
     names: dict[Hashable, str] = {}
     for title, keys in groups.items():
         for key, name in zip(keys, _apart(title, [places[k] for k in keys], within), strict=True):
-            names[key] = _fresh(name, taken.union(names.values()))
+            names[key] = whole if key == top.key else _fresh(name, taken.union({whole}, names.values()))
     return names
 
 
@@ -61,7 +61,7 @@ def calls(method: Method) -> list[Call]:
 
 def _stands(node: Node, path: str) -> bool:
     """Whether `node` stands in the module at `path`."""
-    return f"{attribute_path(node.scope)}.".startswith(f"{path}.")
+    return f"{node.scope}.".startswith(f"{path}.")
 
 
 def _kinds(nodes: Iterable[Node]) -> list[str]:
@@ -86,7 +86,7 @@ def _title(path: str, nodes: list[Node]) -> str:
         return found[0]
     if last == "ffn" and "MoE" in found:
         return "MoE"
-    return CLASSES.get(last, "".join(w.capitalize() for w in last.split("_")))
+    return CLASSES.get(last, "".join(w.capitalize() for w in last.split("_"))) or "Part"
 
 
 def _apart(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:

@@ -13,6 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Source
 
+from .identifiers import parameter_names
 from .lowering import lower
 
 
@@ -27,7 +28,8 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
     """
     if graph.meta.get("keep_blocks"):
         raise WeftError("weights that stay in blocks are not trained: give the graph of a module without keep_blocks")
-    held = {key: param.name for key, param in lower(graph).weights.items()}
+    own = parameter_names(graph)
+    held = {key: own[param.name] for key, param in lower(graph).weights.items()}
     if unknown := state_dict.keys() - held.keys():
         name = sorted(unknown)[0]
         raise WeftError(f"the state_dict holds {name}, which graph {graph.name} has not ({len(unknown)} unknown)")

@@ -9,7 +9,7 @@ from weft.ir.quantized import BLOCK
 
 from ..blocks import BITS, block_params, dense, embeds, kept
 from ..lowering import lowering
-from ..program import Emitter, Held, Leaf, Var, attribute_path
+from ..program import Emitter, Held, Leaf, Var
 
 
 def _widened(node: Node) -> str | None:
@@ -34,7 +34,7 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
     leaf, _ = block_module(e, table, None)
     like = dense(e.graph)
     assert like is not None
-    key = attribute_path(like.name)
+    key = like.name
     e.program.weights[key] = like
     name = "x" if ids in e.graph.inputs.values() else ""
     return e.emit("{1}({0}).to({2})", ids, leaf, Held(key, tuple(like.type.concrete({}))), name=name)

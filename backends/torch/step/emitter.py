@@ -11,7 +11,7 @@ from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 
 from ..positions import query_positions
-from ..program import TOP, Emitter, Held, Leaf, Operand, Statement, Var, attribute_path
+from ..program import TOP, Emitter, Held, Leaf, Operand, Statement, Var
 from ..states import cached_nodes, counts_keys
 from .patterns import NormOf, Projection
 from .tables import TICKETS
@@ -96,7 +96,7 @@ class StepEmitter(Emitter):
 
     def weight(self, param: Param) -> Held:
         """A weight as it is."""
-        key = attribute_path(param.name)
+        key = param.name
         self.program.weights[key] = param
         return Held(key, tuple(param.type.concrete({})))
 
@@ -105,7 +105,7 @@ class StepEmitter(Emitter):
         params = list(dict.fromkeys(params))
         if len(params) == 1:
             return self.weight(params[0])
-        places = [attribute_path(p.name).split(".") for p in params]
+        places = [p.name.split(".") for p in params]
         if len({(*p[:-2], p[-1]) for p in places}) != 1 or any(len(p) < 2 for p in places):
             return None
         modules, kind = [p[-2] for p in places], places[0][-1]
@@ -122,18 +122,18 @@ class StepEmitter(Emitter):
         """The norm `node` as kernels take it; `gain` is its weight, where another node multiplies by that."""
         kind = "rms" if node.op is ops.rms_norm else "layer"
         weights = gain or node.operand("weight"), node.operand("bias") if kind == "layer" else None
-        given = [attribute_path(w.name) if isinstance(w, Param) else "" for w in weights]
+        given = [w.name if isinstance(w, Param) else "" for w in weights]
         path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(node, kind)
         names = ":".join(g.rpartition(".")[2] for g in given)
         return Leaf(f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{names}")
 
     def _without_weights(self, node: Node, kind: str) -> str:
         """Where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
-        alike = self._norms.setdefault((attribute_path(node.scope), kind), [])
+        alike = self._norms.setdefault((node.scope, kind), [])
         if (eps := node.attrs["eps"]) not in alike:
             alike.append(eps)
         number = alike.index(eps) + 1
-        return f"{attribute_path(node.scope)}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
+        return f"{node.scope}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
 
     # -- where statements stand
 

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from weft.backends.torch.identifiers import parameter_names
 from weft.backends.torch.module import build_module
-from weft.backends.torch.program import attribute_path
 from weft.ir import Graph, interpret
 from weft.ir.archive import MemoryArchive
 from weft.ir.recipes import Source
@@ -52,9 +52,9 @@ def rounded(graph: Graph, module: nn.Module) -> Graph:
     """`graph` with the weights that `module` has, rounded as they are there."""
     copy, weights = graph.clone(), module.state_dict()
     archive = MemoryArchive({})
-    for param in copy.params.values():
-        if (key := attribute_path(param.name)) in weights:
-            tensor = weights[key]
+    for key, name in parameter_names(graph).items():
+        if key in weights:
+            param, tensor = copy.params[name], weights[key]
             archive.arrays[key] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
             param.recipe = Source(key)
     copy.archive = archive

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from weft.backends.torch.identifiers import parameter_names
 from weft.backends.torch.module import build_module
-from weft.backends.torch.program import attribute_path
 from weft.frontends.hf.folder import load_folder
 from weft.ir.recipe import Recipe
 from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Slice, Source
@@ -71,9 +71,9 @@ def check(folder: Path, model: nn.Module, inputs: dict[str, Tensor], logits: Ten
     loss(logits, ids).backward()
     ours, total = {key: t.clone().requires_grad_() for key, t in weights.items()}, torch.zeros(())
     held = dict(module.named_parameters())
-    for param in graph.params.values():
-        if (p := held.get(attribute_path(param.name))) is not None and p.grad is not None:
-            total = total + (made(param.recipe, ours).reshape(p.shape) * p.grad).sum()
+    for key, name in parameter_names(graph).items():
+        if (p := held.get(key)) is not None and p.grad is not None:
+            total = total + (made(graph.params[name].recipe, ours).reshape(p.shape) * p.grad).sum()
     total.backward()
     theirs = saved_gradients(model, folder / "gradients")
     largest = max(float(t.abs().max()) for t in theirs.values())
