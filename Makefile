@@ -10,9 +10,11 @@ SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 MINILM := $(CACHE)/all-MiniLM-L6-v2
 SOURCES := src ir passes backends frontends tests
 JOBS ?= 2
+INPUTS ?= 20000
+SEED ?= 0
 PROMPT ?= What is the capital of France? Answer in one sentence.
 
-.PHONY: help setup weights test lint format demo bench clean
+.PHONY: help setup weights test fuzz lint format demo bench clean
 .DELETE_ON_ERROR:
 
 help:  ## what there is to make
@@ -49,6 +51,9 @@ $(SMOLLM2) $(MINILM): | $(BIN)/python
 
 test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, types, tests
 	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+fuzz: $(SETUP)  ## INPUTS mutated files and arguments by SEED: none may end in a traceback, a hang or in too much memory
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) --out benchmarks/results/fuzz.json
 
 lint: $(SETUP)  ## style and types
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from typing import Any
 from weft.backends.runtime.folder import MANIFEST, TORCH, read_manifest
 from weft.backends.viz.network import Network, network
 from weft.backends.viz.onnx_network import joined, onnx_network
+from weft.ir.documents import Record, expanded
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes import run_passes
@@ -26,7 +27,7 @@ def described(source: Any, trust: bool = False) -> Network:
     Raises:
         WeftError: if it cannot be read, or is a folder of PyTorch whose source is gone, or is code that needs `trust`.
     """
-    path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
+    path = expanded(source) if isinstance(source, (str, Path)) else None
     if path is None:
         return network(load_source(source).graph)
     if path.suffix == ".onnx":
@@ -40,14 +41,14 @@ def described(source: Any, trust: bool = False) -> Network:
 
 def loaded(source: Any) -> Model | None:
     """The model that `source` is or names; None for an ONNX file or a compiled folder, which is one no more."""
-    path = Path(source).expanduser() if isinstance(source, (str, Path)) else None
+    path = expanded(source) if isinstance(source, (str, Path)) else None
     built = path is not None and (path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path))
     return None if built else load_source(source)
 
 
 def named_files(*sources: Any) -> list[Path]:
     """Return the files that are named by `sources`, or read for them: nothing may be written in their place."""
-    found = [s.files if isinstance(s, Model) else (Path(s).expanduser(),) for s in sources if _names(s)]
+    found = [s.files if isinstance(s, Model) else (expanded(s),) for s in sources if _names(s)]
     return [path for paths in found for path in paths if path.is_file()]
 
 
@@ -63,22 +64,19 @@ def _is_onnx(folder: Path) -> bool:
 def _compiled(folder: Path, trust: bool) -> Network:
     """The model in a folder of `weft compile`, with the name of what it came from."""
     manifest = read_manifest(folder)
-    origin = manifest.get("source")
-    spec = origin.get("spec") if isinstance(origin, dict) else None
-    if manifest.get("target") == TORCH:
+    spec = manifest.record("source", {}).text("spec", None)
+    if manifest.text("target", None) == TORCH:
         return network(_rebuilt(folder, manifest, trust))
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:
         raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is not whole; compile it anew")
     found = joined([onnx_network(file) for file in files])
-    return replace(found, name=_name(spec)) if isinstance(spec, str) else found
+    return replace(found, name=_name(spec)) if spec else found
 
 
-def _rebuilt(folder: Path, manifest: dict[str, Any], trust: bool) -> Graph:
+def _rebuilt(folder: Path, manifest: Record, trust: bool) -> Graph:
     """Return the graph that a folder of PyTorch was made from: its source, rewritten by its pipeline."""
-    pipeline = manifest.get("pipeline", "")
-    if not isinstance(pipeline, str):
-        raise WeftError(f"{folder / MANIFEST}: its pipeline is no text; compile it anew")
+    pipeline = manifest.text("pipeline", "")
     try:
         graph = recorded_source(folder, manifest, trust).graph
     except WeftError as e:

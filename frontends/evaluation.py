@@ -19,6 +19,7 @@ from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.place import place_for
 from weft.backends.storage import scratch_folder
 from weft.ir import dtypes
+from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
 from weft.passes import default_pipeline
 from weft.passes.calibration import CHARACTERS
@@ -127,7 +128,7 @@ def evaluate(
             if read < 1:
                 raise WeftError(f"{text} has {'one token' if ids else 'no tokens'}: nothing in it can be predicted")
             decoders = [m for m in runners if isinstance(m, Generator)]
-            whole = any(c.manifest.get("compares_tokens") for c in opened)
+            whole = any(c.manifest.flag("compares_tokens", False) for c in opened)
             found = [asdict(tally) for tally in score_tokens(decoders, ids, window, whole, progress)]
         inside = stream_errors(runners, ids[: min(WATCHED, window)]) if layers else [{} for _ in runners]
         seconds = seconds_per_token(runners, ids[:window], progress)
@@ -136,7 +137,7 @@ def evaluate(
             name=c.name,
             **{key: f.get(key) for key in ("nll", "kl", "agreement", "cosine")},
             seconds=s,
-            parameters=c.manifest.get("parameters"),
+            parameters=c.manifest.integer("parameters", None),
             cache_bytes=c.cache_bytes,
             layers=e,
         )
@@ -147,11 +148,11 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Candidate:
-    """An open model, and the manifest of its folder ({} where it has none)."""
+    """An open model, and the manifest of its folder (an empty one where it has none)."""
 
     name: str
     model: Generator | Encoder
-    manifest: Mapping[str, Any]
+    manifest: Record
 
     @property
     def longest(self) -> int:
@@ -166,8 +167,10 @@ class _Candidate:
         """Bytes that its caches keep for a token."""
         if "cache" not in self.manifest:
             return None
-        numbers: int = sum((1 if c["latent"] else 2) * c["kv_heads"] * c["head_dim"] for c in self.manifest["cache"])
-        return numbers * dtypes.parse(self.manifest["dtype"]).bits // 8
+        caches, dtype = self.manifest.records("cache"), self.manifest.choice("dtype", ("f32", "f16", "bf16"))
+        widths = (c.integer("kv_heads", least=0) * c.integer("head_dim", least=0) for c in caches)
+        numbers: int = sum((1 if c.flag("latent", False) else 2) * n for c, n in zip(caches, widths, strict=True))
+        return numbers * dtypes.parse(dtype).bits // 8
 
 
 def _open_all(
@@ -199,7 +202,7 @@ def _open_all(
             _check_kind(name, source.graph.meta.get("kind"))
             _compile(source, folder, device, progress)
         manifest = read_manifest(folder)
-        _check_kind(name, manifest.get("kind"))
+        _check_kind(name, manifest.text("kind", None))
         found.append(_Candidate(name, load(folder, device, trust=trust or isinstance(source, Model)), manifest))
         first, last = found[0], found[-1]
         if isinstance(first.model, Encoder) != isinstance(last.model, Encoder):
@@ -282,7 +285,7 @@ def _read(path: Path, characters: int) -> str:
         WeftError: if there is no such file, or it is no text.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with open(open_regular(path), encoding="utf-8") as file:
             return file.read(characters)
     except UnicodeDecodeError as error:
         raise WeftError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from error

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Target
+from weft.ir.documents import expanded
 from weft.ir.graph import Graph
 from weft.passes.counts import parameter_count
 from weft.passes.library.kv_cache import ROUTERS
@@ -91,7 +91,7 @@ def max_source(graph: Graph, length: int) -> int:
 def _absolute(spec: str) -> str:
     """A source by a name that holds in every working folder; links are not followed, they may lead to other names."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
-    path = Path(file if file.endswith(".py") else spec).expanduser()
+    path = expanded(file if file.endswith(".py") else spec)
     if not path.exists():
         return spec
     return f"{path.absolute()}{colon}{name}" if file.endswith(".py") else str(path.absolute())

@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.folder import read_json
 from weft.backends.storage import check_format, seal, stamps, whole_folder
 from weft.backends.storage.contents import SEALED
 from weft.ir import dtypes
 from weft.ir.archive import Archive
+from weft.ir.documents import read_json, read_text
 from weft.ir.dtypes import DType
-from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.parser import parse
+from weft.ir.parser import MOST_BYTES, parse
 from weft.ir.recipe import Recipe
 from weft.ir.recipes import Concat, Full, Normal, Permute, Reshape, Slice, Source, Take
 from weft.ir.streams import stream
@@ -71,11 +70,7 @@ def read_model(spec: str, path: Path) -> Model:
         WeftError: if its text is no graph, or its weights are missing or unsound.
     """
     before = stamps(path.iterdir())
-    try:
-        text = (path / GRAPH).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise WeftError(f"{path / GRAPH} cannot be read: {e}") from e
-    graph = parse(text, str(path / GRAPH))
+    graph = parse(read_text(path / GRAPH, MOST_BYTES), str(path / GRAPH))
     check_metadata(graph, str(path / GRAPH))
     graph.meta["source"] = {"format": "weft", "path": str(path)}
     graph.archive = SafetensorsArchive(path)

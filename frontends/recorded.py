@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from weft.backends.runtime.folder import MANIFEST
 from weft.backends.runtime.trust import require_trust
 from weft.backends.storage.contents import sha256
+from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
 from .sources import Model, architecture_file, load_source
 
 
-def recorded_source(folder: Path, manifest: Mapping[str, Any], trust: bool = False) -> Model:
+def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Model:
     """Return the source that `folder` says it was compiled from, unchanged since.
 
     An architecture file is code: it runs with `trust` only, and only if it is the one that was compiled.
@@ -22,13 +21,10 @@ def recorded_source(folder: Path, manifest: Mapping[str, Any], trust: bool = Fal
     Raises:
         WeftError: if the manifest names no source, or one that cannot be read, is another one now, or is not trusted.
     """
-    source = manifest.get("source")
-    source = source if isinstance(source, Mapping) else {}
-    spec, seed, hashes = source.get("spec"), source.get("seed") or 0, source.get("hashes") or {}
-    if not isinstance(spec, str) or not spec:
+    source = manifest.record("source", {})
+    spec, seed, hashes = source.text("spec", ""), source.integer("seed", 0), source.get("hashes", dict[str, str], {})
+    if not spec:
         raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
-    if not isinstance(seed, int) or not isinstance(hashes, Mapping):
-        raise WeftError(f"{folder / MANIFEST}: the seed or the hashes of its source are malformed; compile it again")
     if (code := architecture_file(spec)) is not None:
         require_trust(trust, f"{folder} says it was compiled from {spec}, which is code that this would run")
         if code.is_file() and hashes.get(code.name) != sha256(code):

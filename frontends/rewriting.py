@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from weft.ir.documents import expanded, read_text
 from weft.ir.errors import WeftError
 from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
 from weft.passes.pipeline import Hook, Progress
@@ -14,6 +15,7 @@ from weft.passes.pipeline import Hook, Progress
 from .sources import Model
 
 SUFFIX = ".pipeline"
+MOST = 1 << 20  # bytes of a pipeline
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|#.*')
 _PHASE = re.compile(r"[\w-]+\s*:")
 
@@ -29,12 +31,11 @@ def pipeline_text(given: str) -> str:
     given = given.strip()
     if not (given.startswith("@") or re.fullmatch(rf"[^,{{]+{re.escape(SUFFIX)}", given)):
         return given
-    path = Path(given.removeprefix("@")).expanduser()
+    path = expanded(given.removeprefix("@"))
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
-        why = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
-        raise WeftError(f"the pipeline file {path} cannot be read: {why}") from e
+        text = read_text(path, MOST).removeprefix("\ufeff")
+    except WeftError as e:
+        raise WeftError(f"the pipeline file {path} cannot be read: {e}") from e
     joined, depth = "", 0
     for line in text.splitlines():
         line = _COMMENT.sub(lambda found: found[1] or "", line).strip()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +14,7 @@ from typing import Any
 from weft.backends.storage import Stamp, check_unchanged, scratch_folder, stamps
 from weft.backends.storage.contents import sha256
 from weft.ir.archive import Archive
+from weft.ir.documents import check_regular, expanded, read_text
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Normal
@@ -98,9 +97,12 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
             raise WeftError(f"a {kind} is no source: {_POSSIBLE}")
         return _initialized(source, kind.lower(), kind, f"a {kind}", seed)
     spec = str(source)
-    path = Path(spec).expanduser()
+    path = expanded(spec)
+    check_regular(path)
     if (file := architecture_file(spec)) is not None:
         return _from_python(spec, file, spec.rpartition(".py:")[2] if ".py:" in spec else None, seed)
+    if path.suffix in _INSTEAD and not path.is_dir():
+        raise WeftError(f"{path} is {_INSTEAD[path.suffix]}")
     if path.suffix == ".gguf":
         return _from_gguf(spec, path)
     if path.is_dir():
@@ -113,7 +115,7 @@ def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Mode
 def architecture_file(spec: str) -> Path | None:
     """Return the file of Python that loading `spec` runs ("model.py", "model.py:Mistral"); None where it runs none."""
     match = re.fullmatch(r"(.+\.py)(?::\w+)?", spec)
-    return Path(match[1]).expanduser() if match else None
+    return expanded(match[1]) if match else None
 
 
 def _from_gguf(spec: str, path: Path) -> Model:
@@ -161,75 +163,40 @@ def _from_folder(spec: str, path: Path) -> Model:
 
 
 def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
+    from .architecture import run_file, running
+
     before = stamps([path])
-    namespace = _run(path)
-    models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
+    namespace = run_file(path)
+    with running(path):
+        models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
+    listed = ", ".join(models) or "none"
     if name is None:
         if "model" not in models and len(models) != 1:
-            raise WeftError(f"{path}: say which model, as {path}:NAME; it defines {', '.join(models) or 'none'}")
+            raise WeftError(f"{path}: say which model, as {path}:NAME; it defines {listed}")
         name = "model" if "model" in models else next(iter(models))
     if name not in namespace:
-        raise WeftError(f"{path} defines no {name!r}; its models are {', '.join(models) or 'none'}")
+        raise WeftError(f"{path} defines no {name!r}; its models are {listed}")
     found = namespace[name]
-    if name not in models and callable(found):
-        try:
+    with running(path):
+        if name not in models and callable(found):
             found = found()
-        except Exception as e:
-            raise _blamed(path, e) from e
-    if not callable(getattr(found, "graph", None)):
+        is_model = callable(getattr(found, "graph", None))
+    if not is_model:
         raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that makes one")
-    try:
+    with running(path):
         return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, before)
-    except Exception as e:
-        raise _blamed(path, e) from e
-
-
-def _run(path: Path) -> dict[str, Any]:
-    """The names that the architecture file defines; it may import files beside it."""
-    if not path.is_file():
-        raise WeftError(f"{path}: no such architecture file")
-    name = f"weft_source_{path.stem}"
-    code = importlib.util.spec_from_file_location(name, path)
-    assert code is not None and code.loader is not None
-    made = sys.modules[name] = importlib.util.module_from_spec(code)
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        code.loader.exec_module(made)
-    except Exception as e:
-        del sys.modules[name]
-        raise _blamed(path, e) from e
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
-    return vars(made)
-
-
-def _blamed(path: Path, e: Exception) -> WeftError:
-    """What went wrong in the user's file, with the line."""
-    kind = "" if isinstance(e, WeftError) else f"{type(e).__name__}: "
-    return WeftError(f"{path}{_line_in(path, e)}: {kind}{e}")
-
-
-def _line_in(path: Path, error: BaseException) -> str:
-    if isinstance(error, SyntaxError):
-        return f":{error.lineno}"
-    lines, at = [], error.__traceback__
-    while at is not None:
-        if os.path.abspath(at.tb_frame.f_code.co_filename) == os.path.abspath(path):
-            lines.append(at.tb_lineno)
-        at = at.tb_next
-    return f":{lines[-1]}" if lines else ""
 
 
 def _from_text(spec: str, path: Path) -> Model:
-    from weft.ir.parser import parse
+    from weft.ir.parser import MOST_BYTES, parse
     from weft.ir.verifier import verify
 
     from .metadata import check_metadata
 
     before = stamps([path])
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
+        text = read_text(path, MOST_BYTES)
+    except WeftError as e:
         raise WeftError(f"{path} is neither a checkpoint nor IR text: {e}") from e
     if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
@@ -274,6 +241,11 @@ def _from_name(spec: str, seed: int) -> Model:
         return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
     if (snapshot := _hub_snapshot(spec)) is not None:
         return _from_folder(spec, snapshot)
+    if _HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
+        raise WeftError(
+            f"{spec!r} is no preset and no such file or folder; if it is meant as the id of a Hugging Face repository, "
+            f"that is not in the local cache: fetch it with `hf download {spec}`"
+        )
     near = difflib.get_close_matches(spec, PRESETS, 1)
     hint = f"; did you mean the preset {near[0]}?" if near else ""
     raise WeftError(f"{spec!r} is no preset and no such file or folder{hint or '; ' + _POSSIBLE}")
@@ -285,15 +257,30 @@ _POSSIBLE = (
 )
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+_PICKLED = (
+    "a file of pickled PyTorch weights, which run code when they are read, so weft never does: load the model with "
+    "transformers, `save_pretrained` it as safetensors, and name that folder"
+)
+_INSTEAD = {  # what files that people name hold, and what to name instead
+    ".safetensors": "a file of weights, which do not say what computes with them: name the folder with its config.json",
+    ".onnx": "an ONNX model, a result rather than a source: `weft viz` draws it, and `weft run` runs its folder",
+    **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pkl"), _PICKLED),
+}
+
+
 def _hub_snapshot(spec: str) -> Path | None:
     """The newest local snapshot of the hub repository `spec`, if it was downloaded before."""
-    if not re.fullmatch(r"[\w.\-]+/[\w.\-]+", spec):
+    if not _HUB_ID.fullmatch(spec):
         return None
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    try:
+        home = expanded(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    except WeftError:  # no home folder, so there is no cache in it
+        return None
     cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     repository = cache / f"models--{spec.replace('/', '--')}"
     ref = repository / "refs" / "main"
-    snapshot = repository / "snapshots" / (ref.read_text().strip() if ref.is_file() else "")
+    snapshot = repository / "snapshots" / (read_text(ref).strip() if ref.is_file() else "")
     return snapshot if ref.is_file() and snapshot.is_dir() else None
 
 

@@ -23,6 +23,7 @@ from weft.backends.runtime.folder import MANIFEST, read_manifest
 from weft.backends.runtime.generate import Generator
 from weft.backends.storage import check_contents
 from weft.ir import dtypes, interpret
+from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 from weft.passes import parse_pipeline, run_passes
@@ -129,11 +130,12 @@ def verify_folder(
     if "files" in manifest:
         check_contents(folder)
     runnable = load(folder, device, trust=trust)
-    if not manifest:
+    if not manifest.data:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
+    dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
     model = None if against is not None else _source(folder, manifest, trust)
     graphs = internals_of(runnable)
-    ids, source = _prompt(runnable, prompt, manifest["vocab"]), list[int]()
+    ids, source = _prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
     encoder = isinstance(runnable, Encoder)
     if isinstance(runnable, Encoder):
         got, at = runnable.hidden([ids])[0], list(range(len(ids)))
@@ -156,14 +158,14 @@ def verify_folder(
     if want.shape != got.shape:
         raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
     depth, reduction = size_of(runnable)
-    tolerance = tolerated(manifest["dtype"], depth, reduction)
+    tolerance = tolerated(dtype, depth, reduction)
     layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
     absolute = np.abs(got - want).max()
     kl = None if encoder else divergences(want, got)
     return Verification(
         folder=folder,
         reference=name,
-        dtype=manifest["dtype"],
+        dtype=dtype,
         positions=len(at),
         max_absolute=float(absolute),
         max_relative=relative_error(got, want),
@@ -210,14 +212,14 @@ def log_softmax(x: Array) -> Array:
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
-def _source(folder: Path, manifest: Mapping[str, Any], trust: bool) -> Model:
+def _source(folder: Path, manifest: Record, trust: bool) -> Model:
     """The source that the manifest names, unchanged since, rewritten by those passes of its pipeline that compute
     something else; without the noise of routers, which compiling leaves out."""
     model = recorded_source(folder, manifest, trust)
-    at_length(model.graph, int(manifest.get("max_length") or 0))
+    at_length(model.graph, manifest.integer("max_length", 0))
     if noises(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
-    passes = parse_pipeline(manifest.get("pipeline") or "").passes
+    passes = parse_pipeline(manifest.text("pipeline", "")).passes
     other = ", ".join(str(p) for p in passes if p.effect != "exact" and p.name not in JUDGED)
     return replace(rewrite(model, other), description=f"{model.description} after {other}") if other else model
 

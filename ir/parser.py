@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import dtypes, sizes
 from .archive import EMPTY, Archive
+from .documents import MOST_DIGITS, json_at
 from .errors import WeftError
 from .graph import Graph, Value
 from .op import Attr, lookup
@@ -25,6 +26,8 @@ from .types import TensorType
 for _module in ("frequencies", "matrices"):  # with `recipes`, which `recipe` needs anyway, they register all recipes
     importlib.import_module(f"{__package__}.{_module}")
 
+MOST_BYTES = 16 << 20  # of a text; that of the largest models takes 3 MB
+DEEPEST = 64  # lists and recipes in each other; what weft writes has a dozen
 T = TypeVar("T")
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
@@ -64,6 +67,7 @@ class _Parser:
         self.source = source
         self.tokens = list(self._tokenize())
         self.pos = 0
+        self.depth = 0  # of lists and recipes in each other
 
     # -- tokens
 
@@ -72,6 +76,8 @@ class _Parser:
         for m in _TOKEN.finditer(self.text):
             if m.start() != at:
                 break
+            if m.lastgroup == "number" and len(m.group()) > MOST_DIGITS:
+                self.fail(f"a number of {len(m.group())} characters", at)
             if m.lastgroup != "space":
                 tokens.append(_Token(str(m.lastgroup), m.group(), at))
             at = m.end()
@@ -117,13 +123,21 @@ class _Parser:
 
     # -- values and types
 
+    def deeper(self) -> None:
+        """Note that the value at hand is inside another one, or fail where too many are in each other."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            self.fail(f"values are nested more than {DEEPEST} deep", self.token.at)
+
     def listed(self, item: Callable[[], Any]) -> tuple[Any, ...]:
+        self.deeper()
         self.expect("[")
         items = []
         while not self.accept("]"):
             items.append(item())
             if self.token.text != "]":
                 self.expect(",")
+        self.depth -= 1
         return tuple(items)
 
     def tensor_type(self) -> TensorType:
@@ -136,7 +150,7 @@ class _Parser:
         """A literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
         t = self.token
         if t.kind == "string":
-            return json.loads(self.next().text)
+            return self.checked(t.at, lambda: json_at(self.next().text, 0)[0])
         if t.text == "[":
             return self.listed(self.attr)
         if t.kind == "name":
@@ -152,7 +166,7 @@ class _Parser:
         if (number.kind == "number" or number.text == "inf") and self.tokens[self.pos + negative + 1].text in ",)]":
             self.pos += 1 + negative
             text = ("-" if negative else "") + number.text
-            return int(text) if number.text.isdigit() else float(text)
+            return int(text) if number.text.isdecimal() else float(text)
         return self.size()
 
     def size(self) -> Size:
@@ -164,7 +178,11 @@ class _Parser:
             depth += {"(": 1, ")": -1}.get(self.token.text, 0)
             self.next()
         text = self.text[start : self.token.at].strip()
-        return int(text) if text.isdecimal() else self.checked(start, lambda: sizes.parse(text))
+        return (
+            int(text)
+            if text.isdecimal() and len(text) <= MOST_DIGITS
+            else self.checked(start, lambda: sizes.parse(text))
+        )
 
     def recipe(self) -> Recipe:
         at = self.token.at
@@ -172,6 +190,7 @@ class _Parser:
         cls = REGISTRY.get(name)
         if cls is None:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
+        self.deeper()
         self.expect("(")
         known, types = fields(cls), _fields(name)
         given: dict[str, Any] = {}
@@ -191,6 +210,7 @@ class _Parser:
             given[key] = self.checked(start, partial(attr.check, value, name))
             if self.token.text != ")":
                 self.expect(",")
+        self.depth -= 1
         missing = [f.name for f in known if f.name not in given and f.default is MISSING]
         if missing:
             self.fail(f"recipe {name} needs {', '.join(missing)}", at)
@@ -199,10 +219,12 @@ class _Parser:
     def json_value(self) -> Any:
         start = self.token.at
         try:
-            value, length = json.JSONDecoder().raw_decode(self.text[start:])
+            value, end = json_at(self.text, start)
         except json.JSONDecodeError as e:
-            self.fail(f"not JSON: {e.msg}", start + e.pos)
-        while self.token.at < start + length and self.token.kind != "end":
+            self.fail(f"not JSON: {e.msg}", e.pos)
+        except WeftError as e:
+            self.fail(f"not JSON: {e}", start)
+        while self.token.at < end and self.token.kind != "end":
             self.next()
         return value
 

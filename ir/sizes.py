@@ -26,6 +26,11 @@ class Call:
         return f"{self.fn}({', '.join(map(str, self.args))})"
 
 
+MOST_TERMS = 512  # of a polynomial; those of real models have a handful
+MOST_DEGREE = 64
+MOST_BITS = 512  # of a number in the text of a size
+MOST_NESTED = 64  # parentheses in the text of a size
+
 Atom = str | Call
 Monomial = tuple[tuple[Atom, int], ...]
 
@@ -44,6 +49,8 @@ class Poly:
 
     def __mul__(self, other: Size) -> Size:
         out: dict[Monomial, int] = {}
+        if isinstance(other, Poly) and len(self.terms) * len(other.terms) > MOST_TERMS**2:
+            raise WeftError(_TOO_LARGE)
         for m1, c1 in self.terms:
             for m2, c2 in _terms(other):
                 powers = dict(m1)
@@ -82,6 +89,7 @@ class Poly:
 
 
 Size = int | Poly
+_TOO_LARGE = f"a size has more than {MOST_TERMS} terms, or a degree above {MOST_DEGREE}: no model's sizes grow so"
 
 
 def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
@@ -92,6 +100,8 @@ def _make(terms: Mapping[Monomial, int]) -> Size:
     kept = {m: c for m, c in terms.items() if c}
     if not kept.keys() - {()}:
         return kept.get((), 0)
+    if len(kept) > MOST_TERMS or any(sum(p for _, p in mono) > MOST_DEGREE for mono in kept):
+        raise WeftError(_TOO_LARGE)
     # Highest degree first, the constant last, names in alphabetical order: one spelling per polynomial.
     order = sorted(kept.items(), key=lambda t: (-sum(p for _, p in t[0]), str(t[0])))
     return Poly(tuple(order))
@@ -107,7 +117,13 @@ def _call(fn: str, *args: Size) -> Poly:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """``a // b``: exact where b divides a, otherwise an opaque term."""
+    """``a // b``: exact where b divides a, otherwise an opaque term.
+
+    Raises:
+        WeftError: if `b` is 0.
+    """
+    if isinstance(b, int) and b == 0:
+        raise WeftError(f"the size {a} is divided by 0")
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if a == b:
@@ -199,13 +215,27 @@ _CALLS = {"min": minimum, "max": maximum, "floordiv": floordiv}
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(.))")
 
 
+def _nesting(text: str) -> int:
+    """How deep parentheses stand in each other in `text`."""
+    depth = deepest = 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        deepest = max(deepest, depth)
+    return deepest
+
+
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Size:
     """Parse what ``str(size)`` prints: sums, products, powers, parentheses, ``min``/``max``/``floordiv``.
 
     Raises:
         ValueError: if the text is no size.
+        WeftError: if it is too large or too deep to be one.
     """
+    if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
+        raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")
+    if _nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
+        raise WeftError(f"a size is nested more than {MOST_NESTED} deep, or has more than {MOST_TERMS} signs")
     tokens = [m.group(m.lastindex or 0) for m in _TOKEN.finditer(text) if m.group().strip()]
     pos = 0
 
@@ -227,7 +257,7 @@ def parse(text: str) -> Size:
         if token == "(":
             value = summed()
             take(")")
-        elif token.isdigit():
+        elif token.isdecimal():
             value = int(token)
         elif token in _CALLS and peek() == "(":
             take("(")
@@ -244,10 +274,14 @@ def parse(text: str) -> Size:
             take()
             base, value = value, 1
             power = take()
-            if not power.isdigit():
+            if not power.isdecimal():
                 raise ValueError(f"the power {power!r} in size {text!r} is no number")
+            if int(power) > MOST_DEGREE:
+                raise WeftError(f"a size has the power {power}, above {MOST_DEGREE}")
             for _ in range(int(power)):
                 value = value * base
+            if isinstance(value, int) and value.bit_length() > MOST_BITS:
+                raise WeftError(f"a size holds a number of more than {MOST_BITS} bits")
         return value
 
     def term() -> Size:

@@ -178,5 +178,7 @@ def lookup(name: str) -> type[Pass]:
     """
     known = all_passes()
     if name not in known:
+        if f"p{name}".replace("_", "-") in known:  # `-ppack-qkv` is -p with its value, and so is -pack-qkv
+            raise WeftError(f"unknown pass {name!r}; -p{name} is read as -p {name}: write -p p{name.replace('_', '-')}")
         raise unknown("pass", name, known, "see `weft passes`")
     return known[name]

@@ -8,15 +8,16 @@ graph behind it, and goes on.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, ops
 from weft.ir.archive import Array
+from weft.ir.documents import check_regular, expanded, open_regular, read_json
 from weft.ir.interpreter import bind, run_node
 
 WINDOW = 128  # tokens of a plain text that are read together
@@ -34,7 +35,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         WeftError: if the file cannot be read, holds no tokens or strange ones, or is text and the graph has no
             tokenizer.
     """
-    rows = _rows(graph, Path(path).expanduser(), CHARACTERS * (limit + 1))
+    rows = _rows(graph, expanded(path), CHARACTERS * (limit + 1))
     vocab = _vocabulary(graph)
     longest = graph.meta.get("max_positions")
     by_length: dict[int, list[Sequence[int]]] = {}
@@ -58,18 +59,18 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
 
 def _rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
     """The texts in the file `path`, of a plain one only as much as stands in its first `characters`."""
+    check_regular(path)
     try:
         if path.suffix == ".npy":
-            with path.open("rb") as file:
-                array = np.lib.format.read_array(file, allow_pickle=False)
+            array = np.lib.format.open_memmap(path, "r")  # checks that the file is as large as its shape says
             if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
                 raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [texts, length]")
             return list(np.atleast_2d(array).tolist())
         if path.suffix == ".json":
-            return _listed(json.loads(path.read_text(encoding="utf-8")), path)
-        with path.open(encoding="utf-8") as lines:
+            return _listed(read_json(path, list), path)
+        with open(open_regular(path), encoding="utf-8") as lines:
             text = lines.read(characters)
-    except (OSError, ValueError, RecursionError) as e:
+    except (OSError, ValueError, SyntaxError, TokenError) as e:  # the header of .npy is read as Python
         why = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
         raise WeftError(f"the calibration text {path} cannot be read: {why}") from e
     if graph.tokenize is None:

@@ -7,13 +7,13 @@ Values are numbers, ``true``, ``false``, ``none``, plain words, "quoted text", a
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from weft.ir import WeftError
+from weft.ir.documents import json_at
 
 from .base import Pass, lookup
 from .pipeline import Phase, Pipeline
@@ -95,7 +95,11 @@ class _Parser:
             if self.accept("-"):
                 gone = self.take("word")
                 if not self.remove(gone.text, phases, passes):
-                    self.fail(f"there is no pass {gone.text!r} before this to take out", gone.at)
+                    self.fail(
+                        f"there is no pass {gone.text!r} before this to take out; a name behind - takes that pass out, "
+                        f"as in 'default, -{gone.text.replace('_', '-')}'; without - it adds it",
+                        gone.at,
+                    )
             elif self.token.text == "default" and self.default is not None:
                 self.take()
                 close()
@@ -169,10 +173,10 @@ class _Parser:
         token = self.take("number", "string", "word", *otherwise)
         try:
             if token.kind == "string":
-                return json.loads(token.text)
+                return json_at(token.text, 0)[0]
             if token.kind == "number":
                 return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else _finite(token.text)
-        except ValueError as e:
+        except (ValueError, WeftError) as e:
             self.fail(f"{token.text[:20]} cannot be read: {e}", token.at)
         return _CONSTANTS.get(token.text, token.text)
 

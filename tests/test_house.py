@@ -97,3 +97,25 @@ def test_sources_keep_the_house_rules(folder: str, root: Path) -> None:
             f"{path}:{i}" for i, line in enumerate(lines, 1) if unexplained.search(line) or unfinished.search(line)
         ]
     assert not wrong
+
+
+# Files of weft's own, pipes between its processes, and what is copied into folders that need nothing of weft.
+OWN_JSON = {
+    "ir/documents.py",
+    "backends/runtime/chat.py",
+    "backends/runtime/chat_worker.py",
+    "backends/torch/shipped/load.py",
+    "backends/viz/plain.py",
+    "backends/viz/steps.py",
+    "backends/viz/text.py",
+    "frontends/families/verified.py",
+}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_one_reader_of_foreign_files(folder: str, root: Path) -> None:
+    """JSON and home folders go through `weft.ir.documents`, whose limits hold for every file that weft reads."""
+    for path in sorted((root / folder).rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        found = re.findall(r"json\.loads?\(|raw_decode\(|\.expanduser\(", path.read_text(encoding="utf-8"))
+        assert not found or name in OWN_JSON, f"{name}: {found}: use weft.ir.documents"

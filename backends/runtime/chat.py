@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.ir.documents import Record, read_text
 from weft.ir.errors import WeftError
-
-from .folder import read_json
 
 Message = Mapping[str, Any]
 SECONDS = 2  # that a template may take
@@ -31,15 +30,15 @@ class ChatTemplate:
 
     def __init__(self, folder: Path) -> None:
         config_path = folder / "tokenizer_config.json"
-        config = read_json(config_path) if config_path.is_file() else {}
+        config = Record.read(config_path) if config_path.is_file() else Record(config_path, {})
         own = folder / "chat_template.jinja"
-        self._path, source = (own, _text(own)) if own.is_file() else (config_path, _default(config_path, config))
+        self._path, source = (own, read_text(own)) if own.is_file() else (config_path, _default(config))
         if source is None:
             raise WeftError(
                 f"{folder}: no chat template, in chat_template.jinja or tokenizer_config.json: prompt it plainly"
             )
         self._source = source
-        self._tokens = {key: _token(value) for key, value in config.items() if key.endswith("_token")}
+        self._tokens = {key: _token(value) for key, value in config.data.items() if key.endswith("_token")}
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
         """The prompt of `messages`, ending where the assistant's answer begins when `answer`.
@@ -83,23 +82,12 @@ def _ask(request: bytes, name: str) -> dict[str, str]:
     return reply
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise WeftError(f"{path}: the chat template cannot be read: {error}") from error
-
-
-def _default(path: Path, config: Mapping[str, Any]) -> str | None:
-    """The template of the tokenizer_config.json at `path`, which may name several."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[0].get("template") if named else None
-    if template is not None and not isinstance(template, str):
-        raise WeftError(
-            f"{path}: chat_template is a {type(template).__name__}, but it must be a text or a list of them"
-        )
+def _default(config: Record) -> str | None:
+    """Return the template of a tokenizer_config.json, which may name several."""
+    if isinstance(config.data.get("chat_template"), list):
+        named = {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
+        return named.get("default")
+    template: str | None = config.text("chat_template", None)
     return template
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
 from ..storage import MANIFEST as MANIFEST
@@ -64,78 +64,59 @@ def read_facts(folder: str | Path) -> Facts:
     return facts
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The weft.json in `folder`; {} where there is none. Raises WeftError when it is broken, or of a newer format."""
+def read_manifest(folder: Path) -> Record:
+    """The weft.json in `folder`; an empty one where there is none. Raises WeftError when it is broken, or newer."""
     path = folder / MANIFEST
     if not path.is_file():
-        return {}
-    found = read_json(path)
-    check_format(path, found)
+        return Record(path, {})
+    found = Record.read(path)
+    check_format(path, found.data)
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises WeftError naming the file when it cannot be read or parsed."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WeftError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:  # covers broken UTF-8 and broken JSON
-        raise WeftError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise WeftError(f"{path}: a JSON object was expected, not {type(value).__name__}")
-    return value
-
-
 def _from_manifest(folder: Path) -> Facts:
-    path = folder / MANIFEST
     data = read_manifest(folder)
-    kind = _get(path, data, "kind", str)
-    if kind not in ("decoder", "encoder", "encoder-decoder"):
-        raise WeftError(f"{path}: kind is {kind!r}, but it must be 'decoder', 'encoder' or 'encoder-decoder'")
+    kind = data.choice("kind", ("decoder", "encoder", "encoder-decoder"))
+    target = data.text("target")
     more: dict[str, Any] = {}
     if kind == "encoder":
-        more = {
-            name: _get(path, data, name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data
-        }
+        more = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
     if kind == "encoder-decoder":
-        first, last = (_token_ids(path, data, f"forced_{name}_token_id") for name in ("bos", "eos"))
-        more["start"] = _get(path, data, "decoder_start_token_id", int)
-        more["max_source"] = _positive(path, data, "max_source_length")
+        first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
+        more["start"] = data.integer("decoder_start_token_id", least=0)
+        more["max_source"] = data.integer("max_source_length", least=1)
         more["forced"] = (min(first, default=None), min(last, default=None))
-    target = _get(path, data, "target", str)
     if target == TORCH:
-        more["outputs"] = tuple(map(str, _get(path, data, "outputs", list)))
-    caches = _get(path, data, "cache", list) if "cache" in data else []
+        more["outputs"] = tuple(data.get("outputs", list[str]))
+    caches = data.records("cache", [])
     return Facts(
         folder=folder,
         model=folder / ("model.py" if target == TORCH else "model.onnx"),
         kind=kind,
         target=target,
-        vocab=_positive(path, data, "vocab"),
-        max_length=_positive(path, data, "max_length"),
-        eos=_token_ids(path, data, "eos_token_ids"),
-        compares="compares_tokens" in data and _get(path, data, "compares_tokens", bool),
-        rolling=frozenset(i for i, cache in enumerate(caches) if cache.get("rolling")),
+        vocab=data.integer("vocab", least=1),
+        max_length=data.integer("max_length", least=1),
+        eos=frozenset(data.tokens("eos_token_ids")),
+        compares=data.flag("compares_tokens", False),
+        rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **more,
     )
 
 
 def _from_genai(folder: Path) -> Facts:
-    path = folder / GENAI
-    model = _get(path, read_json(path), "model", dict)
-    decoder = _get(path, model, "decoder", dict)
-    sliding = decoder.get("sliding_window") or {}
+    model = Record.read(folder / GENAI).record("model")
+    decoder = model.record("decoder")
+    sliding = decoder.record("sliding_window", {})
     return Facts(
         folder=folder,
-        model=_inside(path, _get(path, decoder, "filename", str)),
+        model=_inside(folder / GENAI, decoder.text("filename")),
         kind="decoder",
         target="",
-        vocab=_positive(path, model, "vocab_size"),
-        max_length=_positive(path, model, "context_length"),
-        eos=_token_ids(path, model, "eos_token_id"),
-        head_dim=_positive(path, decoder, "head_size") if "head_size" in decoder else None,
-        rolling=frozenset(sliding.get("layers") or ()),
+        vocab=model.integer("vocab_size", least=1),
+        max_length=model.integer("context_length", least=1),
+        eos=frozenset(model.tokens("eos_token_id")),
+        head_dim=decoder.integer("head_size", None, least=1),
+        rolling=frozenset(sliding.tokens("layers")),
     )
 
 
@@ -144,26 +125,3 @@ def _inside(path: Path, name: str) -> Path:
     if Path(name).name != name or (path.parent / name).is_symlink():
         raise WeftError(f"{path}: filename is {name!r}, but it must be that of a file in the same folder")
     return path.parent / name
-
-
-def _get(path: Path, data: dict[str, Any], key: str, kind: type) -> Any:
-    if key not in data:
-        raise WeftError(f"{path}: the key {key!r} is missing")
-    if not isinstance(data[key], kind) or (kind is int and isinstance(data[key], bool)):
-        raise WeftError(f"{path}: {key} is {data[key]!r}, but it must be of type {kind.__name__}")
-    return data[key]
-
-
-def _positive(path: Path, data: dict[str, Any], key: str) -> int:
-    value = _get(path, data, key, int)
-    if value < 1:
-        raise WeftError(f"{path}: {key} is {value}, but it must be at least 1")
-    return int(value)
-
-
-def _token_ids(path: Path, data: dict[str, Any], key: str) -> frozenset[int]:
-    value = data.get(key)
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise WeftError(f"{path}: {key} is {value!r}, but it must hold token ids")
-    return frozenset(ids)

@@ -195,4 +195,7 @@ def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) ->
     if threads is not None:
         options.intra_op_num_threads = threads
     with failures(str(model), "ONNX Runtime cannot open it"):
-        return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+        try:
+            return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+        except UnicodeDecodeError as error:  # ONNX Runtime hands names on as they are
+            raise WeftError(f"{model}: it holds a name that is not UTF-8 ({error.reason})") from error

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
 
 MANIFEST = "weft.json"  # of compiled models
@@ -136,10 +137,10 @@ def _manifest(folder: Path) -> tuple[Path, dict[str, Any] | None]:
         if path.is_symlink() or not path.is_file():
             continue
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # not ours, whatever it is
+            found = read_json(path)
+        except WeftError:  # not ours, whatever it is
             continue
-        if isinstance(found, dict) and isinstance(found.get("weft"), str) and _lists(found.get("files")):
+        if isinstance(found.get("weft"), str) and _lists(found.get("files")):
             return path, found
     return folder / MANIFEST, None
 

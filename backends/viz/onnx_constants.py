@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from weft.ir.documents import shown
+from weft.ir.errors import WeftError
+
 from .onnx_types import BITS, dtype_name, short, tensor_text
 
 Terms = str | tuple[str, ...]  # a size, or sizes one by one; "f(x)" as a whole where they are not known so
@@ -24,6 +27,11 @@ SIGNS: Mapping[str, tuple[str, Callable[[int, int], int]]] = {
     "Div": ("//", operator.floordiv), "Mod": ("%", operator.mod),
 }  # fmt: skip
 SAME = ("Cast", "Identity")
+_VALUES = (
+    "value",
+    "sparse_value",
+    *(f"value_{kind}" for kind in ("int", "ints", "float", "floats", "string", "strings")),
+)
 SIZING = {
     "Shape", "Size", "Gather", "Squeeze", "Unsqueeze", "Concat", "Slice", "Reshape", "Equal", "Where", "Floor", "Ceil",
     "Min", "Max", "Neg", "Sqrt", "ConstantOfShape", "ReduceProd", "Not", "And", "Or", "Greater", "Less",
@@ -75,7 +83,11 @@ def initializer(tensor: onnx.TensorProto) -> Constant:
 
 def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     """What a Constant node makes."""
-    ((name, given),) = attrs.items()
+    name, given = next(iter(attrs.items()), ("", None))
+    if given is None or len(attrs) > 1 or name not in _VALUES:
+        raise WeftError(
+            f"a Constant has the attributes {', '.join(map(shown, attrs)) or 'none'}, but must have one value"
+        )
     if name == "value":
         return initializer(given.t)
     if name == "sparse_value":

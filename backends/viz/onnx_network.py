@@ -23,6 +23,8 @@ from .onnx_types import described, dtype_name, type_text
 
 BIG = 1 << 10  # bytes of a weight that is no part of a shape
 DEEPEST = 64  # functions in functions
+MOST = 30_000  # operations in calls of functions; exporters make a few of each function
+NEWEST = 1 << 16  # version of operators, which is 25 today
 
 
 @dataclass
@@ -126,6 +128,8 @@ def _read(path: Path) -> onnx.ModelProto:
         raise WeftError(f"cannot read {path}: {(e.strerror or str(e)).lower()}") from e
     except DecodeError as e:
         raise WeftError(f"{path} is no ONNX model, or only the beginning of one: {e}") from e
+    if wrong := next((o for o in model.opset_import if not 0 <= o.version <= NEWEST), None):
+        raise WeftError(f"{path}: operators of {wrong.domain or 'ai.onnx'} have no version {wrong.version}")
     if not model.ir_version or not (model.graph.node or model.graph.output):
         raise WeftError(f"{path} is no ONNX model, or only the beginning of one: it holds no graph")
     return model
@@ -169,6 +173,7 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
 def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
     """The operations in order, those of functions in the place of calls."""
     functions = {(f.domain, f.name): f for f in model.functions}
+    count = 0
 
     def of(
         nodes: list[onnx.NodeProto],
@@ -186,6 +191,10 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
             op.inputs = [values.get(x, f"{stem}/{x}" if stem and x else x) for x in node.input]
             op.outputs = [values.get(x, f"{stem}/{x}" if stem and x else x) for x in node.output]
             function = functions.get((node.domain, node.op_type))
+            nonlocal count
+            count += bool(calls)
+            if count > MOST:
+                raise WeftError(f"{path}: calls of functions stand for more than {MOST:,} operations, too many to draw")
             if function is None:
                 yield op
                 continue

@@ -7,7 +7,6 @@ layers (`segments`).
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -17,7 +16,11 @@ from .segments import Operation, segments
 
 NUMBERED = re.compile(r"(.*?)[\W_]*(\d+)")
 PLAIN = re.compile(r"[A-Za-z_]\w*(\.\w+)*")  # a name that is a path already
+QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+LISTED = re.compile(r"\[.*\]", re.DOTALL)
 FEWEST = 4  # operations of a layer that a name as layer_0 makes one
+DEEPEST = 32  # boxes in each other
+LONGEST_WORD = 200  # characters of a part's name
 HALVES = ("encoder", "decoder")
 
 Scope = tuple[str, ...]
@@ -37,15 +40,10 @@ def told(metadata: Mapping[str, str]) -> Scope | None:
     `namespace` has the same with classes: ": Net/model: Model/model.layers.0: Layer/linear_3: aten.linear.default".
     """
     listed = metadata.get("pkg.torch.onnx.name_scopes", "")
-    try:
-        names = ast.literal_eval(listed) if listed else None
-    except (ValueError, SyntaxError):  # not as PyTorch writes it: the other entry, or the name, may tell
-        names = None
-    if not isinstance(names, list) and "namespace" in metadata:
+    names = [a or b for a, b in QUOTED.findall(listed)] if LISTED.fullmatch(listed) else []
+    if not names and "namespace" in metadata:
         names = [part.partition(":")[0].strip() for part in metadata["namespace"].split("/")]
-    if not isinstance(names, list) or len(names) < 2:
-        return None
-    return _split(str(names[-2]))
+    return _split(names[-2]) if len(names) > 1 else None
 
 
 def named(ops: Sequence[Named], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
@@ -70,7 +68,8 @@ def _scope(op: Named) -> Scope:
 
 
 def _split(name: str) -> Scope:
-    return tuple(word for word in re.split(r"[/.]", name.replace("_._", "_")) if re.search(r"\w", word))
+    found = (word[:LONGEST_WORD] for word in re.split(r"[/.]", name.replace("_._", "_")) if re.search(r"\w", word))
+    return tuple(found)[-DEEPEST:]
 
 
 def _path(op: Named, scope: Scope) -> str:

@@ -7,6 +7,9 @@ import re
 import onnx
 from onnx import numpy_helper
 
+from weft.ir.documents import shown
+from weft.ir.errors import WeftError
+
 NAMES = {
     "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "FLOAT8E4M3FN": "f8e4m3",
     "FLOAT8E5M2": "f8e5m2", "INT64": "i64", "INT32": "i32", "INT16": "i16", "INT8": "i8", "INT4": "i4",
@@ -73,7 +76,10 @@ def tensor_text(tensor: onnx.TensorProto) -> str:
         count *= d
     if tensor.data_location == onnx.TensorProto.EXTERNAL or count > MOST:
         return ""
-    array = numpy_helper.to_array(tensor)
+    try:
+        array = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError, AttributeError) as e:  # onnx checks neither type nor length
+        raise WeftError(f"the tensor {shown(tensor.name)} of {list(tensor.dims)[:8]} is damaged: {e}") from e
     return short(_plain(array.tolist()))
 
 

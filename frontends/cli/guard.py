@@ -24,6 +24,11 @@ from weft.ir.errors import WeftError
 from .shown import echo, note
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+LONGEST = 1400  # characters of a message
+
+
+class Terminated(SystemExit):
+    """A signal ends the process; a type of its own, so that nothing takes it for the exit() of somebody's code."""
 
 
 class Root(click.Group):
@@ -47,6 +52,7 @@ class Root(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
+        _open_streams()
         run = partial(super().main, args, prog_name, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
@@ -54,8 +60,36 @@ class Root(click.Group):
 
 
 def complain(message: str) -> None:
-    """One line on stderr."""
-    echo(f"weft: error: {' '.join(message.split())}", err=True)
+    """One line on stderr, cut where it is longer than anybody reads."""
+    line = " ".join(message.split())
+    if (more := len(line) - LONGEST) > 0:
+        line = f"{line[:LONGEST]} … ({more:,} more characters)"
+    echo(f"weft: error: {line}", err=True)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that the caller has closed (`2>&-`) on the null device.
+
+    Otherwise Python has None in their place, and the next file that is opened, such as one of weights, gets their
+    number, so that a library which prints there writes into it.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is not None:
+            continue
+        if not _is_open(number):
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _status(run: Callable[[], Any]) -> int:
@@ -122,7 +156,7 @@ def _terminable(interrupted: threading.Event) -> Iterator[None]:
         for s in before:
             signal.signal(s, signal.SIG_IGN)
         echo("weft: terminated", err=True)
-        raise SystemExit(128 + number)
+        raise Terminated(128 + number)
 
     named = {"SIGINT": interrupt, "SIGTERM": leave, "SIGHUP": leave}
     handlers = {getattr(signal, name): handler for name, handler in named.items() if hasattr(signal, name)}

@@ -148,11 +148,13 @@ def _is_folder(out: str) -> bool:
 def _piped(complete: bool) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
     from weft.ir import parse, verify
+    from weft.ir.documents import decoded
+    from weft.ir.parser import MOST_BYTES
 
     from ..metadata import check_metadata
     from ..sources import Model, open_archive
 
-    graph = parse(sys.stdin.read(), "<stdin>")
+    graph = parse(decoded(sys.stdin.buffer.read(MOST_BYTES), "<stdin>"), "<stdin>")
     check_metadata(graph, "<stdin>")
     if complete:
         open_archive(graph, "<stdin>")

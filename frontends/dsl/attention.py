@@ -10,7 +10,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.softmax_attention import PATTERNS
 
 from .build import fill, module, named, param, provided
-from .checks import need, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
+from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE
 
@@ -53,6 +53,7 @@ class Attention:
     def __post_init__(self) -> None:
         need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary")
         need_whole(self, "keep_first", least=0)
+        need_few(self, "heads", "kv_heads")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")

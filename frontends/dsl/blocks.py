@@ -10,7 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
 from .build import module, named
-from .checks import need, need_finite, need_modules, need_one_of, need_whole
+from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
 ARRANGEMENTS = ("pre", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
@@ -86,6 +86,7 @@ class Repeat:
     def __post_init__(self) -> None:
         need_modules(self, "block")
         need_whole(self, "times")
+        need_few(self, "times")
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""

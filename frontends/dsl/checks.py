@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.ops.activation import known_activation
 
@@ -21,6 +22,20 @@ def need_whole(module: object, *names: str, least: int = 1) -> None:
         value = getattr(module, name)
         fits = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
         need(module, fits, f"{name}={value!r} must be a whole number of at least {least}")
+
+
+MOST_MADE = 1 << 12  # layers, states and the like; those of published models are hundreds
+
+
+def need_few(module: object, *names: str) -> None:
+    """The fields `names` of `module` count what is made one by one: they must be at most `MOST_MADE`, or None."""
+    for name in names:
+        value = getattr(module, name)
+        need(
+            module,
+            value is None or value <= MOST_MADE,
+            f"{name}={shown(value)} exceeds {MOST_MADE}, the most there can be",
+        )
 
 
 def need_positive(module: object, *names: str) -> None:

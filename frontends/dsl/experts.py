@@ -11,7 +11,7 @@ from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import hierarchical, noisy_logits
 
 from .build import contribute, current, fill, module, param
-from .checks import need, need_activation, need_divides, need_modules, need_one_of, need_positive, need_whole
+from .checks import need, need_activation, need_divides, need_few, need_modules, need_one_of, need_positive, need_whole
 from .layers import linear
 
 CHOICES = ("token", "expert", "hierarchical")
@@ -70,6 +70,7 @@ class MoE:
 
     def __post_init__(self) -> None:
         need_whole(self, "experts", "hidden", "k", "groups", "top_groups")
+        need_few(self, "experts")
         need_activation(self, self.activation)
         need_positive(self, "scale", "capacity", "limit")
         need_one_of(self, "choice", CHOICES)

@@ -8,7 +8,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.latent import absorbed, expanded
 
 from .build import module, named, param, provided
-from .checks import need, need_finite, need_kind, need_modules, need_whole
+from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
 from .layers import Norm, RMSNorm, is_causal, last_axis, linear
 from .rotary import RoPE
 
@@ -40,6 +40,7 @@ class MLA:
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
+        need_few(self, "heads")
         need_finite(self, "scale")
         need(self, isinstance(self.rope, RoPE), f"rope={self.rope!r} must be RoPE")
         need_modules(self, "norm")
@@ -92,6 +93,7 @@ class RelativeAttention:
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "clip")
+        need_few(self, "heads")
 
     def __call__(self, x: Value) -> Value:
         """x [batch, seq, dim] → the same."""
@@ -119,6 +121,7 @@ class LinearAttention:
 
     def __post_init__(self) -> None:
         need_whole(self, "heads")
+        need_few(self, "heads")
         need_kind(self, "rope", RoPE)
         if self.rope is not None:
             need(self, self.rope.amplitude == 1, f"amplitude={self.rope.amplitude} of its rope must be 1")

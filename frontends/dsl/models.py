@@ -12,7 +12,7 @@ from weft.ir.types import TensorType
 
 from ..notebook import Shown
 from .build import building, current, module, named, param, provided, providing
-from .checks import need, need_finite, need_kind, need_modules, need_positive, need_whole
+from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .position_bias import T5Bias
 
@@ -25,6 +25,7 @@ def _check(model: Decoder | Encoder) -> None:
     need_whole(model, "vocab", "dim", "context")
     if isinstance(model.layers, int):
         need_whole(model, "layers")
+        need_few(model, "layers")
         need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
     else:
         fits = isinstance(model.layers, Sequence) and not isinstance(model.layers, str)

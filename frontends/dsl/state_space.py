@@ -9,7 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Concat, Full, Recipe
 
 from .build import fill, module, named, param
-from .checks import need_divides, need_whole
+from .checks import need_divides, need_few, need_whole
 from .layers import Norm, RMSNorm, linear
 
 SMALL_STEP = fill(math.log(math.expm1(0.01)))  # softplus of it is a step of 0.01
@@ -43,6 +43,7 @@ class Mamba:
 
     def __post_init__(self) -> None:
         need_whole(self, "inner", "state", "dt_rank")
+        need_few(self, "state")
         need_whole(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
@@ -86,6 +87,7 @@ class Mamba2:
 
     def __post_init__(self) -> None:
         need_whole(self, "inner", "heads", "state", "groups", "norm_groups")
+        need_few(self, "heads", "state", "groups", "norm_groups")
         need_whole(self, "conv", least=2)
         need_divides(self, "heads", "inner")
         need_divides(self, "groups", "heads")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.folder import read_json
 from weft.backends.storage import scratch_folder
+from weft.ir.documents import read_json, read_text
 from weft.ir.errors import WeftError
 
 from ..gguf import GGUFArchive
@@ -45,10 +45,10 @@ def _of_files(folder: Path, model: Model) -> dict[str, Any]:
         Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as e:  # tokenizers raises nothing more specific
         raise WeftError(f"{model.spec}: its tokenizer.json is not a readable tokenizer: {e}") from e
-    read = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    read = read_json(folder / "tokenizer.json")
     config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_json(config_file) if config_file.is_file() else {}
-    template = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
+    template = read_text(template_file) if template_file.is_file() else config.get("chat_template")
     tokens, types = _tokens(read, model)
     said: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}
     meta = model.graph.meta
@@ -63,9 +63,10 @@ def _of_files(folder: Path, model: Model) -> dict[str, Any]:
     return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
 
 
-def _text(token: Any) -> Any:
+def _text(token: Any) -> str | None:
     """The text of a special token, which a config may describe at length."""
-    return token.get("content") if isinstance(token, Mapping) else token
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
 
 
 def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]]:

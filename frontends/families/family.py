@@ -8,10 +8,10 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from weft.ir.archive import Archive
+from weft.ir.documents import fits, shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Full, Normal, Recipe, Source
@@ -24,6 +24,17 @@ Rule = Callable[[Config], Any]  # of a setting
 REQUIRED = object()
 _OUTSIDE = ("lm_head", "embed_out")  # heads, which stand without the prefix of the model below them
 _ABSENT = object()
+_DEPTHS = (  # config keys that count layers
+    "num_hidden_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "n_layer",
+    "n_layers",
+    "block_count",
+)
+MOST_LAYERS = 4096  # that share weights, or have none to be counted by
 _UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
 _HINTS = get_type_hints(Settings)
 
@@ -175,20 +186,9 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 def _setting(name: str, rule: Any, config: Config) -> Any:
     """What `rule`, a constant or function of the config, says for the setting `name`."""
     value = rule(config) if callable(rule) else rule
-    if not _is(value, _HINTS[name]):
-        raise WeftError(f"{name}={value!r} should be of type {Settings.__annotations__[name]}")
+    if not fits(value, _HINTS[name]):
+        raise WeftError(f"{name}={shown(value)} should be of type {Settings.__annotations__[name]}")
     return value
-
-
-def _is(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type `hint`; ints are floats, as in annotations."""
-    if hint is Any:
-        return True
-    if isinstance(hint, UnionType):
-        return any(_is(value, h) for h in get_args(hint))
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_is(v, get_args(hint)[0]) for v in value)
-    return isinstance(value, (int, float) if hint is float else get_origin(hint) or hint)
 
 
 def _blaming(e: Exception, make: Rule, config: Config) -> WeftError:
@@ -229,6 +229,7 @@ def load(family: Family, config: Config, archive: Archive, source: str) -> Loade
         WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
     """
     keys, read = frozenset(archive.keys()), set[str]()
+    _check_depth(family, config, keys, source)
 
     def check(param: Param) -> None:
         _check(param, archive, keys)
@@ -239,6 +240,20 @@ def load(family: Family, config: Config, archive: Archive, source: str) -> Loade
     left = sorted(keys - read)
     ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
     return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored)
+
+
+def _check_depth(family: Family, config: Config, keys: frozenset[str], source: str) -> None:
+    """Raise WeftError if `config` counts more layers than the tensors `keys` can be of, before a rule counts to it."""
+    most = MOST_LAYERS if not keys or "shared_layers" in family.settings else len(keys)
+    for name in _DEPTHS:
+        value = config.get(name)
+        if isinstance(value, int) and value > most:
+            has = (
+                f"and its checkpoint has {len(keys)} tensors in all"
+                if most == len(keys)
+                else f"and {most} are the most"
+            )
+            raise WeftError(f"{source}: {name}={shown(value)} layers, {has}; the config is damaged or another model's")
 
 
 def describe(

@@ -8,6 +8,7 @@ Parsed here rather than with `gguf.GGUFReader`, which maps the whole file, build
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,12 +19,17 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from weft.ir import dtypes
+from weft.ir.documents import open_regular
 from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+
+from ..tiling import check_tiled
 
 VERSIONS = (2, 3)
 MAX_DIMS = 4
 MAX_NESTING = 4  # of arrays in arrays; deeper ones are garbage
+MAX_VALUES = 1 << 24  # in all metadata; Python takes up to 60 times the bytes that a value has in the file
+MAX_TENSORS = 1 << 20
 # Scalar value types of the specification, by number.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -58,11 +64,10 @@ def read_header(path: Path) -> Header:
             weights), inconsistent, or holds a tensor of a type weft cannot decode.
     """
     try:
-        size = path.stat().st_size
         if path.is_dir():
             raise WeftError(f"{path} is a folder, not a GGUF file")
-        with path.open("rb") as file:
-            return _Parser(path, file, size).header()
+        with open(open_regular(path), "rb") as file:
+            return _Parser(path, file, os.fstat(file.fileno()).st_size).header()
     except FileNotFoundError:
         raise WeftError(f"{path}: no such GGUF file") from None
     except OSError as error:
@@ -72,6 +77,7 @@ def read_header(path: Path) -> Header:
 class _Parser:
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file, self.size, self.at = path, file, size, 0
+        self.values = 0
 
     def header(self) -> Header:
         magic = self.file.read(4)
@@ -84,6 +90,8 @@ class _Parser:
         if version not in VERSIONS:
             raise self.bad(f"is GGUF version {version}; supported are {' and '.join(map(str, VERSIONS))}")
         n_tensors, n_keys = self.number("Q", "the tensor count"), self.number("Q", "the key count")
+        if n_tensors > MAX_TENSORS:
+            raise self.bad(f"is damaged: it counts {n_tensors} tensors, more than {MAX_TENSORS}")
         metadata: dict[str, Any] = {}
         for index in range(n_keys):
             key = self.string(f"metadata key {index} of {n_keys}")
@@ -91,7 +99,7 @@ class _Parser:
                 raise self.bad(f"repeats the metadata key {key}")
             metadata[key] = self.value(self.number("I", f"the type of metadata {key}"), f"metadata {key}")
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.bad(f"has general.alignment {alignment!r}, which is not a power of two")
         entries = [self.entry(f"tensor {index} of {n_tensors}") for index in range(n_tensors)]
         start = -(-self.at // alignment) * alignment
@@ -100,6 +108,13 @@ class _Parser:
             if name in tensors:
                 raise self.bad(f"lists the tensor {name} twice")
             tensors[name] = self.tensor(name, shape, ggml_type, offset, start, alignment)
+        check_tiled(
+            str(self.path),
+            {t.name: (t.offset, t.offset + t.nbytes) for t in tensors.values()},
+            start,
+            self.size,
+            alignment,
+        )
         return Header(version, metadata, tensors)
 
     def tensor(
@@ -136,7 +151,14 @@ class _Parser:
         shape = tuple(self.number("Q", f"the shape of {name}") for _ in range(n_dims))[::-1] or (1,)
         return name, shape, self.number("I", f"the type of {name}"), self.number("Q", f"the offset of {name}")
 
+    def count(self, values: int) -> None:
+        """Note that so many `values` more are read."""
+        self.values += values
+        if self.values > MAX_VALUES:
+            raise self.bad(f"holds more than {MAX_VALUES} values of metadata, which no model needs")
+
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
+        self.count(1)
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], what)
         if kind == _STRING:
@@ -147,7 +169,9 @@ class _Parser:
         if kind not in _SCALARS:
             return [self.value(kind, what, depth + 1) for _ in range(count)]
         code = np.dtype("<" + _SCALARS[kind] if kind != _BOOL else np.bool_)
-        return np.frombuffer(self.take(count * code.itemsize, what), code).tolist()
+        raw = self.take(count * code.itemsize, what)
+        self.count(count)
+        return np.frombuffer(raw, code).tolist()
 
     def string(self, what: str) -> str:
         raw = self.take(self.number("Q", what), what)

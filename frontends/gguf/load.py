@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
@@ -25,9 +27,9 @@ def load_gguf(path: Path) -> tuple[GGUFArchive, Loaded]:
     """
     archive = GGUFArchive(path)
     name = archive.metadata.get("general.architecture")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise WeftError(
-            f"{path}: architecture {name!r} is not known; weft imports {', '.join(sorted(FAMILIES))} from GGUF"
+            f"{path}: architecture {shown(name)} is not known; weft imports {', '.join(sorted(FAMILIES))} from GGUF"
         )
     config = _config(archive, f"{name}.")
     loaded = load(FAMILIES[name], config, archive, str(path))
@@ -51,13 +53,14 @@ def _config(archive: GGUFArchive, prefix: str) -> dict[str, Any]:
     tensors say: the vocabulary, the number of token types, which layers are of a kind, LongRoPE's factors."""
     found = {k.removeprefix(prefix): _decimal(v) for k, v in archive.metadata.items() if k.startswith(prefix)}
     keys = set(archive.keys())
-    if "tokenizer.ggml.tokens" in archive.metadata:
-        found.setdefault("vocab_size", len(archive.metadata["tokenizer.ggml.tokens"]))
+    if isinstance(tokens := archive.metadata.get("tokenizer.ggml.tokens"), list):
+        found.setdefault("vocab_size", len(tokens))
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
             found.setdefault(name, archive.shape(tensor)[0])
     for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in")):
-        found[kind] = [i for i in range(found.get("block_count", 0)) if f"blk.{i}.{tensor}.weight" in keys]
+        pattern = re.compile(rf"blk\.(\d{{1,9}})\.{tensor}\.weight")
+        found[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
     for tensor in keys & {SHORT, LONG}:
         found[tensor] = tuple(_decimal(float(f)) for f in archive.read(tensor, 0, archive.shape(tensor)[0]))
     return found

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.ir.documents import Record, fits, shown, type_name
 from weft.ir.errors import WeftError
 
 from .splits import SPLITS, WHOLE_PIECES
@@ -110,8 +111,7 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
     (out_dir / "tokenizer.json").write_text(text, encoding="utf-8")
     _write_json(out_dir / "tokenizer_config.json", config)
     _write_json(out_dir / "special_tokens_map.json", special)
-    template = metadata.get("tokenizer.chat_template")
-    if template:
+    if template := Record("the GGUF metadata", metadata).text("tokenizer.chat_template", ""):
         (out_dir / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
 
 
@@ -122,27 +122,27 @@ class _Vocab:
         self.metadata = metadata
         self.kind: str = self.get("model", str)
         if self.kind not in _KINDS:
-            raise WeftError(f"tokenizer.ggml.model is {self.kind!r}; supported tokenizers are {', '.join(_KINDS)}")
+            raise WeftError(f"tokenizer.ggml.model is {shown(self.kind)}; supported tokenizers are {', '.join(_KINDS)}")
         self.pre: str = self.get("pre", str, "default")
         if self.kind == "gpt2" and self.pre not in SPLITS:
-            raise WeftError(f"tokenizer.ggml.pre is {self.pre!r}; supported are {', '.join(sorted(SPLITS))}")
+            raise WeftError(f"tokenizer.ggml.pre is {shown(self.pre)}; supported are {', '.join(sorted(SPLITS))}")
         tokens = self.strings("tokens")
-        self.types: list[int] = self.get("token_type", list, [_NORMAL] * len(tokens))
+        self.types: list[int] = self.get("token_type", list[int], [_NORMAL] * len(tokens))
         if len(self.types) != len(tokens):
             raise WeftError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(tokens)} tokens")
         self.tokens = list(map(_hashed, tokens, self.types)) if self.kind == "bert" else tokens
         self.index = {token: index for index, token in enumerate(self.tokens)}
         if len(self.index) < len(self.tokens):
             twice = next(token for index, token in enumerate(self.tokens) if self.index[token] != index)
-            raise WeftError(f"tokenizer.ggml.tokens holds {twice!r} twice, so its text has no single id")
+            raise WeftError(f"tokenizer.ggml.tokens holds {shown(twice)} twice, so its text has no single id")
         # llama.cpp renamed BERT's two over time
         self.begin = self.id("cls", "bos") if self.kind == "bert" else self.id("bos")
         self.end = self.id("seperator", "eos") if self.kind == "bert" else self.id("eos")
 
-    def get(self, key: str, kind: type, *default: Any) -> Any:
+    def get(self, key: str, kind: Any, *default: Any) -> Any:
         value = self.metadata.get(f"tokenizer.ggml.{key}", *default)
-        if not isinstance(value, kind):
-            what = "is missing" if value is None else f"is a {type(value).__name__}, not a {kind.__name__}"
+        if not fits(value, kind):
+            what = "is missing" if value is None else f"is {shown(value)}, not of type {type_name(kind)}"
             raise WeftError(f"tokenizer.ggml.{key} {what} in the GGUF metadata, so the tokenizer cannot be rebuilt")
         return value
 
@@ -150,7 +150,7 @@ class _Vocab:
         values = self.get(key, list)
         wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
         if wrong is not None:
-            raise WeftError(f"tokenizer.ggml.{key}[{wrong}] is {values[wrong]!r}, not text")
+            raise WeftError(f"tokenizer.ggml.{key}[{wrong}] is {shown(values[wrong])}, not text")
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
     def id(self, *names: str) -> int | None:
@@ -159,9 +159,11 @@ class _Vocab:
             found = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
             if found is None:
                 continue
-            if not isinstance(found, int) or not 0 <= found < len(self.tokens):
-                raise WeftError(f"tokenizer.ggml.{name}_token_id is {found!r}, outside the {len(self.tokens)} tokens")
-            return found
+            if not fits(found, int) or not 0 <= found < len(self.tokens):
+                raise WeftError(
+                    f"tokenizer.ggml.{name}_token_id is {shown(found)}, outside the {len(self.tokens)} tokens"
+                )
+            return int(found)
         default = _DEFAULT_IDS.get(self.kind, {}).get(names[-1])
         return default if default is not None and default < len(self.tokens) else None
 
@@ -173,14 +175,14 @@ class _Vocab:
             pair = (merge[:cut], merge[cut + 1 :])
             if cut < 0 or not {*pair, "".join(pair)} <= self.index.keys():
                 raise WeftError(
-                    f"tokenizer.ggml.merges[{index}] is {merge!r}, which does not join two tokens into a third"
+                    f"tokenizer.ggml.merges[{index}] is {shown(merge)}, which does not join two tokens into a third"
                 )
             pairs.append(pair)
         return pairs
 
     def scored_merges(self) -> list[tuple[str, str]]:
         """The merges a SentencePiece vocabulary implies: every way to split a piece in two, best score first."""
-        scores: list[float] = self.get("scores", list)
+        scores: list[float] = self.get("scores", list[float])
         if len(scores) != len(self.tokens):
             raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
         pieces = {t: s for t, s, kind in zip(self.tokens, scores, self.types, strict=True) if kind not in _NEVER_MERGED}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.archive import Archive
+from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 
 from ..families import FAMILIES, Loaded, load
@@ -68,7 +68,7 @@ class Folder:
         if not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"
-        return cls(path, _json(path / "config.json"), _json(generation) if generation.is_file() else {})
+        return cls(path, read_json(path / "config.json"), read_json(generation) if generation.is_file() else {})
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -98,12 +98,10 @@ class Folder:
         """Special tokens in the form of graph.meta: generation_config.json before config.json."""
 
         def ids(name: str) -> list[int]:
-            found = self.generation.get(name)
-            found = self.config.get(name) if found is None else found
-            listed = [] if found is None else found if isinstance(found, list) else [found]
-            if not all(isinstance(i, int) for i in listed):
-                raise WeftError(f"{self.path}: {name}={found!r} is no token id")
-            return listed
+            for file, said in (("generation_config.json", self.generation), ("config.json", self.config)):
+                if said.get(name) not in (None, -1):  # -1 is how the first Llamas say that there is none
+                    return Record(self.path / file, said).tokens(name)
+            return []
 
         single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
         return {"eos_token_ids": ids("eos_token_id"), **{k: v for k, v in single.items() if v is not None}}
@@ -113,11 +111,11 @@ class Folder:
         max) and normalize; nothing where the folder does not say, or says more than that."""
         if not (self.path / "modules.json").is_file():
             return {}
-        modules = _json(self.path / "modules.json", list)
+        modules = read_json(self.path / "modules.json", list)
         kinds = {str(m.get("type")).rpartition(".")[2]: str(m.get("path")) for m in modules if isinstance(m, Mapping)}
         if not {"Transformer", "Pooling"} <= kinds.keys() <= {"Transformer", "Pooling", "Normalize"}:
             return {}
-        config = _json(self.path / kinds["Pooling"] / "config.json")
+        config = read_json(self.path / kinds["Pooling"] / "config.json")
         modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]
         if len(modes) != 1 or modes[0] not in POOLING:
             return {}
@@ -141,13 +139,3 @@ def load_folder(path: Path) -> tuple[Folder, Loaded]:
         folder.token_facts(), **folder.embedding_facts(), source={"format": "safetensors", "path": str(path)}
     )
     return folder, loaded
-
-
-def _json(path: Path, kind: type = dict) -> Any:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise WeftError(f"{path} cannot be read as JSON: {e}") from e
-    if not isinstance(found, kind):
-        raise WeftError(f"{path} holds no JSON {'object' if kind is dict else 'array'}")
-    return found

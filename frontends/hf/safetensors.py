@@ -6,7 +6,6 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,8 +19,11 @@ import numpy as np
 
 from weft.ir import dtypes
 from weft.ir.archive import Array
+from weft.ir.documents import Record, open_regular, parse_json
 from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+
+from ..tiling import check_tiled
 
 DTYPES: Mapping[str, DType] = {
     "F64": dtypes.f64,
@@ -42,6 +44,8 @@ DTYPES: Mapping[str, DType] = {
 }
 INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
+MOST_VALUES = 2_000_000  # in a header: some 200,000 tensors; Python takes 1.5 kB for one
+MOST_AXES = 32  # numpy 1 has no more
 _OF_BYTES = {  # looking numbers of a byte up is several times faster than casting them
     dtype: np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
     for dtype in (dtypes.f8e4m3, dtypes.f8e5m2)
@@ -54,6 +58,11 @@ class _Tensor:
     shape: tuple[int, ...]
     offset: int  # of the first byte in the file
 
+    @property
+    def end(self) -> int:
+        """The offset behind its last byte."""
+        return self.offset + self.dtype.bytes_for(math.prod(self.shape))
+
 
 class SafetensorsFile:
     """One file; its header is checked when it is opened.
@@ -65,7 +74,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY)
+            self._fd = open_regular(path)
         except OSError as e:
             raise WeftError(f"{path} cannot be opened: {e.strerror}") from e
         weakref.finalize(self, os.close, self._fd)
@@ -82,26 +91,26 @@ class SafetensorsFile:
             raise WeftError(
                 f"{self.path} is truncated or not safetensors: header of {length} bytes in {size}; fetch it again"
             )
-        try:
-            header = json.loads(os.pread(self._fd, length, 8))
-            entries = {k: v for k, v in header.items() if k != "__metadata__"}
-        except (ValueError, AttributeError) as e:
-            raise WeftError(f"{self.path} is not a safetensors file: its header is no JSON object ({e})") from e
+        header = parse_json(
+            os.pread(self._fd, length, 8), f"the header of {self.path}", unique=True, values=MOST_VALUES
+        )
+        Record(f"the header of {self.path}", header).get("__metadata__", dict[str, str], {})
+        entries = {k: v for k, v in header.items() if k != "__metadata__"}
         tensors = {key: self._tensor(key, entry, 8 + length) for key, entry in entries.items()}
-        end = max((t.offset + t.dtype.bytes_for(math.prod(t.shape)) for t in tensors.values()), default=0)
-        if end > size:
+        check_tiled(str(self.path), {key: (t.offset, t.end) for key, t in tensors.items()}, 8 + length, size)
+        if size > (end := max((t.end for t in tensors.values()), default=8 + length)):
             raise WeftError(
-                f"{self.path} is truncated: its tensors end at byte {end}, the file at {size}; fetch it again"
+                f"{self.path} is damaged: its tensors end at byte {end}, the file at {size}; fetch it again"
             )
         return tensors
 
     def _tensor(self, key: str, entry: Any, start: int) -> _Tensor:
         try:
             name, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            sound = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+            sound = isinstance(name, str) and all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
             sound = False
-        if not sound:
+        if not sound or len(shape) > MOST_AXES:
             raise WeftError(f"{self.path}: the header entry of tensor {key!r} is malformed")
         if name not in DTYPES:
             raise WeftError(
@@ -153,7 +162,14 @@ class SafetensorsArchive:
         names = _weight_map(folder)
         self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(names.values()))}
         if set(names) == set(self.files):  # no index: every file says what it holds
-            names = {key: name for name, file in self.files.items() for key in file.tensors}
+            names = {}
+            for name, file in self.files.items():
+                if twice := names.keys() & file.tensors.keys():
+                    raise WeftError(
+                        f"{folder}: tensor {min(twice)!r} is in {names[min(twice)]} and in {name}, and no {INDEX} says "
+                        "which counts; take one of the files out of the folder"
+                    )
+                names |= dict.fromkeys(file.tensors, name)
         for key, name in names.items():
             if key not in self.files[name].tensors:
                 raise WeftError(f"{folder / INDEX} says tensor {key!r} is in {name}, but it is not there")
@@ -198,12 +214,11 @@ def _weight_map(folder: Path) -> dict[str, str]:
         _complete(folder, found)
         return {name: name for name in found}
     try:
-        names = json.loads((folder / INDEX).read_text())["weight_map"]
-        sound = all(isinstance(k, str) and isinstance(v, str) and "/" not in v for k, v in names.items())
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        names: dict[str, str] = Record.read(folder / INDEX).get("weight_map", dict[str, str])
+    except WeftError as e:
         raise WeftError(f"{folder / INDEX} is not a safetensors index: {e}") from e
-    if not sound or not names:
-        raise WeftError(f"{folder / INDEX} is not a safetensors index: its weight_map is empty or malformed")
+    if not names or any("/" in file for file in names.values()):
+        raise WeftError(f"{folder / INDEX} is not a safetensors index: its weight_map is empty or names other folders")
     for name in sorted(set(names.values())):
         if name not in found:
             raise WeftError(f"{folder} lacks the shard {name} that {INDEX} names; fetch it too")

@@ -172,6 +172,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "below 0": (lambda f: told(f, shape=[-37, -30]), "numbers are not at its bytes "),
     "before the file": (lambda f: told(f, data_offsets=[-9999, 37 * 30 * 4 - 9999]), "numbers are not at its bytes "),
     "another size": (lambda f: told(f, shape=[37, 29]), "numbers are not at its bytes "),
+    "a shift": (lambda f: told(f, data_offsets=[4, 37 * 30 * 4 + 4]), "not behind the one before, at "),
     "another dtype": (lambda f: told(f, dtype="F8"), "not a whole safetensors file: 'F8'"),
     "code": (lambda f: shutil.rmtree(f / "kernels"), "is not whole: No module named 'kernels'"),
 }
@@ -184,10 +185,20 @@ def test_weights_that_do_not_fit_are_one_sentence(what: str, broken: Path, scrip
     status, out, err = script(broken / "generate.py", "--ids", "3,4")
     assert (status, out) == (2, "")
     assert err.startswith("generate.py: ") and words in err and err.count("\n") == 1
-    assert words in refused("run", broken, "--ids", "3,4")
+    assert words in refused("run", broken, "--trust", "--ids", "3,4")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "decoder", "vocab": 37}'])
+MANIFESTS = [
+    "",
+    "[]",
+    "{}",
+    '{"kind": "decoder", "vocab": 37}',
+    '{"kind": 1, "vocab": 37, "max_length": 9}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("text", MANIFESTS, ids=range(len(MANIFESTS)))
 def test_a_manifest_that_is_none_is_one_sentence(text: str, broken: Path, script: Script) -> None:
     (broken / "weft.json").write_text(text)
     status, out, err = script(broken / "generate.py", "--ids", "3,4")

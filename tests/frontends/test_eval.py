@@ -21,6 +21,7 @@ from weft.frontends import scoring
 from weft.frontends.cli import cli
 from weft.frontends.cli.shown import as_json
 from weft.ir import interpret
+from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", ".", "?", "<unk>"]
@@ -216,7 +217,9 @@ def test_tokens_that_compete_are_read_in_whole_windows(
     rows = [interpret(graph, {"input_ids": ids[at + s], "position_ids": at})["logits"][0] for s in (0, 20)]
     loss = torch.nn.functional.cross_entropy(torch.tensor(np.concatenate(rows)), torch.tensor(ids[1:]))
     assert found.scores[1].nll == pytest.approx(loss.item(), abs=1e-5)
-    monkeypatch.setattr("weft.frontends.evaluation.read_manifest", lambda folder: {"kind": "decoder"})  # not told of it
+    monkeypatch.setattr(
+        "weft.frontends.evaluation.read_manifest", lambda folder: Record(folder, {"kind": "decoder"})
+    )  # not told of it
     apart = evaluate([choosy], against=llamas[0], text=text, context=20, tokens=40, device="cpu")
     assert abs(apart.scores[1].nll - loss.item()) > 1e-3
 

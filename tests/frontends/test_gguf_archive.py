@@ -190,7 +190,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "version 9": (header(GOOD, version=9) + DATA, "is GGUF version 9"),
     "big-endian": (b"GGUF" + struct.pack(">I", 3) + DATA, "big-endian"),
     "key count": (header(GOOD, n_keys=2**60) + DATA, "truncated or damaged|unknown value type"),
-    "tensor count": (header(GOOD, n_tensors=2**60), "truncated or damaged"),
+    "tensor count": (header(GOOD, n_tensors=2**60), "it counts 1152921504606846976 tensors, more than 1048576"),
     "string length": (header(GOOD, struct.pack("<Q", 2**62), 1) + DATA, "metadata key 0 of 1 needs"),
     "value type": (header(GOOD, string("k") + struct.pack("<I", 99), 1) + DATA, "metadata k of unknown value type 99"),
     "array length": (
@@ -225,6 +225,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "misaligned": (header([("w", (4, 4), 0, 8)]) + DATA, "tensor w at offset 8, .* alignment 32"),
     "weights cut": (header(GOOD) + DATA[:-1], "truncated: tensor w ends at byte 608 but the file has 607"),
     "offset past the end": (header([("w", (4, 32), 0, 1 << 40)]) + DATA, "truncated: tensor w"),
+    "one over the other": (
+        header([("w", (4, 32), 0, 0), ("v", (4, 32), 0, 256)]) + DATA * 2,
+        "tensor 'v' at byte .* overlaps tensor 'w'",
+    ),
+    "a gap": (header([("w", (4, 32), 0, 0), ("v", (4, 32), 0, 544)]) + DATA * 4, "32 bytes too far behind tensor 'w'"),
     "absurd shape": (header([("w", (2**62, 2**62), 0, 0)]) + DATA, "truncated: tensor w"),
 }
 

@@ -249,7 +249,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown kind": ({"model": "rwkv"}, "tokenizer.ggml.model is 'rwkv'; supported tokenizers are gpt2, llama, bert"),
     "unknown pre-tokenizer": ({"pre": "klingon"}, "tokenizer.ggml.pre is 'klingon'; supported are .*smollm"),
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
-    "tokens not a list": ({"tokens": "abc"}, "tokenizer.ggml.tokens is a str, not a list"),
+    "tokens not a list": ({"tokens": "abc"}, "tokenizer.ggml.tokens is 'abc', not of type list"),
     "tokens not text": ({"tokens": ["a", 5]}, r"tokenizer.ggml.tokens\[1\] is 5, not text"),
     "repeated token": ({"tokens": ["a", "b", "a"], "token_type": [1] * 3}, "tokens holds 'a' twice"),
     "types cut": ({"token_type": [1]}, "tokenizer.ggml.token_type has 1 entries for"),

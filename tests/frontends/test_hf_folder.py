@@ -60,7 +60,7 @@ def test_how_sentence_transformers_pools(kinds: list[str], config: Any, wanted: 
         (folder / "Pooling" / "config.json").unlink()
         fails(folder, r"Pooling/config\.json cannot be read")
         (folder / "modules.json").write_text("{}")
-        fails(folder, r"modules\.json holds no JSON array")
+        fails(folder, r"modules\.json: a JSON array was expected")
 
 
 # -- reading
@@ -129,8 +129,8 @@ def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "config.json cannot be read as JSON"),
-        ("[1]", "config.json holds no JSON object"),
+        ("{", "config.json: not valid JSON"),
+        ("[1]", "config.json: a JSON object was expected, not array"),
         ('{"model_type": "yolo"}', "model_type 'yolo' is not known; weft imports albert, "),
         ("{}", "model_type None is not known"),
         ('{"model_type": "llama"}', "config.json: no key 'vocab_size' .needed for vocab of a llama model"),
@@ -157,7 +157,7 @@ def test_unsound_configs(text: str, message: str, folder: Path) -> None:
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "llama3 needs 'low_freq_factor'"),
         ("llama", {"rope_parameters": {"full_attention": {}}}, "differ by layer type are not supported"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"the weights are quantized \(gptq\)"),
-        ("llama", {"eos_token_id": "</s>"}, "eos_token_id='</s>' is no token id"),
+        ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>', but it must hold token ids"),
         ("qwen2", {**QWEN2, "layer_types": ["full_attention"]}, "1 layer types are given for 3 layers"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True is not supported for gpt2 models"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supp"),
@@ -244,15 +244,20 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"\x00" * 64, "begins with no header length"),
         (b"not a checkpoint at all" * 9, "begins with no header length"),
         (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in 10"),
-        (header(b"{]"), "header is no JSON object"),
-        (header([1, 2]), "header is no JSON object"),
-        (header(b"\xff\xfe{}"), "header is no JSON object"),
+        (header(b"{]"), "the header of .*: not valid JSON"),
+        (header([1, 2]), "the header of .*: a JSON object was expected, not array"),
+        (header(b"\xff\xfe{}"), "the header of .*: not valid JSON: byte 0 is no UTF-8"),
         (header({"x": 5}), "entry of tensor 'x' is malformed"),
         (header({"x": {"dtype": "F32"}}), "entry of tensor 'x' is malformed"),
         (header({"x": {**SOUND, "shape": [-2]}}, b"\0" * 8), "entry of tensor 'x' is malformed"),
         (header({"x": {**SOUND, "dtype": "Q9"}}, b"\0" * 8), "tensor 'x' has dtype Q9, which weft cannot read"),
         (header({"x": {**SOUND, "shape": [3]}}, b"\0" * 8), r"tensor 'x' of F32 \[3\] cannot take 8 bytes"),
         (header({"x": SOUND}, b"\0" * 7), "is truncated: its tensors end at byte"),
+        (header({"x": SOUND}, b"\0" * 9), "is damaged: its tensors end at byte"),
+        (header({"x": SOUND, "y": SOUND}, b"\0" * 8), "tensor 'y' at byte .* overlaps tensor 'x'"),
+        (header({"x": {**SOUND, "data_offsets": [4, 12]}}, b"\0" * 12), "begins 4 bytes too far behind the header"),
+        (header(b'{"x": %s, "x": %s}' % ((json.dumps(SOUND).encode(),) * 2), b"\0" * 8), "the key 'x' is there twice"),
+        (header(b"[" * 100_000), "nested more than 100 deep"),
     ],
 )
 def test_garbage_and_cut_files(content: bytes, message: str, folder: Path) -> None:

@@ -22,6 +22,7 @@ FOLDER = Path(__file__).resolve().parent
 OLDEST = (2, 11)  # as weft itself asks for
 FEW = 8  # texts at once that the kernels of a step are made for
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_FACTS = {"kind": str, "vocab": int, "max_length": int}  # what scripts need of weft.json
 _KINDS = {  # of safetensors
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
@@ -93,10 +94,13 @@ def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
     """What weft.json says of the model. Raises Failure if it cannot be read."""
     path = folder / "weft.json"
     try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if lost := {"kind", "vocab", "max_length"} - facts.keys():
+        facts = _object(path.read_bytes())
+        if lost := _FACTS.keys() - facts.keys():
             raise ValueError(f"it does not tell the {min(lost)}")
-    except (OSError, ValueError, AttributeError) as e:
+        for key, kind in _FACTS.items():
+            if type(facts[key]) is not kind:
+                raise ValueError(f"{key} is {facts[key]!r:.60}, not of type {kind.__name__}")
+    except (OSError, ValueError) as e:
         raise Failure(f"{path} cannot be read: {e}") from e
     return facts
 
@@ -179,13 +183,37 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             start = 8 + int.from_bytes(data[:8], "little")
-            header = json.loads(data[8:start])
+            header = _object(data[8:start])
             header.pop("__metadata__", None)
             for key, entry in header.items():
                 tensors[key] = _tensor(data, start, entry["data_offsets"], entry["dtype"], entry["shape"])
+            end = 0
+            for first, last in sorted(entry["data_offsets"] for entry in header.values()):
+                if first != end:
+                    raise ValueError(
+                        f"a tensor is at byte {start + first}, not behind the one before, at {start + end}"
+                    )
+                end = last
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise Failure(f"{path}: not a whole safetensors file: {e}") from e
     return tensors
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """The JSON object in `text`. Raises ValueError if there is none, or it has a key twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a key is there twice")
+        return found
+
+    try:
+        found = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("it holds no JSON object")
+    return found
 
 
 def _tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:

@@ -171,7 +171,12 @@ def _earliest(kind: Kind, token: int) -> int | None:
     """
     if kind.window is None and kind.pattern != "chunked":
         return None
-    back = min(token + 1, kind.window or kind.stride)
-    keys = np.arange(token + 1 - back, token + 1)
-    seen = allowed(np.array(token), keys, True, kind.window, 0, kind.pattern, kind.stride, kind.summary)
-    return int(keys[np.argmax(seen)])
+    start = token + 1 - min(token + 1, kind.window or kind.stride)
+    if kind.pattern == "dense":
+        return start
+    if kind.pattern == "chunked":
+        return max(start, token // kind.stride * kind.stride)
+    shift = start // kind.stride * kind.stride  # patterns repeat; positions may be beyond what an array holds
+    keys = np.arange(start - shift, min(start - shift + kind.stride, token + 1 - shift))
+    seen = allowed(np.array(token - shift), keys, True, kind.window, 0, kind.pattern, kind.stride, kind.summary)
+    return shift + int(keys[np.argmax(seen)])

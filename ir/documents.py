@@ -1,0 +1,338 @@
+"""Files from elsewhere, read with limits: bytes, text, JSON, and the values in JSON by type.
+
+Whatever weft reads may have been cut, edited or made to do harm. So nothing but a regular file is opened (a FIFO would
+wait for ever), JSON has a largest size, depth and number of values (a list of lists takes 60 times its text), and
+`Record` says by file and key which value is of another type than it should be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from .errors import WeftError
+
+MOST_BYTES = 256 << 20  # of a text; the largest tokenizer.json is 35 MB
+MOST_VALUES = 8_000_000  # of a document; 1 GB where all of them are objects
+DEEPEST = 100  # lists and objects in each other
+MOST_DIGITS = 100  # of an integer; tokenizers write 10^30 for "no limit"
+REQUIRED: Any = object()
+_CUT = 60  # characters of a value that an error shows
+_STRUCTURE = ",[{"  # a value stands behind each
+_BLANKS = " \t\r\n"
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_TOO_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"
+
+
+def expanded(path: str | Path) -> Path:
+    """Return `path` with the home folder in place of ~.
+
+    Raises:
+        WeftError: if nobody says where that is.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise WeftError(f"{path}: there is no home folder to put in place of ~; write the path out") from None
+
+
+def check_regular(path: Path) -> None:
+    """Raise WeftError if `path` is there, but neither a file nor a folder: reading a FIFO or a terminal may never end.
+
+    A path that cannot be looked up is left to whoever opens it.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise WeftError(f"{path} is {_kind_of_file(mode)}, not a file: write what it holds into one")
+
+
+def _kind_of_file(mode: int) -> str:
+    kinds = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for test, name in kinds if test(mode)), "a device")
+
+
+def open_regular(path: Path) -> int:
+    """Return a descriptor of the file at `path`, for reading.
+
+    Raises:
+        WeftError: if it is no regular file; OSErrors pass.
+    """
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a FIFO would wait for a writer
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else _kind_of_file(mode)
+            raise WeftError(f"{path} is {kind}, not a file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return what the file at `path` holds, which must be at most `most` bytes.
+
+    Raises:
+        WeftError: if it is no regular file, too large, or cannot be read.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) > most:
+                raise WeftError(f"{path} has {size} bytes, more than the {most} that such a file may have")
+            return file.read(most)
+    except OSError as error:
+        raise WeftError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """Return the UTF-8 text in the file at `path`, line ends as \\n.
+
+    Raises:
+        WeftError: as `read_bytes`, or if the text is not UTF-8.
+    """
+    return decoded(read_bytes(path, most), str(path))
+
+
+def decoded(raw: bytes, name: str) -> str:
+    """Return the UTF-8 text in `raw`, line ends as \\n.
+
+    Raises:
+        WeftError: saying that what is called `name` is not UTF-8.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WeftError(f"{name} is not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: Path, kind: type = dict, most: int = MOST_BYTES) -> Any:
+    """Return the JSON in the file at `path`, which must be of `kind`: dict or list.
+
+    Raises:
+        WeftError: naming the file, if it cannot be read, is no JSON, exceeds a limit, or is of another kind.
+    """
+    return parse_json(read_bytes(path, most), str(path), kind)
+
+
+def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = False, values: int = MOST_VALUES) -> Any:
+    """Return the JSON that `raw` spells, of `kind`, with at most `values` values; errors call it `name`.
+
+    `unique`: no object has a key twice.
+
+    Raises:
+        WeftError: if it is no JSON, exceeds a limit, or is of another kind.
+    """
+    try:
+        text = raw if isinstance(raw, str) else raw.decode("utf-8")
+        if (held := sum(map(text.count, _STRUCTURE))) > values:
+            raise WeftError(f"it holds {held} values, more than the {values} that JSON may have here")
+        found, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
+    except UnicodeDecodeError as error:
+        raise WeftError(f"{name}: not valid JSON: byte {error.start} is no UTF-8") from None
+    except (WeftError, json.JSONDecodeError) as error:
+        raise WeftError(f"{name}: not valid JSON: {error}") from None
+    if text[end:].strip(_BLANKS):
+        raise WeftError(f"{name}: not valid JSON: more text stands behind its end, at character {end}")
+    if not isinstance(found, kind):
+        raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_json_name(found)}")
+    return found
+
+
+def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
+    """Return the JSON value that begins at `start` of `text`, and where it ends. `unique`: as of `parse_json`.
+
+    Raises:
+        json.JSONDecodeError: if there is none.
+        WeftError: if it exceeds a limit.
+    """
+    try:
+        found, end = (_UNIQUE if unique else _DECODER).raw_decode(text, start)
+    except RecursionError:
+        raise WeftError(_TOO_DEEP) from None
+    level = [found]
+    for _ in range(DEEPEST):
+        level = [item for held in level for item in _contained(held)]
+        if not level:
+            break
+    else:
+        raise WeftError(_TOO_DEEP)
+    if _HALF.search(text, start, end):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise WeftError("it holds half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
+    return found, end
+
+
+def _contained(value: Any) -> Iterator[Any]:
+    """Yield the lists and objects in a list or an object."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, (dict, list)):
+                yield item
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise WeftError(f"the key {shown(twice)} is there twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise WeftError(f"it holds an integer of {len(text)} digits")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
+_UNIQUE = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_without_twins)
+
+
+# -- values by type
+
+_JSON_NAMES: dict[Any, str] = {
+    dict: "object", list: "array", str: "text", int: "integer", float: "number", bool: "true or false", None: "null",
+}  # fmt: skip
+
+
+def _json_name(value: Any) -> str:
+    return _JSON_NAMES.get(None if value is None else type(value), type(value).__name__)
+
+
+def shown(value: Any) -> str:
+    """Return how an error shows `value`: cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"an integer of {value.bit_length()} bits"
+    return text if len(text) <= _CUT else f"{text[: _CUT - 1]}…"
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether `value` is of the annotated type `hint`: integers are floats, as in annotations, but booleans neither."""
+    if hint is Any:
+        return True
+    if hint is None or hint is type(None):
+        return value is None
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(hint, UnionType) or origin is Union:
+        return any(fits(value, option) for option in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
+    if origin is not None and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(fits(item, arguments[1]) for item in value.values())
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+class Record:
+    """An object of JSON, or other metadata, read by type: errors name `source`, the key, and the value that misfits.
+
+    `prefix` is put before keys in errors: that of the object inside which this one is.
+    """
+
+    def __init__(self, source: str | Path, data: Mapping[str, Any], prefix: str = "") -> None:
+        self.source, self.data, self.prefix = str(source), data, prefix
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read the JSON object in the file at `path`; errors as of `read_json`."""
+        return cls(path, read_json(path))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.data
+
+    def get(self, key: str, hint: Any, default: Any = REQUIRED) -> Any:
+        """Return the value of `key`, of the annotated type `hint`; `default` where the key is missing or null.
+
+        Raises:
+            WeftError: if it is of another type, or missing without a default.
+        """
+        value = self.data.get(key)
+        if value is None and not fits(None, hint):
+            if default is not REQUIRED:
+                return default
+            if key not in self.data:
+                raise WeftError(f"{self.source}: the key {self.prefix + key!r} is missing")
+        if not fits(value, hint):
+            raise self.misfit(key, f"it must be of type {type_name(hint)}")
+        return value
+
+    def text(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return the text of `key`; errors as of `get`."""
+        return self.get(key, str, default)
+
+    def integer(self, key: str, default: Any = REQUIRED, least: int | None = None, most: int | None = None) -> Any:
+        """Return the integer of `key`, which is within the bounds; errors as of `get`."""
+        value = self.get(key, int, default)
+        if value is not default and least is not None and value < least:
+            raise self.misfit(key, f"it must be at least {least}")
+        if value is not default and most is not None and value > most:
+            raise self.misfit(key, f"it must be at most {most}")
+        return value
+
+    def flag(self, key: str, default: Any = REQUIRED) -> Any:
+        """Return true or false; errors as of `get`."""
+        return self.get(key, bool, default)
+
+    def choice(self, key: str, choices: tuple[str, ...], default: Any = REQUIRED) -> Any:
+        """Return the text of `key`, one of `choices`; errors as of `get`."""
+        value = self.text(key, default)
+        if value is not default and value not in choices:
+            *most, last = map(repr, choices)
+            raise self.misfit(key, f"it must be {', '.join(most)} or {last}")
+        return value
+
+    def record(self, key: str, default: Any = REQUIRED) -> Record:
+        """Return the object of `key`; errors as of `get`."""
+        return Record(self.source, self.get(key, dict, default), f"{self.prefix}{key}.")
+
+    def records(self, key: str, default: Any = REQUIRED) -> list[Record]:
+        """Return the objects in the list of `key`; errors as of `get`."""
+        listed = self.get(key, list[dict[str, Any]], default)
+        return [Record(self.source, item, f"{self.prefix}{key}.{i}.") for i, item in enumerate(listed)]
+
+    def tokens(self, key: str) -> list[int]:
+        """Return the token ids of `key`: one, a list, or none where it is null or missing; errors as of `get`."""
+        value = self.data.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(fits(i, int) and i >= 0 for i in ids):
+            raise self.misfit(key, "it must hold token ids")
+        return ids
+
+    def misfit(self, key: str, wanted: str) -> WeftError:
+        """Return the error that the value of `key` is not what is `wanted`."""
+        return WeftError(f"{self.source}: {self.prefix}{key} is {shown(self.data.get(key))}, but {wanted}")
+
+
+def type_name(hint: Any) -> str:
+    """Return how errors call the type `hint`."""
+    if isinstance(hint, UnionType):
+        return " or ".join(map(type_name, get_args(hint)))
+    if (origin := get_origin(hint)) is not None:
+        return f"{type_name(origin)} of {type_name(get_args(hint)[-1])}"
+    return "null" if hint is type(None) else str(hint.__name__)
+
+
+def told(error: BaseException) -> str:
+    """Return what `error` says: the __str__ of foreign exceptions may fail, which must not hide what went wrong."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its text cannot be made: {type(failure).__name__})"
