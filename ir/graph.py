@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .archive import EMPTY, Archive
+from .dtypes import bool_
 from .errors import WeftError
+from .operators import Operators
 from .origins import Origin
 from .outputs import Outputs
 from .recipe import Recipe
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 AttrValue = Any  # int | float | bool | str | DType | Size | tuple of those | None: what text can spell
 
 
-class Value:
+class Value(Operators):
     """A tensor in the graph: a graph input, a parameter, or an output of a node.
 
-    `type` may only be assigned by code that keeps the graph well typed (see `verify`).
+    Arithmetic and comparisons with values and numbers emit ops (see `operators`); ``==`` is identity. Only code that
+    keeps the graph well typed may assign `type` (see `verify`).
     """
 
     __slots__ = ("_uses", "graph", "index", "name", "producer", "type")
@@ -48,6 +51,15 @@ class Value:
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
+
+    def __bool__(self) -> bool:
+        """Refuse to decide by a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
+        if self.type.dtype == bool_:
+            raise WeftError(
+                f"{self!r} is a condition whose elements are not known while a graph is built: choose between values "
+                "with where(…), combine conditions with &, | and ~, and test for an absent one with `is None`"
+            )
+        return True
 
     @property
     def uses(self) -> tuple[tuple[Node, int], ...]:

@@ -65,7 +65,7 @@ class Block:
         shared = None if self.arrangement == "parallel_norms" else named(self.norm, "norm")(x)
         total = x
         for name, f in sublayers.items():
-            total = self._added(total, f(shared or named(self.norm, f"{name}_norm")(x)), name)
+            total = self._added(total, f(named(self.norm, f"{name}_norm")(x) if shared is None else shared), name)
         return total
 
     def _added(self, x: Value, y: Value, name: str) -> Value:
