@@ -12,7 +12,7 @@ SOURCES := src ir passes backends frontends tests
 JOBS ?= 2
 PROMPT ?= What is the capital of France? Answer in one sentence.
 
-.PHONY: help setup weights test lint format demo bench clean
+.PHONY: help setup weights test stubs lint format demo bench clean
 .DELETE_ON_ERROR:
 
 help:  ## what there is to make
@@ -49,6 +49,9 @@ $(SMOLLM2) $(MINILM): | $(BIN)/python
 
 test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, types, tests
 	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+stubs: $(SETUP)  ## the types of the public names, written from the code
+	$(BIN)/python -m tests.stubs
 
 lint: $(SETUP)  ## style and types
 	$(BIN)/ruff check .

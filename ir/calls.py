@@ -56,13 +56,13 @@ def packed(op: Op, outputs: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def record(name: str, fields: tuple[str, ...]) -> Any:
-    """The named tuple of what the op called `name` returns: ``TopK(values, indices)``."""
+    """The named tuple of what the op called `name` returns: ``TopKResults(values, indices)``."""
     return namedtuple(record_name(name), fields)
 
 
 def record_name(name: str) -> str:
-    """`top_k` as TopK."""
-    return "".join(word.capitalize() for word in name.split("_"))
+    """`top_k` as TopKResults."""
+    return "".join(word.capitalize() for word in name.split("_")) + "Results"
 
 
 def signature(op: Op) -> inspect.Signature:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .archive import EMPTY, Archive
-from .dtypes import bool_
 from .errors import WeftError
 from .operators import Operators
 from .origins import Origin
@@ -35,31 +34,18 @@ AttrValue = Any  # int | float | bool | str | DType | Size | tuple of those | No
 class Value(Operators):
     """A tensor in the graph: a graph input, a parameter, or an output of a node.
 
-    Arithmetic and comparisons with values and numbers emit ops (see `operators`); ``==`` is identity. Only code that
-    keeps the graph well typed may assign `type` (see `verify`).
+    ``x * 2 + y`` emits ops (see `operators`). Only code that keeps the graph well typed (`verify`) may assign `type`.
     """
 
     __slots__ = ("_uses", "graph", "index", "name", "producer", "type")
 
     def __init__(self, graph: Graph, name: str, type: TensorType, producer: Node | None = None, index: int = 0) -> None:
-        self.graph = graph
-        self.name = name
-        self.type = type
-        self.producer = producer
-        self.index = index
+        self.graph, self.name, self.type = graph, name, type
+        self.producer, self.index = producer, index
         self._uses: dict[tuple[Node, int], None] = {}
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
-
-    def __bool__(self) -> bool:
-        """Refuse to decide by a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
-        if self.type.dtype == bool_:
-            raise WeftError(
-                f"{self!r} is a condition whose elements are not known while a graph is built: choose between values "
-                "with where(…), combine conditions with &, | and ~, and test for an absent one with `is None`"
-            )
-        return True
 
     @property
     def uses(self) -> tuple[tuple[Node, int], ...]:

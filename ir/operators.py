@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .calls import is_number
+from .dtypes import bool_
+from .errors import WeftError
 
 if TYPE_CHECKING:
     from .graph import Value
@@ -92,6 +94,16 @@ class Operators:
 
     def __invert__(self) -> Value:
         return _apply("logical_not", self)
+
+    def __bool__(self) -> bool:
+        """Refuse to decide by a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
+        kind = getattr(self, "type", None)  # the variables of patterns have none
+        if kind is not None and kind.dtype == bool_:
+            raise WeftError(
+                f"{self!r} is a condition whose elements are not known while a graph is built: choose between values "
+                "with where(…), combine conditions with &, | and ~, and test for an absent one with `is None`"
+            )
+        return True
 
 
 def _apply(name: str, *operands: Any) -> Value:

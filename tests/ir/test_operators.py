@@ -160,7 +160,7 @@ def test_several_results_are_a_tuple_with_names() -> None:
     best = ops.top_k(x, k=2)
     values, indices = best
     assert best._fields == ("values", "indices") and (best.values, best.indices) == (values, indices)
-    assert type(best).__name__ == "TopK"
+    assert type(best).__name__ == "TopKResults"
     assert ops.add_norm(x, y).sum.type == x.type
     a, b = ops.split(x, sizes=(1, 2))
     assert (a.shape, b.shape) == ((2, 1), (2, 2))
@@ -188,7 +188,7 @@ def test_names_of_results_follow_from_the_operands(name: str) -> None:
 
 
 def test_names_of_tuples() -> None:
-    assert record_name("gated_linear_attention") == "GatedLinearAttention"
+    assert record_name("gated_linear_attention") == "GatedLinearAttentionResults"
 
 
 def test_patterns_are_written_with_operators() -> None:
