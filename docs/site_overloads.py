@@ -1,4 +1,4 @@
-"""Let griffe, which reads the stubs for the site, see functions that have overloads only: their first one has the doc."""
+"""Let griffe, which reads the stubs for the site, see functions that have overloads only, by the first of them."""
 
 from __future__ import annotations
 
