@@ -72,7 +72,9 @@ def as_text(found: Inspection) -> str:
     lines += ["", *_aligned([COLUMNS, *rows(found)])]
     for title, keys in remarks(found):
         lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
-    return "\n".join(lines)
+    from .cli.shown import printable
+
+    return printable("\n".join(lines))  # names in a checkpoint may hold what steers a terminal
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:

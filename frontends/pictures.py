@@ -113,9 +113,7 @@ def check_format(out: Path) -> None:
         raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
 
 
-def drawing(
-    source: SourceLike, look: Look | None = None, vs: SourceLike | None = None, trust: bool = False
-) -> Drawing:
+def drawing(source: SourceLike, look: Look | None = None, vs: SourceLike | None = None, trust: bool = False) -> Drawing:
     """What is drawn of `source`, or of it and `vs`."""
     if vs is not None:
         from .comparing import difference

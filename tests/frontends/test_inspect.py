@@ -165,6 +165,10 @@ def test_an_inspection_prints_what_the_command_prints() -> None:
     assert [" ".join(line.split()) for line in shown] == [" ".join(line.split()) for line in printed if "─" not in line]
 
 
+def test_names_of_tensors_steer_no_terminal() -> None:
+    assert "\x1b" not in str(replace(weft.inspect("gpt2"), unread=("a\x1b[31mb",)))
+
+
 def test_a_notebook_shows_tables() -> None:
     page = weft.inspect(Decoder(VOCAB, DIM, 2, Block(Attention(HEADS), GatedMLP(FFN))))._repr_html_()
     assert page.count("<table>") == 2 and "<td style='text-align: right'>× 2</td>" in page
