@@ -222,7 +222,12 @@ def test_packed_weights_stand_in_the_file_and_are_used(tmp_path: Path) -> None:
     with (tmp_path / "packed" / "model.onnx.data").open("r+b") as file:
         file.seek(offset)
         file.write(bytes(length))
-    assert np.abs(weft.load(tmp_path / "packed").logits(ids) - want).max() > 1e-3  # it reads the packed block
+    try:
+        read = weft.load(tmp_path / "packed").logits(ids)
+    except WeftError as refused:  # ONNX Runtime 1.32 compares the block with what its kernel packs
+        assert "that --prepack stored are damaged: compile it anew" in str(refused)
+    else:
+        assert np.abs(read - want).max() > 1e-3
 
 
 def test_packing_of_another_processor_is_not_used(tmp_path: Path) -> None:
