@@ -5,6 +5,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 BIN := .venv/bin
 SETUP := .venv/.setup
 RUNTIME := .venv/.runtime
+DOCS := .venv/.docs
+HASHED := --require-hashes --no-deps --only-binary :all:
+ITSELF := --no-deps --no-build-isolation -e .
 CACHE := .cache/weights
 SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 MINILM := $(CACHE)/all-MiniLM-L6-v2
@@ -14,7 +17,7 @@ INPUTS ?= 20000
 SEED ?= 0
 PROMPT ?= What is the capital of France? Answer in one sentence.
 
-.PHONY: help setup weights test fuzz lint format demo bench clean
+.PHONY: help setup weights test fuzz stubs lint format demo docs licences lock newest bench clean
 .DELETE_ON_ERROR:
 
 help:  ## what there is to make
@@ -27,13 +30,21 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --clear --without-pip .venv && \
 		$(PYTHON) -m pip --python $(BIN)/python install pip; }
 
-$(SETUP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e '.[cpu,hf,torch,dev]'
+# Wheels by their hashes, then PyTorch, whose builds differ from index to index, by its version, then weft itself.
+$(SETUP): pyproject.toml constraints.txt requirements/test.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(HASHED) -r requirements/test.txt
+	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install $(ITSELF)
 	@touch $(RUNTIME) $@
 
 # What compiling and running need: no PyTorch.
-$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e '.[cpu]'
+$(RUNTIME): pyproject.toml constraints.txt requirements/demo.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(HASHED) -r requirements/demo.txt
+	$(BIN)/python -m pip install $(ITSELF)
+	@touch $@
+
+$(DOCS): constraints.txt requirements/docs.txt | $(BIN)/python
+	$(BIN)/python -m pip install $(HASHED) -r requirements/docs.txt
 	@touch $@
 
 # What the tests of pages look at them with; CHROMIUM names another one than is found.
@@ -55,6 +66,9 @@ test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, type
 fuzz: $(SETUP)  ## INPUTS mutated files and arguments by SEED: none may end in a traceback, a hang or in too much memory
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) --out benchmarks/results/fuzz.json
 
+stubs: $(SETUP)  ## the types of the public names, written from the code
+	$(BIN)/python -m tests.stubs
+
 lint: $(SETUP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,6 +81,30 @@ format: $(SETUP)  ## rewrite the sources in the house style
 demo: $(RUNTIME) $(SMOLLM2)  ## compile SmolLM2 and let it answer PROMPT
 	$(BIN)/weft compile $(SMOLLM2) -o build/smollm2
 	$(BIN)/weft run build/smollm2 --chat --prompt "$(PROMPT)"
+
+docs: $(DOCS)  ## the pages and the API reference as a site, into build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+licences: $(SETUP) $(DOCS)  ## docs/licences.md, from the metadata of what is installed
+	$(BIN)/python -m tests.licences
+
+# After a change of constraints.txt or of dependencies: every wheel of the pinned versions, with its hash.
+UV := build/uv/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' --no-emit-package torch --no-emit-package httpx2-jsfetch -c constraints.txt
+
+lock: | $(BIN)/python  ## the hashes of the pinned versions, into requirements/
+	$(BIN)/python -m pip install --quiet --upgrade --target build/uv uv==0.13.9
+	$(UV) --python-version 3.11 pyproject.toml requirements/demo.in --extra cpu -o requirements/demo.txt
+	$(UV) --python-version 3.11 pyproject.toml requirements/test.in --extra cpu --extra hf --extra dev -o requirements/test.txt
+	$(UV) --python-version 3.11.5 pyproject.toml --extra docs -o requirements/docs.txt
+
+# Other versions than the pinned ones: those that a newcomer's pip takes. Only PyTorch stays, for its size.
+NEWEST := build/newest
+newest: $(SMOLLM2) $(MINILM) $(CHROMIUM)  ## the tests on the newest versions of all dependencies; takes ARGS
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --upgrade --upgrade-strategy eager -e '.[cpu,hf,dev]' \
+		"$$(grep '^torch==' constraints.txt)"
+	CHROMIUM=$(CHROMIUM) $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 bench: $(SETUP) $(SMOLLM2)  ## the speed and memory comparisons, minutes each
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
@@ -21,6 +21,7 @@ from weft.passes import Pipeline, Report, default_pipeline, parse_pipeline, run_
 from .families.rope import at_length
 from .manifest import hashing, record
 from .rewriting import pipeline_text
+from .source_like import SourceLike
 from .sources import Model, load_source
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class CompileReport:
 
 
 def compile(
-    source: Any,
+    source: SourceLike,
     out: str | Path,
     *,
     target: str = "ort-cpu",

@@ -63,8 +63,10 @@ def dimensions(graph: Graph) -> Dimensions:
         width=_distinct(_residual(nodes)),
         heads=_distinct(node.attrs["heads"] for node in attentions),
         kv_heads=_distinct(node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"] for node in with_heads),
-        head_dim=_distinct(node.inputs[0].width // node.attrs["heads"] for node in with_heads if node.inputs[0]),
-        latent=_distinct(k.width for node in latent if (k := node.operand("k"))),
+        head_dim=_distinct(
+            node.inputs[0].width // node.attrs["heads"] for node in with_heads if node.inputs[0] is not None
+        ),
+        latent=_distinct(k.width for node in latent if (k := node.operand("k")) is not None),
         windows=_distinct(w for node in attentions if (w := node.attrs.get("window")) is not None),
         recurrences=_distinct(node.op.name for node in nodes if node.op.name in RECURRENCES),
         hidden=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] not in beside),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from weft.backends.storage import check_free
 from weft.ir.errors import WeftError
 from weft.passes import Report
 
 from .rewriting import rewrite
+from .source_like import SourceLike
 from .sources import load_source
 
 FORMATS = ("hf", "safetensors", "gguf")
@@ -19,7 +19,7 @@ Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 def export(
-    source: Any,
+    source: SourceLike,
     out: str | Path,
     *,
     format: str = "hf",

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from weft.ir import Graph, Node, Param, sizes
+from weft.ir.errors import WeftError
 from weft.ir.op import Op
 from weft.ir.printer import format_attr
 from weft.ir.view import attributes, block_hash, total_cost
 from weft.passes.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 
 from .dimensions import Dimensions, dimensions
-from .sources import Model
+from .source_like import SourceLike
+from .sources import load_source
 
 OTHER = "other"
 USUAL = 512  # tokens
@@ -38,9 +40,9 @@ class Block:
     ops: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
-    """What a model is and costs.
+    """What a model is and costs. Printed, it is the tables of ``weft inspect``; a notebook shows them.
 
     `flops_per_token` counts a token that sees `tokens` tokens (itself included), `flops_prefill` all `tokens` at once
     with logits for each. A multiply-add is two FLOPs. `active_parameters` leaves out experts a token is not sent to.
@@ -71,6 +73,16 @@ class Inspection:
     ignored: tuple[str, ...]
     random: bool
 
+    def __repr__(self) -> str:
+        from .inspection_text import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from .inspection_text import as_html
+
+        return as_html(self)
+
     def json(self) -> dict[str, Any]:
         """Everything as plain data; caches in bytes too."""
         found = asdict(self)
@@ -80,12 +92,19 @@ class Inspection:
         return found
 
 
-def inspect(model: Model, tokens: int | None = None) -> Inspection:
-    """Count what `model` has and what running `tokens` tokens costs (512, or the context where that is shorter).
+def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
+    """Count what a model has and what running `tokens` tokens costs (512, or the context where that is shorter).
+
+    `source` is whatever `load_source` takes: ``inspect("llama3.1-8b")``, ``inspect("model.gguf")``,
+    ``inspect(Decoder(...))``. Nothing is compiled, and no weight is read.
 
     Raises:
-        WeftError: if the graph has sizes other than batch and seq, which have no meaning here.
+        WeftError: if the source cannot be read, or its graph has sizes other than batch and seq, which have no meaning
+            here.
     """
+    if tokens is not None and tokens < 1:
+        raise WeftError(f"tokens={tokens} must be positive")
+    model = load_source(source)
     graph = model.graph
     context = graph.meta.get("context")
     n = tokens or usual_tokens(graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.targets import find_target
@@ -11,6 +11,7 @@ from weft.ir.verifier import verify
 from weft.passes import run_passes
 
 from .compiler import check_keep_blocks, target_dtype, target_pipeline
+from .source_like import SourceLike
 from .sources import load_source
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}  # as torch cal
 
 
 def torch(
-    source: Any,
+    source: SourceLike,
     *,
     dtype: str | Dtype | None = None,
     device: str | Device | None = None,
@@ -58,7 +59,7 @@ def torch(
 
 
 def state_dict(
-    source: Any,
+    source: SourceLike,
     *,
     dtype: str | Dtype | None = None,
     seed: int = 0,
@@ -91,7 +92,7 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
     return found
 
 
-def _graph(source: Any, seed: int, passes: str, keep_blocks: str) -> Graph:
+def _graph(source: SourceLike, seed: int, passes: str, keep_blocks: str) -> Graph:
     """The graph of `source` after the pipeline of the target."""
     check_keep_blocks(keep_blocks)
     model = load_source(source, seed=seed)

@@ -7,6 +7,8 @@ from typing import Any
 
 from weft.ir import Graph
 
+from .source_like import SourceLike
+
 HEIGHT = 640  # pixels
 
 
@@ -14,7 +16,7 @@ class Picture:
     """What `show` makes of a source. A notebook shows it as the page to click through, anything else as a tree."""
 
     def __init__(
-        self, source: Any, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()
+        self, source: SourceLike, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()
     ) -> None:
         from .pictures import Look, drawing
 
@@ -34,7 +36,7 @@ class Picture:
         return plain_tree(self.drawing.placed, self.drawing.sheet).rstrip()
 
 
-def show(source: Any, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:
+def show(source: SourceLike, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:
     """A picture of `source` (whatever `load_source` takes, an ONNX file, a compiled folder) for a notebook.
 
     It is `height` pixels high; `depth` levels of parts are open (None: layers), and `parts` by name. Printed, it is a
@@ -51,10 +53,16 @@ class Shown:
 
     def show(self, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:
         """A picture of it, as `weft.show` makes it."""
-        return show(self, height, depth, parts)
+        return show(_source(self), height, depth, parts)
 
     def _repr_html_(self) -> str:
-        return show(self)._repr_html_()
+        return show(_source(self))._repr_html_()
+
+
+def _source(shown: Any) -> SourceLike:
+    """What mixes `Shown` in is a source: a module with a graph, or a `Model`."""
+    source: SourceLike = shown
+    return source
 
 
 def _drawn(graph: Graph) -> str:

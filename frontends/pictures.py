@@ -24,6 +24,7 @@ from weft.ir.errors import WeftError, unknown
 
 from .drawable import described, loaded, named_files
 from .fact_sheet import fact_sheet, short_sheet
+from .source_like import SourceLike
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
 
 
 def draw(
-    source: Any,
+    source: SourceLike,
     out: str | Path,
     depth: int | None = None,
     parts: Iterable[str] = (),
     *,
-    vs: Any = None,
+    vs: SourceLike | None = None,
     more: Mapping[str, Any] | None = None,
     trust: bool = False,
     **look: Any,
@@ -112,7 +113,7 @@ def check_format(out: Path) -> None:
         raise WeftError(unknown("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}"))
 
 
-def drawing(source: Any, look: Look | None = None, vs: Any = None, trust: bool = False) -> Drawing:
+def drawing(source: SourceLike, look: Look | None = None, vs: SourceLike | None = None, trust: bool = False) -> Drawing:
     """What is drawn of `source`, or of it and `vs`."""
     if vs is not None:
         from .comparing import difference

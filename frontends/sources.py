@@ -20,6 +20,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Normal
 
 from .notebook import Shown
+from .source_like import SourceLike
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[
         return [tokenizer.encode(text) for text in texts]
 
 
-def load_source(source: str | Path | Model | Graph | Any, seed: int = 0) -> Model:
+def load_source(source: SourceLike, seed: int = 0) -> Model:
     """The model that `source` is or names.
 
     A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .archive import EMPTY, Archive
 from .errors import WeftError
+from .operators import Operators
 from .origins import Origin
 from .outputs import Outputs
 from .recipe import Recipe
@@ -30,20 +31,17 @@ if TYPE_CHECKING:
 AttrValue = Any  # int | float | bool | str | DType | Size | tuple of those | None: what text can spell
 
 
-class Value:
+class Value(Operators):
     """A tensor in the graph: a graph input, a parameter, or an output of a node.
 
-    `type` may only be assigned by code that keeps the graph well typed (see `verify`).
+    ``x * 2 + y`` emits ops (see `operators`). Only code that keeps the graph well typed (`verify`) may assign `type`.
     """
 
     __slots__ = ("_uses", "graph", "index", "name", "producer", "type")
 
     def __init__(self, graph: Graph, name: str, type: TensorType, producer: Node | None = None, index: int = 0) -> None:
-        self.graph = graph
-        self.name = name
-        self.type = type
-        self.producer = producer
-        self.index = index
+        self.graph, self.name, self.type = graph, name, type
+        self.producer, self.index = producer, index
         self._uses: dict[tuple[Node, int], None] = {}
 
     def __repr__(self) -> str:

@@ -47,7 +47,9 @@ def interpret(
         known = len(binding)
         for name, value in graph.inputs.items():
             bind(value.type, env[value].shape, binding, name)
-    last_use: dict[Value, Node] = {v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v}
+    last_use: dict[Value, Node] = {
+        v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v is not None
+    }
     dying: dict[Node, list[Value]] = {}
     for value, node in last_use.items():
         if not value.is_output:

@@ -18,8 +18,10 @@ What else there is to say reads one application of the op, a `Bound`: its operan
     @rms_norm.body  # values -> value(s) in simpler ops: specification and fallback
     def _(n: Bound) -> Value: ...
 
-Calling an op on values emits a node at the insertion point of their graph. The same call on pattern variables builds a
-pattern, because any operand type may take over emission through ``__emit__``.
+Calling an op on values emits a node at the insertion point of their graph, and returns its value, or a named tuple of
+several. Operands may be given by name; arithmetic and comparisons also take numbers (`numbers` says what they become).
+The same call on pattern variables builds a pattern, because any operand type may take over emission through
+``__emit__``.
 """
 
 from __future__ import annotations
@@ -27,15 +29,16 @@ from __future__ import annotations
 import enum
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from . import sizes
+from . import calls, sizes
 from .archive import Array
 from .attrs import Attr, type_name
+from .checks import axis_of, broadcast, fixed, show, total, want
 from .dtypes import DType
 from .errors import WeftError, unknown
 from .graph import Graph, Node, Value
@@ -92,9 +95,11 @@ class Bound:
 TypeFn = Callable[[Bound], TensorType | tuple[TensorType, ...] | None]
 CostFn = Callable[[Bound], Size | Cost]
 BodyFn = Callable[[Bound], Value | tuple[Value, ...]]
+NumbersFn = Callable[..., Value]  # the operands, and `name`
 AnyTypeFn = TypeVar("AnyTypeFn", bound=TypeFn)
 AnyCostFn = TypeVar("AnyCostFn", bound=CostFn)
 AnyBodyFn = TypeVar("AnyBodyFn", bound=BodyFn)
+AnyNumbersFn = TypeVar("AnyNumbersFn", bound=NumbersFn)
 
 
 class Op:
@@ -102,7 +107,7 @@ class Op:
 
     def __init__(self, reference: Callable[..., Any], outputs: str, traits: Sequence[Trait], cases: Sequence[Case]):
         self.name = reference.__name__.rstrip("_")
-        self.doc = inspect.cleandoc(reference.__doc__ or "")
+        self.doc = self.__doc__ = inspect.cleandoc(reference.__doc__ or "")
         self.reference = reference
         self.output_names = tuple(outputs.split())
         self.traits = frozenset(traits)
@@ -111,7 +116,9 @@ class Op:
         self._infer: TypeFn | None = None
         self._cost: CostFn | None = None
         self._body: BodyFn | None = None
+        self._numbers: NumbersFn | None = None
         hints = typing.get_type_hints(reference)
+        self.several = hints.get("return") == tuple[Array, ...]  # as many results as an attribute says
         operands, attrs = [], []
         for p in inspect.signature(reference).parameters.values():
             if p.kind is p.KEYWORD_ONLY:
@@ -120,6 +127,7 @@ class Op:
                 operands.append(Operand(p.name, p.default is None, p.kind is p.VAR_POSITIONAL))
         self.operands: tuple[Operand, ...] = tuple(operands)
         self.attrs: dict[str, Attr] = {a.name: a for a in attrs}
+        self.__signature__ = calls.signature(self)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -140,6 +148,15 @@ class Op:
         """Register the definition in simpler ops."""
         self._body = fn
         return fn
+
+    def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
+        """Register what the op is where some operands are numbers; without it an op takes none."""
+        self._numbers = fn
+        return fn
+
+    @property
+    def takes_numbers(self) -> bool:
+        return self._numbers is not None
 
     @property
     def has_body(self) -> bool:
@@ -214,9 +231,14 @@ class Op:
 
         `name` hints at the names of the outputs: the last component, put behind the current scope.
         """
+        operands, attrs = calls.bind(self, operands, attrs)
         given = self.check_operands(operands)
-        for v in given:
+        if any(map(calls.is_number, given)):
+            return (self._with_numbers(given, name, attrs),)
+        for operand, v in zip(self._names(given), given, strict=True):
             if v is not None and not isinstance(v, Value):
+                if not hasattr(v, "__emit__"):
+                    raise WeftError(f"op {self.name}: operand {operand} is a {type(v).__name__}, not a value")
                 found: tuple[Value, ...] = tuple(v.__emit__(self, given, attrs))
                 return found
         full = self.check_attrs(attrs)
@@ -228,8 +250,28 @@ class Op:
         return graph.add_node(self, given, full, outs, names).outputs
 
     def __call__(self, *operands: Any, name: str | None = None, **attrs: Any) -> Value:
-        """Apply the op and return its first output."""
-        return self.emit(*operands, name=name, **attrs)[0]
+        """Apply the op and return its value; of several, a tuple, named where the op names its outputs.
+
+        The annotation is that of most ops. `weft.ops` has precise ones; `emit` always returns a tuple.
+        """
+        value: Value = calls.packed(self, self.emit(*operands, name=name, **attrs))
+        return value
+
+    def _names(self, given: Sequence[Any]) -> list[str]:
+        """The name of every operand in `given`."""
+        names = [o.name for o in self.operands]
+        return [names[min(i, len(names) - 1)] for i in range(len(given))]
+
+    def _with_numbers(self, given: Sequence[Any], name: str | Sequence[str] | None, attrs: Mapping[str, Any]) -> Value:
+        if self._numbers is None:
+            at = next(n for n, v in zip(self._names(given), given, strict=True) if calls.is_number(v))
+            raise WeftError(
+                f"op {self.name}: operand {at} is a number; arithmetic takes numbers, other ops take values"
+            )
+        if all(map(calls.is_number, given)):
+            raise WeftError(f"op {self.name}: all operands are numbers, so Python can compute it; one must be a value")
+        self.check_attrs(attrs)
+        return self._numbers(*given, name=name)
 
     def names_for(self, count: int) -> list[str]:
         """Default names of `count` outputs."""
@@ -269,14 +311,6 @@ class Op:
         return found if isinstance(found, tuple) else (found,)
 
 
-def total(items: Iterator[Size] | Sequence[Size]) -> Size:
-    """Sum of sizes."""
-    result: Size = 0
-    for item in items:
-        result = result + item
-    return result
-
-
 def op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
@@ -303,56 +337,6 @@ def lookup(name: str) -> Op:
     if name not in OPS:
         raise unknown("op", name, OPS, "see `weft ops`")
     return OPS[name]
-
-
-# -- helpers for type functions
-
-
-def want(condition: bool, message: str) -> None:
-    """Raise WeftError(message) unless `condition`."""
-    if not condition:
-        raise WeftError(message)
-
-
-def fixed(size: Size, message: str) -> int:
-    """`size`, which must not be symbolic.
-
-    Raises:
-        WeftError: with `message`, if it is.
-    """
-    if not isinstance(size, int):
-        raise WeftError(message)
-    return size
-
-
-def broadcast(*operands: TensorType | None) -> Shape:
-    """Numpy broadcasting of shapes; a symbolic size only meets itself or 1."""
-    shapes = [t.shape for t in operands if t is not None]
-    rank = max(map(len, shapes))
-    out: list[Size] = []
-    for i in range(rank):
-        found: Size = 1
-        for s in shapes:
-            size = s[i - rank + len(s)] if i - rank + len(s) >= 0 else 1
-            if size != 1 and found != 1 and size != found:
-                raise WeftError(f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast")
-            found = size if size != 1 else found
-        out.append(found)
-    return tuple(out)
-
-
-def show(shape: Shape) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def axis_of(axis: int, rank: int) -> int:
-    """`axis` counted from the front.
-
-    Raises:
-        WeftError: if it is out of range.
-    """
-    want(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
-    return axis % rank
 
 
 __all__ = [

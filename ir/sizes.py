@@ -42,12 +42,16 @@ class Poly:
     terms: tuple[tuple[Monomial, int], ...]
 
     def __add__(self, other: Size) -> Size:
+        if not isinstance(other, int | Poly):
+            return NotImplemented  # a value: no op makes one of a size
         sums = dict(self.terms)
         for mono, c in _terms(other):
             sums[mono] = sums.get(mono, 0) + c
         return _make(sums)
 
     def __mul__(self, other: Size) -> Size:
+        if not isinstance(other, int | Poly):
+            return NotImplemented
         out: dict[Monomial, int] = {}
         if isinstance(other, Poly) and len(self.terms) * len(other.terms) > MOST_TERMS**2:
             raise WeftError(_TOO_LARGE)
@@ -64,6 +68,8 @@ class Poly:
         return self * -1
 
     def __sub__(self, other: Size) -> Size:
+        if not isinstance(other, int | Poly):
+            return NotImplemented
         return self + (-other)
 
     def __rsub__(self, other: int) -> Size:

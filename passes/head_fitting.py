@@ -157,7 +157,7 @@ def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
     alike = {(n.inputs[2], n.attrs["interleaved"]) for n in (q.rope, k.rope)}
     if any(len(found) > 1 for found in turns) or len(alike) > 1:
         return "queries and keys are rotated differently"
-    return Rotation(q.rope.inputs[2].width if q.rope.inputs[2] else 0, q.rope.attrs["interleaved"])
+    return Rotation(0 if q.rope.inputs[2] is None else q.rope.inputs[2].width, q.rope.attrs["interleaved"])
 
 
 def _opaque(branch: Branch) -> str:

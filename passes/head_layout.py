@@ -97,7 +97,9 @@ def _misfit(node: Node, layout: Layout, width: int) -> str | None:
     if node.op is ops.affine:
         return "makes other numbers of zeros" if layout.zeros and node.attrs["plus"] else None
     if node.op in (ops.rms_norm, ops.layer_norm, ops.mul, ops.add):
-        vectors = all(isinstance(v, Param) and v.shape == node.output.shape[-1:] for v in node.inputs[1:] if v)
+        vectors = all(
+            isinstance(v, Param) and v.shape == node.output.shape[-1:] for v in node.inputs[1:] if v is not None
+        )
         if not vectors:
             return "has an operand that is no vector of numbers of heads"
         return "takes a mean that zeros would change" if layout.zeros and node.op is ops.layer_norm else None

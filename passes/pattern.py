@@ -23,7 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.ir import Node, Op, Param, Value
+from weft.ir.calls import results
 from weft.ir.op import Trait
+from weft.ir.operators import Operators
 from weft.ir.printer import format_attr
 
 from .trace import Miss
@@ -38,7 +40,7 @@ class ANY:
     length: int = 0
 
 
-class Term:
+class Term(Operators):
     """A value in a pattern. Calling an op on terms makes terms."""
 
     def __emit__(self, op: Op, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
@@ -47,7 +49,7 @@ class Term:
         if isinstance(pieces, ANY):
             count = pieces.length
         else:
-            count = len(pieces) if isinstance(pieces, tuple) else len(op.output_names)
+            count = len(pieces) if isinstance(pieces, tuple) else len(results(op, operands))
         return tuple(Result(apply, i) for i in range(max(1, count)))
 
 

@@ -128,7 +128,7 @@ def _shaped(e: Emitter, y: Out, x: Value) -> Out:
 
 def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
     """Rows gate 0, up 0, gate 1, … of each expert as one weight; zeros where one of the two is absent."""
-    given = gate or up
+    given = up if gate is None else gate
     if given is None:
         return None
     experts, hidden, *rest = given.shape

@@ -38,9 +38,9 @@ def mask_of(e: Emitter, node: Node) -> Out | None:
     if key_mask is not None and past is not None and is_length(key_mask):
         key_mask = None  # causality by position already hides the slots that hold nothing
     plain = is_plain(node)
-    k = past or node.inputs[1]
+    k = node.inputs[1] if past is None else past
     assert k is not None and node.inputs[0] is not None
-    sizes = (node.inputs[0].shape[1], k.shape[2 if past else 1])
+    sizes = (node.inputs[0].shape[1], k.shape[1 if past is None else 2])
     facts = () if plain else tuple(a[name] for name in _FACTS)
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
     return e.memo(key, lambda: _build(e, node, key_mask, plain))

@@ -81,6 +81,8 @@ def FloorDiv(e: Emitter, node: Node) -> Out:
 def MulAdd(e: Emitter, node: Node) -> Out:
     x, dtype = e[node.inputs[0]], node.output.type.dtype
     by, plus = node.attrs["by"], node.attrs["plus"]
+    if by == 0:  # a product with 0 is NaN where x is not finite
+        return e.op("Expand", e.scalar(plus, dtype), e.op("Shape", x))
     if by == 1:
         return e.op("Add", x, e.scalar(plus, dtype))
     scaled = e.op("Mul", x, e.scalar(by, dtype))

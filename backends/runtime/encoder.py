@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,12 @@ class Encoder(ABC):
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises WeftError when there is none."""
         return Tokenizer(self.folder)
+
+    def generate(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: an encoder has vectors for texts, and no next token."""
+        raise WeftError(f"{self.folder} holds an encoder, which generates nothing: `encode` makes vectors of texts")
+
+    stream = conversation = generate  # so that callers of `load`, which returns either kind, find the right method
 
     def encode(
         self,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class Generator:
         from .conversation import Conversation
 
         return Conversation(self, messages, **variables)
+
+    def encode(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a decoder predicts the next token, and has no vectors for texts."""
+        raise WeftError(f"{self.folder} holds a decoder, which encodes nothing: `generate` continues texts")
 
     def generate(
         self,

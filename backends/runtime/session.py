@@ -8,6 +8,7 @@ import importlib
 import io
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,13 @@ def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
     try:
         yield
     except ort_errors() as error:
-        raise WeftError(f"{name}: {what}: {one_line(error)}") from error
+        raise WeftError(f"{name}: {what}: {one_line(error)}{_remedy(one_line(error))}") from error
+
+
+def _remedy(words: str) -> str:
+    """What to do about an error of ONNX Runtime, where its words do not say."""
+    damaged = re.search(r"pre-?packed weights .* do not match", words, re.IGNORECASE)
+    return "; the weights that --prepack stored are damaged: compile it anew" if damaged else ""
 
 
 def one_line(error: Exception) -> str:

@@ -62,23 +62,25 @@ def cli(ctx: click.Context) -> None:
         echo(ctx.get_help())
 
 
-for command in (
-    compiling.compile_command,
-    running.run_command,
-    inspecting.inspect_command,
-    drawing.viz_command,
-    drawing.gallery_command,
-    opting.opt_command,
-    exporting.export_command,
-    verifying.verify_command,
-    evaluating.eval_command,
-    catalog.ops_command,
-    passes_catalog.passes_command,
-    catalog.presets_command,
-    catalog.families_command,
-    completion.completion_command,
-):
-    cli.add_command(command)
+COMMANDS = {  # as `weft --help` groups them
+    "Build": (compiling.compile_command, exporting.export_command),
+    "Run": (running.run_command, evaluating.eval_command),
+    "Look": (
+        inspecting.inspect_command,
+        drawing.viz_command,
+        drawing.gallery_command,
+        catalog.presets_command,
+        catalog.families_command,
+        catalog.ops_command,
+        passes_catalog.passes_command,
+    ),
+    "Change": (opting.opt_command,),
+    "Trust": (verifying.verify_command,),
+    "Shell": (completion.completion_command,),
+}
+for group, commands in COMMANDS.items():
+    for command in commands:
+        cli.add_to(group, command)
 
 
 def main() -> None:

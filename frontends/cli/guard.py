@@ -32,10 +32,28 @@ class Terminated(SystemExit):
 
 
 class Root(click.Group):
-    """The top command: lists its commands in the order they were added, and turns every end into an exit status."""
+    """The top command: lists its commands by group, in the order they were added, and turns every end into an exit
+    status."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups: dict[str, list[click.Command]] = {}
+
+    def add_to(self, group: str, command: click.Command) -> None:
+        """Add `command`, which the help lists under `group`."""
+        self.add_command(command)
+        self.groups.setdefault(group, []).append(command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for name in self.commands)
+        limit = formatter.width - 6 - width
+        for group, commands in self.groups.items():
+            with formatter.section(group):  # names padded to one width, so that the columns of all groups align
+                rows = [((c.name or "").ljust(width), c.get_short_help_str(limit)) for c in commands]
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

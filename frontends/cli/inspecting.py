@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import click
@@ -60,48 +59,16 @@ def inspect_command(source: str, tokens: int | None, parts: bool, dtype: str, as
 
 
 def _show(found: Inspection) -> None:
-    from ..inspection import CACHE_DTYPES
+    from ..inspection_text import COLUMNS, NUMERIC, facts, remarks, rows
 
-    stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in found.parameters_by_storage.items())
-    facts = [
-        ("model", found.source + _kind(found)),
-        ("parameters", f"{found.parameters:,} ({stored}{'; random, no checkpoint' if found.random else ''})"),
-        *_active(found),
-        ("layers", str(found.layers)),
-        ("vocabulary", f"{found.vocab:,}" if found.vocab else "none"),
-        ("context", f"{found.context:,} tokens" if found.context else "not stated"),
-        ("FLOPs per token", f"{count(found.flops_per_token)} (seeing {found.tokens} tokens)"),
-        ("FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"),
-    ]
-    caches = {
-        "cache per token": found.cache_per_token,
-        "cache of the context": found.cache_at_context,
-        "cache per source token": found.cache_per_source_token,
-    }
-    kept = {what: {d: (numbers or 0) * b for d, b in CACHE_DTYPES.items()} for what, numbers in caches.items()}
-    for what, taken in {**kept, "constant state": found.state_bytes or {}}.items():
-        if any(taken.values()):
-            facts.append((what, ", ".join(f"{size(b)} in {d}" for d, b in taken.items())))
-    width = max(len(name) for name, _ in facts)
-    for name, value in facts:
+    known = facts(found)
+    width = max(len(name) for name, _ in known)
+    for name, value in known:
         echo(f"{name:<{width}}  {value}")
     echo()
-    rows = [
-        (
-            ranges(b.scopes),
-            f"× {len(b.scopes)}" if len(b.scopes) > 1 else "",
-            count(b.parameters),
-            count(b.flops),
-            count(b.cache) if b.cache else "",
-            ", ".join(b.ops),
-        )
-        for b in found.blocks
-    ]
-    columns = ("block", "times", "parameters", "FLOPs/token", "cache", "ops")
-    table(columns, rows, right="times parameters FLOPs/token cache")
-    for title, keys in (("that nothing reads", found.unread), ("known to be of no use", found.ignored)):
-        if keys:
-            echo("\n".join(["", f"checkpoint keys {title}:", *(f"  {key}" for key in keys)]))
+    table(COLUMNS, rows(found), right=" ".join(NUMERIC))
+    for title, keys in remarks(found):
+        echo("\n".join(["", f"{title}:", *(f"  {key}" for key in keys)]))
 
 
 def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
@@ -120,27 +87,3 @@ def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
     told = f"{tokens} tokens in {dtype}"
     echo(f"\nparts: {told}{'; with +, of one more token that is the last of as many' if steps else ''}")
     table(columns, rows, right=" ".join(columns[2:]))
-
-
-def _active(found: Inspection) -> list[tuple[str, str]]:
-    """A line for models that use some of their parameters only."""
-    if found.active_parameters == found.parameters:
-        return []
-    return [("active", f"{found.active_parameters:,} per token ({count(found.active_parameters)})")]
-
-
-def _kind(found: Inspection) -> str:
-    named = f"{found.model_type} " if found.model_type and found.model_type not in found.source else ""
-    return f": {named}{found.kind}"
-
-
-def ranges(scopes: tuple[str, ...]) -> str:
-    """layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
-    stem, _, first = scopes[0].rpartition(".")
-    if not first.isdigit():
-        return ", ".join(scopes)
-    numbers = [int(s.rpartition(".")[2]) for s in scopes]
-    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
-    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
-    spelled = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{stem}.{','.join(spelled)}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.ops.softmax_attention import PATTERNS
 
-from .build import fill, module, named, param, provided
+from .build import Layer, fill, module, named, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE
@@ -48,7 +46,7 @@ class Attention:
     pattern: str = "dense"
     stride: int = 1
     summary: int = 1
-    bias: Any = None
+    bias: Layer | None = None
 
     def __post_init__(self) -> None:
         need_whole(self, "heads", "kv_heads", "head_dim", "window", "stride", "summary")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 
-from .build import module, named
+from .build import Layer, module, named
 from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
 from .layers import Norm, RMSNorm
 
@@ -34,12 +33,12 @@ class Block:
     `residual_scale` multiplies what each sublayer adds (Granite).
     """
 
-    attn: Any
-    ffn: Any = None
+    attn: Layer | None
+    ffn: Layer | None = None
     norm: Norm = RMSNorm()
     arrangement: str = "pre"
     residual_scale: float = 1.0
-    cross: Any = None
+    cross: Layer | None = None
 
     def __post_init__(self) -> None:
         need_one_of(self, "arrangement", ARRANGEMENTS)
@@ -65,7 +64,7 @@ class Block:
         shared = None if self.arrangement == "parallel_norms" else named(self.norm, "norm")(x)
         total = x
         for name, f in sublayers.items():
-            total = self._added(total, f(shared or named(self.norm, f"{name}_norm")(x)), name)
+            total = self._added(total, f(named(self.norm, f"{name}_norm")(x) if shared is None else shared), name)
         return total
 
     def _added(self, x: Value, y: Value, name: str) -> Value:
@@ -80,7 +79,7 @@ class Block:
 class Repeat:
     """`block` applied `times` times with the same weights (Dehghani 2018, Universal Transformer; Lan 2019, ALBERT)."""
 
-    block: Any
+    block: Layer
     times: int
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 _HERE = str(Path(__file__).parent.parent)  # weft.frontends
+Layer = Callable[..., Value]  # a module of x [batch, seq, dim] that makes as much, perhaps of more operands
 Init = Callable[[tuple[int, ...], str, int], Recipe]  # shape, full name, seed -> recipe
 
 

@@ -10,7 +10,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import hierarchical, noisy_logits
 
-from .build import contribute, current, fill, module, param
+from .build import Layer, contribute, current, fill, module, param
 from .checks import need, need_activation, need_divides, need_few, need_modules, need_one_of, need_positive, need_whole
 from .layers import linear
 
@@ -61,7 +61,7 @@ class MoE:
     noisy: bool = False
     capacity: int | float | None = None
     choice: str = "token"
-    shared: Any = None
+    shared: Layer | None = None
     shared_gate: bool = False
     aux_loss: float = 0.0
     limit: float | None = None

@@ -40,7 +40,7 @@ def positions(x: Value) -> Value:
         return found
     graph = current().graph
     known = graph.inputs.get("position_ids")
-    return known or graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2]))
+    return graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2])) if known is None else known
 
 
 def is_causal(causal: bool | None = None) -> bool:

@@ -11,7 +11,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType
 
 from ..notebook import Shown
-from .build import building, current, module, named, param, provided, providing
+from .build import Layer, building, current, module, named, param, provided, providing
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .position_bias import T5Bias
@@ -109,8 +109,8 @@ class Decoder(Shown):
 
     vocab: int
     dim: int
-    layers: int | Sequence[Any]
-    block: Any = None
+    layers: int | Sequence[Layer]
+    block: Layer | None = None
     tie_embeddings: bool = False
     final_norm: Norm | bool = True
     positions: Positions | None = None
@@ -177,8 +177,8 @@ class Encoder(Shown):
 
     vocab: int
     dim: int
-    layers: int | Sequence[Any]
-    block: Any = None
+    layers: int | Sequence[Layer]
+    block: Layer | None = None
     positions: Positions | None = None
     token_types: int = 0
     embed_norm: Norm | None = None

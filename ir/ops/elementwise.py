@@ -157,11 +157,16 @@ def _(n: Bound) -> None:
 
 @op(
     traits=[Trait.ELEMENTWISE],
-    cases=[case(normal(2, 3), by=-0.37), case(normal(4), by=2.0, plus=-1.5), case(ints(5, high=9), by=3, plus=-2)],
+    cases=[
+        case(normal(2, 3), by=-0.37),
+        case(normal(4), by=2.0, plus=-1.5),
+        case(ints(5, high=9), by=3, plus=-2),
+        case(np.array([1.0, -np.inf, np.nan]), by=0, plus=2.5),
+    ],
 )
 def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
-    """x · by + plus, with numbers known at compile time (whole for integers)."""
-    return np.asarray(x * by + plus, x.dtype)
+    """x · by + plus, with numbers known at compile time (whole for integers); `by` 0 is `plus` even of ∞ and NaN."""
+    return np.asarray(x * by + plus, x.dtype) if by else np.full_like(x, plus)
 
 
 @affine.infer
@@ -189,10 +194,10 @@ def _(n: Bound) -> TensorType:
 
 
 def filled(x: Value, number: float) -> Value:
-    """`number` in the shape of x, whose elements must be finite."""
+    """`number` in the shape of x."""
     return affine(x, by=0.0, plus=number)
 
 
 def masked(seen: Value, x: Value, number: float = 0.0) -> Value:
-    """x, whose elements must be finite, where `seen` holds, else `number`."""
+    """x where `seen` holds, else `number`."""
     return where(seen, x, filled(x, number))

@@ -120,7 +120,7 @@ def _(n: Bound) -> Value:
     ranked = scores if n.bias is None else add(scores, n.bias)
     if n.groups > 1:
         members = reshape(ranked, shape=(*shape[:-1], n.groups, experts // n.groups))
-        best = add_up(top_k(members, k=1 if n.group_score == "max" else 2), axes=(-1,))
+        best = add_up(top_k.emit(members, k=1 if n.group_score == "max" else 2)[0], axes=(-1,))
         open_ = less(filled(best, 0.5), _mask(best, n.top_groups, n.groups, best))
         ranked = reshape(masked(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
     kept = mul(scores, _mask(ranked, n.k, experts, scores))

@@ -134,7 +134,7 @@ class FoldNormScale(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         def found(norm: Node) -> Site | str | None:
-            return site(norm) if norm.operand("weight") or _bias(norm) else None
+            return None if norm.operand("weight") is None and _bias(norm) is None else site(norm)
 
         for one in sites(graph, self.name, trace, found, self.untie):
             trace.fired(self.name, one.norm.output.name)

@@ -75,7 +75,9 @@ class KvCache(Pass):
         for node in comparing:
             trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares the tokens of a call only")
         mask = _mask(graph, tokens, attentions)
-        at = graph.inputs.get("position_ids") or graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
+        at = graph.inputs.get("position_ids")
+        if at is None:
+            at = graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
         if at.shape != tokens:
             raise WeftError(f"kv-cache: input {at!r} should be a position per token, {list(tokens)}")
         for node in attentions:

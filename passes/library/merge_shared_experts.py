@@ -115,7 +115,7 @@ def _merge(parts: list[FeedForward]) -> None:
 def _wide(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
     """`sides` side by side (axis 0), or added up (axis 1), as one linear of x."""
     rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
-    weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1])]
+    weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1]) is not None]
     recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None
     weight = derive(weights[0], recipe, (rows, x.width), f"{full}.weight")
     if biases:

@@ -46,8 +46,11 @@ def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> s
             return f"{w!r} is no parameter"
         if not all(isinstance(s, int) for s in w.shape):
             return f"parameter {w!r} has no fixed shape"
-    if len({w.type.dtype for w in weights if w}) > 1 or len({b.type.dtype for b in biases if b}) > 1:
-        return f"{' and '.join(f'%{w.name}' for w in weights if w)} have different dtypes"
+    if (
+        len({w.type.dtype for w in weights if w is not None}) > 1
+        or len({b.type.dtype for b in biases if b is not None}) > 1
+    ):
+        return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} have different dtypes"
     return None
 
 

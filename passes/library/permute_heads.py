@@ -143,7 +143,7 @@ def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] 
     name, axis = of_heads[maker.op]
     old = maker.operand(name)
     if not isinstance(old, Param):
-        return f"%{old.name if old else name}, of which its bias is made, is computed"
+        return f"%{name if old is None else old.name}, of which its bias is made, is computed"
 
     def make() -> Value:
         new = _taken(old, order, axis)

@@ -77,7 +77,7 @@ class RollingBuffer(Pass):
         sizes = {
             past.shape[2]
             for n in after.nodes
-            if n.op in SOFTMAX and n.attrs["rolling"] and (past := n.operand("past_k"))
+            if n.op in SOFTMAX and n.attrs["rolling"] and (past := n.operand("past_k")) is not None
         }
         total = max(sizes, default=0) + 4
         total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)

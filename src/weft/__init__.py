@@ -1,6 +1,7 @@
 """weft: a declarative transformer, rewritten as a graph and compiled to ONNX or to PyTorch.
 
-The names below, and every op, are imported on first use, so `import weft` costs next to nothing.
+The names below, and every op, are imported on first use, so `import weft` costs next to nothing. Type checkers and
+editors read __init__.pyi, which is made of the code (`make stubs`).
 """
 
 from __future__ import annotations
@@ -74,21 +75,20 @@ __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in (*_FOLDERS, "ops"):
         return importlib.import_module(f"weft.{name}")
     if name in _HOME:
         value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
         return value
-    ops = importlib.import_module("weft.ir.ops") if name[0] != "_" else None  # every op is a public name
-    try:
-        return getattr(ops, name)
-    except AttributeError:
-        import difflib
+    ops = importlib.import_module("weft.ir.ops").OPS if name[0] != "_" else {}  # every op is a public name
+    if name in ops:
+        return ops[name]
+    import difflib
 
-        near = difflib.get_close_matches(name, _HOME, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise AttributeError(f"module 'weft' has no attribute {name!r}{hint}") from None
+    near = difflib.get_close_matches(name, [*_HOME, *ops], 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise AttributeError(f"module 'weft' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FOLDERS})
+    return sorted({*globals(), *__all__, *_FOLDERS, "ops"})

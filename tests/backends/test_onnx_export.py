@@ -222,7 +222,11 @@ def test_packed_weights_stand_in_the_file_and_are_used(tmp_path: Path) -> None:
     with (tmp_path / "packed" / "model.onnx.data").open("r+b") as file:
         file.seek(offset)
         file.write(bytes(length))
-    assert np.abs(weft.load(tmp_path / "packed").logits(ids) - want).max() > 1e-3  # it reads the packed block
+    if tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32):  # it compares what its kernels pack
+        with pytest.raises(WeftError, match="that --prepack stored are damaged: compile it anew"):
+            weft.load(tmp_path / "packed")
+    else:
+        assert np.abs(weft.load(tmp_path / "packed").logits(ids) - want).max() > 1e-3
 
 
 def test_packing_of_another_processor_is_not_used(tmp_path: Path) -> None:

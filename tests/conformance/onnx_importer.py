@@ -227,7 +227,8 @@ def _on_static_cache(node: Importing, q: Value, k: Value, v: Value, valid: Value
     at = ops.add(ops.unsqueeze(valid, axes=(1,)), steps)
     fresh = (ops.gather_rows(x, at) for x in (k, v))
     caches = (per_head(x, kv_heads) for x in (k, v))
-    return ops.attention(q, *fresh, _bias(node, k.shape[1]), None, None, *caches, at, **{**attrs, "causal": True})
+    shown = _bias(node, k.shape[1])
+    return ops.attention.emit(q, *fresh, shown, None, None, *caches, at, **{**attrs, "causal": True})[0]
 
 
 def _on_growing_cache(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,16 @@ COMMANDS = (
 
 
 # -- help
+
+
+def test_help_groups_the_commands() -> None:
+    text = done("--help").stdout
+    sections = re.findall(r"^(\w+):\n((?:  \S.*\n)+)", text, re.MULTILINE)
+    listed = {title: [line.split()[0] for line in lines.splitlines()] for title, lines in sections}
+    assert listed.pop("Options") == ["--version", "-h,"]
+    assert list(listed) == ["Build", "Run", "Look", "Change", "Trust", "Shell"]
+    assert [name for names in listed.values() for name in names] == list(cli.commands)
+    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

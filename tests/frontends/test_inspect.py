@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import weft
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, MoE, RMSNorm, RoPE
 from weft.frontends import load_source
 from weft.frontends.cli import cli
-from weft.frontends.cli.inspecting import ranges
 from weft.frontends.cli.shown import count, size
 from weft.frontends.inspection import inspect, layer_of
+from weft.frontends.inspection_text import ranges
 
 DIM, HEADS, KV, HEAD, FFN, VOCAB = 32, 4, 2, 8, 48, 50
 LINEAR = DIM * (HEADS + 2 * KV) * HEAD + HEADS * HEAD * DIM + 3 * DIM * FFN  # weights of a block's seven products
@@ -141,3 +143,33 @@ def test_layers_of_scopes() -> None:
     assert [layer_of(s) for s in ("layers.3.attn", "encoder.layers.12", "embed", "a.b", "")] == [
         *("layers.3", "encoder.layers.12", "embed", "a", "")
     ]
+
+
+def test_any_source_is_inspected(tmp_path: Path) -> None:
+    graph = model().graph()
+    found = weft.inspect(model(), tokens=20)
+    assert found.parameters == weft.inspect(graph).parameters == weft.inspect(load_source(graph)).parameters
+    (tmp_path / "model.weft").write_text(str(graph), encoding="utf-8")
+    assert weft.inspect(tmp_path / "model.weft").parameters == found.parameters
+    assert weft.inspect("llama3.1-8b").parameters == 8_030_261_248
+    with pytest.raises(weft.WeftError, match=r"'llama3\.1-8' is no preset"):
+        weft.inspect("llama3.1-8")
+    with pytest.raises(weft.WeftError, match="tokens=0 must be positive"):
+        weft.inspect(model(), tokens=0)
+
+
+def test_an_inspection_prints_what_the_command_prints() -> None:
+    found = weft.inspect("gpt2")
+    shown, printed = str(found).splitlines(), CliRunner().invoke(cli, ["inspect", "gpt2"]).stdout.splitlines()
+    assert repr(found) == str(found)
+    assert [" ".join(line.split()) for line in shown] == [" ".join(line.split()) for line in printed if "─" not in line]
+
+
+def test_names_of_tensors_steer_no_terminal() -> None:
+    assert "\x1b" not in str(replace(weft.inspect("gpt2"), unread=("a\x1b[31mb",)))
+
+
+def test_a_notebook_shows_tables() -> None:
+    page = weft.inspect(Decoder(VOCAB, DIM, 2, Block(Attention(HEADS), GatedMLP(FFN))))._repr_html_()
+    assert page.count("<table>") == 2 and "<td style='text-align: right'>× 2</td>" in page
+    assert "<script" not in weft.frontends.inspection_text.as_html(replace(weft.inspect("gpt2"), unread=("<script>",)))

@@ -75,7 +75,7 @@ def test_architecture_files(file: Path) -> None:
         (
             "a.py",
             "from weft import *\n@module\nclass Bad:\n    n: int\n    def __call__(self, x):\n"
-            "        return x + self.n\nm = Decoder(9, 8, 1, Bad(2))",
+            "        return x + str(self.n)\nm = Decoder(9, 8, 1, Bad(2))",
             "a.py:6: TypeError: unsupported operand",
         ),
         ("a.py", "from weft import *\n\nAttention(8, 3)", "a.py:3: Attention: kv_heads=3 does not divide heads=8"),

@@ -47,7 +47,7 @@ def decoder(layers: int = 2, dim: int = 8, heads: int = 2, vocab: int = 11) -> G
                 y, *present = ops.attention.emit(
                     q, k, v, None, mask, None, *cache, at, heads=heads, kv_heads=heads, causal=True, softcap=30.0
                 )
-            h = ops.add_norm(h, y, weight("norm.weight", dim))
+            h, _ = ops.add_norm(h, y, weight("norm.weight", dim))
             for kv, value in zip(("k", "v"), present, strict=True):
                 graph.add_output(f"present.{i}.{kv}", value)
     graph.add_output("logits", ops.linear(h, table, name="lm_head"))

@@ -121,7 +121,7 @@ class StepEmitter(Emitter):
     def norm_node(self, node: Node, gain: Param | None = None) -> Leaf:
         """The norm `node` as kernels take it; `gain` is its weight, where another node multiplies by that."""
         kind = "rms" if node.op is ops.rms_norm else "layer"
-        weights = gain or node.operand("weight"), node.operand("bias") if kind == "layer" else None
+        weights = node.operand("weight") if gain is None else gain, node.operand("bias") if kind == "layer" else None
         given = [w.name if isinstance(w, Param) else "" for w in weights]
         path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(node, kind)
         names = ":".join(g.rpartition(".")[2] for g in given)

@@ -1,0 +1,119 @@
+"""Arithmetic and comparisons of values, in the operators of Python: ``x * sigmoid(x) + 1``, ``i - j < window``.
+
+Each is the op of that name; numbers may stand on either side. There is no ``==``, which tells whether two names are the
+same value: `ops.equal` compares elements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .calls import is_number
+from .dtypes import bool_
+from .errors import WeftError
+
+if TYPE_CHECKING:
+    from .graph import Value
+    from .op import Op
+
+
+class Operators:
+    """The operators of values, and of the variables of patterns."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # numpy's numbers leave `number * value` to the value
+
+    def __add__(self, other: Value | float) -> Value:
+        return _apply("add", self, other)
+
+    def __radd__(self, other: float) -> Value:
+        return _apply("add", other, self)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return _apply("sub", self, other)
+
+    def __rsub__(self, other: float) -> Value:
+        return _apply("sub", other, self)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return _apply("mul", self, other)
+
+    def __rmul__(self, other: float) -> Value:
+        return _apply("mul", other, self)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return _apply("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return _apply("div", other, self)
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        return _apply("floordiv", self, other)
+
+    def __rfloordiv__(self, other: int) -> Value:
+        return _apply("floordiv", other, self)
+
+    def __mod__(self, other: Value | int) -> Value:
+        return _apply("mod", self, other)
+
+    def __rmod__(self, other: int) -> Value:
+        return _apply("mod", other, self)
+
+    def __pow__(self, other: Value | float) -> Value:
+        return _apply("pow", self, other)
+
+    def __rpow__(self, other: float) -> Value:
+        return _apply("pow", other, self)
+
+    def __matmul__(self, other: Value) -> Value:
+        return NotImplemented if is_number(other) else _apply("matmul", self, other)
+
+    def __neg__(self) -> Value:
+        return _apply("neg", self)
+
+    def __abs__(self) -> Value:
+        return _apply("abs", self)
+
+    def __lt__(self, other: Value | float) -> Value:
+        return _apply("less", self, other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return _apply("less_equal", self, other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return _apply("less", other, self)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return _apply("less_equal", other, self)
+
+    def __and__(self, other: Value) -> Value:
+        return NotImplemented if is_number(other) else _apply("logical_and", self, other)
+
+    def __or__(self, other: Value) -> Value:
+        return NotImplemented if is_number(other) else _apply("logical_or", self, other)
+
+    def __invert__(self) -> Value:
+        return _apply("logical_not", self)
+
+    def __bool__(self) -> bool:
+        """Refuse to decide by a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
+        kind = getattr(self, "type", None)  # the variables of patterns have none
+        if kind is not None and kind.dtype == bool_:
+            raise WeftError(
+                f"{self!r} is a condition whose elements are not known while a graph is built: choose between values "
+                "with where(…), combine conditions with &, | and ~, and test for an absent one with `is None`"
+            )
+        return True
+
+
+def _apply(name: str, *operands: Any) -> Value:
+    """The op called `name` of `operands`; other types are left to Python, which refuses them by name."""
+    if not all(isinstance(v, Operators) or is_number(v) for v in operands):
+        unknown: Value = NotImplemented
+        return unknown
+    from .op import OPS
+
+    if name not in OPS:
+        from . import ops as _all  # noqa: F401 - importing the package fills the registry
+    op: Op = OPS[name]
+    return op(*operands)

@@ -1,0 +1,154 @@
+"""What arithmetic, comparisons and `where` become where one operand is a number, and values to a fixed power.
+
+Sums and products with a number are one `affine`, which passes fold into weights. Others read a constant in the shape
+of the value beside it; backends write the number instead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import dtypes
+from ..calls import is_number
+from ..errors import WeftError
+from ..op import Op, Value
+from .elementwise import (
+    add,
+    affine,
+    cast,
+    clip,
+    div,
+    equal,
+    filled,
+    floordiv,
+    less,
+    less_equal,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    pow,
+    reciprocal,
+    rsqrt,
+    sqrt,
+    square,
+    sub,
+    where,
+)
+
+LARGEST_POWER = 64  # that products make; larger ones, and fractions, are e^(n·ln x) in every backend
+
+
+@add.numbers
+def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+    value, number = _apart(x, y)
+    return affine(value, plus=number, name=name)
+
+
+@sub.numbers
+def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+    value, number = _apart(x, y)
+    return affine(value, by=-1, plus=number, name=name) if value is y else affine(value, plus=-number, name=name)
+
+
+@mul.numbers
+def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+    value, number = _apart(x, y)
+    return affine(value, by=number, name=name)
+
+
+@div.numbers
+def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+    value, number = _apart(x, y)
+    if _is_whole(value):
+        raise WeftError(f"div: {value!r} holds whole numbers; divide with // (floordiv), or cast it to a float")
+    if value is y:
+        return affine(reciprocal(value), by=number, name=name)
+    if number == 0:
+        raise WeftError(f"div: {value!r} is divided by 0")
+    return affine(value, by=1 / number, name=name)
+
+
+@maximum.numbers
+def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+    value, number = _apart(x, y)
+    return clip(value, low=number, name=name)
+
+
+@minimum.numbers
+def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+    value, number = _apart(x, y)
+    return clip(value, high=number, name=name)
+
+
+def _beside_a_constant(op: Op) -> None:
+    """Let `op` read a number as a constant in the shape of the other operand."""
+
+    @op.numbers
+    def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+        value, number = _apart(x, y)
+        if op in (floordiv, mod) and value is x and number == 0:
+            raise WeftError(f"{op.name}: {value!r} is divided by 0")
+        constant = filled(value, number)
+        return op(constant, value, name=name) if value is y else op(value, constant, name=name)
+
+
+for _op in (floordiv, mod, less, less_equal, equal):
+    _beside_a_constant(_op)
+
+
+@pow.numbers
+def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+    value, number = _apart(x, y)
+    if value is y:
+        if number <= 0:
+            raise WeftError(f"pow: the base {number} must be positive")
+        return pow(filled(value, number), value, name=name)
+    special = {0.5: sqrt, -0.5: rsqrt, -1.0: reciprocal, 2.0: square}.get(number)
+    if special is not None:
+        return special(value, name=name)
+    if not number.is_integer() or abs(number) > LARGEST_POWER:
+        return pow(value, filled(value, number), name=name)
+    if number in (0, 1):
+        return affine(value, by=number, plus=1 - number, name=name)
+    if number < 0:
+        return reciprocal(_product(value, -int(number)), name=name)
+    return _product(value, int(number), name)
+
+
+def _product(x: Value, times: int, name: str | None = None) -> Value:
+    """x · x · … · x by repeated squaring."""
+    if times == 1:
+        return x
+    half = _product(x, times // 2)
+    return mul(square(half), x, name=name) if times % 2 else square(half, name=name)
+
+
+@where.numbers
+def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
+    if is_number(condition):
+        raise WeftError(f"where: the condition is the number {condition}; it must be a value of booleans")
+    like = next((v for v in (x, y) if not is_number(v)), None)
+    if like is None:
+        like = cast(condition, to=dtypes.f32)
+    x, y = (filled(like, float(v)) if is_number(v) else v for v in (x, y))
+    return where(condition, x, y, name=name)
+
+
+def _is_whole(operand: Any) -> bool:
+    """Tell a value of integers; the variables of patterns have no type."""
+    return isinstance(operand, Value) and not operand.type.dtype.is_float
+
+
+def _apart(x: Any, y: Any) -> tuple[Value, float]:
+    """The value and the number among two operands.
+
+    Raises:
+        WeftError: if the number is NaN, which the text form cannot tell from a mistake.
+    """
+    value, number = (y, x) if is_number(x) else (x, y)
+    found = float(number)
+    if math.isnan(found):
+        raise WeftError(f"the number beside {value!r} is NaN")
+    return value, found
