@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,7 @@ def compile(
     prepack: bool = False,
     keep_blocks: str = "",
     tensor_parallel: int = 1,
+    adapters: Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
@@ -82,6 +83,7 @@ def compile(
         keep_blocks: ``head`` or ``all``: the output head, or every linear map, is multiplied by the quantized blocks
             of the source where a kernel takes them exactly (``ort-cpu`` and ``torch``).
         tensor_parallel: how many processes can share the model, by parallel.py in the folder (``torch`` only).
+        adapters: folders of PEFT adapters to merge into the weights, one after the other.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
@@ -100,7 +102,7 @@ def compile(
     check_keep_blocks(keep_blocks)
     place = replace(place, keep_blocks=keep_blocks)
     dtype = target_dtype(place, dtype)
-    model = load_source(source, seed=seed)
+    model = load_source(source, seed, adapters)
     check_free(Path(out), model.files)  # before long work
     notes: list[str] = []
     verify_graph(model.graph, recipes=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def export(
     passes: str = "",
     dtype: str | None = None,
     seed: int = 0,
+    adapters: Sequence[str | Path] = (),
     report: Report | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> str:
@@ -37,6 +38,7 @@ def export(
         passes: pipeline text, or ``@path`` of a file that holds it.
         dtype: f32, f16, bf16, and for gguf q8_0; what holds the weights exactly if None.
         seed: of the random initialization, where there is no checkpoint.
+        adapters: folders of PEFT adapters to merge into the weights, one after the other.
         report: filled in with what the passes did.
         progress: called with (stage, bytes done, bytes in all).
 
@@ -48,7 +50,7 @@ def export(
     """
     if format not in FORMATS:
         raise WeftError(f"unknown format {format!r}; weft exports {', '.join(FORMATS)}")
-    model = load_source(source, seed=seed)
+    model = load_source(source, seed, adapters)
     if format == "hf":
         check_free(Path(out), model.files)
     if passes.strip():

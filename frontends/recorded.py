@@ -25,8 +25,11 @@ def recorded_source(folder: Path, manifest: Mapping[str, Any], trust: bool = Fal
     source = manifest.get("source")
     source = source if isinstance(source, Mapping) else {}
     spec, seed, hashes = source.get("spec"), source.get("seed") or 0, source.get("hashes") or {}
+    adapters = source.get("adapters") or []
     if not isinstance(spec, str) or not spec:
         raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
+    if not isinstance(adapters, list) or not all(isinstance(adapter, str) for adapter in adapters):
+        raise WeftError(f"{folder / MANIFEST}: the adapters of its source are no list of folders; compile it again")
     if not isinstance(seed, int) or not isinstance(hashes, Mapping):
         raise WeftError(f"{folder / MANIFEST}: the seed or the hashes of its source are malformed; compile it again")
     if (code := architecture_file(spec)) is not None:
@@ -34,7 +37,7 @@ def recorded_source(folder: Path, manifest: Mapping[str, Any], trust: bool = Fal
         if code.is_file() and hashes.get(code.name) != sha256(code):
             raise _changed(folder, spec, [code.name])
     try:
-        model = load_source(spec, seed=seed)
+        model = load_source(spec, seed, adapters)
     except WeftError as error:
         raise WeftError(f"{folder} was compiled from {spec}, which cannot be read again: {error}") from error
     now = model.hashes()
