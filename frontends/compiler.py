@@ -115,6 +115,8 @@ def compile(
     _check_table(graph, length, max_length is None, notes)
     if at_length(graph, length):
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
+    else:
+        _note_context(graph, length, notes)
     if keep_blocks and place.name == "torch":
         graph.meta["keep_blocks"] = keep_blocks
     made = _lowered(graph, place, dtype, length, notes, prepack, tensor_parallel)
@@ -214,6 +216,16 @@ def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
     if wanted < 1:
         raise WeftError(f"--max-length {wanted} must be positive")
     return wanted
+
+
+def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
+    """Note that `length` is more than the model was made for, passes that extend its context included."""
+    context = graph.meta.get("context")
+    if context is not None and length > context:
+        notes.append(
+            f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, its answers "
+            "are likely to be worse (the pass extend-context may help)"
+        )
 
 
 def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:

@@ -12,7 +12,12 @@ from .shown import note, progress
 
 @click.command("export", short_help="Write a checkpoint that others load.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option("--format", "kind", default="hf", show_default=True, metavar="hf|safetensors|gguf", help="What to write.")
+@click.option(
+    "--format",
+    "kind",
+    metavar="hf|safetensors|gguf",
+    help="What to write; default: what -o is called, a file .gguf or .safetensors, or else hf.",
+)
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
 @click.option(
     "-p",
@@ -27,7 +32,7 @@ from .shown import note, progress
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
 def export_command(
     source: str,
-    kind: str,
+    kind: str | None,
     out: str,
     passes: str,
     dtype: str | None,
@@ -45,9 +50,9 @@ def export_command(
     Examples:
       weft export model.gguf -o folder/
       weft export model.gguf -p "mha-to-gqa{kv_heads=1}" --dtype bf16 -o smaller/
-      weft export smaller/ --format gguf --dtype q8_0 -o smaller.gguf
+      weft export smaller/ --dtype q8_0 -o smaller.gguf
       weft export ./Qwen3-0.6B --adapter ./my-lora -o merged/
-      weft export model.py --format safetensors -o weights.safetensors
+      weft export model.py -o weights.safetensors
     """
     from weft.passes import Report
 
