@@ -223,7 +223,7 @@ def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
     context = graph.meta.get("context")
     if context is not None and length > context:
         notes.append(
-            f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, its answers "
+            f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, answers "
             "are likely to be worse (the pass extend-context may help)"
         )
 

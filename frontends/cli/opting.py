@@ -151,6 +151,7 @@ def _is_folder(out: str) -> bool:
 
 def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
+    from weft.backends.runtime.text import check_text
     from weft.ir import parse, verify
 
     from ..metadata import check_metadata
@@ -158,7 +159,9 @@ def _piped(complete: bool, adapters: Sequence[str]) -> Model:
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
-    graph = parse(sys.stdin.read(), "<stdin>")
+    text = sys.stdin.read()
+    check_text("the graph on stdin", text)
+    graph = parse(text, "<stdin>")
     check_metadata(graph, "<stdin>")
     if complete:
         open_archive(graph, "<stdin>")

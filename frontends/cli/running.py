@@ -104,6 +104,8 @@ def run_command(
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
+    from weft.backends.runtime.text import check_text
+
     talk = chat and prompt is None and sys.stdin.isatty()
     if beams > 1 and talk:
         raise click.UsageError("--beams goes with --prompt or --ids")
@@ -111,6 +113,8 @@ def run_command(
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
         prompt = sys.stdin.read().removesuffix("\n")
+    for text in (prompt, system, *stop):
+        check_text("the prompt" if text is prompt else repr(text), text or "")
     given = {k: v for k, v in sampling.items() if v is not None}
     if given.keys() & {"top_k", "top_p", "min_p"}:
         given.setdefault("temperature", 1.0)
@@ -213,6 +217,8 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
     """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing where the platform has it
+    from weft.backends.runtime.text import check_text
+
     note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
     while True:
         try:
@@ -223,6 +229,7 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
         if not text:
             continue
         try:
+            check_text("the message", text)
             _say(conversation.say(text, **options))
         except WeftError as error:  # too long by now, most likely: the conversation goes on without it
             complain(str(error))
