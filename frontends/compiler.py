@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +66,7 @@ def compile(
     prepack: bool = False,
     keep_blocks: str = "",
     tensor_parallel: int = 1,
+    adapters: Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
@@ -83,6 +84,7 @@ def compile(
         keep_blocks: ``head`` or ``all``: the output head, or every linear map, is multiplied by the quantized blocks
             of the source where a kernel takes them exactly (``ort-cpu`` and ``torch``).
         tensor_parallel: how many processes can share the model, by parallel.py in the folder (``torch`` only).
+        adapters: folders of PEFT adapters to merge into the weights, one after the other.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
@@ -101,7 +103,7 @@ def compile(
     check_keep_blocks(keep_blocks)
     place = replace(place, keep_blocks=keep_blocks)
     dtype = target_dtype(place, dtype)
-    model = load_source(source, seed=seed)
+    model = load_source(source, seed, adapters)
     check_free(Path(out), model.files)  # before long work
     notes: list[str] = []
     verify_graph(model.graph, recipes=True)
@@ -114,6 +116,8 @@ def compile(
     _check_table(graph, length, max_length is None, notes)
     if at_length(graph, length):
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
+    else:
+        _note_context(graph, length, notes)
     if keep_blocks and place.name == "torch":
         graph.meta["keep_blocks"] = keep_blocks
     made = _lowered(graph, place, dtype, length, notes, prepack, tensor_parallel)
@@ -213,6 +217,16 @@ def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
     if wanted < 1:
         raise WeftError(f"--max-length {wanted} must be positive")
     return wanted
+
+
+def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
+    """Note that `length` is more than the model was made for, passes that extend its context included."""
+    context = graph.meta.get("context")
+    if context is not None and length > context:
+        notes.append(
+            f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, answers "
+            "are likely to be worse (the pass extend-context may help)"
+        )
 
 
 def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:

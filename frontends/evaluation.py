@@ -84,6 +84,7 @@ def evaluate(
     against: Any,
     text: str | Path,
     rewrites: Mapping[str, str] | None = None,
+    adapters: Sequence[str | Path] = (),
     tokens: int = 4096,
     context: int | None = None,
     layers: bool = False,
@@ -91,11 +92,12 @@ def evaluate(
     trust: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Evaluation:
-    """Score the original `against`, `models`, and `rewrites` of the original on the file `text`.
+    """Score the original `against`, `models`, and `rewrites` and `adapters` of the original on the file `text`.
 
     Args:
         models: compiled folders, or whatever `load_source` takes; sources are compiled into a temporary folder.
         rewrites: pipelines, or files that hold one, by the name of what they make of the original.
+        adapters: folders of PEFT adapters; each is merged into the original by itself.
         tokens: the most that are predicted, or for encoders read.
         context: tokens of a window, or the most of a line that an encoder reads; 512, or what the models take, if None.
         layers: also compare what the layers hand on, over the first tokens.
@@ -110,7 +112,7 @@ def evaluate(
             raise WeftError(f"{name} is {given}, but it must be at least 1")
     content = _read(Path(text), CHARACTERS * (tokens + 1))
     with scratch_folder() as scratch:
-        opened = _open_all(models, against, rewrites or {}, scratch, device, trust, progress)
+        opened = _open_all(models, against, rewrites or {}, adapters, scratch, device, trust, progress)
         window = _window(opened, context)
         runners = [c.model for c in opened]
         encode = _tokenizer(opened)
@@ -177,6 +179,7 @@ def _open_all(
     models: Sequence[Any],
     against: Any,
     rewrites: Mapping[str, str],
+    adapters: Sequence[str | Path],
     scratch: Path,
     device: str,
     trust: bool,
@@ -193,6 +196,8 @@ def _open_all(
         raise WeftError(f"{name} is compiled already, and a pipeline rewrites a source: name what it was compiled from")
     for label, pipeline in rewrites.items():
         wanted.append((label, rewrite(original, pipeline, progress=progress)))
+    for adapter in adapters:
+        wanted.append((f"with {adapter}", load_source(against, adapters=[adapter])))
     if not any(_reads_text(source) for _, source in wanted):  # said before gigabytes are written
         raise _no_tokenizer(name for name, _ in wanted)
     found: list[_Candidate] = []

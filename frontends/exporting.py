@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from weft.backends.storage import check_free
@@ -14,6 +15,8 @@ from .source_like import SourceLike
 from .sources import load_source
 
 FORMATS = ("hf", "safetensors", "gguf")
+_FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
+_OTHERS = {".onnx": "`weft compile` writes", ".weft": "`weft opt` writes", ".bin": "pickles are", ".pt": "pickles are"}
 
 Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
@@ -22,10 +25,11 @@ def export(
     source: SourceLike,
     out: str | Path,
     *,
-    format: str = "hf",
+    format: str | None = None,
     passes: str = "",
     dtype: str | None = None,
     seed: int = 0,
+    adapters: Sequence[str | Path] = (),
     report: Report | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> str:
@@ -34,9 +38,11 @@ def export(
     Args:
         format: ``hf``: a Hugging Face folder, for graphs that one of its families expresses; ``gguf``: a file for
             llama.cpp, for graphs of an architecture it has; ``safetensors``: a file of all parameters by their names.
+            If None, what the suffix of `out` says: gguf, safetensors, or else hf.
         passes: pipeline text, or ``@path`` of a file that holds it.
         dtype: f32, f16, bf16, and for gguf q8_0; what holds the weights exactly if None.
         seed: of the random initialization, where there is no checkpoint.
+        adapters: folders of PEFT adapters to merge into the weights, one after the other.
         report: filled in with what the passes did.
         progress: called with (stage, bytes done, bytes in all).
 
@@ -44,11 +50,11 @@ def export(
         The family or architecture that the graph was found to be of; "" for safetensors.
 
     Raises:
-        WeftError: if the format is unknown or cannot express the graph, or on any bad input; an older `out` survives.
+        WeftError: if the format is unknown, not that of the suffix, or cannot express the graph, or on any bad input;
+            an older `out` survives.
     """
-    if format not in FORMATS:
-        raise WeftError(f"unknown format {format!r}; weft exports {', '.join(FORMATS)}")
-    model = load_source(source, seed=seed)
+    format = _format(out, format)
+    model = load_source(source, seed, adapters)
     if format == "hf":
         check_free(Path(out), model.files)
     if passes.strip():
@@ -65,3 +71,23 @@ def export(
 
     write_parameters(model, out, dtype=dtype, progress=progress)
     return ""
+
+
+def _format(out: str | Path, given: str | None) -> str:
+    """The format to write, `given` or by the suffix of `out`; a folder that is there, or a name that ends in /, is one.
+
+    Raises:
+        WeftError: if there is no such format, or the suffix says another.
+    """
+    if given is not None and given not in FORMATS:
+        raise WeftError(f"unknown format {given!r}; weft exports {', '.join(FORMATS)}")
+    suffix = Path(out).suffix.lower()
+    if str(out).endswith(os.sep) or Path(out).is_dir():
+        return given or "hf"
+    named = _FILES.get(suffix)
+    if given is None and named is None and suffix in _OTHERS:
+        raise WeftError(f"{out} is called what {_OTHERS[suffix]}; name a folder, or a file .gguf or .safetensors")
+    if given is not None and named not in (None, given):
+        what = "a folder" if given == "hf" else f"a file .{given}"
+        raise WeftError(f"{out} is called a file of {named}, but --format {given} writes {what}: change one of them")
+    return given or named or "hf"

@@ -31,7 +31,9 @@ def _tokens(value: Any) -> bool:
 
 
 def _source(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key, ""), str) for key in ("format", "path"))
+    if not isinstance(value, dict) or not isinstance(adapters := value.get("adapters", []), list):
+        return False
+    return all(isinstance(name, str) for name in (value.get("format", ""), value.get("path", ""), *adapters))
 
 
 _KINDS = ("decoder", "encoder", "encoder-decoder")

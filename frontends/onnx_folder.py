@@ -33,6 +33,8 @@ class OnnxFolder:
         trace = Trace()
         self._models = _lowered(graph, target, length, notes, trace)
         models = self._models.values()
+        if self._for_genai:
+            notes += genai.cautions(graph, self._models[export.MODEL].model)
         self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
         self.trace = [*trace.lines, *(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)

@@ -30,8 +30,9 @@ class Model(Shown):
     `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
     checkpoint keys that nothing reads, `ignored` those known to be useless. `files` are what it was read from, `stamps`
     tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
-    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the
-    record that a model folder has of what was before.
+    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
+    has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
+    their files too.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class Model(Shown):
     random_init: bool = False
     pipeline: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:
@@ -54,7 +56,7 @@ class Model(Shown):
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
-        return {path.name: sha256(path, abandoned) for path in self.files}
+        return {self._label(path): sha256(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:
         """Check that the files are those that the graph was read from; to be asked when its weights have been read.
@@ -63,6 +65,11 @@ class Model(Shown):
             WeftError: naming the first file that was written to, replaced or removed since.
         """
         check_unchanged(self.stamps)
+
+    def _label(self, path: Path) -> str:
+        """The name of one of the `files` in records: those of adapters share theirs."""
+        at = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
+        return path.name if at is None or not path.name.startswith("adapter_") else f"adapter{at}/{path.name}"
 
 
 def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
@@ -75,19 +82,25 @@ def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[
         return [tokenizer.encode(text) for text in texts]
 
 
-def load_source(source: SourceLike, seed: int = 0) -> Model:
+def load_source(source: SourceLike, seed: int = 0, adapters: Sequence[str | Path] = ()) -> Model:
     """The model that `source` is or names.
 
     A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
     repository in the local hub cache), a model folder of ``weft opt``, a .gguf file, or a file of IR text; in Python
     also a `Decoder`, an `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a
-    checkpoint, parameters get their declared random initialization with `seed`.
+    checkpoint, parameters get their declared random initialization with `seed`. The PEFT adapters in the folders
+    `adapters` are merged into the weights of a Hugging Face folder, one after the other; the folder of an adapter whose
+    base is here is a source itself.
 
     Raises:
         WeftError: saying what is wrong with the source, or what can be one.
     """
     if seed < 0:
         raise WeftError(f"seed is {seed}, but it must be at least 0")
+    if adapters:
+        from .adapters import load_with_adapters
+
+        return load_with_adapters(source, adapters)
     if isinstance(source, Model):
         return source
     if isinstance(source, Graph):
@@ -139,7 +152,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
 
 
 def _from_folder(spec: str, path: Path) -> Model:
-    from .hf import load_folder
+    from .adapters import load_with_adapters
     from .model_folder import GRAPH, read_model
 
     if (path / GRAPH).is_file():
@@ -148,19 +161,7 @@ def _from_folder(spec: str, path: Path) -> Model:
         raise WeftError(
             f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
         )
-    before = stamps(path.iterdir())
-    folder, loaded = load_folder(path)
-    return Model(
-        loaded.graph,
-        spec,
-        f"Hugging Face folder {path.name}",
-        module=loaded.module,
-        tokenizer=folder.write_tokenizer if folder.tokenizer_files else None,
-        unread=loaded.unread,
-        ignored=loaded.ignored,
-        files=folder.files,
-        stamps={file: before[file] for file in folder.files if file in before},
-    )
+    return load_with_adapters(spec)
 
 
 def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
@@ -222,13 +223,17 @@ def open_archive(graph: Graph, name: str) -> None:
     if at is None or not at.exists():
         where = f"{at}, which is not there" if at else 'none (meta source = {"path": …})'
         raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
-    graph.archive = _archive(at)
+    assert isinstance(origin, dict)
+    graph.archive = _archive(at, [Path(folder) for folder in origin.get("adapters", ())])
 
 
-def _archive(path: Path) -> Archive:
+def _archive(path: Path, adapters: Sequence[Path]) -> Archive:
     from .gguf import GGUFArchive
-    from .hf import Folder, SafetensorsArchive
+    from .hf import Folder, SafetensorsArchive, join_adapters
     from .model_folder import GRAPH
+
+    if adapters:
+        return join_adapters(Folder.open(path).weights(), adapters)
 
     if path.suffix == ".gguf":
         return GGUFArchive(path)
@@ -240,7 +245,7 @@ def _from_name(spec: str, seed: int) -> Model:
 
     if spec in PRESETS:
         return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
-    if (snapshot := _hub_snapshot(spec)) is not None:
+    if (snapshot := hub_snapshot(spec)) is not None:
         return _from_folder(spec, snapshot)
     if _HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
         raise WeftError(
@@ -254,7 +259,7 @@ def _from_name(spec: str, seed: int) -> Model:
 
 _POSSIBLE = (
     "a source is a preset (see `weft presets`), an architecture file model.py:NAME, a Hugging Face folder, "
-    "a model folder of `weft opt`, a .gguf file, or IR text (.weft)"
+    "the folder of a PEFT adapter, a model folder of `weft opt`, a .gguf file, or IR text (.weft)"
 )
 
 
@@ -270,7 +275,7 @@ _INSTEAD = {  # what files that people name hold, and what to name instead
 }
 
 
-def _hub_snapshot(spec: str) -> Path | None:
+def hub_snapshot(spec: str) -> Path | None:
     """The newest local snapshot of the hub repository `spec`, if it was downloaded before."""
     if not _HUB_ID.fullmatch(spec):
         return None

@@ -98,6 +98,35 @@ class RowNorm(Recipe):
 
 
 @dataclass(frozen=True)
+class Norms(Recipe):
+    """The Euclidean norms of the slices of `item` along `axis`: a vector as long as that axis."""
+
+    item: Recipe
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape):
+            raise WeftError(f"a tensor of shape {shape} has no axis {self.axis} to take norms along")
+        return (shape[self.axis],)
+
+    @property
+    def sweeps(self) -> bool:
+        return self.axis != 0 or self.item.sweeps
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        others = tuple(a for a in range(len(self.item.shape(archive))) if a != self.axis)
+        if self.axis == 0:
+            squares = np.square(self.item.read(archive, start, stop), dtype=np.float64).sum(others)
+        else:
+            squares = np.zeros(self.shape(archive))
+            for block in self.item.blocks(archive):
+                squares += np.square(block, dtype=np.float64).sum(others)
+            squares = squares[start:stop]
+        return np.asarray(np.sqrt(squares).astype(np.float32))
+
+
+@dataclass(frozen=True)
 class Identity(Recipe):
     """The identity matrix [size, size]."""
 

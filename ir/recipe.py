@@ -10,8 +10,8 @@ cast to the parameter's dtype comes last, so compiling needs memory for a slice 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from .archive import Archive, Array
@@ -61,6 +61,17 @@ class Recipe:
             value = getattr(self, f.name)
             found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Recipe)]
         return tuple(found)
+
+    def map_parts(self, change: Callable[[Recipe], Recipe]) -> Recipe:
+        """Return this recipe with `change` applied to each recipe that it is made of."""
+        changed: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Recipe):
+                changed[f.name] = change(value)
+            elif isinstance(value, tuple) and any(isinstance(v, Recipe) for v in value):
+                changed[f.name] = tuple(change(v) for v in value)
+        return replace(self, **changed) if changed else self
 
     def has(self, *kinds: type[Recipe]) -> bool:
         """Whether this recipe, or one that it is made of, is of one of `kinds`."""

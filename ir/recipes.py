@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,13 @@ class Source(Recipe):
 
     def sources(self) -> Iterator[str]:
         yield self.key
+
+
+def substitute(recipe: Recipe, table: Mapping[str, Recipe]) -> Recipe:
+    """Return `recipe` with the recipes of `table`, by checkpoint key, in the place of the sources they name."""
+    if isinstance(recipe, Source):
+        return table.get(recipe.key, recipe)
+    return recipe.map_parts(lambda part: substitute(part, table))
 
 
 @dataclass(frozen=True)

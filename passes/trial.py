@@ -7,7 +7,6 @@ so that a graph before and after a rewrite sees the same weights and no rounding
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import math
 import zlib
@@ -114,14 +113,7 @@ class Trial:
             key = f"normal {recipe!r}"
             self.known[key] = recipe.dims
             return Source(key)
-        changed: dict[str, Any] = {}
-        for f in dataclasses.fields(recipe):
-            value = getattr(recipe, f.name)
-            if isinstance(value, Recipe):
-                changed[f.name] = self._randomized(value)
-            elif isinstance(value, tuple) and any(isinstance(v, Recipe) for v in value):
-                changed[f.name] = tuple(self._randomized(v) for v in value)
-        return dataclasses.replace(recipe, **changed) if changed else recipe
+        return recipe.map_parts(self._randomized)
 
     def inputs(self, graph: Graph, **given: int) -> dict[str, Array]:
         """Random inputs by name, of the sizes `given` (batch, seq … otherwise small odd numbers).

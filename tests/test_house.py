@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -51,10 +53,22 @@ def test_heavy_libraries_are_imported_on_use(module: str, tmp_path: Path) -> Non
     assert not HEAVY & set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("name", weft.__all__)
+@pytest.mark.parametrize("name", sorted({*weft.__all__, *weft._HOME}))
 def test_public_names_resolve(name: str) -> None:
     assert getattr(weft, name) is not None
     assert name in dir(weft)
+
+
+def test_a_star_import_replaces_nothing(tmp_path: Path) -> None:
+    """Neither a builtin, nor a module of Python or of what is installed: files begin with imports of both."""
+    modules = sys.stdlib_module_names | metadata.packages_distributions().keys()
+    assert sorted(set(weft.__all__) & (modules | set(dir(builtins)))) == []
+    lines = ("import inspect, numpy, torch", "from weft import *", "assert compile('1', '', 'eval')")
+    checks = ("assert inspect.getsource and torch.Tensor and numpy.ndarray", "assert Decoder and load and evaluate")
+    done = python("-c", "\n".join((*lines, *checks)), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("compile", "inspect", "torch"):  # as before
+        assert name in dir(weft) and getattr(weft, name) is not getattr(builtins, name, None)
 
 
 def test_the_declarative_language_is_public() -> None:

@@ -15,7 +15,7 @@ from ..targets import Target
 from . import gqa  # noqa: F401 - its lowering is tried before the one here
 from .emitter import Emitter
 from .lowering import lowering
-from .masks import extended, first_position, full_bias, is_length, is_plain, mask_of
+from .masks import consecutive, extended, first_position, full_bias, is_length, is_plain, mask_of
 
 Out = onnx.Value
 _END = 2**63 - 1  # of a Slice: whatever the size
@@ -136,10 +136,11 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
 def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
     """Which of past and call to write [batch, rows], and the first slot they go to [batch]."""
     first = first_position(e, positions)
-    at = e.op("Slice", e[positions], e.constant([-capacity]), e.constant([_END]), e.constant([1]))
+    every = consecutive(e, positions)
+    at = e.op("Slice", every, e.constant([-capacity]), e.constant([_END]), e.constant([1]))
     if mask is not None:
         last = e.op("Sub", e.op("ReduceSum", e[mask], e.constant([1]), keepdims=1), e.constant(1))
-        over = e.op("Sub", e.op("Gather", e[positions], e.constant([-1]), axis=1), last)
+        over = e.op("Sub", e.op("Gather", every, e.constant([-1]), axis=1), last)
         at = e.op("Sub", at, over)
     slot = e.op("Mod", at, e.constant(capacity))
     new = e.op("Add", e.op("Sub", at, first), e.constant(capacity))

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as onnx
+
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.ops.fused_attention import SOFTMAX
@@ -15,7 +17,7 @@ from ..targets import Target
 
 
 def refusal(graph: Graph) -> str | None:
-    """Why onnxruntime-genai cannot run a graph with caches; None if it can."""
+    """Why onnxruntime-genai cannot run a graph with caches; None if it can, perhaps with some `cautions`."""
     layers = cache_records(graph)
     if state_records(graph):
         return "its states of recurrences are those of a few model types only"
@@ -25,6 +27,22 @@ def refusal(graph: Graph) -> str | None:
     if len(sizes) > 1:
         return f"its rolling caches are of one size, not of {' and '.join(map(str, sorted(sizes)))}"
     return None
+
+
+def cautions(graph: Graph, model: onnx.Model) -> list[str]:
+    """What onnxruntime-genai cannot do with the caches of `graph`, lowered to `model`, though it can run it."""
+    rolling = [layer for layer in cache_records(graph) if layer["rolling"]]
+    found = []
+    if any("sliding_window_cache" in node.attributes for node in model.graph):
+        found.append(
+            "onnxruntime-genai runs its rolling caches for prompts of equal length only: for batches of unequal ones "
+            'compile with -p "default, -rolling-buffer", or for target onnx'
+        )
+    if _sliding_window(cache_records(graph)):
+        found.append(
+            f"onnxruntime-genai needs a max_length of at least {rolling[0]['capacity']}, the size of its rolling caches"
+        )
+    return found
 
 
 def _sliding_window(layers: list[dict[str, Any]]) -> dict[str, Any]:

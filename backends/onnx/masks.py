@@ -89,7 +89,7 @@ def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
     if not node.attrs["rolling"]:
         return queries, count(e, past.shape[2])
     held = slot_positions(e, positions, past.shape[2])
-    keys = e.op("Concat", held, e[positions], axis=1)
+    keys = e.op("Concat", held, consecutive(e, positions), axis=1)
     return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
 
 
@@ -117,6 +117,18 @@ def count(e: Emitter, size: Any) -> Out:
 def first_position(e: Emitter, positions: Value) -> Out:
     """Where each row's keys of this call begin: positions[:, 0:1], [batch, 1]."""
     return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
+
+
+def consecutive(e: Emitter, positions: Value) -> Out:
+    """The positions [batch, seq] of the keys of a call, which go on from the first, also in the padding at its end.
+
+    What `positions` say of padding is the caller's: onnxruntime-genai says 0, which would put its keys in sight.
+    """
+
+    def make() -> Out:
+        return e.op("Add", first_position(e, positions), count(e, positions.shape[1]))
+
+    return e.memo(("consecutive", positions), make)
 
 
 def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:

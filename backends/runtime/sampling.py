@@ -14,6 +14,8 @@ from weft.ir.errors import WeftError
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+_TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_FAR = 1e30  # scores whose differences might overflow
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -120,12 +122,13 @@ class Sampler:
             logits = logits.copy()
             seen = np.fromiter((i for i in self._seen if i < logits.size), np.int64)
             old = logits[seen]
-            penalty = np.float32(s.repetition_penalty)
-            logits[seen] = np.where(old < 0, old * penalty, old / penalty)
+            penalty = _float32(s.repetition_penalty)
+            with np.errstate(over="ignore"):
+                logits[seen] = np.clip(np.where(old < 0, old * penalty, old / penalty), None, _HUGE)
         if s.temperature == 0:
             best: Ints = logits.argmax(axis=-1, keepdims=True)
             return best, logits[best]
-        scores = logits if s.temperature == 1 else logits / np.float32(s.temperature)
+        scores = logits if s.temperature == 1 else _tempered(logits, s.temperature)
         ids: Ints = np.arange(scores.size)
         if 0 < s.top_k < scores.size:
             ids = np.flatnonzero(scores >= np.partition(scores, -s.top_k)[-s.top_k])
@@ -140,9 +143,10 @@ class Sampler:
         return ids, scores
 
     def _draw(self, ids: Ints, scores: Floats) -> int:
-        if ids.size == 1:
-            return int(ids[0])
-        total = np.cumsum(_softmax(scores), dtype=np.float64)
+        p = _softmax(scores)
+        if np.count_nonzero(p) == 1:  # no number is spent where only one token can follow
+            return int(ids[p.argmax()])
+        total = np.cumsum(p, dtype=np.float64)
         at = np.searchsorted(total, self._rng.random() * total[-1], side="right")
         return int(ids[min(at, ids.size - 1)])
 
@@ -163,6 +167,24 @@ def check_count(name: str, value: object) -> None:
         raise WeftError(f"{name} is {value!r}, but it must be a whole number of at least 1")
 
 
+def _float32(number: float) -> np.float32:
+    """`number`, above 0, as a normal finite float32: 1e-45 would be rounded to almost nothing, 1e39 to infinity."""
+    return np.float32(min(max(number, _TINY), _HUGE))
+
+
+def _tempered(logits: Floats, temperature: float) -> Floats:
+    """`logits` / `temperature`; where the largest of those is near the end of float32, with the largest logit at 0.
+
+    So the limit of low temperatures is the most likely token.
+    """
+    divisor = _float32(temperature)
+    with np.errstate(over="ignore"):
+        scores: Floats = logits / divisor
+        if not abs(scores.max()) < _FAR:
+            scores = (logits - logits.max()) / divisor
+    return scores
+
+
 def _softmax(scores: Floats) -> Floats:
     p: Floats = np.exp(scores - scores.max())
     p /= p.sum()
@@ -172,10 +194,10 @@ def _softmax(scores: Floats) -> Floats:
 def _nucleus(p: Floats, top_p: float) -> Ints:
     """Where the most likely tokens lie that together reach `top_p`; the one that crosses it is kept.
 
-    Only tokens above (1 - top_p) / size are sorted: the others together stay below 1 - top_p, so none can be kept.
+    Only tokens of at least (1 - top_p) / size are sorted: the others together stay below 1 - top_p, so none is kept.
     """
     rest = 1 - top_p
-    few = np.flatnonzero(p > rest / p.size)
+    few = np.flatnonzero(p >= min(rest / p.size, p.max()))
     rising = few[np.argsort(p[few])]
     below = p.sum(dtype=np.float64) - p[few].sum(dtype=np.float64)
     keep = below + np.cumsum(p[rising], dtype=np.float64) > rest

@@ -49,6 +49,19 @@ def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: s
         raise WeftError(f"token {wrong} of {what} is outside the vocabulary of {vocab} tokens")
 
 
+def check_text(what: str, text: str) -> None:
+    """Raises WeftError unless `text`, called `what`, is Unicode: Python passes on bytes that are not UTF-8 as halves of
+    surrogate pairs (PEP 383), which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        wrong = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"the half of a pair U+{code:04X}"
+        raise WeftError(
+            f"{what} is not valid UTF-8: {wrong} stands at character {error.start + 1}; convert it to UTF-8"
+        ) from None
+
+
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
     """Token ids [rows, longest] padded with zeros on the right, and where they are tokens."""
     lengths = np.array([len(row) for row in rows])
@@ -80,8 +93,9 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
         """The tokens of `text`; with the ones the tokenizer puts around it (such as BOS) where `special`.
 
-        Longer text is cut, inside what is put around it, to `limit` tokens.
+        Longer text is cut, inside what is put around it, to `limit` tokens. Raises WeftError where it is no Unicode.
         """
+        check_text("a text", text)
         if limit is not None:
             self._fast.enable_truncation(limit)
         ids = list(self._fast.encode(text, add_special_tokens=special).ids)

@@ -74,12 +74,15 @@ def _mixed(part: Part) -> bool:
 
 
 def data(found: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
-    """A comparison in numbers for a page, but for those that it counts itself, for a length and dtype."""
+    """A comparison in numbers for a page, but for those that it counts itself, for a length and dtype.
+
+    Of weights these are how many can be had in any dtype, and the bytes of the others.
+    """
     return {
         "counts": found.counts,
         "operations": [before.operations, after.operations],
         "parameters": [before.parameters, after.parameters],
-        "weights": [before.weights, after.weights],
+        "weights": [[t.open, t.weights - 4 * t.open] for t in (before, after)],
     }
 
 
@@ -108,8 +111,9 @@ def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
     ]
     for name, number, spelled in told:
         old, new = number(before), number(after)
-        if old != new:
+        was, now = (f" in {' and '.join(t.dtypes)}" if name == "Weights" and t.dtypes else "" for t in (before, after))
+        if old != new or was != now:
             by = f"{'+' if new > old else '−'}{spelled(abs(new - old))}"
-            yield name, f"{spelled(old)}, then {spelled(new)} ({by})"
+            yield name, f"{spelled(old)}{was}, then {spelled(new)}{now} ({by})"
         elif new:
-            yield name, spelled(new)
+            yield name, f"{spelled(new)}{now}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from weft.ir import sizes
@@ -16,7 +17,11 @@ ITEM = 2  # bytes of a number in a cache, as f16
 @dataclass(frozen=True)
 class Totals:
     """Operations; learned numbers; FLOPs of a text of `tokens` tokens; bytes that the cache takes for a token and
-    recurrences keep for a text, where a number takes two; bytes of the weights in their dtypes."""
+    recurrences keep for a text, where a number takes two; bytes of the weights as they are stored.
+
+    `open` of the weights are f32, which is what a model has that nothing has cast: it can be had in any dtype. `dtypes`
+    are those that at least a hundredth of the bytes is stored in, the most first.
+    """
 
     operations: int
     parameters: int
@@ -25,6 +30,8 @@ class Totals:
     state: int
     weights: int
     tokens: int
+    open: int = 0
+    dtypes: tuple[str, ...] = ()
 
 
 def totals(network: Network, tokens: int) -> Totals:
@@ -32,13 +39,18 @@ def totals(network: Network, tokens: int) -> Totals:
     found = facts(Part(network.name, "", network.vertices))
     binding = dict.fromkeys(sizes.names(found.flops), tokens) | {"batch": 1, "past": 0}
     numbers, others = found.state
-    weights = [*network.unread, *(w for v in network.vertices for w in v.weights)]
+    weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()
+    stored: Counter[str] = Counter()
+    for weight in weights:
+        stored[weight.dtype] += weight.bytes
     return Totals(
         len(network.vertices),
         found.parameters + sum(w.learned for w in network.unread),
         sizes.evaluate(found.flops, binding),
         sum(found.cache.values()) * ITEM,
         numbers * ITEM + others,
-        sum({w.name: w.bytes for w in weights}.values()),
+        stored.total(),
         tokens,
+        stored["f32"] // 4,
+        tuple(dtype for dtype, part in stored.most_common() if 100 * part >= stored.total()),
     )

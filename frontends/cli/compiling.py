@@ -10,6 +10,7 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
+from .options import adapter_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ FOLDER = click.Path(file_okay=False)
     default=1,
     help="Write parallel.py, by which so many processes share the model (target torch).",
 )
+@adapter_option
 @click.option("--trace", is_flag=True, help="Tell what each pass did, and which lowerings were refused and why.")
 @click.option(
     "--explain", is_flag=True, help="Tell which kernel computes what of a token on a GPU, and why not (target torch)."
@@ -74,6 +76,7 @@ def compile_command(
     prepack: bool,
     keep_blocks: str | None,
     tensor_parallel: int,
+    adapters: tuple[str, ...],
     trace: bool,
     explain: bool,
     seed: int,
@@ -87,6 +90,7 @@ def compile_command(
     Examples:
       weft compile model.gguf -o out/
       weft compile ./Qwen3-0.6B --target ort-cuda --dtype bf16 --max-length 8192 -o out/
+      weft compile ./Qwen3-0.6B --adapter ./my-lora -o out/
       weft compile model.gguf --target torch -o readable/ && python readable/generate.py "Once upon a time"
       weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
     """
@@ -108,6 +112,7 @@ def compile_command(
             prepack=prepack,
             keep_blocks=keep_blocks or "",
             tensor_parallel=tensor_parallel,
+            adapters=adapters,
             progress=step,
         )
     tell_random(report, seed)

@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     shell_complete=complete_pipelines,
     help="NAME=PIPELINE, or a pipeline: also score what it makes of the original; may be given several times.",
 )
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    type=click.Path(),
+    metavar="DIR",
+    help="Also score the original with this PEFT adapter merged; may be given several times.",
+)
 @click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True, help="The most to predict.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of a window; default: 512, or what the models take.")
 @click.option("--layers", is_flag=True, help="Also show how far each layer's output is from the original's.")
@@ -42,6 +50,7 @@ def eval_command(
     against: str,
     text: str,
     pipelines: tuple[str, ...],
+    adapters: tuple[str, ...],
     tokens: int,
     context: int | None,
     layers: bool,
@@ -59,6 +68,7 @@ def eval_command(
     Examples:
       weft eval out/ --against model.gguf --text notes.txt
       weft eval --against model.gguf --text notes.txt -p "half=cast{dtype=f16}" -p "mha-to-gqa{kv_heads=1}"
+      weft eval --against ./Qwen3-0.6B --adapter ./my-lora --text notes.txt
       weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
     """
     from ..evaluation import evaluate
@@ -69,6 +79,7 @@ def eval_command(
             against=against,
             text=text,
             rewrites=_named(pipelines),
+            adapters=adapters,
             tokens=tokens,
             context=context,
             layers=layers,

@@ -6,12 +6,18 @@ import click
 
 from .completion import complete_pipelines, complete_sources
 from .opting import tell
+from .options import adapter_option
 from .shown import note, progress
 
 
 @click.command("export", short_help="Write a checkpoint that others load.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option("--format", "kind", default="hf", show_default=True, metavar="hf|safetensors|gguf", help="What to write.")
+@click.option(
+    "--format",
+    "kind",
+    metavar="hf|safetensors|gguf",
+    help="What to write; default: what -o is called, a file .gguf or .safetensors, or else hf.",
+)
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
 @click.option(
     "-p",
@@ -21,9 +27,19 @@ from .shown import note, progress
     help="A pipeline to rewrite it by, or @FILE that holds one.",
 )
 @click.option("--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: what holds the weights without rounding.")
+@adapter_option
 @click.option("--trace", is_flag=True, help="Tell on stderr what each pass did, and what stopped it.")
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
-def export_command(source: str, kind: str, out: str, passes: str, dtype: str | None, trace: bool, seed: int) -> None:
+def export_command(
+    source: str,
+    kind: str | None,
+    out: str,
+    passes: str,
+    dtype: str | None,
+    adapters: tuple[str, ...],
+    trace: bool,
+    seed: int,
+) -> None:
     """Write SOURCE, rewritten or not, as a checkpoint of another library.
 
     hf: a folder that transformers' AutoModelForCausalLM loads, gguf: a file for llama.cpp, where one of their
@@ -34,8 +50,9 @@ def export_command(source: str, kind: str, out: str, passes: str, dtype: str | N
     Examples:
       weft export model.gguf -o folder/
       weft export model.gguf -p "mha-to-gqa{kv_heads=1}" --dtype bf16 -o smaller/
-      weft export smaller/ --format gguf --dtype q8_0 -o smaller.gguf
-      weft export model.py --format safetensors -o weights.safetensors
+      weft export smaller/ --dtype q8_0 -o smaller.gguf
+      weft export ./Qwen3-0.6B --adapter ./my-lora -o merged/
+      weft export model.py -o weights.safetensors
     """
     from weft.passes import Report
 
@@ -43,7 +60,17 @@ def export_command(source: str, kind: str, out: str, passes: str, dtype: str | N
 
     report = Report(priced=trace)
     with progress(f"reading {source}") as step:
-        family = export(source, out, format=kind, passes=passes, dtype=dtype, seed=seed, report=report, progress=step)
+        family = export(
+            source,
+            out,
+            format=kind,
+            passes=passes,
+            dtype=dtype,
+            seed=seed,
+            adapters=adapters,
+            report=report,
+            progress=step,
+        )
     tell(report, passes, trace)
     if family:
         note(f"{out} is a {family} model")

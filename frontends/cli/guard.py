@@ -116,6 +116,8 @@ def _status(run: Callable[[], Any]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × shows ?
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # so that who reads can say what is no UTF-8
     try:
         with _terminable(interrupted), _remarks():
             found = run()

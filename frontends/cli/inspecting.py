@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .completion import complete_sources
+from .options import adapter_option
 from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
     show_default=True,
     help="Of numbers, for bytes of parts.",
 )
+@adapter_option
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, parts included.")
-def inspect_command(source: str, tokens: int | None, parts: bool, dtype: str, as_json: bool) -> None:
+def inspect_command(
+    source: str, tokens: int | None, parts: bool, dtype: str, adapters: tuple[str, ...], as_json: bool
+) -> None:
     """Tell what SOURCE is and costs, without compiling it: a line per distinct block, checkpoint keys nothing reads.
 
     \b
@@ -46,7 +50,7 @@ def inspect_command(source: str, tokens: int | None, parts: bool, dtype: str, as
     from ..breakdown import breakdown
     from ..inspection import inspect
 
-    model = load_source(source)
+    model = load_source(source, adapters=adapters)
     found = inspect(model, tokens)
     costs = breakdown(model.graph, found.tokens, DTYPES[dtype]) if parts or as_json else ()
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
 from .completion import complete_pipelines, complete_sources
+from .options import adapter_option
 from .passes_catalog import list_passes
 from .shown import echo, note, progress
 
@@ -49,6 +51,7 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="A .weft file gets the text, any other path becomes a folder with text, weights and tokenizer; - is stdout.",
 )
 @click.option("--dtype", help="How a folder stores the weights: f32, f16 or bf16; default: without rounding.")
+@adapter_option
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
 @click.option(
     "--viz", type=click.Path(path_type=Path), help="Draw the graph before and after every pass on this page (.html)."
@@ -65,6 +68,7 @@ def opt_command(
     passes: str,
     out: str,
     dtype: str | None,
+    adapters: tuple[str, ...],
     dump_ir: str | None,
     viz: Path | None,
     verify: bool,
@@ -98,7 +102,7 @@ def opt_command(
         check_page(viz)
     report = Report(priced=trace)
     with progress(f"reading {source}", "steps") as step:
-        model = _piped(folder) if source == "-" else load_source(source)
+        model = _piped(folder, adapters) if source == "-" else load_source(source, adapters=adapters)
         steps = Steps(model) if viz is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
@@ -145,7 +149,7 @@ def _is_folder(out: str) -> bool:
     return out.endswith(os.sep) or path.is_dir() or path.resolve().suffix != ".weft"
 
 
-def _piped(complete: bool) -> Model:
+def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
     from weft.ir import parse, verify
     from weft.ir.documents import decoded
@@ -154,6 +158,8 @@ def _piped(complete: bool) -> Model:
     from ..metadata import check_metadata
     from ..sources import Model, open_archive
 
+    if adapters:
+        raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
     graph = parse(decoded(sys.stdin.buffer.read(MOST_BYTES), "<stdin>"), "<stdin>")
     check_metadata(graph, "<stdin>")
     if complete:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from weft.ir.errors import WeftError
 from .compiling import tell_random
 from .completion import complete_sources, complete_targets
 from .guard import complain
+from .options import adapter_option
 from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; default: one a core.")
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
+@adapter_option
 @click.option(
     "--target",
     shell_complete=complete_targets,
@@ -80,6 +82,7 @@ def run_command(
     target: str | None,
     trust: bool,
     check: bool,
+    adapters: tuple[str, ...],
     **sampling: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
@@ -101,6 +104,8 @@ def run_command(
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
+    from weft.backends.runtime.text import check_text
+
     talk = chat and prompt is None and sys.stdin.isatty()
     if beams > 1 and talk:
         raise click.UsageError("--beams goes with --prompt or --ids")
@@ -108,11 +113,13 @@ def run_command(
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
         prompt = sys.stdin.read().removesuffix("\n")
+    for text in (prompt, system, *stop):
+        check_text("the prompt" if text is prompt else repr(text), text or "")
     given = {k: v for k, v in sampling.items() if v is not None}
     if given.keys() & {"top_k", "top_p", "min_p"}:
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
-    with _opened(source, device, threads, target, text=ids is None, trust=trust, check=check) as model:
+    with _opened(source, device, threads, target, adapters, text=ids is None, trust=trust, check=check) as model:
         if not hasattr(model, "stream"):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
@@ -136,7 +143,15 @@ def run_command(
 
 @contextlib.contextmanager
 def _opened(
-    source: str, device: str, threads: int | None, target: str | None, *, text: bool, trust: bool, check: bool
+    source: str,
+    device: str,
+    threads: int | None,
+    target: str | None,
+    adapters: Sequence[str],
+    *,
+    text: bool,
+    trust: bool,
+    check: bool,
 ) -> Iterator[Any]:
     """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer."""
     from weft.backends.runtime import load
@@ -147,6 +162,8 @@ def _opened(
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
         if target is not None:
             raise WeftError(f"{source} is compiled: --target goes with a source that is not")
+        if adapters:
+            raise WeftError(f"{source} is compiled: --adapter goes with a source that is not")
         if check:
             check_contents(Path(source))
         yield load(source, device, threads, trust=trust)
@@ -156,11 +173,12 @@ def _opened(
     from .. import load_source
     from ..compiler import compile
 
-    place, found = place_for(device, target), load_source(source)
+    place, found = place_for(device, target), load_source(source, adapters=adapters)
     if found.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     with scratch_folder() as scratch:
-        keep = f"weft compile {shlex.quote(source)} --target {place.target} -o DIR"
+        merged = "".join(f" --adapter {shlex.quote(adapter)}" for adapter in adapters)
+        keep = f"weft compile {shlex.quote(source)}{merged} --target {place.target} -o DIR"
         note(f"compiling {source} for this run by {place}; `{keep}` would keep the result")
         folder = scratch / "model"
         with progress(f"reading {source}") as step:
@@ -199,6 +217,8 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
     """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing where the platform has it
+    from weft.backends.runtime.text import check_text
+
     note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
     while True:
         try:
@@ -209,6 +229,7 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
         if not text:
             continue
         try:
+            check_text("the message", text)
             _say(conversation.say(text, **options))
         except WeftError as error:  # too long by now, most likely: the conversation goes on without it
             complain(str(error))

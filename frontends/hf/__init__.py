@@ -6,6 +6,7 @@ What belongs here knows the folder's layout only; which key means what is a fami
 from __future__ import annotations
 
 from .folder import Folder, load_folder
+from .merging import join_adapters
 from .safetensors import SafetensorsArchive
 
-__all__ = ["Folder", "SafetensorsArchive", "load_folder"]
+__all__ = ["Folder", "SafetensorsArchive", "join_adapters", "load_folder"]

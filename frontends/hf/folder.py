@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
 
 from ..families import FAMILIES, Loaded, load
+from .adapter import Adapter
+from .merging import load_merged
 from .quantized import dequantized
-from .safetensors import SafetensorsArchive
+from .safetensors import SafetensorsArchive, weight_files
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -79,8 +81,7 @@ class Folder:
     def files(self) -> tuple[Path, ...]:
         """Everything that is read: config, generation config, tokenizer, weights."""
         configs = [self.path / name for name in ("config.json", "generation_config.json")]
-        weights = sorted(self.path.glob("*.safetensors"))
-        return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weights)
+        return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
 
     def weights(self) -> Archive:
         """The tensors; quantized ones as the numbers they stand for.
@@ -122,8 +123,10 @@ class Folder:
         return {"pooling": POOLING[modes[0]], "normalize": "Normalize" in kinds}
 
 
-def load_folder(path: Path) -> tuple[Folder, Loaded]:
-    """The model of the Hugging Face folder at `path`, its parameters pointing at the weights.
+def load_folder(path: Path, adapters: Sequence[Path] = ()) -> tuple[Folder, Loaded, list[Adapter]]:
+    """Load the model of the Hugging Face folder at `path`, its parameters pointing at the weights.
+
+    The PEFT adapters in the folders `adapters` are merged into it, one after the other, and returned too.
 
     Raises:
         WeftError: naming the file, key or tensor that is missing, unsound or not supported.
@@ -134,8 +137,13 @@ def load_folder(path: Path) -> tuple[Folder, Loaded]:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise WeftError(f"{source}: model_type {model_type!r} is not known; weft imports {known}")
-    loaded = load(FAMILIES[model_type], folder.config, folder.weights(), source)
-    loaded.graph.meta.update(
-        folder.token_facts(), **folder.embedding_facts(), source={"format": "safetensors", "path": str(path)}
-    )
-    return folder, loaded
+    family, weights, merged = FAMILIES[model_type], folder.weights(), list[Adapter]()
+    if adapters:
+        loaded, merged = load_merged(family, folder.config, weights, source, adapters)
+    else:
+        loaded = load(family, folder.config, weights, source)
+    origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
+    if merged:
+        origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
+    loaded.graph.meta.update(folder.token_facts(), **folder.embedding_facts(), source=origin)
+    return folder, loaded, merged

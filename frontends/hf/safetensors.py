@@ -43,6 +43,7 @@ DTYPES: Mapping[str, DType] = {
     "BOOL": dtypes.bool_,
 }
 INDEX = "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of an adapter in the same folder; no part of the model
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MOST_VALUES = 2_000_000  # in a header: some 200,000 tensors; Python takes 1.5 kB for one
 MOST_AXES = 32  # numpy 1 has no more
@@ -201,11 +202,16 @@ class SafetensorsArchive:
         return self.files[self._home[key]]
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files in `folder` that hold weights of the model itself."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS)
+
+
 def _weight_map(folder: Path) -> dict[str, str]:
     """Tensor name -> file name; without an index, file name -> file name."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": "model.safetensors"}
-    found = sorted(p.name for p in folder.glob("*.safetensors"))
+    found = [path.name for path in weight_files(folder)]
     if not (folder / INDEX).is_file():
         if not found:
             other = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))

@@ -71,7 +71,10 @@ _PUBLIC = {
 _HOME = {name: home for home, names in _PUBLIC.items() for name in names}
 _FOLDERS = ("backends", "frontends", "ir", "passes")
 
-__all__ = ["__version__", *_HOME]
+# What `from weft import *` leaves alone: it would replace a builtin, or a module that the importer may have imported.
+_SHADOWING = ("compile", "inspect", "torch", "trace")
+
+__all__ = ["__version__", *(name for name in _HOME if name not in _SHADOWING)]
 
 
 def __getattr__(name: str) -> Any:
@@ -91,4 +94,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FOLDERS, "ops"})
+    return sorted({*globals(), *_HOME, *_FOLDERS, "ops"})

@@ -17,6 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from weft.backends.runtime.sampling import Sampler, Sampling
+from weft.backends.torch.shipped.sampling import filtered
 from weft.ir.errors import WeftError
 
 CASES: list[dict[str, Any]] = [
@@ -76,6 +77,61 @@ def test_greedy_takes_the_most_likely_and_ignores_filters(rng: np.random.Generat
     logits = rng.standard_normal(100).astype(np.float32)
     for options in ({}, {"top_k": 3}, {"top_p": 0.1, "min_p": 0.5}, {"seed": 4}):
         assert Sampler(Sampling(**options), [])(logits) == logits.argmax()
+
+
+EXTREME = [1e-300, 1e-45, 1e-40, 1.2e-38, 1e-30, 1e-9]
+
+
+def spread(rng: np.random.Generator) -> list[np.ndarray]:
+    """Logits around and far from 0, with hidden tokens, the likeliest of which is not the last."""
+    found = []
+    for offset, width in ((0, 1), (500, 20), (-500, 20), (3e38, 1e37), (-3e38, 1e37)):
+        logits = (offset + width * rng.standard_normal(50)).astype(np.float32)
+        logits[:3] = -np.inf
+        logits[7] = logits[3:].max() + abs(logits[3:].max()) * 2**-20 + 1e-3
+        found.append(logits)
+    return found
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"repetition_penalty": 1.0 + 1e-9}]
+)
+@pytest.mark.parametrize("temperature", EXTREME)
+def test_the_limit_of_low_temperatures_is_greedy(
+    temperature: float, filters: dict[str, Any], rng: np.random.Generator
+) -> None:
+    for logits in spread(rng):
+        draw = Sampler(Sampling(temperature=temperature, seed=1, **filters), [1, 2])
+        assert {draw(logits) for _ in range(8)} == {7}
+        options = {k: v for k, v in filters.items() if k != "repetition_penalty"}
+        p = filtered(torch.from_numpy(logits)[None], temperature, **options).softmax(-1)
+        assert p.argmax() == 7 and p[0, 7] == 1
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e39, 1e300])
+def test_the_limit_of_high_temperatures_is_uniform(temperature: float, rng: np.random.Generator) -> None:
+    logits = rng.standard_normal(50).astype(np.float32)
+    logits[:3] = -np.inf
+    ids, scores = Sampler(Sampling(temperature=temperature), []).candidates(logits)
+    assert ids.size == 50 and np.ptp(scores[3:]) < 1e-20 and np.isneginf(scores[:3]).all()
+    p = filtered(torch.from_numpy(logits)[None], temperature).softmax(-1)[0]
+    np.testing.assert_allclose(p, [0.0] * 3 + [1 / 47] * 47, rtol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e-45, 1e-20, 1e20, 1e39, 1e300])
+def test_extreme_penalties_leave_numbers(penalty: float) -> None:
+    logits = np.array([2, -2, 0, 1, -np.inf], np.float32)
+    token = Sampler(Sampling(temperature=1, repetition_penalty=penalty, seed=1), [0, 1, 2])(logits)
+    assert token == 0 if penalty < 1 else token in (0, 2, 3)
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 1e-45, 1e-20, 1e-9])
+def test_the_smallest_nucleus_is_the_likeliest_token(top_p: float) -> None:
+    for logits in (np.zeros(7, np.float32), np.arange(7, dtype=np.float32)):
+        ids, _ = Sampler(Sampling(temperature=1, top_p=top_p), []).candidates(logits)
+        assert ids.size >= 1 and logits[ids].max() == logits.max()
+        p = filtered(torch.from_numpy(logits)[None], top_p=top_p).softmax(-1)
+        assert p.isfinite().all() and p.argmax() == p[0].nonzero()[-1]
 
 
 def test_the_repetition_penalty_remembers_what_was_drawn() -> None:

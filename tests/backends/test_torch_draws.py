@@ -33,6 +33,8 @@ SAMPLED = [
     {"temperature": 1.3, "top_k": 9, "seed": 4},
     {"temperature": 1.0, "top_p": 0.8, "seed": 5},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "seed": 6},
+    {"temperature": 1e-45, "seed": 7},
+    {"temperature": 1e-30, "top_p": 0.9, "seed": 8},
 ]
 
 

@@ -232,6 +232,7 @@ REFUSED = [
     (["words", "--ids", "3"], "give a prompt, or --ids"),
     (["--ids", "3;4"], "argument --ids: '3;4' is not a list of token ids such as 1,15,7"),
     (["--ids", "3", "--top-p", "1.5"], "--top-p above 0 and at most 1"),
+    (["--ids", "3", "--temperature", "nan"], "--temperature at least 0"),
     (["--ids", "3", "--max-tokens", "0"], "--max-tokens is at least 1"),
 ]
 

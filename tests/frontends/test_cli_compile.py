@@ -22,6 +22,21 @@ def test_compile_writes_a_folder_and_says_what_is_random(tiny: Path, tmp_path: P
     assert manifest["source"]["spec"] == str(tiny)
 
 
+def test_more_than_the_context_is_noted(tiny: Path, tmp_path: Path) -> None:
+    """64 tokens are the architecture's."""
+
+    def told(*args: str | int) -> str:
+        return done("compile", tiny, "-o", tmp_path / "out", *args).stderr
+
+    assert "states a context of 64 tokens: beyond it, up to the --max-length 100,000" in told("--max-length", 100_000)
+    for target in ("onnx", "torch"):
+        assert "states a context of 64 tokens" in told("--max-length", 65, "--target", target)
+    assert "states a context" not in told("--max-length", 64) + told()
+    longer = ("-p", "extend-context{method=pi, factor=2}, default")
+    assert "states a context" not in told("--max-length", 128, *longer)
+    assert "states a context of 128 tokens" in told("--max-length", 129, *longer)
+
+
 def test_compile_dumps_and_verifies(tiny: Path, tmp_path: Path) -> None:
     done("compile", tiny, "-o", tmp_path / "out", "--dump-ir", tmp_path / "steps", "--verify", "--passes", "pack-qkv")
     assert [p.name for p in sorted((tmp_path / "steps").iterdir())] == ["00-input.weft", "01-pack-qkv.weft"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import weft
 from weft.backends.runtime import place
+from weft.ir.errors import WeftError
 
 from .command import TINY, done, refused, start
 
@@ -180,23 +182,55 @@ def on_a_terminal(*args: str | Path, cwd: Path, typed: Sequence[str] = ()) -> tu
             break
         screen += some
         if some and answered < len(typed) and screen.count(b"\n> ") > answered:
-            os.write(ours, typed[answered].encode())
+            os.write(ours, typed[answered].encode(errors="surrogateescape"))
             answered += 1
         if not some:
             break
     else:
         process.kill()
     os.close(ours)
-    return process.wait(60), screen.decode()
+    return process.wait(60), screen.decode(errors="replace")
 
 
 def test_a_conversation_on_a_terminal(compiled: Path, tmp_path: Path) -> None:
-    typed = ["hello\n", "\n", "sky " * 70 + "\n", "what is blue\n", "\x04"]
+    typed = ["hello\n", "\n", "sky " * 70 + "\n", "wh\udcff\n", "what is blue\n", "\x04"]
     status, screen = on_a_terminal("run", compiled, "--chat", "--max-tokens", "3", cwd=tmp_path, typed=typed)
     assert status == 0
     assert screen.count("prompt tokens in") == 2
     assert screen.count("weft: error: a prompt of") == 1
+    assert screen.count("weft: error: the message is not valid UTF-8: byte 0xff stands at character 3") == 1
     assert "Traceback" not in screen
+
+
+@pytest.mark.parametrize(
+    ("locale", "args", "piped"),
+    [
+        ("C.UTF-8", (), b"a \xff"),
+        ("C", ("--chat",), b"a \xff"),  # Python decodes otherwise there
+        ("C.UTF-8", ("--prompt", b"a \xff"), None),
+    ],
+)
+def test_a_prompt_that_is_no_text_is_one_sentence(
+    compiled: Path, tmp_path: Path, locale: str, args: tuple[str | bytes, ...], piped: bytes | None
+) -> None:
+    command = [sys.executable, "-m", "weft", "run", str(compiled), *args]
+    env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0"}
+    ended = subprocess.run(command, input=piped, env=env, cwd=tmp_path, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    told = ended.stderr.decode()
+    assert told.startswith("weft: error: the prompt is not valid UTF-8: byte 0xff stands at character 3")
+    assert told.count("\n") == 1
+
+
+def test_texts_that_are_none_are_refused_in_python(compiled: Path) -> None:
+    model = weft.load(compiled)
+    for text, words in (("a\udcff", "byte 0xff stands at character 2"), ("\ud83d", "the half of a pair U\\+D83D")):
+        with pytest.raises(WeftError, match=words):
+            model.generate(text, max_tokens=1)
+    with pytest.raises(WeftError, match="is not valid UTF-8"):
+        model.conversation().say("\udc80")
+    piped = done("run", compiled, "--max-tokens", 2, input="what is").stdout
+    assert piped == done("run", compiled, "--max-tokens", 2, "--prompt", "what is").stdout
 
 
 def test_a_terminal_without_a_prompt_is_told_what_to_give(compiled: Path, tmp_path: Path) -> None:

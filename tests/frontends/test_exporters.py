@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 from weft.frontends import load_source
 from weft.frontends.cli import cli
@@ -16,6 +17,7 @@ from weft.frontends.exporters.configs import CLASSES
 from weft.frontends.exporters.facts import read_settings
 from weft.frontends.exporters.inversion import Made, inverted
 from weft.frontends.exporters.matching import canonical, match
+from weft.frontends.exporting import export
 from weft.frontends.families import FAMILIES
 from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, dtypes, ops, sizes
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Normal, Permute, Reshape, Scale, Slice, Source, Take
@@ -212,11 +214,27 @@ def test_the_command(save: Save, tmp_path: Path) -> None:
     assert weft_command(folder, "--format", "safetensors", "-o", tmp_path / "out.safetensors") == (0, "")
 
 
+def test_the_name_says_the_format(save: Save, tmp_path: Path) -> None:
+    _, folder = save("llama", num_key_value_heads=2)
+    assert weft_command(folder, "-o", tmp_path / "a.gguf")[0] == 0
+    assert (tmp_path / "a.gguf").read_bytes()[:4] == b"GGUF"
+    assert weft_command(folder, "-o", tmp_path / "A.SafeTensors") == (0, "")
+    assert "embed.weight" in load_file(tmp_path / "A.SafeTensors")
+    for name in ("Llama-2.5", "b.gguf/"):  # no such suffix; the name of a folder
+        assert weft_command(folder, "-o", f"{tmp_path}/{name}")[0] == 0
+        assert (tmp_path / name / "config.json").is_file()
+    assert export(folder, tmp_path / "b.gguf") == "llama"  # a folder that is there is replaced by one
+    assert (tmp_path / "b.gguf" / "config.json").is_file()
+
+
 def test_the_command_refuses_in_one_line(save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", num_key_value_heads=2)
     (tmp_path / "file").write_text("mine")
     for args, words in (
         (("--format", "onnx", "-o", tmp_path / "out"), "unknown format 'onnx'; weft exports hf, safetensors, gguf"),
+        (("-o", tmp_path / "a.gguf", "--format", "hf"), "is called a file of gguf, but --format hf writes a folder"),
+        (("-o", tmp_path / "a.safetensors", "--format", "gguf"), "but --format gguf writes a file .gguf"),
+        (("-o", tmp_path / "a.onnx"), "is called what `weft compile` writes; name a folder, or a file .gguf"),
         (("-o", tmp_path / "file"), "a file with that name is in the way"),
         (("-o", folder), f"{folder}: it holds the source"),
         (("-o", "/proc/out"), "cannot write to /proc/out"),

@@ -92,6 +92,9 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
         mx.RowNorm(a, "layer", 0.1, weight=r.Source("a5"), bias=r.Full(0.5, (5,))),
         (A - A.mean(1, keepdims=True)) / np.sqrt(A.var(1, keepdims=True) + 0.1) * np.arange(5) + 0.5,
     ),
+    "norms of rows": (mx.Norms(a), np.linalg.norm(A, axis=1)),
+    "norms of columns": (mx.Norms(a, 1), np.linalg.norm(A, axis=0)),
+    "norms of a middle axis": (mx.Norms(t, 1), np.sqrt(np.square(T).sum((0, 2)))),
     "identity": (mx.Identity(5), np.eye(5)),
     "orthogonal": (mx.RandomOrthogonal(6, seed=3), mx.RandomOrthogonal(6, seed=3).evaluate(ARCHIVE)),
     "nested": (
@@ -213,6 +216,7 @@ MISFITS = {
     "unknown function 'sqrt' in a map recipe; known are neg, exp": r.Map(a, "sqrt"),
     "cannot pool 5 heads of a tensor of shape (12, 5) into 1 groups": r.MeanPool(a, 5, 1),
     "cannot pool 6 heads of a tensor of shape (12, 5) into 4 groups": r.MeanPool(a, 6, 4),
+    "a tensor of shape (12, 5) has no axis 2 to take norms along": mx.Norms(a, 2),
     "RoPE rotates pairs: dimension 7 must be even and positive": fq.RopeFrequencies(7),
     "longrope needs 4 factors for dimension 8, has 2": fq.RopeFrequencies(8, scaling="longrope", factors=(1.0, 2.0)),
     "unknown RoPE scaling 'magic'; known are none, linear": fq.RopeFrequencies(8, scaling="magic"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -84,7 +85,12 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if (given.prompt is None) == (given.ids is None):
         parser.error("give a prompt, or --ids")
-    if given.max_tokens < 1 or given.top_k < 0 or not 0 < given.top_p <= 1 or (given.temperature or 0) < 0:
+    if (
+        given.max_tokens < 1
+        or given.top_k < 0
+        or not 0 < given.top_p <= 1
+        or not 0 <= (given.temperature or 0) < math.inf
+    ):
         parser.error("--max-tokens is at least 1, --top-k and --temperature at least 0, --top-p above 0 and at most 1")
     if given.temperature is None:
         given.temperature = 1.0 if given.top_k or given.top_p < 1 else 0.0

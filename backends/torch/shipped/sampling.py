@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+FAR = 1e30  # a largest score beyond is moved to 0: dividing by a low temperature overflows
+
 
 def filtered(
     logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
@@ -15,15 +18,18 @@ def filtered(
 
     Those are the `top_k` likeliest (0: all), of them the likeliest that together reach probability `top_p` (Holtzman et
     al. 2019, arXiv 1904.09751), and of them those at least `min_p` times as likely as the likeliest one (Nguyen et al.
-    2024, arXiv 2407.01082).
+    2024, arXiv 2407.01082). The limit of low temperatures is the likeliest token.
     """
-    scores = logits.float() / temperature
+    scores, divisor = logits.float(), min(max(temperature, TINY), HUGE)
+    largest = scores.amax(-1, keepdim=True)
+    shift = torch.where((largest / divisor).abs() < FAR, 0.0, largest)
+    scores = (scores - shift) / divisor
     if 0 < top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -math.inf)
     if top_p < 1:
         ordered, order = scores.sort(descending=True)
         p = ordered.softmax(-1)
-        beyond = p.cumsum(-1) - p >= top_p
+        beyond = p.cumsum(-1) - p >= max(top_p, TINY)
         scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -math.inf)
     if min_p > 0:
         p = scores.softmax(-1)

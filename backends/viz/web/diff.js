@@ -1,5 +1,5 @@
 // Pages of a comparison: what changed in numbers, the two sides, what changed of a part.
-const D = DATA.difference; // { counts, operations, parameters, weights } of two models side by side
+const D = DATA.difference; // { counts, operations, parameters, weights: [numbers of any dtype, bytes of the rest] } of two models side by side
 const SIGNED = ["removed", "new", "changed"];
 
 // A number before and after, and how they differ.
@@ -10,12 +10,15 @@ function delta(name, [was, is], show = (n) => n.toLocaleString("en")) {
 }
 const exactly = (n) => n.toLocaleString("en");
 
+// Bytes of weights: what nothing has cast is in the dtype that the reader chooses, the rest as it is stored.
+const storedBytes = ([open, rest]) => BigInt(open) * BigInt(N.dtypes[scale.dtype]) + BigInt(rest);
+
 function deltas({ operations, parameters, weights }, sides) {
   const [was, is] = sides.map((shape) => numbersOf(shape)), of = (name) => [was[name], is[name]];
   const kept = (name, text) => (was[name] || is[name] ? [delta(text, of(name), toldBytes)] : []);
   return el("dl", { class: "deltas", "aria-label": "Before and after" }, delta("operations", operations), delta("parameters", parameters),
     delta(`FLOPs of ${counted(scale.tokens, "token")}`, of("flops"), told), ...kept("cache", `KV cache of ${counted(scale.tokens, "token")}`),
-    ...kept("state", "state of a text"), delta("weights", weights.map(BigInt), toldBytes));
+    ...kept("state", "state of a text"), delta(scale.dtype === "f32" ? "weights" : `weights, f32 as ${scale.dtype}`, weights.map(storedBytes), toldBytes));
 }
 
 const countsOf = (counts) => SIGNED.filter((sign) => counts[sign]).map((sign) => `${counts[sign].toLocaleString("en")} ${sign}`).join(", ") || "nothing changed";

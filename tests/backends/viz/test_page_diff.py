@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -94,6 +95,20 @@ def test_numbers_follow_the_length(visit: Visit) -> None:
     flops = inspect(load_source("smollm2-135m"), 1024).flops_prefill
     row = shown.locator("#difference .delta", has_text="FLOPs of 1,024 tokens").locator("dd")
     assert (row.get_attribute("title") or "").startswith(f"{flops:,} → ")
+
+
+def test_weights_follow_the_dtype(visit: Visit) -> None:
+    shown = visit(difference("cast{dtype=f16}"))
+    numbers = inspect(load_source("smollm2-135m")).parameters
+    for dtype, name in (("f32", "weights"), ("f16", "weights, f32 as f16"), ("bf16", "weights, f32 as bf16")):
+        shown.locator("#dtype").select_option(dtype)
+        row = shown.locator("#difference .delta", has=shown.locator("dt", has_text=re.compile(f"^{name}$")))
+        was, *now = (row.locator("dd").get_attribute("title") or "").replace(",", "").split(" → ")
+        assert abs(int(was) - (4 if dtype == "f32" else 2) * numbers) < 500, dtype  # and a few frequencies
+        if dtype == "f32":
+            assert abs(int(now[0]) - 2 * numbers) < 500
+        else:
+            assert abs(int((now or [was])[0]) - 2 * numbers) < 500
 
 
 def test_both_sides_open_and_close_together(visit: Visit) -> None:

@@ -78,8 +78,20 @@ def test_the_sheet_tells_what_was_and_is() -> None:
     assert counts["kept"] + counts["changed"] + counts["new"] == now
 
 
+def test_weights_are_told_with_their_dtype() -> None:
+    model = load_source("smollm2-135m")
+    networks = network(model.graph), network(run_passes(model.graph, "cast{dtype=f16}"))
+    before, then = (totals(n, 512) for n in networks)
+    assert (before.dtypes, then.dtypes) == (("f32",), ("f16",)) and before.weights == 4 * before.open
+    rows = dict(sheet(compare(*networks), before, then).rows)
+    assert rows["Weights"] == "513.1 MiB in f32, then 256.6 MiB in f16 (−256.6 MiB)"
+    (wide, packed), (left, rest) = data(compare(*networks), before, then)["weights"]
+    assert (4 * wide, packed) == (before.weights, 0)
+    assert left < 100 and rest == then.weights - 4 * left  # frequencies of rotary positions stay f32
+
+
 def test_numbers_that_stay_are_told_once() -> None:
-    same = Totals(3, 12, 99, 8, 0, 48, 512)
+    same = Totals(3, 12, 99, 8, 0, 48, 512, 12, ("f32",))
     one = network(load_source("smollm2-135m").graph)
     rows = dict(sheet(compare(one, one), same, same).rows)
     assert rows == {
@@ -87,5 +99,5 @@ def test_numbers_that_stay_are_told_once() -> None:
         "Parameters": "12",
         "FLOPs, 512 tokens": "99",
         "KV cache a token": "8 B",
-        "Weights": "48 B",
+        "Weights": "48 B in f32",
     }
