@@ -164,10 +164,16 @@ def _lowered(
 
 
 def target_pipeline(
-    graph: Graph, target: Target, dtype: str, passes: str = "default", max_length: int | None = None
+    graph: Graph,
+    target: Target,
+    dtype: str,
+    passes: str = "default",
+    max_length: int | None = None,
+    *,
+    trains: bool = False,
 ) -> Pipeline:
     """The pipeline that `passes` spells for `graph` on `target` and texts of at most `max_length` tokens (None: the
-    model's context), with the cast to `dtype` at its end.
+    model's context), with the cast to `dtype` at its end. `trains` as in `default_pipeline`.
 
     Raises:
         WeftError: if the text is wrong.
@@ -175,7 +181,7 @@ def target_pipeline(
     from weft.passes import Phase
     from weft.passes.library.cast import Cast
 
-    phases = default_pipeline(graph, max_length).phases
+    phases = default_pipeline(graph, max_length, trains=trains).phases
     applying = (ph for ph in phases if not target.phases or ph.name in target.phases)
     paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in applying)
     pipeline = parse_pipeline(pipeline_text(passes), Pipeline(paying))

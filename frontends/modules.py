@@ -93,11 +93,12 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
 
 
 def _graph(source: SourceLike, seed: int, passes: str, keep_blocks: str) -> Graph:
-    """The graph of `source` after the pipeline of the target."""
+    """The graph of `source` after the pipeline of the target, with the parameters that `source` declares."""
     check_keep_blocks(keep_blocks)
     model = load_source(source, seed=seed)
     verify(model.graph, recipes=True)
-    graph = run_passes(model.graph, target_pipeline(model.graph, find_target("torch"), "f32", passes))
+    pipeline = target_pipeline(model.graph, find_target("torch"), "f32", passes, trains=True)
+    graph = run_passes(model.graph, pipeline)
     if keep_blocks:
         graph.meta["keep_blocks"] = keep_blocks
     return graph
