@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.backends.cpu import slow_blocks
 from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.targets import Target, find_target
@@ -117,6 +118,8 @@ def compile(
     if keep_blocks and place.name == "torch":
         graph.meta["keep_blocks"] = keep_blocks
     made = _lowered(graph, place, dtype, length, notes, prepack, tensor_parallel)
+    if made.facts.get("kept_blocks") and (slow := slow_blocks(place.name)):
+        notes.append(slow)
     clock["passes"] = time.perf_counter()
     done, total = 0, made.weight_bytes
 

@@ -72,11 +72,11 @@ def state_dict(
     ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as of `torch`.
     """
     kind = _dtype(dtype)
-    from weft.backends.torch.module import state_dict as read
-    from weft.backends.torch.source import write_source
+    from weft.backends.torch.lowering import lower
+    from weft.backends.torch.module import tensor
 
     graph = _graph(source, seed, passes, keep_blocks)
-    return read(write_source(graph), graph.archive, kind)
+    return {key: tensor(param, graph.archive, kind) for key, param in lower(graph).weights.items()}
 
 
 def _dtype(dtype: str | Dtype | None) -> Dtype:
