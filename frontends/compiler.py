@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.backends.cpu import slow_blocks
 from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.targets import Target, find_target
@@ -121,6 +122,8 @@ def compile(
     if keep_blocks and place.name == "torch":
         graph.meta["keep_blocks"] = keep_blocks
     made = _lowered(graph, place, dtype, length, notes, prepack, tensor_parallel)
+    if made.facts.get("kept_blocks") and (slow := slow_blocks(place.name)):
+        notes.append(slow)
     clock["passes"] = time.perf_counter()
     done, total = 0, made.weight_bytes
 
@@ -168,10 +171,16 @@ def _lowered(
 
 
 def target_pipeline(
-    graph: Graph, target: Target, dtype: str, passes: str = "default", max_length: int | None = None
+    graph: Graph,
+    target: Target,
+    dtype: str,
+    passes: str = "default",
+    max_length: int | None = None,
+    *,
+    trains: bool = False,
 ) -> Pipeline:
     """The pipeline that `passes` spells for `graph` on `target` and texts of at most `max_length` tokens (None: the
-    model's context), with the cast to `dtype` at its end.
+    model's context), with the cast to `dtype` at its end. `trains` as in `default_pipeline`.
 
     Raises:
         WeftError: if the text is wrong.
@@ -179,7 +188,7 @@ def target_pipeline(
     from weft.passes import Phase
     from weft.passes.library.cast import Cast
 
-    phases = default_pipeline(graph, max_length).phases
+    phases = default_pipeline(graph, max_length, trains=trains).phases
     applying = (ph for ph in phases if not target.phases or ph.name in target.phases)
     paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in applying)
     pipeline = parse_pipeline(pipeline_text(passes), Pipeline(paying))

@@ -23,7 +23,7 @@ from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
 from weft.ir.parser import MOST_BYTES, parse
 from weft.ir.recipe import Recipe
-from weft.ir.recipes import Concat, Full, Normal, Permute, Reshape, Slice, Source, Take
+from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
 from weft.ir.streams import stream
 from weft.ir.verifier import verify
 
@@ -101,7 +101,7 @@ def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:
     """The parameters of `graph` that hold weights, by name: to be stored as `write_model` says."""
     found = {}
     for name, param in graph.params.items():
-        if param.recipe.has(Source, Normal):
+        if param.recipe.has(Source, *RANDOM):
             own = exact(param.recipe, param.type.dtype, graph.archive)
             kind = dtype if dtype is not None and own.is_float else own
             found[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.archive))

@@ -72,11 +72,11 @@ def state_dict(
     ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as of `torch`.
     """
     kind = _dtype(dtype)
-    from weft.backends.torch.module import state_dict as read
-    from weft.backends.torch.source import write_source
+    from weft.backends.torch.lowering import lower
+    from weft.backends.torch.module import tensor
 
     graph = _graph(source, seed, passes, keep_blocks)
-    return read(write_source(graph), graph.archive, kind)
+    return {key: tensor(param, graph.archive, kind) for key, param in lower(graph).weights.items()}
 
 
 def _dtype(dtype: str | Dtype | None) -> Dtype:
@@ -93,11 +93,12 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
 
 
 def _graph(source: SourceLike, seed: int, passes: str, keep_blocks: str) -> Graph:
-    """The graph of `source` after the pipeline of the target."""
+    """The graph of `source` after the pipeline of the target, with the parameters that `source` declares."""
     check_keep_blocks(keep_blocks)
     model = load_source(source, seed=seed)
     verify(model.graph, recipes=True)
-    graph = run_passes(model.graph, target_pipeline(model.graph, find_target("torch"), "f32", passes))
+    pipeline = target_pipeline(model.graph, find_target("torch"), "f32", passes, trains=True)
+    graph = run_passes(model.graph, pipeline)
     if keep_blocks:
         graph.meta["keep_blocks"] = keep_blocks
     return graph

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.backends.onnx import cuda, export, genai
+from weft.backends.onnx import blocks, cuda, export, genai
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import Target
 from weft.ir import dtypes, ops
@@ -38,7 +38,10 @@ class OnnxFolder:
         self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
         self.trace = [*trace.lines, *(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)
-        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": target.keep_blocks}
+        kept = any(blocks.keeps(b.model) for b in models)
+        if target.keep_blocks and not kept:
+            notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
+        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": target.keep_blocks if kept else ""}
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""

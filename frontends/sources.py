@@ -17,7 +17,7 @@ from weft.ir.archive import Archive
 from weft.ir.documents import check_regular, expanded, read_text
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes import Normal
+from weft.ir.recipes import RANDOM
 
 from .notebook import Shown
 from .source_like import SourceLike
@@ -299,4 +299,4 @@ def _initialized(
 
 
 def _is_random(graph: Graph) -> bool:
-    return any(p.recipe.has(Normal) for p in graph.params.values())
+    return any(p.recipe.has(*RANDOM) for p in graph.params.values())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class RopeFrequencies(Recipe):
     and dynamic depend on it.
     """
 
+    trained: ClassVar[bool] = False
     dim: int
     theta: float = 10_000.0
     scaling: str = "none"
@@ -139,6 +141,7 @@ class Sinusoid(Recipe):
     Row p is that of position p/`factor`.
     """
 
+    trained: ClassVar[bool] = False
     length: int
     dim: int
     interleaved: bool = True
@@ -184,6 +187,7 @@ class Interpolate(Recipe):
 class AlibiSlopes(Recipe):
     """ALiBi slopes (Press 2022), one per head: geometric from 2^(-8/n); past a power of two every other of the next."""
 
+    trained: ClassVar[bool] = False
     heads: int
     max_bias: float = 8.0
 

@@ -22,7 +22,6 @@ from .recipes import Add, Cast, Concat, Map, Permute, Reshape, Scale, Slice, Sou
 INVERSES: dict[str, Callable[[Array], Array]] = {
     "neg": np.negative,
     "exp": np.log,
-    "neg_exp": lambda x: np.log(-x),
     "log": np.exp,
     "reciprocal": np.reciprocal,
 }

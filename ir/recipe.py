@@ -26,6 +26,7 @@ class Recipe:
     """Base of all recipes. Subclasses are registered under their snake_case `name` for printing and parsing."""
 
     name: ClassVar[str] = ""
+    trained: ClassVar[bool] = True  # of a leaf: its numbers are read, drawn or initial ones, not those of a table
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -76,6 +77,12 @@ class Recipe:
     def has(self, *kinds: type[Recipe]) -> bool:
         """Whether this recipe, or one that it is made of, is of one of `kinds`."""
         return isinstance(self, kinds) or any(part.has(*kinds) for part in self.parts)
+
+    @property
+    def constant(self) -> bool:
+        """Whether this makes a table that nobody trains: of no checkpoint, random number or initial value."""
+        parts = self.parts
+        return all(part.constant for part in parts) if parts else not self.trained
 
     def sources(self) -> Iterator[str]:
         """Checkpoint keys that are read, in order, with repetitions."""

@@ -6,10 +6,10 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.random import default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
+from numpy.random import Generator, default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
 
 from .archive import Archive, Array
 from .errors import WeftError
@@ -43,6 +43,7 @@ def substitute(recipe: Recipe, table: Mapping[str, Recipe]) -> Recipe:
 class Literal(Recipe):
     """Numbers written out: `values` in row-major order, of shape `dims`."""
 
+    trained: ClassVar[bool] = False
     values: tuple[float | int | bool, ...]
     dims: tuple[int, ...] = ()
 
@@ -93,15 +94,42 @@ class Normal(Recipe):
         return self.dims
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
-        width = math.prod(self.dims[1:])
-        chunk = max(1, 65_536 // max(1, width))  # rows that share one generator
-        key = zlib.crc32(self.stream.encode())
-        out = np.empty((stop - start, width), np.float32)
-        for c in range(start // chunk, -(-stop // chunk)):
-            drawn = default_rng((self.seed, key, c)).standard_normal((chunk, width), np.float32)
-            first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
-            out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
-        return (out * np.float32(self.std) + np.float32(self.mean)).reshape(stop - start, *self.dims[1:])
+        drawn = _drawn(self, start, stop, Generator.standard_normal)
+        return drawn * np.float32(self.std) + np.float32(self.mean)
+
+
+@dataclass(frozen=True)
+class Uniform(Recipe):
+    """Random initialization: numbers spread evenly over `low` to `high`, drawn from (`seed`, `stream`) as `Normal`."""
+
+    dims: tuple[int, ...]
+    low: float
+    high: float
+    stream: str
+    seed: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        drawn = _drawn(self, start, stop, Generator.random)
+        return drawn * np.float32(self.high - self.low) + np.float32(self.low)
+
+
+RANDOM = (Normal, Uniform)
+
+
+def _drawn(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., Array]) -> Array:
+    """Return rows ``start:stop`` of float32 numbers that `draw` makes of (generator, shape, dtype)."""
+    width = math.prod(recipe.dims[1:])
+    chunk = max(1, 65_536 // max(1, width))  # rows that share one generator
+    key = zlib.crc32(recipe.stream.encode())
+    out = np.empty((stop - start, width), np.float32)
+    for c in range(start // chunk, -(-stop // chunk)):
+        drawn = draw(default_rng((recipe.seed, key, c)), (chunk, width), np.float32)
+        first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
+        out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
+    return out.reshape(stop - start, *recipe.dims[1:])
 
 
 @dataclass(frozen=True)
@@ -311,7 +339,7 @@ class Add(Recipe):
 
 @dataclass(frozen=True)
 class Map(Recipe):
-    """`fn` of every element; see `MAPS` for the functions (``neg_exp``: −e^x, of Mamba's A_log)."""
+    """`fn` of every element; see `MAPS` for the functions."""
 
     item: Recipe
     fn: str
@@ -329,11 +357,11 @@ class Map(Recipe):
 MAPS: dict[str, Callable[[Array], Array]] = {
     "neg": np.negative,
     "exp": np.exp,
-    "neg_exp": lambda x: -np.exp(x),
     "log": np.log,
     "reciprocal": np.reciprocal,
     "cos": np.cos,
     "sin": np.sin,
+    "inverse_softplus": lambda x: x + np.log(-np.expm1(-x)),
 }
 
 

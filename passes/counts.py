@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from weft.ir import Graph, Node, Param, Value, sizes
 from weft.ir.ops.fused_attention import SOFTMAX
-from weft.ir.recipes import Full, Normal, Source
 
 from .recurrences import states
 
@@ -24,7 +23,7 @@ def learned(graph: Graph) -> list[Param]:
         readers = [node.op.name == "route" and node.operand("bias") is param for node in param.users]
         return bool(readers) and all(readers)
 
-    return [p for p in graph.params.values() if p.recipe.has(Source, Normal, Full) and not corrects(p)]
+    return [p for p in graph.params.values() if not p.recipe.constant and not corrects(p)]
 
 
 def elements(value: Value) -> int:

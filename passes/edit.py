@@ -90,6 +90,14 @@ def supersede(old: Value | None, new: Value | None) -> None:
     graph.erase_param(old)
 
 
+def rename(param: Param, old: Value) -> None:
+    """Let `param` take the name of `old`, which nobody reads any more and no parameter is."""
+    graph = param.graph
+    del graph.params[param.name]
+    param.name, old.name = old.name, param.name
+    graph.params[param.name] = param
+
+
 def reweigh(
     linear: Node, weight: Recipe, bias: Recipe | Literal["same"] | None = "same", rows: int | None = None
 ) -> Node:

@@ -68,11 +68,12 @@ Hook = Callable[[Step], None]
 Progress = Callable[[str, int, int], None]  # name of the pass, done, in all
 
 
-def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
+def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: bool = False) -> Pipeline:
     """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches.
 
     A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
     window is below `max_length`, the longest text (None: the model's context), roll. Noise of routers is left out.
+    What `trains` keeps the parameters that the architecture declares: no expression of them is folded into one.
     """
     from .library.cse import Cse
     from .library.dce import Dce
@@ -84,7 +85,9 @@ def default_pipeline(graph: Graph, max_length: int | None = None) -> Pipeline:
     from .library.quiet_routers import QuietRouters, noises
     from .library.rolling_buffer import RollingBuffer
 
-    simplify = Phase("simplify", (*([QuietRouters()] if noises(graph) else []), Dce(), Cse(), FoldConstants()))
+    simplify = Phase(
+        "simplify", (*([QuietRouters()] if noises(graph) else []), Dce(), Cse(), FoldConstants(weights=not trains))
+    )
     fuse = Phase("fuse", (PackQkv(), PackGateUp(), FuseResidualNorm()))
     if graph.meta.get("kind") not in ("decoder", "encoder-decoder"):
         return Pipeline((simplify, fuse))

@@ -45,7 +45,9 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
         return rows if all(_aligned(v, i in rows, rank) for i, v in enumerate(node.inputs)) else None
     if Trait.ROWWISE in node.op.traits:
         return rows if 0 in rows and x is not None and len(x.shape) > 2 else None
-    if Trait.VIEW in node.op.traits or name in ("embedding", "one_hot"):
+    if Trait.VIEW in node.op.traits:  # of [batch, seq, ...] that leaves [batch, seq, ...], even no more than that
+        return rows if 0 in rows else None
+    if name in ("embedding", "one_hot"):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
     if name in _ALONG_AXES:
         return rows if x is not None and len(rows) == len(node.inputs) and _beyond_tokens(node, len(x.shape)) else None

@@ -11,7 +11,7 @@ import onnx_ir as onnx
 
 from weft.ir import dtypes, ops
 from weft.ir.dtypes import DType
-from weft.ir.graph import Node, Param, Value
+from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.quantized import BLOCK, Stored, stored_layout
 from weft.ir.recipes import Reshape
 
@@ -69,6 +69,17 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
         sums = e.memo(("block sums", x), lambda: _block_sums(e, x))
         y = e.op("Add", y, e.op("FusedMatMul", sums, part("offsets", dtypes.f32), domain=MS, transB=1))
     return e.op("Add", y, e[bias[0]]) if bias else y
+
+
+def keeps(model: onnx.Model) -> bool:
+    """Return whether a product of `model` reads the blocks of the source."""
+    return any(node.op_type == MatMulNBits.__name__ for node in model.graph.all_nodes())
+
+
+def no_blocks(graph: Graph, target: Target) -> str:
+    """Return why --keep-blocks keeps none."""
+    reasons = (_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
+    return next((reason for reason in reasons if reason), "there is no such linear map")
 
 
 def _block_sums(e: Emitter, x: Value) -> onnx.Value:

@@ -16,7 +16,6 @@ from weft.ir.quantized import BLOCK, Stored, stored_layout
 from weft.ir.recipes import Permute
 from weft.ir.types import TensorType
 
-from .formulas import is_constant
 
 BITS = {dtypes.q4_0.name: 4, dtypes.q4_1.name: 4, dtypes.q8_0.name: 8}
 NOT_ASKED = ""
@@ -50,7 +49,7 @@ def is_kept(node: Node) -> bool:
 def dense(graph: Graph) -> Param | None:
     """A weight that is widened whatever is asked for: its dtype is that of the model."""
     found = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
-    found = [p for p in found if not is_constant(p.recipe)]
+    found = [p for p in found if not p.recipe.constant]
     return min(found, key=lambda p: p.name.count("."), default=None)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from weft.ir.graph import Graph, Node
 
+from .kernels import rows
 from .kernels.launch import assumed
 from .step.emitter import Choice
 from .step.lowering import lower_step
@@ -56,6 +57,12 @@ def explain(
             found[key] = found.get(key, 0) + 1
             first.setdefault(key, node.output.name)
     return [replace(told, node=first[name, told], count=count) for (name, told), count in found.items()]
+
+
+def explain_cpu(dtype: torch.dtype) -> str:
+    """Return a line on how this CPU multiplies the few rows of a decode step by weights of `dtype`."""
+    reason = rows.refusal(dtype)
+    return "on this CPU: torch, weights packed by oneDNN" if reason is None else f"on this CPU: F.linear, {reason}"
 
 
 def _told(choice: Choice, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from weft.ir import dtypes
 from weft.ir.dtypes import DType
-from weft.ir.frequencies import AlibiSlopes, RopeFrequencies, RopeTable, Sinusoid
+from weft.ir.frequencies import AlibiSlopes, RopeFrequencies
 from weft.ir.graph import Param
 from weft.ir.quantized import Stored
 from weft.ir.recipe import Recipe
-from weft.ir.recipes import Full, Literal, Normal, Source
-
-CONSTANTS = (AlibiSlopes, Literal, RopeFrequencies, RopeTable, Sinusoid)
 
 
 def formula(recipe: Recipe) -> str | None:
@@ -38,19 +33,13 @@ def formula(recipe: Recipe) -> str | None:
     return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {numbers})"
 
 
-def is_constant(recipe: Recipe) -> bool:
-    """Whether a parameter is a table that nobody trains: no checkpoint, no random number and no initial value in it."""
-    kinds = {type(r) for r in _parts(recipe)}
-    return bool(kinds.intersection(CONSTANTS)) and not kinds.intersection((Source, Normal, Full))
-
-
 def stored_dtype(param: Param, dtype: DType) -> DType:
     """What a parameter is stored as by a model whose weights are of `dtype`: tables in f32, as they are whole numbers
     and what blocks are made of."""
     kind = param.type.dtype
     if not kind.is_float or param.recipe.has(Stored):
         return kind
-    return dtypes.f32 if is_constant(param.recipe) else dtype
+    return dtypes.f32 if param.recipe.constant else dtype
 
 
 def _theta(r: RopeFrequencies) -> float:
@@ -65,9 +54,3 @@ def _theta(r: RopeFrequencies) -> float:
 
 def _number(x: float) -> str:
     return str(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(x)
-
-
-def _parts(recipe: Recipe) -> Iterator[Recipe]:
-    yield recipe
-    for part in recipe.parts:
-        yield from _parts(part)

@@ -21,7 +21,6 @@ from weft.ir.quantized import Stored
 from weft.ir.streams import stream
 
 from . import kernels
-from .formulas import is_constant
 from .program import TORCH_NAMES
 from .source import Source, write_source
 
@@ -74,7 +73,7 @@ def tensor(param: Param, archive: Archive, dtype: torch.dtype) -> torch.Tensor:
     made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: archives keep theirs
     if not kind.is_float:
         return made.to(getattr(torch, TORCH_NAMES[kind.name]))
-    if is_constant(param.recipe):
+    if param.recipe.constant:
         return made.to(torch.float32)
     return made.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
 

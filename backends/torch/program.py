@@ -16,7 +16,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.sizes import Call, Size, sym
 from weft.ir.types import Shape
 
-from .formulas import formula, is_constant
+from .formulas import formula
 
 TORCH_NAMES = {  # of dtypes
     **{"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool"},
@@ -313,7 +313,7 @@ class Emitter:
         key = param.name
         self.program.weights[key] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
-        return Held(key, tuple(param.type.concrete({})), is_constant(param.recipe) or bool(whole), whole)
+        return Held(key, tuple(param.type.concrete({})), param.recipe.constant or bool(whole), whole)
 
     # -- sizes
 

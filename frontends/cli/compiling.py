@@ -61,7 +61,9 @@ FOLDER = click.Path(file_okay=False)
 @adapter_option
 @click.option("--trace", is_flag=True, help="Tell what each pass did, and which lowerings were refused and why.")
 @click.option(
-    "--explain", is_flag=True, help="Tell which kernel computes what of a token on a GPU, and why not (target torch)."
+    "--explain",
+    is_flag=True,
+    help="Tell which kernel computes what of a token on a GPU or this CPU, and why not (target torch).",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
 def compile_command(
@@ -126,13 +128,14 @@ def compile_command(
 
 
 def _explained(report: CompileReport) -> list[str]:
-    """A line for each kind of node of a decode step."""
+    """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
     import torch
 
-    from weft.backends.torch.explain import explain
+    from weft.backends.torch.explain import explain, explain_cpu
     from weft.backends.torch.program import TORCH_NAMES
 
-    return [str(found) for found in explain(report.graph, getattr(torch, TORCH_NAMES[report.dtype]))]
+    dtype = getattr(torch, TORCH_NAMES[report.dtype])
+    return [*map(str, explain(report.graph, dtype)), explain_cpu(dtype)]
 
 
 def tell_random(report: CompileReport, seed: int = 0) -> None:

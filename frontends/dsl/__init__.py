@@ -10,7 +10,7 @@ from weft.ir import ops
 
 from .attention import Attention
 from .blocks import Block, Repeat
-from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace
+from .build import building, contribute, fill, module, named, normal, param, provided, providing, scope, trace, uniform
 from .experts import MoE
 from .ffn import MLP, GatedMLP
 from .layers import LayerNorm, LearnedPositions, RMSNorm, Sinusoidal, embedding, linear, positions
@@ -61,6 +61,7 @@ __all__ = [
     "scope",
     "silu",
     "trace",
+    "uniform",
 ]
 
 

@@ -23,7 +23,7 @@ from weft.ir import dtypes, ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
 from weft.ir.origins import Origin
-from weft.ir.recipes import Full, Normal, Recipe
+from weft.ir.recipes import Full, Normal, Recipe, Uniform
 from weft.ir.types import TensorType
 
 T = TypeVar("T")
@@ -273,6 +273,11 @@ def normal(std: float = 0.02) -> Init:
     return lambda shape, name, seed: Normal(shape, std, name, seed)
 
 
+def uniform(bound: float) -> Init:
+    """Random initialization spread evenly over ±`bound`, a stream of its own for every parameter name."""
+    return lambda shape, name, seed: Uniform(shape, -bound, bound, name, seed)
+
+
 def fill(value: float) -> Init:
     """Initialization with one number."""
     return lambda shape, name, seed: Full(value, shape)
@@ -281,7 +286,7 @@ def fill(value: float) -> Init:
 def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     """The f32 parameter `name` of the current scope, created on first use; the same name again is the same parameter.
 
-    `init` declares its values where no checkpoint supplies them: `normal` (the default) or `fill`.
+    `init` declares its values where no checkpoint supplies them: `normal` (the default), `uniform` or `fill`.
 
     Raises:
         WeftError: if it exists with another shape.

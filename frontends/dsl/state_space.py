@@ -6,19 +6,30 @@ import math
 
 from weft.ir import ops
 from weft.ir.graph import Value
-from weft.ir.recipes import Concat, Full, Recipe
+from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
-from .build import fill, module, named, param
+from .build import fill, module, named, param, uniform
 from .checks import need_divides, need_few, need_whole
 from .layers import Norm, RMSNorm, linear
 
-SMALL_STEP = fill(math.log(math.expm1(0.01)))  # softplus of it is a step of 0.01
+STEPS = math.log(1e-3), math.log(0.1)  # of log Δ before training (Gu & Dao 2023, 3.6)
+DECAYS = 1.0, 16.0  # of −A of the heads of Mamba-2 before training
 
 
-def _rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """A of S4D-Real: −1, −2, … of the states of every channel."""
+def _step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+    """softplus⁻¹(Δ), Δ log-uniform in `STEPS`."""
+    return Map(Map(Uniform(shape, *STEPS, name, seed), "exp"), "inverse_softplus")
+
+
+def _counted_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+    """log(−A) of S4D-Real: A is −1, −2, … for the states of every channel (Gu et al. 2022, arXiv 2206.11893)."""
     channels, states = shape
-    return Concat(tuple(Full(-1.0 - n, (channels, 1)) for n in range(states)), 1)
+    return Map(Concat(tuple(Full(1.0 + n, (channels, 1)) for n in range(states)), 1), "log")
+
+
+def _drawn_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+    """log(−A), −A uniform in `DECAYS`."""
+    return Map(Uniform(shape, *DECAYS, name, seed), "log")
 
 
 @module
@@ -28,9 +39,9 @@ class Mamba:
     x and a gate come from ``in.weight`` [2·inner, dim]; x passes a causal convolution over `conv` tokens and SiLU;
     step, B and C come from it by ``x.weight`` [dt_rank + 2·state, inner], the step by ``dt.weight`` [inner, dt_rank]
     and ``dt.bias`` through softplus. What `selective_scan` makes, times SiLU(gate), passes ``out.weight`` [dim, inner].
-    Further parameters: ``conv.weight`` [inner, conv], ``conv.bias``, ``a`` [inner, state] (A itself, negative), ``d``
-    [inner]. `dt_rank` defaults to ⌈dim/16⌉. `bias` is of in and out. `norms` run on step, B and C: ``dt_norm``,
-    ``b_norm``, ``c_norm`` (Jamba).
+    Further parameters: ``conv.weight`` [inner, conv], ``conv.bias``, ``a_log`` [inner, state] (A = −e^a_log stays
+    negative whatever training does), ``d`` [inner]. `dt_rank` defaults to ⌈dim/16⌉. `bias` is of in and out. `norms`
+    run on step, B and C: ``dt_norm``, ``b_norm``, ``c_norm`` (Jamba). Initial values are those of the authors' code.
     """
 
     inner: int
@@ -57,9 +68,10 @@ class Mamba:
         if self.norms is not None:
             parts = tuple(named(self.norms, f"{n}_norm")(v) for n, v in zip(("dt", "b", "c"), parts, strict=True))
         step, b, c = parts
-        weight, bias = param("dt.weight", (inner, rank)), param("dt.bias", (inner,), SMALL_STEP)
+        weight = param("dt.weight", (inner, rank), uniform(rank**-0.5))
+        bias = param("dt.bias", (inner,), _step_bias)
         delta = ops.softplus(ops.linear(step, weight, bias, name="dt"), name="delta")
-        a, d = param("a", (inner, state), _rates), param("d", (inner,), fill(1.0))
+        a, d = _negative(param("a_log", (inner, state), _counted_decays)), param("d", (inner,), fill(1.0))
         y = ops.selective_scan(u, delta, a, b, c, d)
         return linear(ops.mul(y, ops.swish(gate), name="gated"), dim, "out", self.bias)
 
@@ -71,8 +83,8 @@ class Mamba2:
     ``in.weight`` [2·inner + 2·groups·state + heads, dim] makes gate, x, B, C and step, in this order; x, B and C pass a
     causal convolution over `conv` tokens and SiLU. What `ssd` makes, times SiLU(gate), is normed by `norm` — over each
     of `norm_groups` runs of channels — and passes ``out.weight`` [dim, inner]. Further parameters: ``conv.weight``
-    [inner + 2·groups·state, conv], ``conv.bias``, ``dt.bias``, ``a`` (A itself, negative) and ``d`` [heads],
-    ``norm.weight`` [inner]. `bias` is of in and out.
+    [inner + 2·groups·state, conv], ``conv.bias``, ``dt.bias``, ``a_log`` (A = −e^a_log) and ``d`` [heads],
+    ``norm.weight`` [inner]. `bias` is of in and out. Initial values are those of the authors' code.
     """
 
     inner: int
@@ -101,8 +113,8 @@ class Mamba2:
         gate, u, step = ops.split.emit(whole, sizes=(inner, mixed, self.heads), name=("gate", "u", "step"))
         u = _convolved(u, self.conv, self.conv_bias)
         u, b, c = ops.split.emit(u, sizes=(inner, wide, wide), name=("u", "b", "c"))
-        delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), SMALL_STEP), name="dt"), name="delta")
-        a, d = (param(name, (self.heads,), fill(value)) for name, value in (("a", -1.0), ("d", 1.0)))
+        delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), _step_bias), name="dt"), name="delta")
+        a, d = _negative(param("a_log", (self.heads,), _drawn_decays)), param("d", (self.heads,), fill(1.0))
         y = ops.ssd(u, delta, a, b, c, d, heads=self.heads, groups=self.groups)
         return linear(self._normed(ops.mul(y, ops.swish(gate), name="gated")), x.width, "out", self.bias)
 
@@ -114,7 +126,14 @@ class Mamba2:
         return ops.mul(normed, param("norm.weight", (self.inner,), fill(1.0)), name="norm")
 
 
+def _negative(a_log: Value) -> Value:
+    """A = −e^a_log."""
+    return ops.neg(ops.exp(a_log, name="rates"), name="a")
+
+
 def _convolved(u: Value, width: int, with_bias: bool) -> Value:
     """SiLU of the causal convolution with ``conv.weight`` [channels, width]."""
     bias = param("conv.bias", (u.width,), fill(0.0)) if with_bias else None
-    return ops.causal_conv(u, param("conv.weight", (u.width, width)), bias, activation="silu", name="conv")
+    return ops.causal_conv(
+        u, param("conv.weight", (u.width, width), uniform(width**-0.5)), bias, activation="silu", name="conv"
+    )

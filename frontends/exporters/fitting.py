@@ -11,7 +11,7 @@ from weft.ir import dtypes
 from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes import Full, Normal, Scale, Source
+from weft.ir.recipes import RANDOM, Full, Scale, Source
 from weft.passes.edit import reweigh
 from weft.passes.projections import projections
 
@@ -97,7 +97,7 @@ def tensors_of(theirs: Graph, found: Match, candidate: Candidate) -> dict[str, M
 def exact_dtype(graph: Graph, tensors: Iterable[Made]) -> DType:
     """The dtype that holds `tensors`, made of the parameters of `graph`, without rounding: the one that the graph was
     cast to, or the one that the checkpoint has where its numbers only moved, else f32."""
-    own = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, Normal)}
+    own = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, *RANDOM)}
     if len(own) == 1 and own < set(STORED) and dtypes.f32 not in own:
         return own.pop()
     kinds = {exact(made.recipe, dtypes.f32, graph.archive) for made in tensors}

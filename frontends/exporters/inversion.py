@@ -24,7 +24,6 @@ _INVERSES = {
     "exp": ("log",),
     "log": ("exp",),
     "reciprocal": ("reciprocal",),
-    "neg_exp": ("neg", "log"),
 }
 
 

@@ -14,7 +14,7 @@ from weft.ir.archive import Archive
 from weft.ir.documents import fits, shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes import Full, Normal, Recipe, Source
+from weft.ir.recipes import Recipe, Source
 
 from ..dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
@@ -297,7 +297,7 @@ def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[st
             return fetch(found + suffix)
         if found is not None:
             return found(fetch, part, settings)
-    if isinstance(param.recipe, (Normal, Full)):
+    if not param.recipe.constant:
         raise WeftError(
             f"the table of {family.model_types[0]} models says no checkpoint name for parameter {param.name}"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.recipes import Map, Recipe, Reshape
+from weft.ir.recipes import Recipe, Reshape
 
 from ..dsl import GatedMLP, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from .experts import GRANITE_MOE, activation, per_expert
@@ -19,11 +19,6 @@ from .templates import half
 
 _NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
 _PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": _NO_LIMIT}
-
-
-def _rates(name: str) -> Template:
-    """A = −e^`name`."""
-    return lambda fetch, part, settings: Map(fetch(name), "neg_exp")
 
 
 def _taps(name: str) -> Template:
@@ -48,7 +43,7 @@ def _names(at: str) -> Names:
         "layers.{i}.attn.conv.bias": f"{at}.conv1d.bias",
         "layers.{i}.attn.x": f"{at}.x_proj",
         "layers.{i}.attn.dt": f"{at}.dt_proj",
-        "layers.{i}.attn.a": _rates(f"{at}.A_log"),
+        "layers.{i}.attn.a_log": f"{at}.A_log",
         "layers.{i}.attn.d": f"{at}.D",
         "layers.{i}.attn.out": f"{at}.out_proj",
     }

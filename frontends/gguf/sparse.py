@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.recipes import Permute, Recipe, Reshape
+from weft.ir.recipes import Map, Permute, Recipe, Reshape
 
 from ..dsl import MLA, GatedMLP, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from ..families import Settings, key
@@ -132,15 +132,27 @@ LATENT: Names = {
 
 # -- state spaces
 
+
+def _log_rates(*dims: int) -> Template:
+    """A_log, of shape `dims` if given, of the A = −e^A_log that is stored."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        stored = fetch("blk.{i}.ssm_a")
+        return Map(Map(Reshape(stored, dims) if dims else stored, "neg"), "log")
+
+    return template
+
+
 STATES: Names = {
-    **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.ssm_{n}" for n in ("in", "x", "dt", "out", "a", "d")},
+    **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.ssm_{n}" for n in ("in", "x", "dt", "out", "d")},
     **{f"layers.{{i}}.attn.{n}_norm": f"blk.{{i}}.ssm_{n}_norm" for n in ("dt", "b", "c")},
+    "layers.{i}.attn.a_log": _log_rates(),
     "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
 }
 HEADED_STATES: Names = {
     **STATES,
     "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
-    "layers.{i}.attn.a": _shaped("blk.{i}.ssm_a", -1),
+    "layers.{i}.attn.a_log": _log_rates(-1),
     "layers.{i}.attn.d": _shaped("blk.{i}.ssm_d", -1),
     "layers.{i}.attn.norm.weight": _shaped("blk.{i}.ssm_norm.weight", -1),
 }

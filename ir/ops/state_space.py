@@ -1,7 +1,7 @@
 """State-space layers: the recurrences of Mamba and Mamba-2.
 
 What surrounds them is composed: a projection into x, gate and step, `causal_conv` with silu, Δ = softplus(step + bias),
-A = −e^A_log (recipe ``map(…, fn="neg_exp")``), then y ⊙ silu(gate); in Mamba-2 an `rms_norm` over each of its groups
+A = −e^A_log, then y ⊙ silu(gate); in Mamba-2 an `rms_norm` over each of its groups
 follows (reshape, norm without weight, reshape, times weight). Both take the past as an optional operand and then also
 return the present state.
 """

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe
+from weft.ir import Graph, Node, Param, Recipe, Value
 from weft.ir.interpreter import run_node, widen
-from weft.ir.recipes import Add, Concat, Literal, Map, Normal, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape, Scale, Slice, Source, Take
 
 from ..base import Pass
-from ..edit import drop, hand_over
+from ..edit import drop, hand_over, rename
 from ..trace import Trace
 
 Shape = tuple[int, ...]
@@ -25,7 +26,8 @@ class FoldConstants(Pass):
 
     Weights are never computed here: their transposes, reshapes, slices, concatenations, scales, sums and elementwise
     maps become recipes, and what has no recipe stays a node. Constants that no weight enters are computed by the
-    references if they have at most `limit` elements.
+    references if they have at most `limit` elements. Without `weights` only those are folded: what is trained stays
+    what the architecture declares.
 
     Condition: every operand is a parameter, and the shape of the result is fixed.
 
@@ -47,12 +49,15 @@ class FoldConstants(Pass):
     name = "fold-constants"
     effect = "exact"
     limit: int = 4096
+    weights: bool = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
             counted = node.op.name == "iota"
             operands = [v for v in node.inputs if isinstance(v, Param)]
             if not counted and len(operands) != len(node.inputs):
+                continue
+            if not self.weights and not all(p.recipe.constant for p in operands):
                 continue
             shapes = [tuple(s for s in v.shape if isinstance(s, int)) for v in node.outputs]
             if any(len(s) != len(v.shape) for s, v in zip(shapes, node.outputs, strict=True)):
@@ -67,16 +72,25 @@ class FoldConstants(Pass):
             trace.fired(node.op.name, node.output.name)
             base = operands[0].name if len(operands) == 1 else node.output.name
             for old, recipe in zip(node.outputs, found, strict=True):
-                hand_over(old, graph.add_param(f"{base}.{node.op.name}", old.type, recipe))
+                new = graph.add_param(f"{base}.{node.op.name}", old.type, recipe)
+                hand_over(old, new)
+                if _named(old):
+                    rename(new, old)
             drop(graph, [node])
 
     def _evaluated(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
         """The outputs written out, if they are small and no weight enters."""
         sizes = [*shapes, *(_fixed(p) for p in operands)]
-        if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, Normal) for p in operands):
+        if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
             return []
         arrays = [widen(np.asarray(p.recipe.evaluate(graph.archive))) for p in operands]
         return [Literal.of(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
+
+
+def _named(value: Value) -> bool:
+    """Return whether the author named `value`, which else is called as its op."""
+    assert value.producer is not None
+    return re.fullmatch(rf"{value.producer.op.name}(_\d+)?", value.name.rpartition(".")[2]) is None
 
 
 def _fixed(param: Param) -> Shape:
@@ -155,7 +169,11 @@ def _gather(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
 
 
 def _map(fn: str) -> Callable[[Node, list[Param], Shape], Recipe]:
-    return lambda node, operands, shape: Map(operands[0].recipe, fn)
+    def mapped(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+        recipe = operands[0].recipe  # GGUF stores −e^A_log, of which A_log is read: undone, it is exact
+        return recipe.item if isinstance(recipe, Map) and _UNDOES.get(fn) == recipe.fn else Map(recipe, fn)
+
+    return mapped
 
 
 def _cast(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
@@ -163,6 +181,7 @@ def _cast(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     return operands[0].recipe if narrower else None  # the parameter's own dtype rounds, last
 
 
+_UNDOES = {"exp": "log", "log": "exp", "neg": "neg", "reciprocal": "reciprocal"}
 Form = Callable[[Node, list[Param], Shape], Recipe | list[Recipe] | None]
 _MOVES: dict[str, Form] = {
     "reshape": _reshape,

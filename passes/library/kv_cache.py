@@ -22,6 +22,8 @@ from ..trace import Trace
 from ..trial import EXACT, SIZES, Trial
 
 ROUTERS = {"limit_capacity", "expert_choice", "load_balance_loss"}  # they compare the tokens of a call
+COUNTING = "positions should come from the input position_ids"
+MIXING = "a token may see others by causal attention, recurrences and convolutions only"
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known
         if reads and tokenwise(node, tokens) is None and node not in known:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
-                "positions should come from the input position_ids"
+                f"{COUNTING if node.op.name in ('iota', 'cumsum') else MIXING}"
             )
 
 

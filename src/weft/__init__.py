@@ -53,6 +53,7 @@ _PUBLIC = {
         "scope",
         "silu",
         "trace",
+        "uniform",
     ),
     "weft.frontends": ("load_source",),
     "weft.frontends.compiler": ("compile",),

@@ -144,6 +144,6 @@ def strong(graph: Graph) -> Graph:
     for name, p in graph.params.items():
         if isinstance(p.recipe, Normal):
             p.recipe = replace(p.recipe, std=0.3)
-        elif isinstance(p.recipe, Full):  # rates of state spaces, −1, stay negative
-            p.recipe = Normal(p.recipe.dims, 0.2 if p.recipe.value < 0 else 0.4, name, mean=p.recipe.value)
+        elif isinstance(p.recipe, Full):
+            p.recipe = Normal(p.recipe.dims, 0.4, name, mean=p.recipe.value)
     return graph

@@ -14,7 +14,7 @@ from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import trace
 from weft.ir import Graph, MemoryArchive, TensorType, dtypes, interpret, sizes
-from weft.ir.recipes import Full, Normal, Source
+from weft.ir.recipes import Source
 from weft.passes import legalize
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +67,7 @@ def randomize(graph: Graph, rng: np.random.Generator, std: float = 0.5) -> Weigh
     """Give every learned parameter random numbers; returns them in float64."""
     weights = {}
     for name, param in graph.params.items():
-        if isinstance(param.recipe, (Normal, Full)):
+        if not param.recipe.constant:
             weights[name] = (std * rng.standard_normal(param.shape)).astype(np.float32)
             param.recipe = Source(name)
     graph.archive = MemoryArchive(weights)

@@ -8,7 +8,6 @@ import numpy as np
 
 from weft.frontends.dsl import trace
 from weft.ir import TensorType, dtypes, interpret, parse, sizes, verify
-from weft.ir.recipes import Full, Normal
 
 Array = np.ndarray[Any, Any]
 X = TensorType(dtypes.f32, (sizes.sym("batch"), sizes.sym("seq"), 16))
@@ -24,13 +23,11 @@ def run(model: Any, rng: np.random.Generator, length: int = 6, **more: Array) ->
 def outputs(
     model: Any, rng: np.random.Generator, length: int = 6, **more: Array
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
-    """`run` with all outputs. Parameters that follow from a formula keep their values; ``a`` is negative."""
+    """`run` with all outputs. Parameters that follow from a formula keep their values."""
     graph = trace(model, {"x": X})
     verify(graph, recipes=True)
     assert parse(str(graph)) == graph
-    learned = {n: p for n, p in graph.params.items() if isinstance(p.recipe, (Normal, Full)) or n.endswith("a")}
-    params = {n: rng.standard_normal(p.shape) for n, p in learned.items()}
-    params = {n: -np.abs(v) if n.rpartition(".")[2] == "a" else v for n, v in params.items()}
+    params = {n: rng.standard_normal(p.shape) for n, p in graph.params.items() if not p.recipe.constant}
     x = rng.standard_normal((2, length, 16))
     inputs = {"x": x, "position_ids": np.broadcast_to(np.arange(length), (2, length)), **more}
     return x, interpret(graph, {k: v for k, v in inputs.items() if k in graph.inputs}, params=params), params

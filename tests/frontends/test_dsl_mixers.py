@@ -229,7 +229,7 @@ def test_mamba(options: dict[str, Any], rng: np.random.Generator) -> None:
     for r, i in np.ndindex(2, 12):
         h = np.zeros(5)
         for t in range(6):
-            h = np.exp(delta[r, t, i] * p["a"][i]) * h + delta[r, t, i] * b[r, t] * u[r, t, i]
+            h = np.exp(-delta[r, t, i] * np.exp(p["a_log"][i])) * h + delta[r, t, i] * b[r, t] * u[r, t, i]
             out[r, t, i] = c[r, t] @ h + p["d"][i] * u[r, t, i]
     close(y, (out * silu(gate)) @ p["out.weight"].T + p.get("out.bias", 0), 100)
 
@@ -247,18 +247,31 @@ def test_mamba2(options: dict[str, Any], rng: np.random.Generator) -> None:
         h, s, g = np.zeros((3, 5)), slice(3 * head, 3 * head + 3), head * groups // 4
         own = slice(5 * g, 5 * g + 5)
         for t in range(6):
-            h = np.exp(delta[r, t, head] * p["a"][head]) * h + delta[r, t, head] * np.outer(u[r, t, s], b[r, t, own])
+            kept = np.exp(-delta[r, t, head] * np.exp(p["a_log"][head]))
+            h = kept * h + delta[r, t, head] * np.outer(u[r, t, s], b[r, t, own])
             out[r, t, s] = h @ c[r, t, own] + p["d"][head] * u[r, t, s]
     runs = (out * gate * sigmoid(gate)).reshape(2, 6, options.get("norm_groups", 1), -1)
     normed = rms(runs, eps=eps).reshape(2, 6, 12) * p["norm.weight"]
     close(y, normed @ p["out.weight"].T + p.get("out.bias", 0), 100)
 
 
-def test_declared_decays_are_negative() -> None:
-    graph = Decoder(10, 16, [Block(Mamba(12, state=3)), Block(Mamba2(12, 4, state=5))]).graph()
-    one, two = (graph.params[f"layers.{i}.attn.a"].recipe.evaluate(graph.archive) for i in range(2))
-    np.testing.assert_array_equal(one, np.tile([-1.0, -2.0, -3.0], (12, 1)))
-    assert (two < 0).all()
+def test_state_spaces_start_as_their_authors_code_does() -> None:
+    """A of −1, −2, … (Mamba) or uniform in −1 to −16 (Mamba-2); steps log-uniform in 0.001 to 0.1."""
+    graph = Decoder(10, 16, [Block(Mamba(4000, state=3, dt_rank=4)), Block(Mamba2(4000, 2000, state=5))]).graph()
+
+    def value(name: str) -> Array:
+        return np.asarray(graph.params[f"layers.{name}"].recipe.evaluate(graph.archive))
+
+    def spread(x: Array, low: float, high: float) -> None:
+        assert low <= x.min() < low + 0.01 * (high - low) and high - 0.01 * (high - low) < x.max() <= high
+        assert abs(x.mean() - (low + high) / 2) < 0.03 * (high - low)
+
+    np.testing.assert_allclose(np.exp(value("0.attn.a_log")), np.tile([1.0, 2.0, 3.0], (4000, 1)), rtol=1e-6)
+    spread(np.exp(value("1.attn.a_log")), 1, 16)
+    for i in range(2):
+        spread(np.log(softplus(value(f"{i}.attn.dt.bias"))), np.log(1e-3) - 1e-3, np.log(0.1) + 1e-3)
+        spread(value(f"{i}.attn.conv.weight"), -0.5, 0.5)
+    spread(value("0.attn.dt.weight"), -0.5, 0.5)
 
 
 # -- whole stacks

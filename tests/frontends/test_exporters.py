@@ -20,7 +20,7 @@ from weft.frontends.exporters.matching import canonical, match
 from weft.frontends.exporting import export
 from weft.frontends.families import FAMILIES
 from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, dtypes, ops, sizes
-from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Normal, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
 from weft.passes import run_passes
 
 from .command import start
@@ -47,7 +47,7 @@ READ: dict[str, tuple[tuple[int, ...], list[Recipe]]] = {
     "shuffled": ((4, 2), [Take(S, (2, 0, 3, 1))]),
     "shifted": ((4,), [Add((S,), 1.0)]),
     "scaled": ((4,), [Scale(S, -0.5)]),
-    "of a logarithm": ((4,), [Map(S, "neg_exp")]),
+    "of a logarithm": ((4,), [Map(Map(S, "neg"), "log")]),
     "rounded before": ((4,), [Cast(S, "f32")]),
 }
 
@@ -114,7 +114,7 @@ def decoder(**changes: Any) -> Graph:
 def weighted(graph: Graph) -> Graph:
     """`graph` with weights that come from a checkpoint, as a family's do."""
     for name, param in graph.params.items():
-        if isinstance(param.recipe, (Normal, Full)):
+        if not param.recipe.constant:
             param.recipe = Source(name)
     return graph
 

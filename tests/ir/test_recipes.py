@@ -38,6 +38,8 @@ ARCHIVE = MemoryArchive(
 a, b, t, v = map(r.Source, "abtv")
 TABLE = fq.RopeFrequencies(8, theta=500.0)
 
+UNIFORM = r.Uniform((300, 700), -2, 3, "w", seed=3).evaluate(ARCHIVE)
+
 RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     "source": (a, A),
     "source f16": (r.Source("half"), A.astype(np.float16).astype(np.float32)),
@@ -68,11 +70,13 @@ RECIPES: dict[str, tuple[r.Recipe, np.ndarray]] = {
     "scale columns": (r.Scale(a, r.Source("a5"), 1), A * np.arange(5, dtype=np.float32)),
     "add": (r.Add((a, a, r.Scale(a, -1.0))), A + A - A),
     "add offset": (r.Add((a,), 1.0), A + np.float32(1)),
-    "map": (r.Map(v, "neg_exp"), -np.exp(V)),
+    "map": (r.Map(v, "exp"), np.exp(V)),
+    "inverse softplus": (r.Map(r.Map(v, "exp"), "inverse_softplus"), np.log(np.expm1(np.exp(V.astype(np.float64))))),
     "mean pool": (r.MeanPool(a, heads=6, groups=2), A.reshape(2, 3, 2, 5).mean(1).reshape(4, 5)),
     "mean pool vector": (r.MeanPool(v, heads=4, groups=2), V.reshape(2, 2, 3).mean(1).reshape(6)),
     "cast": (r.Cast(a, "bf16"), A.astype(dtypes.bf16.numpy).astype(np.float32)),
     "normal": (r.Normal((300, 700), 0.02, "w", seed=3), r.Normal((300, 700), 0.02, "w", seed=3).evaluate(ARCHIVE)),
+    "uniform": (r.Uniform((300, 700), -2, 3, "w", seed=3), UNIFORM),
     "rope": (TABLE, TABLE.frequencies().astype(np.float32)),
     "rope table": (fq.RopeTable(TABLE, 9, "cos", 1.2), 1.2 * np.cos(np.outer(np.arange(9), TABLE.frequencies()))),
     "rope table of any": (fq.RopeTable(r.Full(0.5, (2,)), 5, "sin"), np.sin(np.outer(np.arange(5), [0.5, 0.5]))),
@@ -195,6 +199,11 @@ def test_normal_streams_are_independent() -> None:
     assert abs(base.mean()) < 5 / np.sqrt(base.size)
     assert abs(base.std() - 1) < 5 / np.sqrt(base.size)
     np.testing.assert_allclose(draw(std=0.5, mean=2.0), base * np.float32(0.5) + 2, rtol=1e-6)
+
+
+def test_uniform_numbers_fill_their_range() -> None:
+    assert UNIFORM.dtype == np.float32 and -2 <= UNIFORM.min() < -1.99 < 2.99 < UNIFORM.max() <= 3
+    assert abs(UNIFORM.mean() - 0.5) < 0.02 and len(np.unique(UNIFORM[:, 0])) > 0.99 * len(UNIFORM)
 
 
 def test_sources_in_order() -> None:

@@ -149,12 +149,20 @@ def mixing(build: Callable[[Value], Value]) -> Graph:
     return g
 
 
+def routed(x: Value, scores: Value) -> Value:
+    """Mixture of depths (Raposo 2024): only the two tokens of a row with the largest `scores` pass a layer."""
+    _, chosen = ops.top_k.emit(scores, k=2)
+    return ops.scatter_rows(x, ops.tanh(ops.gather_rows(x, chosen)), chosen)
+
+
 @pytest.mark.parametrize(
     ("build", "op"),
     [
         (lambda x: ops.cumsum(x, axis=1), "cumsum"),
         (lambda x: ops.sub(x, ops.mean(x, axes=(1,), keepdims=True)), "mean"),
         (lambda x: ops.matmul(ops.softmax(ops.matmul(x, ops.transpose(x, axes=(0, 2, 1)))), x), "transpose"),
+        (lambda x: routed(x, ops.squeeze(ops.slice(x, axis=2, start=0, stop=1), axes=(2,))), "top_k"),
+        (lambda x: routed(x, ops.reshape(ops.mean(x, axes=(2,), keepdims=True), shape=x.shape[:2])), "top_k"),
     ],
 )
 def test_what_mixes_tokens_without_a_cache_is_refused(build: Callable[[Value], Value], op: str) -> None:

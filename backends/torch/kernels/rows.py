@@ -2,9 +2,12 @@
 
 `F.linear` of one float32 row is a matrix–vector product of one thread, a third of what two cores can read; weights
 packed once for oneDNN, as `torch.compile` packs them, are read by all threads. They are held beside the originals.
+Where oneDNN refuses to pack a dtype, because the CPU lacks instructions for it, `F.linear` computes.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch.nn import functional as F
@@ -12,7 +15,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 MOST_ROWS = 8
 DTYPES = (torch.float32, torch.bfloat16)
-PACKED = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> (its version, the packed form)
 
 
@@ -29,7 +31,25 @@ def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether packed weights are used: on a CPU, for few rows, where nobody wants gradients."""
     few = x.device.type == "cpu" and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return PACKED and few and not wanted and x.dtype in DTYPES and weight.dtype == x.dtype
+    return few and not wanted and weight.dtype == x.dtype and refusal(x.dtype) is None
+
+
+@functools.cache
+def refusal(dtype: torch.dtype) -> str | None:
+    """Return why this CPU multiplies weights of `dtype` by `F.linear`; None if oneDNN packs them.
+
+    PyTorch has no question for this: bf16 needs AVX-512 or AVX-NE-CONVERT, and the first weight would raise. So a small
+    one is packed, once.
+    """
+    if dtype not in DTYPES:
+        return f"weights in {dtype} are not packed"
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return "this PyTorch has no oneDNN"
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype, device="cpu"), 1)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return None
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

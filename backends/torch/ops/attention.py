@@ -79,9 +79,12 @@ def _attend(
             operands.append(value)
 
     if softcap is None and sinks is None:
-        if bias is not None and mask is not None:
-            mask = _masked_bias(e, bias, mask)
-        option("attn_mask", mask if mask is not None else bias)
+        if bias is None:
+            option("attn_mask", mask)
+        else:
+            # Numbers in another dtype than q's give garbage (f64 beside f32, PyTorch 2.13 on CPUs) or an error (CUDA).
+            options.append("attn_mask={3}.to({0}.dtype)")
+            operands.append(bias if mask is None else _masked_bias(e, bias, mask))
         if causal:
             options.append(causal.replace("{mask}", "{3}"))
         if scale is not None:

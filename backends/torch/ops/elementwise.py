@@ -8,7 +8,6 @@ from weft.ir import ops
 from weft.ir.dtypes import DType
 from weft.ir.graph import Node, Param, Value
 
-from ..formulas import is_constant
 from ..lowering import lowering
 from ..program import TORCH_NAMES, Emitter, Var
 
@@ -98,7 +97,7 @@ def _of_table(value: Value) -> bool:
     """Whether `value` is rows of a table, which keeps its own dtype."""
     made = value.producer
     table = made.operand("table") if made is not None and made.op is ops.embedding else None
-    return isinstance(table, Param) and is_constant(table.recipe)
+    return isinstance(table, Param) and table.recipe.constant
 
 
 def _filling(value: Value) -> str | None:

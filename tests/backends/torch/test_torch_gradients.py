@@ -15,7 +15,7 @@ from weft.backends.torch.identifiers import parameter_names
 from weft.backends.torch.module import build_module
 from weft.frontends.hf.folder import load_folder
 from weft.ir.recipe import Recipe
-from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Slice, Source
+from weft.ir.recipes import Add, Concat, Permute, Reshape, Slice, Source
 
 from ...e2e.families import ROWS, VOCAB
 from ...e2e.seq2seq import SEQ2SEQ
@@ -41,8 +41,6 @@ def made(recipe: Recipe, checkpoint: dict[str, Tensor]) -> Tensor:
             return made(item, checkpoint).reshape(dims)
         case Add(items=items, offset=offset):
             return torch.stack([made(r, checkpoint) for r in items]).sum(0) + offset
-        case Map(item=item, fn="neg_exp"):
-            return -made(item, checkpoint).exp()
     raise AssertionError(f"a recipe that this test does not know: {type(recipe).__name__}")
 
 

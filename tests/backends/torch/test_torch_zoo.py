@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from weft.backends.torch.states import cached_nodes
-from weft.ir import interpret
+from weft.ir import Graph, Node, interpret, ops
 from weft.passes.recurrences import states
 from weft.passes.trial import Trial
 
@@ -34,6 +35,7 @@ from .generated import (
 )
 
 CUTS = [(SEQ,), (2, 3, 1), (1,) * SEQ]
+LONG = 40  # tokens: operators of torch take other paths for more keys than a register of AVX-512 holds
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -41,6 +43,22 @@ def test_full_pass(name: str) -> None:
     graph, module = graph_of(name), module_of(name)
     for got, want in zip(call(module, tensors(feeds_of(name))), wanted(name).values(), strict=True):
         assert_close(got, want, tolerance(graph, torch.float32))
+    if any(n.op is ops.attention and _masked(n) for n in graph.nodes):
+        check_double(graph, module)
+
+
+def _masked(node: Node) -> bool:
+    """Return whether more than causality decides what the scores of an attention become."""
+    extra = (node.operand("bias"), node.attrs["window"], node.attrs["softcap"], node.operand("sinks"))
+    return any(x is not None for x in extra)
+
+
+def check_double(graph: Graph, module: nn.Module) -> None:
+    """`.double()` reaches weights only: what forward makes in f32 (slopes, masks) must follow the dtype of queries."""
+    feeds = Trial(0).inputs(graph, seq=min(LONG, graph.meta.get("max_positions") or LONG))
+    made = call(copy.deepcopy(module).double(), tensors(feeds, torch.float64))
+    for got, want in zip(made, interpret(graph, feeds).values(), strict=True):
+        assert_close(got, want, tolerance(graph, torch.float32))  # angles of RoPE stay in f32
 
 
 @pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith("cached/")])

@@ -12,8 +12,12 @@ import torch
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE, WeftError
 from weft.backends.torch.module import build_module
+from weft.backends.torch.program import attribute_path
 from weft.backends.torch.trained import with_weights
 from weft.ir import interpret
+
+from ...passes.zoo import ZOO
+from .generated import graph_of
 
 heads = Attention(heads=4, rope=RoPE(10_000), qk_norm=RMSNorm(1e-5))
 MODELS = {
@@ -115,3 +119,20 @@ def test_training_a_module_leaves_its_graph_alone() -> None:
     with torch.no_grad():
         net.embed.weight.zero_()
     assert torch.equal(build_module(graph, dtype=torch.float64).state_dict()["embed.weight"], state["embed.weight"])
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if not n.startswith(("packed/", "cached/", "example/"))])
+def test_weights_of_every_module_go_back(name: str) -> None:
+    """The parameters of `weft.torch` are those that the graph declares: none folded into another, none left out but
+    the noise of routers."""
+    graph = graph_of(name)
+    state = weft.state_dict(graph)
+    moved = {key: tensor + 1 for key, tensor in state.items()}
+    trained = with_weights(graph, moved)
+    assert trained.params.keys() == graph.params.keys()
+    for param in graph.params.values():
+        key, recipe = attribute_path(param.name), trained.params[param.name].recipe
+        if key in moved and not param.recipe.constant:
+            assert np.array_equal(recipe.evaluate(trained.archive), moved[key])
+        else:  # a table, or tied to another: then its key is that one's
+            assert recipe == param.recipe or recipe.key in {*state, key}  # type: ignore[attr-defined]  # a source
