@@ -125,6 +125,9 @@ from weft.frontends.dsl import (
 from weft.frontends.dsl import (
     trace as trace,
 )
+from weft.frontends.dsl import (
+    uniform as uniform,
+)
 from weft.frontends.evaluation import (
     evaluate as evaluate,
 )
