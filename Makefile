@@ -17,7 +17,7 @@ INPUTS ?= 20000
 SEED ?= 0
 PROMPT ?= What is the capital of France? Answer in one sentence.
 
-.PHONY: help setup weights test fuzz stubs lint format demo docs licences lock newest bench clean
+.PHONY: help setup weights test kills fuzz stubs lint format demo docs licences lock newest bench clean
 .DELETE_ON_ERROR:
 
 help:  ## what there is to make
@@ -62,6 +62,9 @@ $(SMOLLM2) $(MINILM): | $(BIN)/python
 
 test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, types, tests
 	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+kills: $(SETUP)  ## commands killed at random moments: every result must be whole
+	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json
 
 fuzz: $(SETUP)  ## INPUTS mutated files and arguments by SEED: none may end in a traceback, a hang or in too much memory
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) --out benchmarks/results/fuzz.json
