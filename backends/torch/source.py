@@ -66,7 +66,7 @@ def formatted(text: str) -> str:
     ruff = importlib.util.find_spec("ruff")
     if ruff is None:
         return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
-    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "120", "-"]
+    command = [sys.executable, "-P", "-m", "ruff", "format", "--isolated", "--line-length", "120", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     return done.stdout
 

@@ -18,6 +18,7 @@ from weft.ir.streams import stream
 from ..families import FAMILIES, describe
 from ..hf import Folder
 from ..hf.checkpoint import CONFIG_NAMES
+from ..hf.folder import check_inside
 from ..hf.writing import Progress, Tensor, counted, parse_stored, write_shards
 from ..manifest import PROVENANCE, hashing, provenance
 from ..sources import Model
@@ -103,6 +104,7 @@ def _write_generation(model: Model, folder: Path) -> None:
     origin = model.graph.meta.get("source")
     path = Path(origin["path"]) / "generation_config.json" if isinstance(origin, Mapping) else None
     if path is not None and path.is_file():
+        check_inside(path.parent, path)
         shutil.copyfile(path, folder / path.name)
     else:
         said = {key: value for key, value in _tokens(model).items() if value is not None}

@@ -17,7 +17,7 @@ from weft.ir.inverse import groups, restore
 
 from ..manifest import hashing, provenance
 from ..sources import Model
-from .folder import Folder
+from .folder import Folder, check_inside
 from .writing import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
 
 CONFIG_NAMES = {dtypes.f32: "float32", dtypes.f16: "float16", dtypes.bf16: "bfloat16"}
@@ -57,6 +57,7 @@ def write_folder(
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if (generation := source.path / "generation_config.json").is_file():
+            check_inside(source.path, generation)
             shutil.copyfile(generation, folder / generation.name)
         if model.tokenizer is not None:
             model.tokenizer(folder)

@@ -40,8 +40,27 @@ POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer's files in `folder`."""
-    return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    """The tokenizer's files in `folder`.
+
+    Raises:
+        WeftError: if one is a link that leads out of the folder: a copy of it would publish what it points to.
+    """
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    for file in found:
+        check_inside(folder, file)
+    return found
+
+
+def check_inside(folder: Path, file: Path) -> None:
+    """Check that `file` lies in `folder`, links followed; snapshots of the hub's cache link to blobs beside them.
+
+    Raises:
+        WeftError: if it does not.
+    """
+    home, real = folder.resolve(), file.resolve()
+    root = home.parents[1] if home.parent.name == "snapshots" else home
+    if not real.is_relative_to(root):
+        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
 
 
 def copy_tokenizer(folder: Path, out: Path) -> None:
@@ -116,7 +135,9 @@ class Folder:
         kinds = {str(m.get("type")).rpartition(".")[2]: str(m.get("path")) for m in modules if isinstance(m, Mapping)}
         if not {"Transformer", "Pooling"} <= kinds.keys() <= {"Transformer", "Pooling", "Normalize"}:
             return {}
-        config = read_json(self.path / kinds["Pooling"] / "config.json")
+        pooling = self.path / kinds["Pooling"] / "config.json"
+        check_inside(self.path, pooling)
+        config = read_json(pooling)
         modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]
         if len(modes) != 1 or modes[0] not in POOLING:
             return {}
