@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from weft.ir.documents import shown
+from weft.ir.errors import WeftError
+
 from .network import Vertex, Weight
 
 MICROSOFT = "com.microsoft"
@@ -108,11 +111,23 @@ def _attention(v: Vertex) -> Vertex | None:
         return None
     attrs = {"heads": heads, "kv_heads": v.attrs.get("kv_num_heads", heads)}
     window = v.attrs.get("local_window_size", "-1")
-    attrs |= {"window": window} if int(window) > 0 else {}
+    attrs |= {"window": window} if _number(v, "local_window_size", -1) > 0 else {}
     cap = v.attrs.get("softcap", "0")
-    attrs |= {"softcap": cap} if float(cap) > 0 else {}
+    attrs |= {"softcap": cap} if _number(v, "softcap", 0) > 0 else {}
     sinks = replace(v, roles=tuple("sinks" if role == "head_sink" else role for role in v.roles))
     return replace(sinks, op="rotary_attention" if v.attrs.get("do_rotary", "0") != "0" else "attention", attrs=attrs)
+
+
+def _number(v: Vertex, name: str, otherwise: float) -> float:
+    """Return the attribute `name` as a number; files may hold any other kind under that name.
+
+    Raises:
+        WeftError: if it is none.
+    """
+    try:
+        return float(v.attrs.get(name, otherwise))
+    except ValueError:
+        raise WeftError(f"{v.name} ({v.op}): {name} is {shown(v.attrs[name])}, not a number") from None
 
 
 def _heads(kind: str) -> str:
@@ -127,7 +142,7 @@ def _experts(v: Vertex) -> Vertex | None:
 
 def _swish(v: Vertex) -> Vertex:
     """x · sigmoid(alpha x): Swish where alpha is 1, else the sigmoid form of GELU."""
-    return replace(v, op="swish" if math.isclose(float(v.attrs.get("alpha", "1.702")), 1) else "gelu")
+    return replace(v, op="swish" if math.isclose(_number(v, "alpha", 1.702), 1) else "gelu")
 
 
 _MADE: Mapping[str, Callable[[Vertex], Vertex | None]] = {

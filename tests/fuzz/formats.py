@@ -293,6 +293,24 @@ def arguments(rng: random.Random, corpus: Path, scratch: Path) -> Case:
     )
 
 
+def adapter(rng: random.Random, corpus: Path, scratch: Path) -> Case:
+    """A LoRA adapter beside its base model, or in the same folder."""
+    folder = _copied(corpus / "adapter", scratch)
+    file = folder / rng.choice(("adapter_config.json", "adapter_config.json", "adapter_model.safetensors"))
+    weights = file.suffix == ".safetensors"
+    if weights:
+        file.write_bytes(binary.safetensors(rng, file.read_bytes()))
+    else:
+        file.write_bytes(mutations.json_text(rng, file.read_text(encoding="utf-8")))
+    base, out = corpus / "hf" / "llama", str(scratch / "out")
+    if rng.random() < 0.3:
+        shutil.copytree(base, folder, dirs_exist_ok=True)
+        args = ["inspect", str(folder)]
+    else:
+        args = [*rng.choice((["inspect", str(base)], ["opt", str(base), "-o", out])), "--adapter", str(folder)]
+    return Case(args, safetensors=file if weights else None)
+
+
 FORMATS: dict[str, tuple[Generator, int]] = {  # with how many of a hundred inputs are of it
     "config": (config, 13),
     "families": (families, 10),
@@ -308,4 +326,5 @@ FORMATS: dict[str, tuple[Generator, int]] = {  # with how many of a hundred inpu
     "pipeline": (pipeline, 4),
     "texts": (calibration, 2),
     "arguments": (arguments, 3),
+    "adapter": (adapter, 3),
 }

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,10 +130,10 @@ class Worker:
             self._process = None
 
 
-def inputs(seed: int, count: int) -> Iterator[tuple[str, int]]:
-    """The formats and numbers of `count` inputs, every format in its share."""
+def inputs(seed: int, count: int, kinds: Sequence[str] = tuple(FORMATS)) -> Iterator[tuple[str, int]]:
+    """The formats, those in `kinds`, and numbers of `count` inputs, every format in its share."""
     rng = random.Random(seed)
-    kinds, shares = list(FORMATS), [share for _, share in FORMATS.values()]
+    shares = [FORMATS[kind][1] for kind in kinds]
     numbers = Counter[str]()
     for i in range(count):
         kind = kinds[i] if i < len(kinds) else rng.choices(kinds, shares)[0]
@@ -141,11 +141,17 @@ def inputs(seed: int, count: int) -> Iterator[tuple[str, int]]:
         numbers[kind] += 1
 
 
-def fuzz(corpus: Path, seed: int, count: int, tell: Callable[[int, Tally], None] = lambda done, tally: None) -> Tally:
-    """Run `count` inputs."""
+def fuzz(
+    corpus: Path,
+    seed: int,
+    count: int,
+    tell: Callable[[int, Tally], None] = lambda done, tally: None,
+    kinds: Sequence[str] = tuple(FORMATS),
+) -> Tally:
+    """Run `count` inputs of the formats `kinds`."""
     tally = Tally()
     with Worker(corpus, seed) as worker:
-        for done, (kind, number) in enumerate(inputs(seed, count), 1):
+        for done, (kind, number) in enumerate(inputs(seed, count, kinds), 1):
             tally.add(kind, number, *worker.run(kind, number))
             tell(done, tally)
     return tally

@@ -60,6 +60,7 @@ def plant(folder: Path) -> Path:
     done("opt", folder / "hf" / "llama", "-p", "pack-qkv", "-o", folder / "opt" / "llama")
     done("compile", folder / "hf" / "llama", "--target", "torch", "-o", folder / "torch" / "llama")
     _shard(folder / "hf" / "llama", folder / "hf" / "sharded")
+    write_adapter(folder / "adapter")
     return folder
 
 
@@ -85,6 +86,23 @@ def write_tokenizer(folder: Path) -> None:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|end|>"}), encoding="utf-8")
+
+
+def write_adapter(folder: Path) -> None:
+    """Write a LoRA adapter of the small llama, as PEFT saves one, into `folder`."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    stem, tensors = "base_model.model.model.layers.{}.self_attn.{}.lora_{}.weight", {}
+    for layer in range(2):
+        for name, out in (("q_proj", 16), ("v_proj", 8)):
+            tensors[stem.format(layer, name, "A")] = np.full((2, 16), 0.1, np.float32)
+            tensors[stem.format(layer, name, "B")] = np.full((out, 2), 0.1, np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    more = {"use_rslora": False, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **more}, indent=1), encoding="utf-8")
 
 
 def _shard(source: Path, folder: Path) -> None:
