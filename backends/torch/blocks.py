@@ -16,7 +16,6 @@ from weft.ir.quantized import BLOCK, Stored, stored_layout
 from weft.ir.recipes import Permute
 from weft.ir.types import TensorType
 
-
 BITS = {dtypes.q4_0.name: 4, dtypes.q4_1.name: 4, dtypes.q8_0.name: 8}
 NOT_ASKED = ""
 

@@ -31,7 +31,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
         raise WeftError("weights that stay in blocks are not trained: give the graph of a module without keep_blocks")
     simplify, *_ = default_pipeline(graph, trains=True).phases
     declared, read = _keys(graph), _keys(run_passes(graph, Pipeline((simplify,))))
-    if unknown := state_dict.keys() - declared.values() - read.values():
+    if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
         raise WeftError(f"the state_dict holds {name}, which graph {graph.name} has not ({len(unknown)} unknown)")
     ties = {_tie(graph.params[name]): key for name, key in declared.items() if key in state_dict}

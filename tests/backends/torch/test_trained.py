@@ -11,8 +11,8 @@ import torch
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE, WeftError
+from weft.backends.torch.identifiers import parameter_names
 from weft.backends.torch.module import build_module
-from weft.backends.torch.program import attribute_path
 from weft.backends.torch.trained import with_weights
 from weft.ir import interpret
 
@@ -130,8 +130,8 @@ def test_weights_of_every_module_go_back(name: str) -> None:
     moved = {key: tensor + 1 for key, tensor in state.items()}
     trained = with_weights(graph, moved)
     assert trained.params.keys() == graph.params.keys()
-    for param in graph.params.values():
-        key, recipe = attribute_path(param.name), trained.params[param.name].recipe
+    for key, name in parameter_names(graph).items():
+        param, recipe = graph.params[name], trained.params[name].recipe
         if key in moved and not param.recipe.constant:
             assert np.array_equal(recipe.evaluate(trained.archive), moved[key])
         else:  # a table, or tied to another: then its key is that one's
