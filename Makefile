@@ -60,8 +60,9 @@ weights: $(SMOLLM2) $(MINILM)  ## the two real models of the tests and the demo,
 $(SMOLLM2) $(MINILM): | $(BIN)/python
 	$(BIN)/python tests/weights.py $(@F) $(CACHE)
 
+# `make test ISA=avx2` runs them as on a CPU without AVX-512, as far as PyTorch goes: oneDNN refuses to pack bf16 weights.
 test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, types, tests
-	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(if $(ISA),ONEDNN_MAX_CPU_ISA=$(ISA) ATEN_CPU_CAPABILITY=$(ISA)) CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
 	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json

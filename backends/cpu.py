@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 
-SLOW_BLOCKS = (
-    "products of 4- and 8-bit blocks are slower than those of f32 weights there (benchmarks/results/speed.json)"
-)
+SLOW_BLOCKS = "products of 4- and 8-bit blocks are slower than those of f32 weights there (docs/compile.md)"
 
 
 @functools.cache

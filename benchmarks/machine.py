@@ -12,16 +12,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from weft.backends.cpu import instruction_set
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def facts(*packages: str) -> dict[str, Any]:
-    """Processor, cores, memory, Python and package versions."""
+    """Processor, its vector instructions, cores, memory, Python and package versions."""
     cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     memory = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu or platform.processor(),
+        "instruction_set": instruction_set(),
         "cores": os.cpu_count(),
         "memory_gib": round(memory / 2**20, 1),
         "python": platform.python_version(),

@@ -6,9 +6,11 @@ Never here: building models, knowledge of a model family, torch outside of torch
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..cpu import slow_blocks
 from .folder import TORCH, Facts, read_facts
 from .trust import require_trust
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from .protocols import Decoder
 
 __all__ = ["load"]
+
+_log = logging.getLogger("weft.runtime")
 
 
 def load(
@@ -32,6 +36,8 @@ def load(
     Raises WeftError when the folder, a file in it or the device cannot be used, or `trust` is needed.
     """
     facts = read_facts(folder)
+    if facts.keeps_blocks and facts.target == "ort-cpu" and (slow := slow_blocks(facts.target)):
+        _log.warning("%s", slow)
     from . import torch_folder
 
     torch = facts.target == TORCH

@@ -36,6 +36,7 @@ class Facts:
     max_source: int = 0  # the longest source it takes
     forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
     outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
+    keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source
 
     @property
     def encoder(self) -> Path:
@@ -98,6 +99,7 @@ def _from_manifest(folder: Path) -> Facts:
         max_length=data.integer("max_length", least=1),
         eos=frozenset(data.tokens("eos_token_ids")),
         compares=data.flag("compares_tokens", False),
+        keeps_blocks=bool(data.text("kept_blocks", "")),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **more,
     )

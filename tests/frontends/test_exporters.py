@@ -47,7 +47,7 @@ READ: dict[str, tuple[tuple[int, ...], list[Recipe]]] = {
     "shuffled": ((4, 2), [Take(S, (2, 0, 3, 1))]),
     "shifted": ((4,), [Add((S,), 1.0)]),
     "scaled": ((4,), [Scale(S, -0.5)]),
-    "of a logarithm": ((4,), [Map(Map(S, "neg"), "log")]),
+    "of a logarithm": ((4,), [Map(Map(S, "exp"), "neg")]),
     "rounded before": ((4,), [Cast(S, "f32")]),
 }
 
