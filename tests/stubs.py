@@ -51,7 +51,8 @@ def package() -> str:
         lines.append(_import(home, [n for n in names if n not in ALIASES]))
     lines.append(_import(".ops", sorted(set(OPS) - set(weft._HOME))))
     lines.append("".join(f"{alias} = {op}\n" for alias, op in sorted(ALIASES.items())))
-    lines.append("\n__version__: str\n__all__: list[str]\n")
+    lines.append("\n__version__: str\n")
+    lines.append(f"__all__ = {weft.__all__!r}\n")
     return "".join(lines)
 
 
