@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
+from weft.frontends.hf.checkpoint import write_folder
 from weft.ir import interpret
 
 from . import peft_models as peft
@@ -276,6 +277,11 @@ def test_the_tokenizer_of_an_adapter_is_taken(tiny: Path, tmp_path: Path) -> Non
     done("compile", tiny / "base", "--adapter", tmp_path / "adapter", "-o", tmp_path / "out")
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert "passed" in done("verify", tmp_path / "out", "--tokens", 0).stdout
+
+
+def test_merged_weights_are_not_restored_into_those_of_the_base(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(weft.WeftError, match="`weft export` writes them"):
+        write_folder(load_source(tiny / "adapter"), tmp_path / "out")
 
 
 def test_half_precision_is_merged_in_float32(tiny: Path, tmp_path: Path) -> None:
