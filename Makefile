@@ -94,7 +94,8 @@ licences: $(SETUP) $(DOCS)  ## docs/licences.md, from the metadata of what is in
 
 # After a change of constraints.txt or of dependencies: every wheel of the pinned versions, with its hash.
 UV := build/uv/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate \
-	--custom-compile-command 'make lock' --override requirements/overrides.in --no-emit-package httpx2-jsfetch -c constraints.txt
+	--custom-compile-command 'make lock' --no-emit-package torch --no-emit-package httpx2-jsfetch \
+	--override requirements/overrides.txt -c constraints.txt
 
 lock: | $(BIN)/python  ## the hashes of the pinned versions, into requirements/
 	$(BIN)/python -m pip install --quiet --upgrade --target build/uv uv==0.13.9

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import stamps
-from weft.ir.documents import read_json
+from weft.ir.documents import expanded, read_json
 from weft.ir.errors import WeftError
 
 from .hf import load_folder
@@ -60,7 +60,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
 
 def _folder(source: str | Path) -> Path | None:
     """The folder that `source` names: a path, or a repository in the local hub cache."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     return path if path.is_dir() else hub_snapshot(str(source))
 
 
@@ -93,7 +93,7 @@ def _base(adapter: Path) -> Path:
     if named is None:
         told = f"whose base {name!r} is not here" if name else "which does not name its base"
         raise WeftError(f"{adapter} is an adapter {told}: give the base as SOURCE, and --adapter {adapter}")
-    if named != Path(name).expanduser() and config.get("revision"):
+    if named != expanded(name) and config.get("revision"):
         raise WeftError(
             f"{adapter / ADAPTER_CONFIG}: revision={config['revision']!r} of the base is asked for: give its folder as "
             f"SOURCE, and --adapter {adapter}"

@@ -35,7 +35,7 @@ def pipeline_text(given: str) -> str:
     try:
         text = read_text(path, MOST).removeprefix("\ufeff")
     except WeftError as e:
-        raise WeftError(f"the pipeline file {path} cannot be read: {e}") from e
+        raise WeftError(f"the pipeline file {e}") from e
     joined, depth = "", 0
     for line in text.splitlines():
         line = _COMMENT.sub(lambda found: found[1] or "", line).strip()

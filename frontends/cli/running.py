@@ -104,6 +104,7 @@ def run_command(
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
+    from weft.backends.runtime.encoder import Encoder
     from weft.backends.runtime.text import check_text
 
     talk = chat and prompt is None and sys.stdin.isatty()
@@ -120,7 +121,7 @@ def run_command(
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
     with _opened(source, device, threads, target, adapters, text=ids is None, trust=trust, check=check) as model:
-        if not hasattr(model, "stream"):
+        if isinstance(model, Encoder):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
             )

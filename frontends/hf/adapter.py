@@ -167,6 +167,10 @@ def read_adapter(folder: Path) -> Adapter:
         elif depth:
             raise WeftError(f"the adapter {folder}: nothing says which parameter {update.down!r} belongs to")
         update.stacked = bool(parameters)
+        if parameters and (extra := update.magnitude or update.bias):
+            raise WeftError(
+                f"the adapter {folder}: {extra!r} cannot be merged into {name}, which target_parameters names"
+            )
         _set_scale(adapter, name if parameters else module, update)
         adapter.updates[name] = update
     if not (adapter.updates or adapter.replaced or adapter.tokens):
@@ -192,13 +196,11 @@ def _sort(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) ->
     while module.endswith(".base_layer"):
         module, depth = module.removesuffix(".base_layer"), depth + 1
     update = modules.setdefault((module, depth), Update())
-    if part in _FACTORS:
-        setattr(update, _FACTORS[part], key)
-        update.embedding |= "embedding" in part
-    elif part == "lora_B.bias":
-        update.bias = key
-    else:
-        update.magnitude = key
+    of = _FACTORS.get(part) or ("bias" if part == "lora_B.bias" else "magnitude")
+    if before := getattr(update, of):
+        raise WeftError(f"the adapter {adapter.path}: {before!r} and {key!r} are the same part of {module}")
+    setattr(update, of, key)
+    update.embedding |= "embedding" in part
 
 
 def _indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
@@ -330,7 +332,7 @@ def _positive(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < float("inf")
+    return type(value) in (int, float) and abs(value) <= 1e30
 
 
 def _values(value: Any, fits: Callable[[Any], bool]) -> bool:

@@ -45,6 +45,8 @@ def write_folder(
     origin = model.graph.meta.get("source")
     if not isinstance(origin, Mapping) or origin.get("format") != "safetensors":
         raise WeftError(f"{model.description} comes from no Hugging Face folder, so it cannot be written as one")
+    if origin.get("adapters"):
+        raise WeftError(f"{model.description} has merged weights, which its base has not: `weft export` writes them")
     if model.unread:
         raise WeftError(f"{model.spec}: nothing reads tensor {model.unread[0]!r}, so its values cannot be restored")
     wanted = None if dtype is None else parse_stored(dtype)

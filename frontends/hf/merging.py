@@ -188,6 +188,10 @@ class _Merger:
         """Merge `adapter`, whose tensors have the keys of that `number` in `archive`."""
         self._check_saved(adapter)
         changed = dict(self.owner)
+        for names in (adapter.resaved, adapter.replaced, adapter.updates):
+            homes = [home for home in map(self.find, names) if home is not None]
+            if doubled := [home for home in homes if homes.count(home) > 1]:
+                raise WeftError(f"the adapter {adapter.path} has two tensors for {doubled[0]}")
         for name, key in adapter.resaved.items():
             home = self.known(name, key, adapter)
             self._put(home, key, number, adapter, changed)
@@ -255,11 +259,11 @@ class _Merger:
 
     def _put_tokens(self, home: str, tokens: Tokens, number: int, adapter: Adapter) -> None:
         """Let rows of `adapter` take the place of those of the weight `home`."""
-        rows, width = self._shape(home)
-        if adapter.archive.shape(tokens.key)[1] != width or max(tokens.indices, default=0) >= rows:
+        rows, *widths = self._shape(home)
+        if list(adapter.archive.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
             raise WeftError(
                 f"the adapter {adapter.path}: {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
-                f"not fit {home} {[rows, width]}"
+                f"not fit {home} {[rows, *widths]}"
             )
         self.weights[home] = _with_rows(self.weight(home), rows, tokens, Source(_key(number, tokens.key)))
         self.owner[home] = str(adapter.path)

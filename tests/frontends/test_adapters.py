@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
+from weft.frontends.hf.checkpoint import write_folder
 from weft.ir import interpret
 
 from . import peft_models as peft
@@ -278,6 +279,11 @@ def test_the_tokenizer_of_an_adapter_is_taken(tiny: Path, tmp_path: Path) -> Non
     assert "passed" in done("verify", tmp_path / "out", "--tokens", 0).stdout
 
 
+def test_merged_weights_are_not_restored_into_those_of_the_base(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(weft.WeftError, match="`weft export` writes them"):
+        write_folder(load_source(tiny / "adapter"), tmp_path / "out")
+
+
 def test_half_precision_is_merged_in_float32(tiny: Path, tmp_path: Path) -> None:
     for part, file in (("base", "model.safetensors"), ("adapter", "adapter_model.safetensors")):
         shutil.copytree(tiny / part, tmp_path / part)
@@ -314,8 +320,8 @@ HOME = "base_model.model.model.layers.0.self_attn.q_proj"
 FILE = "adapter_model.safetensors"
 
 
-def with_tensor(key: str, *shape: int, dtype: type = np.float32) -> Change:
-    return stored(lambda tensors: tensors.update({key: np.ones(shape, dtype)}))
+def with_tensor(key: str, *shape: int, dtype: type = np.float32, more: str = "") -> Change:
+    return stored(lambda tensors: tensors.update({name: np.ones(shape, dtype) for name in (key, more) if name}))
 
 
 REFUSED: dict[str, tuple[str, Change]] = {
@@ -341,6 +347,22 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "resized": (
         "[63, 32] does not fit model.embed_tokens.weight [61, 32]",
         with_tensor("base_model.model.model.embed_tokens.weight", 63, 32),
+    ),
+    "twice": ("are the same part of", with_tensor(f"{HOME}.lora_embedding_A", 4, 32)),
+    "two names": (
+        "has two tensors for",
+        with_tensor("base_model.model.norm.weight", 32, more="base_model.model.model.norm.weight"),
+    ),
+    "tokens of a vector": (
+        "does not fit model.norm.weight [32]",
+        lambda folder: (
+            reconfigured(trainable_token_indices={"norm": [1, 2]})(folder),
+            with_tensor("base_model.model.model.norm.token_adapter.trainable_tokens_delta", 2, 32)(folder),
+        ),
+    ),
+    "tokens of nobody": (
+        "does not say whose rows",
+        with_tensor("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", 2, 32),
     ),
     "empty": ("has no tensors", stored(lambda tensors: tensors.clear())),
     "no weights": (f"has no {FILE}", lambda folder: (folder / "adapter" / FILE).unlink()),
