@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import weft
 from weft.frontends import load_source
 from weft.frontends.hf import SafetensorsArchive
+from weft.frontends.model_folder import write_model
 from weft.ir import WeftError, dtypes
 
 QWEN2 = {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 8}
@@ -291,3 +294,49 @@ def test_integer_weights_are_refused(folder: Path) -> None:
     tensors["model.norm.weight"] = np.ones_like(tensors["model.norm.weight"], np.int32)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     fails(folder, "'model.norm.weight' holds i32, but a weight must hold floats")
+
+
+def write_model_folder(source: Path, out: Path, progress: Any) -> None:
+    write_model(load_source(source), out, progress=progress)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda source, out, progress: weft.compile(source, out, progress=progress),
+        write_model_folder,
+        lambda source, out, progress: weft.export(source, out, progress=progress),
+        lambda source, out, progress: weft.export(source, out, format="gguf", progress=progress),
+        lambda source, out, progress: weft.export(source, out, format="safetensors", progress=progress),
+    ],
+    ids=["compile", "opt", "hf", "gguf", "safetensors"],
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_source_that_changes_while_it_is_read(write: Any, name: str, folder: Path, tmp_path: Path) -> None:
+    """Another process writes into the checkpoint: the same bytes here, so that only the time tells."""
+
+    def touch(stage: str, done: int, total: int) -> None:
+        path = folder / name
+        path.write_bytes(path.read_bytes())
+        os.utime(path, ns=(0, done))
+
+    with pytest.raises(WeftError, match=f"{name} has changed while it was read"):
+        write(folder, tmp_path / "result", touch)
+    assert {p.name for p in tmp_path.iterdir()} == {folder.name}
+
+
+def test_links_that_lead_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    """A tokenizer file is copied into the result, so it must not be any file of this machine."""
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    for name in ("tokenizer_config.json", "vocab.txt", "chat_template.jinja"):
+        (folder / name).symlink_to(secret)
+        fails(folder, f"{name} is a link to {secret}, outside of the model's folder")
+        (folder / name).unlink()
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": "../x"} for kind in ("Transformer", "Pooling")]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    fails(folder, "outside of the model's folder")
+    (folder / "modules.json").unlink()
+    (folder / "own").write_text("{}")
+    (folder / "tokenizer_config.json").symlink_to(folder / "own")
+    assert folder / "tokenizer_config.json" in load_source(folder).files
