@@ -10,7 +10,7 @@ cast to the parameter's dtype comes last, so compiling needs memory for a slice 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -73,6 +73,10 @@ class Recipe:
             elif isinstance(value, tuple) and any(isinstance(v, Recipe) for v in value):
                 changed[f.name] = tuple(change(v) for v in value)
         return replace(self, **changed) if changed else self
+
+    def substituted(self, table: Mapping[str, Recipe]) -> Recipe:
+        """Return this recipe with the recipes of `table`, by checkpoint key, in the place of the sources they name."""
+        return self.map_parts(lambda part: part.substituted(table))
 
     def has(self, *kinds: type[Recipe]) -> bool:
         """Whether this recipe, or one that it is made of, is of one of `kinds`."""

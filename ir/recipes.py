@@ -31,12 +31,8 @@ class Source(Recipe):
     def sources(self) -> Iterator[str]:
         yield self.key
 
-
-def substitute(recipe: Recipe, table: Mapping[str, Recipe]) -> Recipe:
-    """Return `recipe` with the recipes of `table`, by checkpoint key, in the place of the sources they name."""
-    if isinstance(recipe, Source):
-        return table.get(recipe.key, recipe)
-    return recipe.map_parts(lambda part: substitute(part, table))
+    def substituted(self, table: Mapping[str, Recipe]) -> Recipe:
+        return table.get(self.key, self)
 
 
 @dataclass(frozen=True)
@@ -267,9 +263,8 @@ class Shuffle(Recipe):
     def shape(self, archive: Archive) -> tuple[int, ...]:
         shape = self.item.shape(archive)
         if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
-            raise WeftError(
-                f"cannot shuffle {self.start}:{self.stop} along axis {self.axis} of a tensor of shape {shape}"
-            )
+            part = f"{self.start}:{self.stop} along axis {self.axis}"
+            raise WeftError(f"cannot shuffle {part} of a tensor of shape {shape}")
         return shape
 
     def order(self, count: int) -> Array:

@@ -19,7 +19,7 @@ from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.matrices import MatMul, Norms
 from weft.ir.recipe import Recipe
-from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take, substitute
+from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
 
 from ..families.family import Family, Loaded, describe, load
 from .adapter import Adapter, AdapterArchive, Tokens, Update, open_archive, read_adapter
@@ -297,7 +297,7 @@ class _Merger:
         graph = self.loaded.graph
         added = self._of_stacks()
         for param in graph.params.values():
-            param.recipe = substitute(param.recipe, self.weights)
+            param.recipe = param.recipe.substituted(self.weights)
             if param.name in added:
                 adapter, update = added[param.name]
                 param.recipe = Add((param.recipe, update))
@@ -323,7 +323,7 @@ class _Merger:
         for param in imagined.params.values():
             mine = self.stacks.keys() & set(param.recipe.sources())
             for name in mine:
-                found[param.name] = self.stacks[name][0], substitute(param.recipe, updates)
+                found[param.name] = self.stacks[name][0], param.recipe.substituted(updates)
                 read.add(name)
         for name in self.stacks.keys() - read:
             adapter = self.stacks[name][0]

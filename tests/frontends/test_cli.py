@@ -160,7 +160,7 @@ def test_a_closed_pipe_is_no_news(tmp_path: Path) -> None:
     ],
 )
 def test_every_end_has_a_status(error: BaseException, status: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> Callable[..., Any]:
         raise error
 
     monkeypatch.setattr("weft.frontends.sources.load_source", fail)
@@ -180,7 +180,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("told", [True, False])
 def test_an_interrupt_while_something_loads_is_one(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: object) -> None:
+    def load(*_: object, **__: object) -> None:
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:

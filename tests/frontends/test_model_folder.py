@@ -134,7 +134,7 @@ def computed(tmp_path: Path) -> Model:
 
 def test_text_cannot_hold_computed_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Path) -> None:
     made = computed(tmp_path)
-    monkeypatch.setattr("weft.frontends.load_source", lambda source: made)
+    monkeypatch.setattr("weft.frontends.load_source", lambda source, **options: made)
     for out in ("-", tmp_path / "a.weft"):
         assert "w was computed, which text cannot hold; name a folder" in refused("opt", llama, "-o", out)
     done("opt", llama, "-o", tmp_path / "out")
