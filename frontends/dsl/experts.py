@@ -109,7 +109,7 @@ class MoE:
         logits = linear(x, self.experts, "router", self.router_bias)
         if self.noisy:
             noise = _noise_input(logits)
-            logits = noisy_logits(logits, linear(x, self.experts, "noise"), noise)
+            logits = noisy_logits(logits, linear(x, self.experts, "noise", init=fill(0.0)), noise)
         combine = self._chosen(x, logits)
         if self.aux_loss:
             loss = ops.load_balance_loss(logits, combine)

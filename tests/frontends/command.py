@@ -40,6 +40,9 @@ def refused(*args: str | Path, **options: Any) -> str:
     return line
 
 
+WATCHDOG = 900  # seconds for what takes one on an idle machine: only a process that hangs needs more on a busy one
+
+
 def start(*args: str | Path, cwd: Path, **options: Any) -> subprocess.Popen[str]:
     """The command in a process of its own, in which SIGINT interrupts even where the tests run in the background."""
 

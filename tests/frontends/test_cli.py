@@ -16,7 +16,7 @@ import weft
 from weft.frontends.cli import cli
 from weft.ir.errors import WeftError
 
-from .command import done, refused, start, weft_command
+from .command import WATCHDOG, done, refused, start, weft_command
 
 COMMANDS = (
     *("compile", "run", "inspect", "opt", "export", "verify", "eval"),
@@ -145,7 +145,7 @@ def test_a_closed_pipe_is_no_news(tmp_path: Path) -> None:
     os.close(reading)
     process = start("ops", cwd=tmp_path, stdout=writing)
     os.close(writing)
-    assert process.communicate(timeout=60) == (None, "")
+    assert process.communicate(timeout=WATCHDOG) == (None, "")
     assert process.returncode == 141
 
 

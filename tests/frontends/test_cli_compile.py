@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .command import TINY, done, refused, start
+from .command import TINY, WATCHDOG, done, refused, start
 
 
 def test_compile_writes_a_folder_and_says_what_is_random(tiny: Path, tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_an_interrupted_compile_leaves_nothing(
 ) -> None:
     source = large(tmp_path)
     process = start("compile", source, "-o", tmp_path / "out", "--target", target, cwd=tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WATCHDOG
     while not any(f.stat().st_size for f in tmp_path.glob(f".weft-partial-*/{WEIGHTS[target]}")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=WATCHDOG)
     assert (process.returncode, out) == (status, "")
     assert err in ("weft: interrupted\n", "weft: terminated\n")
     assert {p.name for p in tmp_path.iterdir()} <= {"large.py", "__pycache__"}
@@ -121,7 +121,7 @@ def test_an_interrupted_compile_leaves_nothing(
 @pytest.mark.parametrize("target", WEIGHTS)
 def test_a_full_disk_is_one_sentence(tiny: Path, tmp_path: Path, target: str) -> None:
     process = start("compile", tiny, "-o", tmp_path / "out", "--target", target, cwd=tmp_path, largest=20_000)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=WATCHDOG)
     assert process.returncode == 2
     assert err.startswith(f"weft: error: cannot write to {tmp_path / 'out'}: ") and err.count("\n") == 1
     assert {p.name for p in tmp_path.iterdir()} <= {"tiny.py", "__pycache__"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .command import TINY, done, refused, start
+from .command import TINY, WATCHDOG, done, refused, start
 
 OTHER = TINY.replace("kv_heads=2", "kv_heads=1").replace("layers=3", "layers=4")
 
@@ -92,7 +92,7 @@ def test_pages_that_cannot_be(models: Path) -> None:
 def test_a_full_disk_leaves_the_older_page(command: str, models: Path) -> None:
     (models / "a.html").write_text("older")
     process = start(*command.split(), cwd=models, largest=10_000)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=WATCHDOG)
     assert process.returncode == 2 and said.splitlines()[-1].startswith("weft: error: cannot write to ")
     assert (models / "a.html").read_text() == "older"
     assert {p.name for p in models.iterdir()} <= {"one.py", "two.py", "a.html", "__pycache__"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .command import done, refused, start
+from .command import WATCHDOG, done, refused, start
 
 
 def test_opt_rewrites_text_and_pipes_on(tiny: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_opt_writes_into_pipes_and_through_links(tiny: Path, tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe")
     process = start("opt", tiny, "-o", tmp_path / "pipe", cwd=tmp_path)
     assert (tmp_path / "pipe").read_text() == text
-    assert process.communicate(timeout=60) == ("", "") and (tmp_path / "pipe").is_fifo()
+    assert process.communicate(timeout=WATCHDOG) == ("", "") and (tmp_path / "pipe").is_fifo()
     (tmp_path / "link").symlink_to("a.weft")
     done("opt", tiny, "-o", tmp_path / "link")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "a.weft").read_text() == text

@@ -17,7 +17,7 @@ import weft
 from weft.backends.runtime import place
 from weft.ir.errors import WeftError
 
-from .command import TINY, done, refused, start
+from .command import TINY, WATCHDOG, done, refused, start
 
 WORDS = ["<s>", "</s>", "user", "assistant", "hello", "there", "what", "is", "the", "sky", "blue", "."]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}assistant"
@@ -244,4 +244,4 @@ def test_progress_is_for_terminals(tiny: Path, tmp_path: Path) -> None:
     assert status == 0
     assert "reading" in screen and "\x1b[" in screen
     process = start("compile", tiny, "-o", tmp_path / "out", cwd=tmp_path)
-    assert "\x1b[" not in "".join(process.communicate(timeout=60))
+    assert "\x1b[" not in "".join(process.communicate(timeout=WATCHDOG))

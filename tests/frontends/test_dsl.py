@@ -102,10 +102,10 @@ def test_models_print_as_they_are_written() -> None:
 
 
 def test_a_large_model_is_described_quickly() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     layer = Block(Attention(128, 8, rope=RoPE(5e5)), GatedMLP(53_248), RMSNorm(1e-5))
     graph = Decoder(128_256, 16_384, 126, layer).graph()
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert len(graph.params) == 126 * 9 + 4
 
 

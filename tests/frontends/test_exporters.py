@@ -23,7 +23,7 @@ from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, dtypes,
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
 from weft.passes import run_passes
 
-from .command import start
+from .command import WATCHDOG, start
 from .conftest import Save
 
 # -- recipes read backwards
@@ -257,7 +257,7 @@ def test_a_disk_that_fills_up_is_one_line(kind: str, save: Save, tmp_path: Path)
     _, folder = save("llama", num_key_value_heads=2)
     verb = ["opt"] if kind == "folder" else ["export", "--format", kind]
     process = start(*verb, folder, "-o", tmp_path / "out", cwd=tmp_path, largest=20_000)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=WATCHDOG)
     assert process.returncode == 2
     assert told.startswith(f"weft: error: cannot write to {tmp_path / 'out'}: ") and told.count("\n") == 1
     assert {p.name for p in tmp_path.iterdir()} == {"model"}

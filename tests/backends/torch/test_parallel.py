@@ -76,7 +76,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, A
         alone[name] = observed(net, IDS, PROMPT)
     worker = Path(__file__).with_name("parallel_worker.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker)]
-    done = subprocess.run([*command, str(folder), "2"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, str(folder), "2"], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     return {name: (alone[name], [torch.load(folder / name / f"{rank}.pt") for rank in range(2)]) for name in MODELS}
 

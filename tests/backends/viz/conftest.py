@@ -35,6 +35,7 @@ def visit(browser: Browser, tmp_path: Path) -> Iterator[Callable[[str], Page]]:
         path = tmp_path / "page.html"
         path.write_text(text, encoding="utf-8")
         page = browser.new_page(viewport={"width": 1200, "height": 900})
+        page.set_default_timeout(300_000)  # a watchdog only: on a busy machine pages take their time
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda asked: said.append(asked.url) if asked.url != path.as_uri() else None)

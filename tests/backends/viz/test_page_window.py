@@ -66,18 +66,23 @@ def test_at_first_text_has_its_size_and_the_picture_starts_at_the_top(visit: Vis
     assert shown.evaluate("at.x + root.width / 2") == pytest.approx(stage["width"] / 2, abs=1)
 
 
+def settle(shown: Page) -> None:
+    """Wait until the page has painted what events before this call changed, however long that takes."""
+    shown.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def test_the_wheel_pans_and_zooms_at_the_pointer(visit: Visit) -> None:
     shown = visit(of_preset("smollm2-135m"))
     before = box(shown, "embed")
     shown.mouse.move(before["x"] + 20, before["y"] + 30)
     shown.mouse.wheel(0, 50)
-    shown.wait_for_timeout(50)
+    settle(shown)
     assert box(shown, "embed")["y"] == pytest.approx(before["y"] - 50, abs=1)
     shown.mouse.wheel(0, -50)
     shown.keyboard.down("Control")
     shown.mouse.wheel(0, -120)
     shown.keyboard.up("Control")
-    shown.wait_for_timeout(50)
+    settle(shown)
     now, k = box(shown, "embed"), shown.evaluate("at.k")
     assert k > 1.2
     assert now["x"] + 20 * k == pytest.approx(before["x"] + 20, abs=2)
