@@ -233,14 +233,8 @@ class Op:
         """
         operands, attrs = calls.bind(self, operands, attrs)
         given = self.check_operands(operands)
-        if any(map(calls.is_number, given)):
-            return (self._with_numbers(given, name, attrs),)
-        for operand, v in zip(self._names(given), given, strict=True):
-            if v is not None and not isinstance(v, Value):
-                if not hasattr(v, "__emit__"):
-                    raise WeftError(f"op {self.name}: operand {operand} is a {type(v).__name__}, not a value")
-                found: tuple[Value, ...] = tuple(v.__emit__(self, given, attrs))
-                return found
+        if any(v is not None and not isinstance(v, Value) for v in given):
+            return self._of_others(given, name, attrs)
         full = self.check_attrs(attrs)
         graph: Graph = next(v for v in given if v is not None).graph
         outs = self.types([None if v is None else v.type for v in given], full)
@@ -261,6 +255,18 @@ class Op:
         """The name of every operand in `given`."""
         names = [o.name for o in self.operands]
         return [names[min(i, len(names) - 1)] for i in range(len(given))]
+
+    def _of_others(
+        self, given: Sequence[Any], name: str | Sequence[str] | None, attrs: dict[str, Any]
+    ) -> tuple[Value, ...]:
+        """Apply the op where some operands are numbers, or the variables of a pattern."""
+        if any(map(calls.is_number, given)):
+            return (self._with_numbers(given, name, attrs),)
+        for operand, v in zip(self._names(given), given, strict=True):
+            if v is not None and not isinstance(v, Value) and not hasattr(v, "__emit__"):
+                raise WeftError(f"op {self.name}: operand {operand} is a {type(v).__name__}, not a value")
+        other = next(v for v in given if v is not None and not isinstance(v, Value))
+        return tuple(other.__emit__(self, given, attrs))
 
     def _with_numbers(self, given: Sequence[Any], name: str | Sequence[str] | None, attrs: Mapping[str, Any]) -> Value:
         if self._numbers is None:
