@@ -30,7 +30,9 @@ def seal(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     files = dict(_hashes(folder, sorted(set(_files(folder)) - {name})))
     sealed = {**record, "format": FORMAT, "files": files}
     sealed["checksum"] = _checksum(sealed)
-    (folder / name).write_text(json.dumps(sealed, indent=2) + "\n", encoding="utf-8")
+    half = folder / f".{name}.half"  # a manifest is whole or missing: it tells a result from a half-written one
+    half.write_text(json.dumps(sealed, indent=2) + "\n", encoding="utf-8")
+    half.rename(folder / name)
 
 
 def check_format(path: Path, manifest: Mapping[str, Any]) -> None:

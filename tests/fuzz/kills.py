@@ -109,13 +109,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def kill(place: Workplace, count: int, seed: int) -> Counter[str]:
-    """Kill `count` commands; return how often the older result was there, the new one, and something was left behind.
+    """Kill `count` commands; return how often the older result was there, the new one, and something was left behind
+    (and how many commands ended before their kill, which do not count).
 
     Raises:
         Broken: naming the first command after which something was not whole.
     """
-    rng, found = random.Random(seed), Counter[str]()
-    for i in range(count):
+    rng, found, i = random.Random(seed), Counter[str](), 0
+    while found["older"] + found["new"] < count:
+        i += 1
         name, version = list(COMMANDS)[i % len(COMMANDS)], i // len(COMMANDS) % 2
         child = place.start(name, version)
         late = rng.random() < 0.4  # where results are put in their places
@@ -125,9 +127,10 @@ def kill(place: Workplace, count: int, seed: int) -> Counter[str]:
         state = place.state(name)
         if state not in place.whole[name]:
             raise Broken(f"kill {i}, of {name}: what is there is neither the older result nor the new one")
-        left = place.left()
+        left, start = place.left(), time.monotonic()
         if status := place.finish(place.start(name, version)):
             raise Broken(f"after kill {i}, of {name}: the next run ends with {status}: {place.log()}")
+        place.seconds[name] = min(time.monotonic() - start, 1.1 * place.seconds[name])  # machines change their pace
         if untold := [path for path in left if path.startswith(PARTIAL) and path not in place.log()]:
             raise Broken(f"after kill {i}, of {name}: the next run did not tell of {untold}: {place.log()}")
         if still := {path for path in place.left() if path.startswith(PARTIAL)}:
