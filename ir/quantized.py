@@ -34,6 +34,8 @@ PARTS = ("codes", "scales", "zeros", "offsets", "words", "steps")
 
 def stored_layout(recipe: Recipe, archive: Archive) -> DType | str:
     """The block layout that every row of `recipe` is stored in, or why its rows cannot be taken as stored."""
+    if not recipe.has(Source):
+        return "it is not read from a file"
     found = _rows_of(recipe)
     if isinstance(found, str):
         return found

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Archive, DType, Graph, Recipe, WeftError, dtypes, interpret, sizes
-from weft.ir.archive import Array
+from weft.ir.archive import EMPTY, Array
 from weft.ir.graph import Value
 from weft.ir.interpreter import free_sizes
-from weft.ir.recipes import Normal, Source
+from weft.ir.recipes import Full, Map, Normal, Source, Uniform
 
 EXACT = 1e-12  # the largest difference of exact passes, relative to the largest number of an output
 SIZES = {"batch": 3, "seq": 5}
@@ -31,13 +31,22 @@ class RandomArchive:
     """Stands in for the checkpoint of `graphs`: the same names and shapes, random float64 numbers; integers as they
     are.
 
-    Without a checkpoint a tensor has the shape of the parameter that it alone makes.
+    Without a checkpoint a tensor has the shape of the parameter that it alone makes. `exact` are numbers of `known`
+    tensors that are not drawn, `signs` those that all numbers of a tensor have, where its logarithm is read.
     """
 
-    def __init__(self, real: Archive, known: Mapping[str, tuple[int, ...]], seed: int) -> None:
+    def __init__(
+        self,
+        real: Archive,
+        known: Mapping[str, tuple[int, ...]],
+        seed: int,
+        exact: Mapping[str, Array] | None = None,
+        signs: Mapping[str, int] | None = None,
+    ) -> None:
         self.real = real
         self.known = known
         self.seed = seed
+        self.exact, self.signs = exact or {}, signs or {}
         self.present = set(real.keys())
         self.draw = functools.lru_cache(maxsize=2)(self._draw)
 
@@ -65,6 +74,11 @@ class RandomArchive:
         return drawn[start:stop] if drawn.ndim else drawn
 
     def _draw(self, key: str) -> Array:
+        if key in self.exact:
+            return self.exact[key]
+        return self.signs[key] * np.abs(self._drawn(key)) if key in self.signs else self._drawn(key)
+
+    def _drawn(self, key: str) -> Array:
         shape = self.shape(key)
         rng = np.random.default_rng((self.seed, zlib.crc32(key.encode())))
         if len(shape) < 2:  # norm weights, biases, decays: none of them zero or negative
@@ -81,6 +95,8 @@ class Trial:
         self.seed = seed
         self.largest: float | None = None
         self.known: dict[str, tuple[int, ...]] = {}
+        self.exact: dict[str, Array] = {}
+        self.signs: dict[str, int] = {}
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, with random weights."""
@@ -105,15 +121,28 @@ class Trial:
             if isinstance(p.recipe, Source):
                 self.known.setdefault(p.recipe.key, _fixed(p))
             p.recipe = self._randomized(p.recipe)
-        staged.archive = RandomArchive(graph.archive, self.known, self.seed)
+        staged.archive = RandomArchive(graph.archive, self.known, self.seed, self.exact, self.signs)
         return staged
 
     def _randomized(self, recipe: Recipe) -> Recipe:
-        if isinstance(recipe, Normal):
-            key = f"normal {recipe!r}"
+        if isinstance(recipe, (Normal, Uniform, Full)):
+            key = f"{recipe.name} {recipe!r}"
             self.known[key] = recipe.dims
+            if not isinstance(recipe, Normal):  # the numbers themselves, but no rounding of what is made of them
+                self.exact[key] = recipe.evaluate(EMPTY).astype(np.float64)
             return Source(key)
+        if isinstance(recipe, Map) and recipe.fn == "log":
+            self._sign(recipe.item, 1)
         return recipe.map_parts(self._randomized)
+
+    def _sign(self, recipe: Recipe, sign: int) -> None:
+        """Note that the numbers of `recipe` have `sign`."""
+        if isinstance(recipe, Source):
+            self.signs[recipe.key] = sign
+        elif not (isinstance(recipe, Map) and recipe.fn == "exp"):
+            flips = isinstance(recipe, Map) and recipe.fn == "neg"
+            for part in recipe.parts:
+                self._sign(part, -sign if flips else sign)
 
     def inputs(self, graph: Graph, **given: int) -> dict[str, Array]:
         """Random inputs by name, of the sizes `given` (batch, seq … otherwise small odd numbers).

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, dtypes, ops, sizes
+from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, dtypes, ops, parse, sizes
 from weft.ir.frequencies import RopeFrequencies
 from weft.ir.printer import format_recipe
-from weft.ir.recipes import Full, Literal, Source
-from weft.passes import Trace
+from weft.ir.recipes import Full, Literal, Map, Source
+from weft.passes import Trace, run_passes
 from weft.passes.trial import EXACT
 
 from .models import Tiny, applied, count, weight, worst
@@ -196,3 +196,25 @@ def test_recipes_of_params_stay_recipes() -> None:
         return [leaf for part in recipe.parts for leaf in leaves(part)] if recipe.parts else [recipe]
 
     assert not any(isinstance(leaf, Literal) for p in after.params.values() for leaf in leaves(p.recipe))
+
+
+def test_rates_fold_into_what_is_stored() -> None:
+    """GGUF stores A = −e^A_log: undone, A is read as it is stored, under the name that the author gave it."""
+    g, x = graph("ssm_a")
+    stored = Source("ssm_a")
+    a_log = g.add_param("a_log", TensorType(dtypes.f32, (6, 8)), Map(Map(stored, "neg"), "log"))
+    a = ops.neg(ops.exp(a_log), name="a")
+    g.add_output("y", ops.linear(x, a))
+    after = run_passes(g, "fold-constants", verify=True)
+    assert [(p.name, p.recipe) for p in after.params.values()] == [("a", stored)]
+    assert len(after) == 1 and parse(str(after)) == after
+
+
+def test_weights_that_are_trained_stay() -> None:
+    g, x = graph()
+    scale = ops.exp(weight(g, "w", 8))
+    table = g.add_param("table", TensorType(dtypes.f32, (8,)), Literal.of(np.arange(8.0)))
+    g.add_output("y", ops.mul(ops.mul(x, scale), ops.exp(table, name="weights")))
+    after = run_passes(g, "fold-constants{weights=false}", verify=True)
+    assert [n.op.name for n in after.nodes] == ["exp", "mul", "mul"] and list(after.params) == ["w", "weights"]
+    assert len(run_passes(g, "fold-constants", verify=True)) == 2
