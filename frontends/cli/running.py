@@ -119,8 +119,10 @@ def run_command(
     if given.keys() & {"top_k", "top_p", "min_p"}:
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
+    from weft.backends.runtime.encoder import Encoder
+
     with _opened(source, device, threads, target, adapters, text=ids is None, trust=trust, check=check) as model:
-        if not hasattr(model, "stream"):
+        if isinstance(model, Encoder):
             _embed(
                 model, prompt if ids is None else ids, chat or beams > 1, source, pooling=pooling, normalize=normalize
             )
