@@ -68,7 +68,7 @@ kills: $(SETUP)  ## commands killed at random moments: every result must be whol
 	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json
 
 fuzz: $(SETUP)  ## INPUTS mutated files and arguments by SEED: none may end in a traceback, a hang or in too much memory
-	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) --out benchmarks/results/fuzz.json
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) --jobs $(JOBS) --out benchmarks/results/fuzz.json
 
 stubs: $(SETUP)  ## the types of the public names, written from the code
 	$(BIN)/python -m tests.stubs

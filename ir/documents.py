@@ -128,7 +128,7 @@ def read_json(path: Path, kind: type = dict, most: int = MOST_BYTES) -> Any:
 def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = False, values: int = MOST_VALUES) -> Any:
     """Return the JSON that `raw` spells, of `kind`, with at most `values` values; errors call it `name`.
 
-    `unique`: no object has a key twice.
+    `unique`: as the standard says, no object has a key twice, and no number is NaN or infinite.
 
     Raises:
         WeftError: if it is no JSON, exceeds a limit, or is of another kind.
@@ -197,8 +197,12 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer)
-_UNIQUE = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_without_twins)
+def _no_number(text: str) -> float:
+    raise WeftError(f"{text} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)  # knows NaN and Infinity, which transformers writes
+_UNIQUE = json.JSONDecoder(parse_int=_integer, parse_constant=_no_number, object_pairs_hook=_without_twins)
 
 
 # -- values by type

@@ -138,7 +138,7 @@ class Concat(Recipe):
     def shape(self, archive: Archive) -> tuple[int, ...]:
         shapes = [p.shape(archive) for p in self.items]
         rest = {(*s[: self.axis], *s[self.axis + 1 :]) for s in shapes}
-        if len(rest) != 1 or self.axis >= len(shapes[0]):
+        if len(rest) != 1 or any(not 0 <= self.axis < len(s) for s in shapes):
             raise WeftError(f"cannot concatenate shapes {shapes} along axis {self.axis}")
         total = sum(s[self.axis] for s in shapes)
         return (*shapes[0][: self.axis], total, *shapes[0][self.axis + 1 :])

@@ -85,7 +85,9 @@ class Tokenizer:
             raise WeftError(f"{path}: no such file, so the model takes and gives token ids only, not text")
         try:
             self._fast = Fast.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing more specific
+        except BaseException as error:  # tokenizers raises nothing more specific, and panics of Rust are no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
         self._fast.no_padding()
         self._fast.no_truncation()

@@ -109,7 +109,7 @@ def formula(
     """What an operation computes from shapes and constants alone; None if it reads data, or makes such."""
     if kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in attrs.values()):
         return None
-    if kind in ("Shape", "Size"):
+    if kind in ("Shape", "Size") and inputs:
         return Constant("i64", (), _shape(inputs[0], attrs, constants, types, kind))
     given = [constants.get(x) for x in inputs if x]
     if not given or any(c is None or c.terms is None for c in given):
@@ -198,7 +198,7 @@ def _each(kind: str, a: Terms, b: Terms) -> Terms:
         return short(f"({a} {SIGNS[kind][0]} {b})")
     left = (a,) if isinstance(a, str) else a
     right = (b,) if isinstance(b, str) else b
-    if len(left) != len(right) and 1 not in (len(left), len(right)):
+    if len(left) != len(right) and (1 not in (len(left), len(right)) or not (left and right)):
         return short(f"{kind}({a}, {b})")
     count = max(len(left), len(right))
     left, right = left * (count // len(left) or 1), right * (count // len(right) or 1)

@@ -185,6 +185,8 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
             raise WeftError(f"{path}: the function {calls[-1]!r} calls itself")
         stem = "/".join(calls)
         for i, node in enumerate(nodes):
+            if not all(isinstance(x, str) for x in (node.op_type, node.domain, node.name, *node.input, *node.output)):
+                raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf hands out bytes then
             attrs = _bound(node, given)
             names = (*calls, node.name or f"{node.op_type}_{i}")
             op = Op(node.op_type, node.domain, names, _scopes(node), [], [], attrs, _captured(node))

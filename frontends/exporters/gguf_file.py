@@ -6,6 +6,7 @@ Layout: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/doc
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from weft.backends.storage import whole_file
 from weft.ir import dtypes
 from weft.ir.archive import Archive, Array
+from weft.ir.documents import shown
 from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 KINDS = (*STORED, dtypes.q8_0)
 _FILE_TYPES = {dtypes.f32: 0, dtypes.f16: 1, dtypes.q8_0: 7, dtypes.bf16: 32}  # general.file_type
+_MOST = float(np.finfo(np.float32).max)
 _BLOCK = 32  # numbers of a row that share a scale in q8_0
 
 
@@ -134,7 +137,17 @@ def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    """A key of the type that its value says: whole numbers are unsigned, of 32 bits."""
+    """A key of the type that its value says: whole numbers are unsigned, of 32 bits.
+
+    Raises:
+        WeftError: if a number does not fit that.
+    """
+    several = isinstance(value, (list, tuple))
+    least, most = (-(1 << 31), 1 << 31) if several else (0, 1 << 32)  # lists have a sign
+    for number in value if several else (value,):
+        wide = isinstance(number, int) and not least <= number < most
+        if wide or (isinstance(number, float) and math.isfinite(number) and abs(number) > _MOST):
+            raise WeftError(f"{key} is {shown(number)}, which the numbers of 32 bits in a GGUF file cannot hold")
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):

@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where to write the counts, as JSON")
     parser.add_argument("--corpus", type=Path, help="where the sound files are, or are to be kept")
     parser.add_argument("--formats", default=",".join(FORMATS), help="those to run; default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--only", help="a format and a number")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fuzz-corpus-") as scratch:
@@ -42,7 +43,7 @@ def main() -> int:
                 print(json.dumps(worker.run(kind, int(number)), indent=1))
             return 0
         start = time.monotonic()
-        tally = fuzz(corpus, given.seed, given.inputs, _tell, given.formats.split(","))
+        tally = fuzz(corpus, given.seed, given.inputs, _tell, given.formats.split(","), given.jobs)
     took = time.monotonic() - start
     for found in tally.bad:
         print(json.dumps(found))

@@ -9,9 +9,11 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,11 +149,24 @@ def fuzz(
     count: int,
     tell: Callable[[int, Tally], None] = lambda done, tally: None,
     kinds: Sequence[str] = tuple(FORMATS),
+    jobs: int = 1,
 ) -> Tally:
-    """Run `count` inputs of the formats `kinds`."""
-    tally = Tally()
-    with Worker(corpus, seed) as worker:
-        for done, (kind, number) in enumerate(inputs(seed, count, kinds), 1):
-            tally.add(kind, number, *worker.run(kind, number))
-            tell(done, tally)
+    """Run `count` inputs of the formats `kinds` in `jobs` processes at once."""
+    tally, waiting, lock = Tally(), inputs(seed, count, kinds), threading.Lock()
+
+    def work() -> None:
+        with Worker(corpus, seed) as worker:
+            while True:
+                with lock:
+                    kind, number = next(waiting, ("", 0))
+                if not kind:
+                    return
+                found, seconds = worker.run(kind, number)
+                with lock:
+                    tally.add(kind, number, found, seconds)
+                    tell(sum(tally.totals().values()), tally)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for task in [pool.submit(work) for _ in range(jobs)]:
+            task.result()
     return tally

@@ -52,6 +52,9 @@ def test_json_within_the_limits() -> None:
     assert parse_json('{"a": 1, "a": 2}', "x") == {"a": 2}
     with pytest.raises(WeftError, match="the key 'a' is there twice"):
         parse_json('{"a": 1, "a": 2}', "x", unique=True)
+    assert parse_json('{"a": Infinity}', "x") == {"a": float("inf")}
+    with pytest.raises(WeftError, match="Infinity is no number of JSON"):
+        parse_json('{"a": Infinity}', "x", unique=True)
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
