@@ -27,7 +27,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
         WeftError: if `source` is no such folder, the base of an adapter is not here, or one does not fit.
     """
     path = _folder(source) if isinstance(source, (str, Path)) else None
-    if path is None or not ((path / "config.json").is_file() or is_adapter(path)):
+    if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
         raise WeftError(f"{spec}: an adapter is merged into a Hugging Face folder only, whose names of weights it uses")
     given = [_adapter(folder) for folder in adapters]

@@ -249,4 +249,4 @@ def test_a_gpu_that_is_not_there_is_named(decoder: Path, script: Script, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nor one that is there
     status, _, err = script(decoder / "generate.py", "--ids", "3", "--device", "cuda")
     assert status == 2 and words in err
-    assert words in refused("run", decoder, "--ids", "3", "--device", "cuda")
+    assert words in refused("run", decoder, "--trust", "--ids", "3", "--device", "cuda")
