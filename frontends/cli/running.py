@@ -120,7 +120,6 @@ def run_command(
     if given.keys() & {"top_k", "top_p", "min_p"}:
         given.setdefault("temperature", 1.0)
     options = {"max_tokens": max_tokens, "stop": stop, **given}
-    from weft.backends.runtime.encoder import Encoder
 
     with _opened(source, device, threads, target, adapters, text=ids is None, trust=trust, check=check) as model:
         if isinstance(model, Encoder):
