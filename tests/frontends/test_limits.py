@@ -14,7 +14,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from weft.ir.archive import EMPTY
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Concat, Full
+
 from ..fuzz.binary import parse_gguf, write_gguf
+from ..fuzz.seeds import ARCHITECTURES
 from .command import done, refused
 
 
@@ -143,3 +148,21 @@ def test_without_a_home(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done("inspect", tiny)
     assert "there is no home folder" in refused("inspect", "~/x")
     assert "is no preset" in refused("inspect", "someone/model")
+
+
+def test_an_encoder_has_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(ARCHITECTURES["bert"])
+    done("compile", tmp_path / "x.py", "-o", tmp_path / "out")
+    assert "it embeds a --prompt" in refused("run", tmp_path / "out", "--prompt", "x", "--chat")
+
+
+def test_a_number_that_gguf_cannot_hold(exported: Path, tmp_path: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**40}))
+    found = refused("export", exported, "--format", "gguf", "-o", tmp_path / "x.gguf")
+    assert "context_length is 1099511627776, which the numbers of 32 bits in a GGUF file cannot hold" in found
+
+
+def test_recipes_of_unlike_ranks() -> None:
+    with pytest.raises(WeftError, match="cannot concatenate"):
+        Concat((Full(1.0, (2, 3)), Full(1.0, (2,))), 1).shape(EMPTY)
