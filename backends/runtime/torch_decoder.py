@@ -217,6 +217,9 @@ class TorchContext(Rows):
         if not every:
             given["last"] = total - past - 1
         logits = model.call(**{name: model.tensor(values) for name, values in given.items()}, cache=cache)
+        if logits.shape[-1] != model.vocab:  # a module does not tell before it is called
+            width = f"{model.name}: its logits are {logits.shape[-1]} wide"
+            raise WeftError(f"{width}, but the vocabulary is said to hold {model.vocab} tokens")
         found: NDArray[Any] = logits.float().cpu().numpy()
         return found
 

@@ -191,7 +191,7 @@ def _summed(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
     gone = []
     for leaf in leaves:
         first = leaf.vertices[0]
-        into = readers.get(first.makes[0], [])
+        into = readers.get(first.makes[0], []) if first.makes else []  # broken files have ops without outputs
         if first.meant.op == "add" and len(into) == 1 and len(leaf.vertices) == 1 and first.makes[0] not in outputs:
             outer = into[0].vertices
             if outer[0].meant.op == "add" and outer[0].scope == first.scope:

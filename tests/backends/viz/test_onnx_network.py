@@ -232,3 +232,8 @@ def test_layers_of_no_names_are_equal_ones(tmp_path: Path) -> None:
     assert [p.count for p in root.children if p.count > 1] == [3, 2]
     (odd,) = [p for p in root.children if p.count == 1 and any(v.op == "Relu" for v in p.all_vertices())]
     assert isinstance(odd, Part) and {"Gelu"}.isdisjoint(v.op for v in odd.all_vertices())
+
+
+def test_operations_without_results_are_drawn(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["a", "a"], []), helper.make_node("Add", ["a", "a"], ["b"])]
+    scene(read(wrapped(nodes, [("a", FLOAT, [2])], [("b", FLOAT, [2])]), tmp_path))
