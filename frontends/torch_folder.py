@@ -35,7 +35,7 @@ class TorchFolder:
     def __init__(self, graph: Graph, dtype: str, notes: list[str], processes: int = 1) -> None:
         if remembers(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
-        if graph.meta.get("kind") != "encoder":
+        if "logits" in graph.outputs:
             _leave_out_losses(graph, notes)
         self._built = export.build(graph)
         self._plan = "" if processes == 1 else write_plan(graph, processes)

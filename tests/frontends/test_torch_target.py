@@ -210,3 +210,13 @@ def test_the_manifest_tells_which_caches_roll(
     assert [c["capacity"] if c["rolling"] else None for c in facts["cache"]] == rolls
     module: Any = weft.torch(tmp_path / "model.py")
     assert [type(c).__name__.startswith("Rolling") for c in module.new_cache(1, 9)] == [bool(c) for c in rolls]
+
+
+def test_a_language_model_whose_output_is_called_otherwise(tiny: Path, tmp_path: Path) -> None:
+    text = done("opt", tiny).stdout
+    (tmp_path / "scores.weft").write_text(text.replace("output logits =", "output scores ="))
+    answers = []
+    for source, name in ((tiny, "logits"), (tmp_path / "scores.weft", "scores")):
+        done("compile", source, "-o", tmp_path / name, "--target", "torch", "--max-length", 32)
+        answers.append(done("run", tmp_path / name, "--trust", "--ids", "3,1,4", "--max-tokens", 4).stdout)
+    assert answers[0] == answers[1]

@@ -35,6 +35,8 @@ def refusal(graph: Graph) -> str | None:
         return "the model is no decoder"
     if not cached_nodes(graph):
         return "the model keeps nothing from call to call"
+    if "logits" not in graph.outputs:
+        return f"its outputs are {', '.join(graph.outputs)}, not logits"
     more = set(graph.inputs) - {"input_ids", "position_ids"}
     return f"the model reads {', '.join(sorted(more))}" if more else None
 
