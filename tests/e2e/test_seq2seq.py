@@ -28,6 +28,7 @@ from weft.frontends.hf.checkpoint import write_folder
 from weft.frontends.verification import verify_folder
 from weft.ir import WeftError, interpret
 
+from ..frontends.sealing import seal_again
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
 from .test_families import CHUNKS, TARGETS, note
@@ -208,6 +209,7 @@ def test_a_wrong_weight_is_found_in_either_half(half: str, tmp_path: Path) -> No
     with (tmp_path / "out" / "model.onnx.data").open("r+b") as file:
         file.seek(int(facts["offset"]))
         file.write(bytes(int(facts["length"])))
+    seal_again(tmp_path / "out")
     found = verify_folder(tmp_path / "out", tokens=4)
     assert not found.passed and found.divergence is not None
     assert (found.divergence.layer, found.divergence.value) == (layer, f"{layer}.ffn.up")

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weft
-from weft.backends.storage import MANIFEST, seal
-from weft.backends.storage.contents import SEALED
 from weft.frontends.cli import cli
 from weft.frontends.verification import divergences, relative_error, tolerated, verify_folder
 from weft.ir import WeftError
+
+from .sealing import seal_again
 
 TINY = """
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
@@ -36,12 +36,6 @@ def compiled(tmp_path: Path, **options: Any) -> Path:
 
 def verify_command(*args: str | Path) -> Result:
     return CliRunner().invoke(cli, ["verify", "--trust", *map(str, args)])
-
-
-def seal_again(folder: Path, **changes: Any) -> None:
-    """Give what a test has changed in `folder` the checksums that it would have from the start."""
-    record = json.loads((folder / MANIFEST).read_text())
-    seal(folder, MANIFEST, {key: value for key, value in record.items() if key not in SEALED} | changes)
 
 
 @pytest.mark.parametrize(

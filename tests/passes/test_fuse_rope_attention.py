@@ -125,7 +125,7 @@ def attended(edit: str = "") -> Graph:
         past = [*(g.add_input(n, TensorType(dtypes.f32, shape)) for n in ("past_k", "past_v")), other]
     shared = {"heads": heads, "kv_heads": kv_heads, "causal": True}
     latent = {"value_dim": 5} if edit == "latent" else {}
-    y = ops.attention(q_rope, k_rope, None if latent else v, None, None, None, *past, **shared, **latent)
+    y, *_ = ops.attention.emit(q_rope, k_rope, None if latent else v, None, None, None, *past, **shared, **latent)
     g.add_output("y", y)
     if edit == "read":
         g.add_output("turned", q_rope)
