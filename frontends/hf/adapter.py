@@ -307,7 +307,8 @@ def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("modules_to_save", _names, "is no list of names"),
         ("target_parameters", _names, "is no list of names"),
     ):
-        if config.get(key) is not None and not fits(config[key]):
+        left_out = key not in ("r", "lora_alpha") and config.get(key) is None
+        if key in config and not left_out and not fits(config[key]):
             yield key, wanted
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in config.get(key) or {}:

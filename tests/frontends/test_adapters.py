@@ -332,6 +332,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "PiSSA": ("init_lora_weights='pissa' changes the weights of the base", reconfigured(init_lora_weights="pissa")),
     "rank": ("is not of rank 8", reconfigured(r=8)),
     "no rank": ("r=0 is no positive integer", reconfigured(r=0)),
+    "null rank": ("r=None is no positive integer", reconfigured(r=None)),
     "alpha": ("lora_alpha='x' is no number", reconfigured(lora_alpha="x")),
     "rank pattern": ("is not of rank 3", reconfigured(rank_pattern={"q_proj": 3})),
     "bad pattern": ("is no regular expression", reconfigured(rank_pattern={"(": 3})),
