@@ -1,4 +1,4 @@
-"""What the CPU at hand can do, as far as a user should hear of it."""
+"""Detect the instruction set of this CPU, and warn where a kernel is slow on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the site needs of pages that are written for the repository; mkdocs calls `on_page_markdown`."""
+"""Adapt pages that are written for the repository to the site; mkdocs calls `on_page_markdown`."""
 
 from __future__ import annotations
 

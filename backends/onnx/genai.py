@@ -17,7 +17,7 @@ from ..targets import Target
 
 
 def refusal(graph: Graph) -> str | None:
-    """Why onnxruntime-genai cannot run a graph with caches; None if it can, perhaps with some `cautions`."""
+    """Return why onnxruntime-genai cannot run a graph with caches; None if it can, perhaps with some `cautions`."""
     layers = cache_records(graph)
     if state_records(graph):
         return "its states of recurrences are those of a few model types only"
@@ -30,7 +30,7 @@ def refusal(graph: Graph) -> str | None:
 
 
 def cautions(graph: Graph, model: onnx.Model) -> list[str]:
-    """What onnxruntime-genai cannot do with the caches of `graph`, lowered to `model`, though it can run it."""
+    """List the limits of onnxruntime-genai with the caches of `graph`, lowered to `model`, which it can run."""
     rolling = [layer for layer in cache_records(graph) if layer["rolling"]]
     found = []
     if any("sliding_window_cache" in node.attributes for node in model.graph):

@@ -97,7 +97,7 @@ def _token(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for mappings and sequences that are no dicts and lists."""
+    """Convert other mappings and sequences to the dicts and lists that JSON has."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):

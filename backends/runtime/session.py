@@ -57,7 +57,7 @@ def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
 
 
 def _remedy(words: str) -> str:
-    """What to do about an error of ONNX Runtime, where its words do not say."""
+    """Suggest a remedy for an error of ONNX Runtime that names none."""
     damaged = re.search(r"pre-?packed weights .* do not match", words, re.IGNORECASE)
     return "; the weights that --prepack stored are damaged: compile it anew" if damaged else ""
 

@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 
 
 class Stamp(NamedTuple):
-    """What changes when a file is written to (size, time) or replaced (device, inode)."""
+    """Size and time, which change when a file is written to, and device and inode, when it is replaced."""
 
     size: int
     mtime_ns: int

@@ -294,7 +294,7 @@ class Emitter:
         return leaf if self._leaves[path] == (leaf, params) else None
 
     def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
-        """Whether what is at `path` has other parts than `params`, which no module of torch has."""
+        """Check whether other names than `params` lie below `path`: then no single module of torch can stand there."""
         if self._parts is None:
             scopes = {node.scope for node in self.graph.nodes}
             self._parts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _outer(name))

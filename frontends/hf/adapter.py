@@ -67,7 +67,7 @@ class AdapterArchive:
 
 @dataclass
 class Update:
-    """What the adapter adds to the weight of one module: the keys of its tensors, and the factor `scale`.
+    """An adapter's update of the weight of one module: the keys of its tensors, and the factor `scale`.
 
     `down` is the factor A [rank, in], `up` the factor B [out, rank]; `embedding` if the weight is a table [rows, width]
     for which `in` are the rows. `magnitude` is DoRA's vector, `bias` what is added to the bias. `stacked` if the weight
