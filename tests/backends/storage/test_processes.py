@@ -1,0 +1,188 @@
+"""Other processes: readers, writers of the same folder, and those that died."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.backends.storage import (
+    MANIFEST,
+    check_contents,
+    disk,
+    output,
+    partials,
+    scratch_folder,
+    whole_file,
+    whole_folder,
+)
+from weft.ir import WeftError
+
+from .written import fail_inside, siblings, text, tree, write
+
+
+def test_a_reader_always_finds_a_whole_folder(out: Path) -> None:
+    done, seen = threading.Event(), set[str]()
+
+    def poll() -> None:
+        while not done.is_set():
+            folder = os.open(out, os.O_RDONLY)
+            with open(os.open("model.bin", os.O_RDONLY, dir_fd=folder)) as file:
+                seen.add(file.read())
+            os.close(folder)
+
+    failures: list[BaseException] = []
+
+    def watched() -> None:
+        try:
+            poll()
+        except BaseException as e:
+            failures.append(e)
+
+    reader = threading.Thread(target=watched)
+    reader.start()
+    for i in range(50):
+        write(out, str(i))
+    done.set()
+    reader.join()
+    # the folder was opened, and emptied before its file was: never that the name was missing
+    assert all(isinstance(e, FileNotFoundError) and e.filename == "model.bin" for e in failures)
+
+
+def leave(folder: Path, how: str, ready: multiprocessing.synchronize.Event) -> None:
+    """Be killed with something half-written."""
+    if how == "folder":
+        with whole_folder(folder / "out") as partial:
+            (partial / "half").write_text("x" * 1000)
+            ready.set()
+            signal.pause()
+    elif how == "file":
+        with whole_file(folder / "page.html") as page:
+            page.write_text("x" * 1000)
+            ready.set()
+            signal.pause()
+    else:
+        with scratch_folder() as scratch:
+            (scratch / "half").write_text("x" * 1000)
+            ready.set()
+            signal.pause()
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], int]]:
+    """Start processes that write into `tmp_path`, and give what kills the one of a kind."""
+    monkeypatch.setattr(partials.tempfile, "tempdir", str(tmp_path))
+    context = multiprocessing.get_context("fork")
+    started: dict[str, multiprocessing.process.BaseProcess] = {}
+    for how in ("folder", "file", "scratch"):
+        ready = context.Event()
+        started[how] = context.Process(target=leave, args=(tmp_path, how, ready))
+        started[how].start()
+        ready.wait()
+
+    def kill(how: str) -> int:
+        started[how].kill()
+        started[how].join()
+        return 0
+
+    yield kill
+    for how in started:
+        kill(how)
+
+
+def test_what_dead_processes_leave_goes_and_is_told(
+    tmp_path: Path, killed: Callable[[str], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def left() -> int:
+        return len([p for p in tmp_path.iterdir() if p.name.startswith((partials.PARTIAL, partials.SCRATCH))])
+
+    with caplog.at_level(logging.WARNING, "weft"):
+        write(tmp_path / "other")
+        with scratch_folder():
+            pass
+    assert left() == 3 and not caplog.records  # of the living
+    for how in ("folder", "file", "scratch"):
+        killed(how)
+    with caplog.at_level(logging.WARNING, "weft"):
+        write(tmp_path / "other")
+        assert left() == 1
+        with scratch_folder():
+            pass
+    assert left() == 0
+    assert sum("1000 B that an interrupted run had left" in r.getMessage() for r in caplog.records) == 3
+
+
+def test_a_leftover_of_a_replaced_folder_keeps_what_is_foreign(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left = out.parent / f"{partials.PARTIAL}x"
+    out.rename(left)
+    text("thesis.tex")(left)
+    with caplog.at_level(logging.WARNING, "weft"):
+        write(out)
+    assert tree(left)["thesis.tex"] == "precious"
+    assert "holds files that weft did not write" in caplog.text
+    (left / "thesis.tex").unlink()
+    write(out)
+    assert siblings(out) == ["out"]
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_a_kill_between_two_renames_is_mended(out: Path, renamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    before = tree(out)
+    out.rename(output._aside(out))
+    if renamed:
+        write(out.parent / "new")
+        (out.parent / "new").rename(out)
+    with caplog.at_level(logging.WARNING, "weft"), pytest.raises(WeftError):
+        fail_inside(out, WeftError("later"))
+    assert ("restored" in caplog.text) is not renamed
+    assert (tree(out) == before) is not renamed
+    assert siblings(out) == ["out"]
+
+
+def test_two_writers_of_one_folder(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for _ in range(20):
+                write(tmp_path / "out", name)
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert check_contents(tmp_path / "out") == 2
+    assert siblings(tmp_path / "out") == ["out"]
+
+
+def test_everything_is_flushed_before_and_after_the_exchange(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    real, swap = disk.flush, output.exchange
+
+    def note(path: Path) -> None:
+        done.append(path.name if path != out.parent else "parent")
+        real(path)
+
+    def swapped(a: Path, b: Path) -> bool:
+        done.append("exchange")
+        return swap(a, b)
+
+    monkeypatch.setattr(disk, "flush", note)
+    monkeypatch.setattr(output, "flush", note)
+    monkeypatch.setattr(output, "exchange", swapped)
+    write(out)
+    at = done.index("exchange")
+    assert {"model.bin", "linear.py", "kernels", MANIFEST} < set(done[:at])
+    assert done.index("linear.py") < done.index("kernels") < at
+    assert done[at - 1].startswith(partials.PARTIAL)  # the folder itself, after all that it names
+    assert done[at + 1] == "parent"
