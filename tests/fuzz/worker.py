@@ -7,6 +7,7 @@ from the seed, the format and the number alone. Whatever commands print goes els
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -91,16 +92,11 @@ def main(corpus: Path, seed: int) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    import gguf  # noqa: F401  what commands import when they run takes room once
-    import onnx  # noqa: F401
     import onnxruntime
-    import tokenizers  # noqa: F401
-    import torch  # noqa: F401
 
-    import weft.frontends.cli
-
+    for name in ("gguf", "onnx", "tokenizers", "torch", "weft.frontends.cli"):
+        importlib.import_module(name)  # what commands import when they run takes room once, not of an input
     onnxruntime.set_default_logger_severity(4)
-    assert weft.frontends.cli is not None
     home = Path.cwd()
     _limit()
     print("ready", file=answers, flush=True)
