@@ -32,7 +32,7 @@ def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
         WeftError: as `check_free`, or if `out` cannot be written: no permission, or the disk is full.
     """
     out, sources = _destination(out), tuple(sources)
-    check_free(out, sources)
+    check_free(out, sources, contents=True)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _restore(out)
@@ -79,11 +79,11 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
         raise WeftError(f"cannot write to {out}: {reason(e)}") from e
 
 
-def check_free(out: Path, sources: Iterable[Path] = (), *, contents: bool = True) -> None:
-    """Check that `whole_folder` would take the place of `out`; to be asked before long work for it.
+def check_free(out: Path, sources: Iterable[Path] = (), *, contents: bool = False) -> None:
+    """Check that `whole_folder` may take the place of `out`; to be asked before long work for it.
 
     It replaces what weft wrote: an empty folder, or one whose manifest lists every file in it, none of them changed
-    since (which takes reading them all, without `contents` only the names are compared).
+    since. The last takes reading them all: `whole_folder` does so once, by `contents`; else only names are compared.
 
     Raises:
         WeftError: naming what would be lost.
@@ -152,7 +152,7 @@ def _take_place(new: Path, out: Path, sources: Iterable[Path]) -> None:
     while True:
         try:
             with alone(out):
-                check_free(out, sources, contents=False)
+                check_free(out, sources)
                 _replace(new, out)
                 return
         except FileNotFoundError:
