@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -51,17 +52,27 @@ def type_name(t: Any) -> str:
     return {"DType": "dtype", "Poly": "size"}.get(name, name)
 
 
+@functools.cache  # of the few types in signatures; taking one apart costs more than checking a value
+def _taken_apart(t: Any) -> tuple[tuple[Any, ...], Any]:
+    """The options of a union, floats last, and what a tuple holds; empty and None for any other type."""
+    origin, arguments = typing.get_origin(t), typing.get_args(t)
+    if origin in (types.UnionType, typing.Union):
+        return tuple(sorted(arguments, key=lambda a: a is float)), None
+    return (), arguments[0] if origin is tuple else None
+
+
 def _conform(value: Any, t: Any) -> Any:
-    if typing.get_origin(t) in (types.UnionType, typing.Union):
-        for option in sorted(typing.get_args(t), key=lambda a: a is float):
+    options, item = _taken_apart(t)
+    if options:
+        for option in options:
             found = _conform(value, option)
             if found is not _MISFIT:
                 return found
         return _MISFIT
-    if typing.get_origin(t) is tuple:
+    if item is not None:
         if not isinstance(value, (tuple, list)):
             return _MISFIT
-        items = tuple(_conform(v, typing.get_args(t)[0]) for v in value)
+        items = tuple(_conform(v, item) for v in value)
         return _MISFIT if any(v is _MISFIT for v in items) else items
     if t is type(None):
         return None if value is None else _MISFIT

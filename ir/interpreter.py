@@ -93,8 +93,8 @@ def widen(array: Array) -> Array:
     if array.dtype == np.bool_:
         return array
     if np.issubdtype(array.dtype, np.integer):
-        return array.astype(np.int64)
-    return array.astype(np.float64)
+        return array.astype(np.int64, copy=False)
+    return array.astype(np.float64, copy=False)
 
 
 def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:

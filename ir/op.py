@@ -199,11 +199,10 @@ class Op:
         if not given:
             raise WeftError(f"op {self.name} needs operands")
         variadic = bool(self.operands) and self.operands[-1].variadic
-        needed = [o for o in self.operands if not o.optional and not o.variadic]
         if len(given) > len(self.operands) and not variadic:
             raise WeftError(f"op {self.name} takes at most {len(self.operands)} operands, not {len(given)}")
         for i, o in enumerate(self.operands):
-            if o in needed and (i >= len(given) or given[i] is None):
+            if (i >= len(given) or given[i] is None) and not o.optional and not o.variadic:
                 raise WeftError(f"op {self.name} needs operand {o.name}")
         if variadic and any(v is None for v in given[len(self.operands) - 1 :]):
             raise WeftError(f"op {self.name} takes no absent operands among {self.operands[-1].name}")

@@ -29,13 +29,13 @@ for _module in ("frequencies", "matrices"):  # with `recipes`, which `recipe` ne
 MOST_BYTES = 16 << 20  # of a text; that of the largest models takes 3 MB
 DEEPEST = 64  # lists and recipes in each other; what weft writes has a dozen
 T = TypeVar("T")
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
-      | (?P<string>"(?:[^"\\\n]|\\.)*")
+_SPACE = re.compile(r"(?:[ \t\r\n]+|\#[^\n]*)*")
+_TOKEN = re.compile(  # with the space behind it
+    r"""(?:(?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
       | (?P<value>%[A-Za-z0-9_.\-/]+)
       | (?P<name>[A-Za-z_][A-Za-z0-9_.\-/]*)
-      | (?P<punct>[{}\[\]():,=^*+\-])""",
+      | (?P<punct>[{}\[\]():,=^*+\-]))(?:[ \t\r\n]+|\#[^\n]*)*""",
     re.VERBOSE,
 )
 
@@ -47,9 +47,9 @@ class _Token(NamedTuple):
 
 
 @functools.cache
-def _fields(recipe: str) -> dict[str, Any]:
-    """The types of the fields of a recipe, by name."""
-    return typing.get_type_hints(REGISTRY[recipe])
+def _fields(recipe: str) -> dict[str, Attr]:
+    """The fields of a recipe, by name."""
+    return {key: Attr(key, kind, MISSING) for key, kind in typing.get_type_hints(REGISTRY[recipe]).items()}
 
 
 def parse(text: str, source: str = "<text>", archive: Archive = EMPTY) -> Graph:
@@ -65,22 +65,26 @@ class _Parser:
     def __init__(self, text: str, source: str) -> None:
         self.text = text
         self.source = source
-        self.tokens = list(self._tokenize())
+        self.tokens = self._tokenize()
         self.pos = 0
+        self.token = self.tokens[0]  # the one at `pos`
+        self.types: dict[str, tuple[TensorType, int]] = {}  # by spelling, with how many tokens it takes
         self.depth = 0  # of lists and recipes in each other
 
     # -- tokens
 
     def _tokenize(self) -> list[_Token]:
-        tokens, at = [], 0
-        for m in _TOKEN.finditer(self.text):
-            if m.start() != at:
+        tokens, at = [], _SPACE.match(self.text).end()  # type: ignore[union-attr]  # it matches nothing too
+        for m in _TOKEN.finditer(self.text, at):
+            start, end = m.span()
+            if start != at:
                 break
-            if m.lastgroup == "number" and len(m.group()) > MOST_DIGITS:
-                self.fail(f"a number of {len(m.group())} characters", at)
-            if m.lastgroup != "space":
-                tokens.append(_Token(str(m.lastgroup), m.group(), at))
-            at = m.end()
+            kind: str = m.lastgroup  # type: ignore[assignment]  # every alternative has a name
+            text = m[kind]
+            if kind == "number" and len(text) > MOST_DIGITS:
+                self.fail(f"a number of {len(text)} characters", at)
+            tokens.append(_Token(kind, text, at))
+            at = end
         if at != len(self.text):
             self.fail(f"unexpected character {self.text[at]!r}", at)
         return [*tokens, _Token("end", "the end of the text", len(self.text))]
@@ -90,17 +94,16 @@ class _Parser:
         column = at - (self.text.rfind("\n", 0, at) + 1) + 1
         raise WeftError(f"{self.source}:{line}:{column}: {message}")
 
-    @property
-    def token(self) -> _Token:
-        return self.tokens[self.pos]
-
     def next(self) -> _Token:
         token = self.token
-        self.pos = min(self.pos + 1, len(self.tokens) - 1)
+        if token.kind != "end":
+            self.pos += 1
+            self.token = self.tokens[self.pos]
         return token
 
     def accept(self, text: str) -> bool:
-        if self.token.text == text and self.token.kind in ("punct", "name"):
+        token = self.token
+        if token.text == text and token.kind in ("punct", "name"):
             self.next()
             return True
         return False
@@ -141,10 +144,21 @@ class _Parser:
         return tuple(items)
 
     def tensor_type(self) -> TensorType:
-        at = self.token.at
+        """A type, made once of each spelling: layers have the same types over and over."""
+        at, first = self.token.at, self.pos
+        end = self.text.find("]", at)
+        spelled = self.text[at : end + 1]
+        if spelled in self.types:
+            found, count = self.types[spelled]
+            self.pos += count
+            self.token = self.tokens[self.pos]
+            return found
         name = self.of_kind("name", "a dtype")
         dtype = self.checked(at, lambda: dtypes.parse(name))
-        return TensorType(dtype, self.listed(self.size))
+        found = TensorType(dtype, self.listed(self.size))
+        if self.tokens[self.pos - 1].at == end:  # a comment may hold a bracket
+            self.types[spelled] = found, self.pos - first
+        return found
 
     def attr(self) -> Any:
         """A literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
@@ -164,7 +178,9 @@ class _Parser:
         negative = t.text == "-"
         number = self.tokens[self.pos + negative]
         if (number.kind == "number" or number.text == "inf") and self.tokens[self.pos + negative + 1].text in ",)]":
-            self.pos += 1 + negative
+            self.next()
+            if negative:
+                self.next()
             text = ("-" if negative else "") + number.text
             return int(text) if number.text.isdecimal() else float(text)
         return self.size()
@@ -173,10 +189,13 @@ class _Parser:
         """A size expression: everything up to the comma or bracket that ends it."""
         start, depth = self.token.at, 0
         while not (depth == 0 and self.token.text in (",", "]", ")")):
-            if self.token.kind == "end":
+            token = self.next()
+            if token.kind == "end":
                 self.fail("expected a value", start)
-            depth += {"(": 1, ")": -1}.get(self.token.text, 0)
-            self.next()
+            if token.text == "(":
+                depth += 1
+            elif token.text == ")":
+                depth -= 1
         text = self.text[start : self.token.at].strip()
         return (
             int(text)
@@ -192,7 +211,7 @@ class _Parser:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.deeper()
         self.expect("(")
-        known, types = fields(cls), _fields(name)
+        known, attrs = fields(cls), _fields(name)
         given: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
@@ -203,11 +222,10 @@ class _Parser:
             else:
                 self.fail(f"too many arguments for recipe {name}", self.token.at)
             start = self.token.at
-            if key not in types or key in given:
+            if key not in attrs or key in given:
                 self.fail(f"recipe {name} takes no {'second ' if key in given else ''}argument {key!r}", start)
-            attr = Attr(key, types[key], MISSING)
             value = self.attr()
-            given[key] = self.checked(start, partial(attr.check, value, name))
+            given[key] = self.checked(start, partial(attrs[key].check, value, name))
             if self.token.text != ")":
                 self.expect(",")
         self.depth -= 1

@@ -47,11 +47,13 @@ def print_graph(graph: Graph) -> str:
 def format_node(node: Node) -> str:
     """One line: outputs with types, op, operands, attributes."""
 
+    scope = node.scope
+    inside, cut = (scope + ".", len(scope)) if scope else ("%", 0)  # no name begins with %
+
     def ref(v: Value | None) -> str:
         if v is None:
             return "_"
-        local = node.scope and v.name.startswith(node.scope + ".")
-        return f"%{v.name[len(node.scope) :]}" if local else f"%{v.name}"
+        return f"%{v.name[cut:]}" if v.name.startswith(inside) else f"%{v.name}"
 
     outs = ", ".join(f"{ref(v)}: {v.type}" for v in node.outputs)
     args = [ref(v) for v in node.inputs]
@@ -78,13 +80,24 @@ def format_attr(value: Any) -> str:
     raise TypeError(f"{value!r} has no text form")
 
 
+def _fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
+    """The fields of its kind of recipe, with their defaults."""
+    kind = type(recipe)
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple((f.name, f.default) for f in fields(kind))
+    return _FIELDS[kind]
+
+
+_FIELDS: dict[type[Recipe], tuple[tuple[str, Any], ...]] = {}
+
+
 def format_recipe(recipe: Recipe) -> str:
     """A recipe as a call: the first field by position, others by name unless they equal their default."""
     args = []
-    for i, f in enumerate(fields(recipe)):
-        value = getattr(recipe, f.name)
-        if f.default is not MISSING and f.default == value:
+    for i, (name, default) in enumerate(_fields(recipe)):
+        value = getattr(recipe, name)
+        if default is not MISSING and default == value:
             continue
         text = format_attr(value)
-        args.append(text if i == 0 else f"{f.name}={text}")
+        args.append(text if i == 0 else f"{name}={text}")
     return f"{recipe.name}({', '.join(args)})"

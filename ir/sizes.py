@@ -82,6 +82,10 @@ class Poly:
     __rmul__ = __mul__
 
     def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         text = ""
         for mono, c in self.terms:
             factors = [str(atom) + (f"^{p}" if p != 1 else "") for atom, p in mono]
@@ -113,6 +117,7 @@ def _make(terms: Mapping[Monomial, int]) -> Size:
     return Poly(tuple(order))
 
 
+@functools.lru_cache(maxsize=1024)
 def sym(name: str) -> Poly:
     """The size called `name`."""
     return Poly(((((name, 1),), 1),))
@@ -183,6 +188,8 @@ def names(size: Size) -> set[str]:
 
 def substitute(size: Size, binding: Mapping[str, Size]) -> Size:
     """`size` with named sizes replaced; the unbound ones stay."""
+    if isinstance(size, int):
+        return size
     total: Size = 0
     for mono, c in _terms(size):
         value: Size = c

@@ -21,6 +21,10 @@ class TensorType:
     shape: Shape
 
     def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
 
     @property
