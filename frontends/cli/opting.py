@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -90,7 +90,6 @@ def opt_command(
     from weft.passes import Report
 
     from .. import load_source
-    from ..comparing import Steps, check_page, write_page
     from ..rewriting import rewrite
 
     folder = _is_folder(out)
@@ -98,17 +97,20 @@ def opt_command(
         raise WeftError("--dtype is how a folder stores the weights; name one with -o")
     if folder:
         check_free(Path(out))
+    drawn: Any = None
     if viz is not None:
-        check_page(viz)
+        from .. import comparing as drawn  # what draws takes longer to import than most pipelines to run
+
+        drawn.check_page(viz)
     report = Report(priced=trace)
     with progress(f"reading {source}", "steps") as step:
         model = _piped(folder, adapters) if source == "-" else load_source(source, adapters=adapters)
-        steps = Steps(model) if viz is not None else None
+        steps = drawn.Steps(model) if drawn is not None else None
         hooks = [steps.hook] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
     tell(report, passes, trace)
     if steps and viz is not None:
-        write_page(steps.page(report), viz)
+        drawn.write_page(steps.page(report), viz)
         note(f"{viz} written")
     if folder:
         from ..model_folder import write_model
