@@ -14,11 +14,14 @@ PARTS = 2  # processes that share the variants, one per test and so one per test
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_what_ships_compiles_to_good_machine_code(part: int, tmp_path: Path) -> None:
+def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """Triton keeps what it compiled by the text of the kernel, the options and its own version: only changed kernels
+    are compiled again."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    kept = pytestconfig.cache.mkdir("triton") if pytestconfig.cache else tmp_path
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("offline.py"), str(part), str(PARTS)],
-        env={**env, "TRITON_CACHE_DIR": str(tmp_path)},
+        env={**env, "TRITON_CACHE_DIR": str(kept)},
         capture_output=True,
         text=True,
         check=False,
