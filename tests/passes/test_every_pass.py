@@ -50,12 +50,13 @@ def keep(counts: Counts) -> None:
 
 class Before(Trial):
     """A graph before all passes, with its text and cost, and trials that remember the weights they drew for a graph,
-    which checks do not change."""
+    and what it made of inputs: checks change neither."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.graph, self.text, self.cost = graph, str(graph), cost(graph)
         self.staged: dict[int, tuple[Graph, Graph, dict[str, np.ndarray]]] = {}  # by id: the graph, staged, weights
+        self.ran: dict[object, dict[str, np.ndarray]] = {}  # outputs by the id of the graph and the inputs
 
     def run(self, graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         if id(graph) not in self.staged:
@@ -63,7 +64,10 @@ class Before(Trial):
             weights = {name: p.recipe.evaluate(staged.archive) for name, p in staged.params.items()}
             self.staged[id(graph)] = graph, staged, weights
         _, staged, weights = self.staged[id(graph)]
-        return interpret(staged, inputs, params=weights)
+        asked = id(graph), *((name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(inputs.items()))
+        if asked not in self.ran:
+            self.ran[asked] = interpret(staged, inputs, params=weights)
+        return dict(self.ran[asked])
 
 
 def rewrites(applied: Pass, before: Before) -> int:
