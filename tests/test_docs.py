@@ -27,8 +27,12 @@ from pathlib import Path
 
 import pytest
 
+if __package__:  # the process that runs a page needs none of it
+    from .warm import command
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 INDEX = ROOT / "docs" / "README.md"  # its python block makes tiny-llama/
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.py)\n")
@@ -53,16 +57,36 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment() -> dict[str, str]:
+    """Of the processes that run pages."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
+
+
+@pytest.fixture(scope="session")
+def warm(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The same, where `weft` need not import anything again."""
+    folder, process = command(tmp_path_factory.mktemp("warm"), environment)
+    yield {**environment, "PATH": f"{folder}{os.pathsep}{environment['PATH']}"}
+    process.communicate()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(warm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the index page makes."""
     folder = tmp_path_factory.mktemp("index")
-    _run(INDEX, folder)
+    _run(INDEX, folder, warm)
     return folder / "tiny-llama"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_does_what_the_page_says(
-    page: Path, tiny_llama: Path, tmp_path: Path, smollm2_gguf: Path, minilm_folder: Path
+    page: Path,
+    tiny_llama: Path,
+    environment: dict[str, str],
+    warm: dict[str, str],
+    tmp_path: Path,
+    smollm2_gguf: Path,
+    minilm_folder: Path,
 ) -> None:
     if page == INDEX:
         return  # run by the fixture
@@ -70,7 +94,7 @@ def test_every_block_does_what_the_page_says(
     (tmp_path / "minilm").symlink_to(minilm_folder)
     shutil.copytree(tiny_llama, tmp_path / "tiny-llama")
     shutil.copy(ROOT / "examples" / "local_global.py", tmp_path)
-    _run(page, tmp_path)
+    _run(page, tmp_path, environment if page == README else warm)  # the tour by the program itself
     shutil.rmtree(tmp_path)  # hundreds of MB; where the page fails they stay
 
 
@@ -86,11 +110,10 @@ def test_the_index_names_every_page() -> None:
     assert not missing
 
 
-def _run(page: Path, folder: Path) -> None:
+def _run(page: Path, folder: Path, environment: dict[str, str]) -> None:
     """The page in a process of its own: what it registers stays there."""
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
-    command = [sys.executable, "-W", "error", __file__, str(page)]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    page_run = [sys.executable, "-W", "error", __file__, str(page)]
+    done = subprocess.run(page_run, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
 
 

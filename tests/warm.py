@@ -1,0 +1,148 @@
+"""A `weft` command that starts at once: a process that has imported everything forks for each call.
+
+`python warm.py SOCKET` is that process. `command` writes the program to put on the PATH, which hands over its
+arguments, folder and standard streams, and ends as the fork ends. Pages of the documentation run a hundred commands,
+each of which would import ONNX, PyTorch and the rest again.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CLIENT = """\
+#!{python} -IS
+import array, json, os, socket, sys
+OWN = {{"PWD", "OLDPWD", "SHLVL", "_"}}  # what a shell sets
+environment = dict(os.environ)
+differs = {{key for key in {{*environment, *{environment!r}}} if environment.get(key) != {environment!r}.get(key)}}
+if not os.path.exists({path!r}) or differs - OWN:  # settings are read where modules are imported
+    os.execv({weft!r}, [{weft!r}, *sys.argv[1:]])
+server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+server.connect({path!r})
+message = json.dumps([sys.argv[1:], os.getcwd(), environment]).encode()
+streams = array.array("i", [0, 1, 2])
+server.sendmsg([len(message).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+server.sendall(message)
+status = server.recv(4)
+os._exit(int.from_bytes(status, "little") if status else 1)
+"""
+HEAVY = (  # without onnxruntime, whose threads no fork has, and which waits for them where the process ends
+    *("weft.frontends.cli", "weft.frontends.compiler", "weft.frontends.onnx_folder", "weft.frontends.verification"),
+    *("weft.frontends.comparing", "weft.frontends.evaluation", "weft.frontends.rewriting", "weft.backends.onnx.export"),
+    *(
+        "weft.backends.torch.lowering",
+        "weft.backends.torch.ops",
+        "weft.passes.library",
+        "weft.backends.runtime.generate",
+    ),
+    *("numpy", "onnx", "onnx_ir", "torch", "transformers", "tokenizers", "gguf", "jinja2", "safetensors"),
+)
+
+
+def command(folder: Path, environment: dict[str, str]) -> tuple[Path, subprocess.Popen[bytes]]:
+    """A folder that holds a program `weft` for processes of this `environment`, and the process that it asks."""
+    place, weft = folder / "socket", Path(sys.executable).with_name("weft")
+    program = folder / "bin" / "weft"
+    program.parent.mkdir()
+    environment = {**environment, "PATH": f"{program.parent}{os.pathsep}{environment['PATH']}"}
+    text = CLIENT.format(python=sys.executable, path=str(place), weft=str(weft), environment=environment)
+    program.write_text(text, encoding="utf-8")
+    program.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(place)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    return program.parent, process
+
+
+def serve(path: str) -> list[str]:
+    """Fork for each call; returns, in the fork, its arguments."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(path)
+    listening.listen()
+    print("ready", flush=True)
+    waiting = selectors.DefaultSelector()
+    waiting.register(listening, selectors.EVENT_READ)
+    waiting.register(sys.stdin, selectors.EVENT_READ)  # which ends where the tests end
+    while True:
+        for key, _ in waiting.select():
+            if key.fileobj is sys.stdin:
+                os._exit(0)
+            if key.fileobj is not listening:
+                _end(waiting, key)
+                continue
+            call, _ = listening.accept()
+            length, given, *_ = socket.recv_fds(call, 8, 3)
+            wanted, folder, environment = json.loads(_read(call, int.from_bytes(length, "little")))
+            child = os.fork()
+            if child == 0:
+                waiting.close()
+                listening.close()
+                call.close()
+                for number, descriptor in enumerate(given):
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+                _open_streams()
+                os.chdir(folder)
+                os.environ.clear()
+                os.environ.update(environment)
+                arguments: list[str] = wanted
+                return arguments
+            for descriptor in given:
+                os.close(descriptor)
+            waiting.register(os.pidfd_open(child), selectors.EVENT_READ, (child, call))
+
+
+def _open_streams() -> None:
+    """Open the standard streams as where Python starts: those of the process that forked know its own files."""
+    stdin, stderr = (
+        os.fdopen(0, closefd=False),
+        os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False),
+    )
+    stdout = os.fdopen(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
+
+
+def _end(waiting: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    """Tell who asked how the fork has ended."""
+    child, call = key.data
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    waiting.unregister(key.fileobj)
+    os.close(key.fd)
+    call.sendall((code if code >= 0 else 128 - code).to_bytes(4, "little"))
+    call.close()
+
+
+def _read(call: socket.socket, length: int) -> bytes:
+    text = b""
+    while len(text) < length:
+        text += call.recv(length - len(text))
+    return text
+
+
+def main(path: str) -> Any:
+    sys.path[0] = str(Path(sys.executable).parent)  # as for the program
+    for name in HEAVY:
+        importlib.import_module(name)
+    from weft.frontends.cli import main
+
+    gc.collect()
+    gc.freeze()
+    sys.argv = ["weft", *serve(path)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
