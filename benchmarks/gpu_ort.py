@@ -108,7 +108,7 @@ def step_bytes(folder: Path, batch: int, length: int) -> int:
     """Bytes that a step must read: every weight used by a product or norm, and the keys and values so far."""
     import onnx_ir
 
-    from weft.ir import dtypes
+    from weft.ir.types import dtypes
 
     manifest = json.loads((folder / "weft.json").read_text(encoding="utf-8"))
     item = dtypes.parse(manifest["dtype"]).bits // 8

@@ -13,10 +13,10 @@ from weft.backends.cpu import slow_blocks
 from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.targets import Target, find_target
-from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.verifier import verify as verify_graph
+from weft.ir.graph.verifier import verify as verify_graph
+from weft.ir.types import dtypes
 from weft.passes import Pipeline, Report, default_pipeline, parse_pipeline, run_passes
 
 from .families.rope import at_length

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weft.ir import Graph, Node, Param, Value, sizes
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, Node, Param, Value
 from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import sizes
 from weft.passes.counts import learned
 
 T = TypeVar("T")

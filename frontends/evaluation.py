@@ -18,9 +18,9 @@ from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.place import place_for
 from weft.backends.storage import scratch_folder
-from weft.ir import dtypes
 from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
+from weft.ir.types import dtypes
 from weft.passes import default_pipeline
 from weft.passes.calibration import CHARACTERS
 

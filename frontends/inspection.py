@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from weft.ir import Graph, Node, Param, sizes
+from weft.ir import Graph, Node, Param
 from weft.ir.errors import WeftError
-from weft.ir.op import Op
-from weft.ir.printer import format_attr
-from weft.ir.view import attributes, block_hash, total_cost
+from weft.ir.graph.analysis import attributes, block_hash, total_cost
+from weft.ir.schema.op import Op
+from weft.ir.text.printer import format_attr
+from weft.ir.types import sizes
 from weft.passes.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 
 from .dimensions import Dimensions, dimensions

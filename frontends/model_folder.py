@@ -16,16 +16,16 @@ from typing import Any
 
 from weft.backends.storage import check_format, seal, stamps, whole_folder
 from weft.backends.storage.contents import SEALED
-from weft.ir import dtypes
-from weft.ir.archive import Archive
 from weft.ir.documents import read_json, read_text
-from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
-from weft.ir.parser import MOST_BYTES, parse
-from weft.ir.recipe import Recipe
+from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
-from weft.ir.streams import stream
-from weft.ir.verifier import verify
+from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.recipes.streams import stream
+from weft.ir.text.parser import MOST_BYTES, parse
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 from .hf.folder import copy_tokenizer, tokenizer_files
 from .hf.safetensors import SafetensorsArchive

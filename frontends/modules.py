@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weft.backends.runtime.torch_folder import pytorch
 from weft.backends.targets import find_target
 from weft.ir.errors import WeftError
-from weft.ir.verifier import verify
+from weft.ir.graph.verifier import verify
 from weft.passes import run_passes
 
 from .compiler import check_keep_blocks, target_dtype, target_pipeline

@@ -9,8 +9,9 @@ from typing import Any
 from weft.backends.onnx import blocks, cuda, export, genai
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import Target
-from weft.ir import dtypes, ops
+from weft.ir import ops
 from weft.ir.graph import Graph
+from weft.ir.types import dtypes
 from weft.passes import Trace, legalize
 from weft.passes.encoder_decoder import split_encoder
 from weft.passes.memory import remembers

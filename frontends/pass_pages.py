@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.ir.parser import parse
-from weft.ir.printer import format_attr
+from weft.ir.text.parser import parse
+from weft.ir.text.printer import format_attr
 from weft.passes import Pass, all_passes, run_passes
 
 INDEX = "README.md"

@@ -13,11 +13,11 @@ from typing import Any
 
 from weft.backends.storage import Stamp, check_unchanged, scratch_folder, stamps
 from weft.backends.storage.contents import sha256
-from weft.ir.archive import Archive
 from weft.ir.documents import check_regular, expanded, read_text
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
+from weft.ir.recipes.readers import Archive
 
 from .notebook import Shown
 from .source_like import SourceLike
@@ -190,8 +190,8 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
 
 
 def _from_text(spec: str, path: Path) -> Model:
-    from weft.ir.parser import MOST_BYTES, parse
-    from weft.ir.verifier import verify
+    from weft.ir.graph.verifier import verify
+    from weft.ir.text.parser import MOST_BYTES, parse
 
     from .metadata import check_metadata
 

@@ -12,11 +12,11 @@ from weft.backends.torch import blocks, export
 from weft.backends.torch.parallel import write_plan
 from weft.backends.torch.positions import rolled
 from weft.backends.torch.states import cached_nodes
-from weft.ir import dtypes
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.ops.fused_attention import ATTENTIONS
-from weft.ir.streams import stream
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
 from weft.passes import run_passes
 from weft.passes.memory import cache_records, remembers, state_records
 

@@ -22,10 +22,11 @@ from weft.backends.runtime.encoder import Encoder
 from weft.backends.runtime.folder import MANIFEST, read_manifest
 from weft.backends.runtime.generate import Generator
 from weft.backends.storage import check_contents
-from weft.ir import dtypes, interpret
+from weft.ir import interpret
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
+from weft.ir.types import dtypes
 from weft.passes import parse_pipeline, run_passes
 from weft.passes.library.quiet_routers import noises
 

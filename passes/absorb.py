@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from weft.ir import Node, Param, Recipe, Value
-from weft.ir.matrices import Centre, MatMul
 from weft.ir.recipes import Add, Permute, Scale
+from weft.ir.recipes.matrices import Centre, MatMul
 
 from .edit import changed, derive, derive_bias, supersede
 

@@ -26,10 +26,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from weft.ir import DType, Graph, WeftError, dtypes
+from weft.ir import DType, Graph, WeftError
 from weft.ir.errors import unknown
-from weft.ir.op import Attr, type_name
-from weft.ir.printer import format_attr
+from weft.ir.schema.op import Attr, type_name
+from weft.ir.text.printer import format_attr
+from weft.ir.types import dtypes
 
 from .docstrings import Documentation, read_docstring
 from .trace import Trace

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, ops
-from weft.ir.archive import Array
 from weft.ir.documents import check_regular, expanded, open_regular, read_json
 from weft.ir.interpreter import bind, run_node
+from weft.ir.recipes.readers import Array
 
 WINDOW = 128  # tokens of a plain text that are read together
 TOGETHER = 512  # tokens of texts that are computed at once

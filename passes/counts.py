@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.ir import Graph, Node, Param, Value, sizes
+from weft.ir import Graph, Node, Param, Value
 from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.types import sizes
 
 from .recurrences import states
 

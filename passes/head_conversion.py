@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir.archive import Array
+from weft.ir.recipes.readers import Array
 
 RIDGE = 1e-4  # added to second moments, relative to their mean: directions that calibration hardly saw keep a weight
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value
-from weft.ir.archive import Array, Overlay
 from weft.ir.recipes import Source
+from weft.ir.recipes.readers import Array, Overlay
 
 from .calibration import Activations
 from .head_conversion import Rotation, merged_keys, merged_values

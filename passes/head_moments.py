@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Node, Param, Value
-from weft.ir.archive import Array
 from weft.ir.interpreter import run_node
+from weft.ir.recipes.readers import Array
 
 from .calibration import Activations
 from .projections import Branch, branch_of

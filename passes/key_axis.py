@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.ir import Graph, Node, Value, WeftError, ops, sizes
+from weft.ir import Graph, Node, Value, WeftError, ops
+from weft.ir.types import sizes
 
 from .edit import made_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.archive import Array
+from weft.ir.recipes.readers import Array
 
 
 def attend(

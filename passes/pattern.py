@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.ir import Node, Op, Param, Value
-from weft.ir.calls import results
-from weft.ir.op import Trait
-from weft.ir.operators import Operators
-from weft.ir.printer import format_attr
+from weft.ir.graph.operators import Operators
+from weft.ir.schema.calls import results
+from weft.ir.schema.op import Trait
+from weft.ir.text.printer import format_attr
 
 from .trace import Miss
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Node, Value, ops
-from weft.ir.archive import Array
 from weft.ir.interpreter import run_node
-from weft.ir.sizes import names
+from weft.ir.recipes.readers import Array
+from weft.ir.types.sizes import names
 
 from .edit import only_params
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes
-from weft.ir.sizes import Size
+from weft.ir import Graph, Node, TensorType, Value, WeftError
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import Size
 
 from .edit import changed
 

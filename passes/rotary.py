@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, TensorType, WeftError, dtypes
-from weft.ir.archive import Array
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, Node, Param, TensorType, WeftError
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
 
 from . import oracle
 from .edit import derive, supersede

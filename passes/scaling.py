@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, Value
-from weft.ir.matrices import MatMul
 from weft.ir.recipes import Concat, Full, Reshape, Scale
+from weft.ir.recipes.matrices import MatMul
 
 from .absorb import WRITERS
 from .edit import derive, supersede

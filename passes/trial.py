@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Archive, DType, Graph, Recipe, WeftError, dtypes, interpret, sizes
-from weft.ir.archive import EMPTY, Array
+from weft.ir import Archive, DType, Graph, Recipe, WeftError, interpret
 from weft.ir.graph import Value
 from weft.ir.interpreter import free_sizes
 from weft.ir.recipes import Full, Map, Normal, Source, Uniform
+from weft.ir.recipes.readers import EMPTY, Array
+from weft.ir.types import dtypes, sizes
 
 EXACT = 1e-12  # the largest difference of exact passes, relative to the largest number of an output
 SIZES = {"batch": 3, "seq": 5}

@@ -9,7 +9,7 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.ir.sizes import Size
+from weft.ir.types.sizes import Size
 
 from ..targets import Target
 from . import gqa  # noqa: F401 - its lowering is tried before the one here

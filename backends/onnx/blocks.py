@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import onnx_ir as onnx
 
-from weft.ir import dtypes, ops
-from weft.ir.dtypes import DType
+from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.quantized import BLOCK, Stored, stored_layout
 from weft.ir.recipes import Reshape
+from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 from ..targets import Target
 from .emitter import Emitter

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as onnx
 
-from weft.ir import ops, sizes
-from weft.ir.dtypes import DType
+from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Concat, Full, Permute, Recipe, Reshape
+from weft.ir.types import sizes
+from weft.ir.types.dtypes import DType
 
 from ..targets import Target
 from .emitter import ONNX_DTYPES, Emitter

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as onnx
 
 from weft.ir import ops
-from weft.ir.dtypes import DType
-from weft.ir.frequencies import RopeTable
 from weft.ir.graph import Node, Param, Value
-from weft.ir.matrices import Centre
 from weft.ir.recipes import Permute
+from weft.ir.recipes.frequencies import RopeTable
+from weft.ir.recipes.matrices import Centre
+from weft.ir.types.dtypes import DType
 
 from ..targets import Target
 from .emitter import Emitter

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.op import Op
+from weft.ir.schema.op import Op
 
 from ..targets import TARGETS, Target
 

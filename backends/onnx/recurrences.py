@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as onnx
 
-from weft.ir import dtypes, ops
-from weft.ir.dtypes import DType
+from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute, Reshape, Slice
-from weft.ir.sizes import Size
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+from weft.ir.types.sizes import Size
 
 from ..targets import Target
 from .emitter import ONNX_DTYPES, Emitter

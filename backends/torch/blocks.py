@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from weft.ir import dtypes, ops
-from weft.ir.dtypes import DType
+from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.quantized import BLOCK, Stored, stored_layout
 from weft.ir.recipes import Permute
-from weft.ir.types import TensorType
+from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.types import TensorType, dtypes
+from weft.ir.types.dtypes import DType
 
 BITS = {dtypes.q4_0.name: 4, dtypes.q4_1.name: 4, dtypes.q8_0.name: 8}
 NOT_ASKED = ""

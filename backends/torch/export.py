@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
-from weft.ir.recipe import Recipe
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.types.dtypes import DType
 
 from .formulas import stored_dtype
 from .source import Source, write_source

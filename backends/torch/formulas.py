@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from weft.ir import dtypes
-from weft.ir.dtypes import DType
-from weft.ir.frequencies import AlibiSlopes, RopeFrequencies
 from weft.ir.graph import Param
-from weft.ir.quantized import Stored
-from weft.ir.recipe import Recipe
+from weft.ir.recipes.frequencies import AlibiSlopes, RopeFrequencies
+from weft.ir.recipes.quantized import Stored
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 
 def formula(recipe: Recipe) -> str | None:

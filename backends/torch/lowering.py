@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.op import Op, Trait
+from weft.ir.schema.op import Op, Trait
 from weft.passes import Trace, legalize, lookup
 
 from .encoded import within_encoder

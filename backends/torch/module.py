@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.ir.archive import Archive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.quantized import Stored
-from weft.ir.streams import stream
+from weft.ir.recipes.quantized import Stored
+from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.streams import stream
 
 from . import kernels
 from .program import TORCH_NAMES

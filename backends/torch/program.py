@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.sizes import Call, Size, sym
 from weft.ir.types import Shape
+from weft.ir.types.sizes import Call, Size, sym
 
 from .formulas import formula
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.ir.archive import MemoryArchive
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Source
+from weft.ir.recipes.readers import MemoryArchive
 from weft.passes import Pipeline, default_pipeline, run_passes
 
 from .identifiers import parameter_names

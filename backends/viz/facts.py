@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from weft.ir.sizes import Call, Poly, Size
+from weft.ir.types.sizes import Call, Poly, Size
 
 from .network import Vertex
 from .outline import Part

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.ir import Graph, Node, Param, Value, sizes
-from weft.ir.frequencies import RopeFrequencies
-from weft.ir.op import Cost, Trait
-from weft.ir.origins import Origin
-from weft.ir.printer import format_attr
-from weft.ir.recipe import Recipe
-from weft.ir.view import attributes
+from weft.ir import Graph, Node, Param, Value
+from weft.ir.graph.analysis import attributes
+from weft.ir.graph.origins import Origin
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.schema.op import Cost, Trait
+from weft.ir.text.printer import format_attr
+from weft.ir.types import sizes
 from weft.passes.counts import cached, elements, learned
 
 from .marks import Mark

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.ir.printer import format_attr
+from weft.ir.text.printer import format_attr
 from weft.passes.report import Record
 
 from . import plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from weft.ir import sizes
+from weft.ir.types import sizes
 
 from .facts import facts
 from .network import Network

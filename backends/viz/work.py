@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from weft.ir import Node, dtypes, sizes
-from weft.ir.sizes import Atom, Monomial, Poly, Size
-from weft.ir.types import TensorType
+from weft.ir import Node
+from weft.ir.types import TensorType, dtypes, sizes
+from weft.ir.types.sizes import Atom, Monomial, Poly, Size
 from weft.passes.counts import cached, state_bytes
 from weft.passes.recurrences import has_state
 

@@ -11,7 +11,7 @@ from .completion import complete_families, complete_ops, complete_presets
 from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
-    from weft.ir.op import Op
+    from weft.ir.schema.op import Op
 
 
 @click.command("ops", short_help="The operations of a graph.")
@@ -26,7 +26,7 @@ def ops_command(name: str | None) -> None:
     """
     from weft.ir import lookup
     from weft.ir import ops as _all  # noqa: F401 - importing the package fills the registry
-    from weft.ir.op import OPS
+    from weft.ir.schema.op import OPS
 
     if name is not None:
         _show_op(lookup(name))
@@ -59,8 +59,8 @@ def first_sentence(doc: str) -> str:
 
 
 def _show_op(op: Op) -> None:
-    from weft.ir.op import type_name
-    from weft.ir.printer import format_attr
+    from weft.ir.schema.op import type_name
+    from weft.ir.text.printer import format_attr
 
     echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
     if op.attrs:
@@ -96,9 +96,8 @@ def _show_lowerings(op: Op) -> None:
 
 def _cases(op: Op) -> list[str]:
     """Each example case as operand types -> output types."""
-    from weft.ir import dtypes
-    from weft.ir.printer import format_attr
-    from weft.ir.types import TensorType
+    from weft.ir.text.printer import format_attr
+    from weft.ir.types import TensorType, dtypes
 
     lines = []
     for case in op.cases:

@@ -153,7 +153,7 @@ def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
     from weft.ir import parse, verify
     from weft.ir.documents import decoded
-    from weft.ir.parser import MOST_BYTES
+    from weft.ir.text.parser import MOST_BYTES
 
     from ..metadata import check_metadata
     from ..sources import Model, open_archive
@@ -174,7 +174,7 @@ def _text(graph: Graph) -> str:
     Raises:
         WeftError: if it reads tensors that passes have computed.
     """
-    from weft.ir.archive import Overlay
+    from weft.ir.recipes.readers import Overlay
 
     archive, computed = graph.archive, set[str]()
     while isinstance(archive, Overlay):

@@ -68,7 +68,7 @@ def list_passes() -> None:
 
 
 def _show(found: type[Pass]) -> None:
-    from weft.ir.printer import format_attr
+    from weft.ir.text.printer import format_attr
 
     parts = found.documentation()
     echo(f"{found.name} ({found.effect})\n\n{parts.summary}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.ir import dtypes, ops, sizes
+from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
-from weft.ir.types import TensorType
+from weft.ir.types import TensorType, dtypes, sizes
 
 from ..notebook import Shown
 from .build import Layer, building, current, module, named, param, provided, providing

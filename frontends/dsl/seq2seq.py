@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
-from weft.ir.sizes import sym
 from weft.ir.types import TensorType
+from weft.ir.types.sizes import sym
 
 from ..notebook import Shown
 from .attention import Attention

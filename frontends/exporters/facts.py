@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import RopeFrequencies
 from weft.ir.ops.activation import ACTIVATIONS
+from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes.projections import Projections, projections
 
 from ..dsl import GatedMLP, MoE, RoPE

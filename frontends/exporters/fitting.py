@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.ir import dtypes
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import RANDOM, Full, Scale, Source
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 from weft.passes.edit import reweigh
 from weft.passes.projections import projections
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.storage import whole_file
-from weft.ir import dtypes
-from weft.ir.archive import Archive, Array
 from weft.ir.documents import shown
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.streams import stream
+from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 from ..families import describe
 from ..gguf.family import FAMILIES

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import RopeFrequencies, yarn_amplitude
 from weft.ir.graph import Graph
 from weft.ir.recipes import Literal, Map, Scale
+from weft.ir.recipes.frequencies import RopeFrequencies, yarn_amplitude
 
 from ..dsl import RoPE
 from ..families import Settings

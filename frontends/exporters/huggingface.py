@@ -13,7 +13,7 @@ from typing import Any
 from weft.backends.storage import seal, whole_folder
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.streams import stream
+from weft.ir.recipes.streams import stream
 
 from ..families import FAMILIES, describe
 from ..hf import Folder

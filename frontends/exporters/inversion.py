@@ -1,7 +1,7 @@
 """A family's recipes read backwards: the recipes of its checkpoint's tensors, over the parameters of a graph.
 
-`weft.ir.inverse` restores the values of known tensors; here nothing is evaluated, and shapes follow from those of the
-parameters. Parts of one tensor (packed q, k and v) are put together again; what moves or scales numbers is undone.
+`weft.frontends.export.inverse` restores the values of known tensors. Here nothing is evaluated, and shapes follow from
+those of the parameters. Parts of one tensor (packed q, k and v) are put together; what moves or scales numbers is undone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.ir.errors import WeftError
-from weft.ir.recipe import Recipe
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes.recipe import Recipe
 
 Shape = tuple[int, ...]
 Layout = Callable[[str, int], Shape | None]  # a tensor's name and how many numbers it has -> its shape

@@ -11,8 +11,8 @@ import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import RopeFrequencies
-from weft.ir.printer import format_attr
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.text.printer import format_attr
 from weft.passes import run_passes
 from weft.passes.edit import hand_over
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.frequencies import yarn_temperature
 from weft.ir.recipes import Recipe, Reshape, Slice
+from weft.ir.recipes.frequencies import yarn_temperature
 
 from ..dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
 from .experts import SPARSE, activation

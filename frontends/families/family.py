@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, get_type_hints
 
-from weft.ir.archive import Archive
 from weft.ir.documents import fits, shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe, Source
+from weft.ir.recipes.readers import Archive
 
 from ..dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build

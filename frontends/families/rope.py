@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import RopeFrequencies, longrope_amplitude, yarn_amplitude
 from weft.ir.graph import Graph
+from weft.ir.recipes.frequencies import RopeFrequencies, longrope_amplitude, yarn_amplitude
 
 from ..dsl import RoPE
 

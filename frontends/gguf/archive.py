@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.archive import Array
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types.dtypes import DType
 
 from .header import TensorInfo, read_header
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import yarn_amplitude
 from weft.ir.recipes import Permute, Recipe, Reshape
+from weft.ir.recipes.frequencies import yarn_amplitude
 
 from ..dsl import ALiBi, RoPE
 from ..families import Family, Settings

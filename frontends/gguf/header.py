@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from weft.ir import dtypes
 from weft.ir.documents import open_regular
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 from ..tiling import check_tiled
 

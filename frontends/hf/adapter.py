@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.ir.archive import Array
 from weft.ir.documents import read_json
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types.dtypes import DType
 
 from .safetensors import ADAPTER_WEIGHTS, SafetensorsFile
 

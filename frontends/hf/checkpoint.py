@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft.backends.storage import PROVENANCE, seal, whole_folder
-from weft.ir import dtypes
-from weft.ir.archive import Array
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.inverse import groups, restore
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
+from ..export.inverse import groups, restore
 from ..manifest import hashing, provenance
 from ..sources import Model
 from .folder import Folder, check_inside

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.ir.archive import Archive
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Archive
 
 from ..families import FAMILIES, Loaded, load
 from .adapter import Adapter

@@ -14,12 +14,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from weft.ir.archive import Archive, Array
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
-from weft.ir.matrices import MatMul, Norms
-from weft.ir.recipe import Recipe
 from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes.matrices import MatMul, Norms
+from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.types.dtypes import DType
 
 from ..families.family import Family, Loaded, describe, load
 from .adapter import Adapter, AdapterArchive, Tokens, Update, open_archive, read_adapter

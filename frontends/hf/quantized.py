@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from weft.ir import dtypes
-from weft.ir.archive import Archive, Array
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Archive, Array
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 _BYTES = np.arange(256, dtype=np.uint8)
 _NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the first of two numbers is the low half

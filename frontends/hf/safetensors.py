@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import dtypes
-from weft.ir.archive import Array
 from weft.ir.documents import Record, open_regular, parse_json
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 from ..tiling import check_tiled
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.ir import dtypes
-from weft.ir.archive import Array
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 
 from .safetensors import DTYPES, INDEX
 

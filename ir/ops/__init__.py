@@ -9,7 +9,7 @@ Never here: an op whose meaning depends on a target; a file called like an op.
 import importlib
 import pkgutil
 
-from ..op import OPS, Op
+from ..schema.op import OPS, Op
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

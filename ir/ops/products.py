@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from ..op import Array, Bound, Cost, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, show, want
+from ..schema.op import (
+    Array,
+    Bound,
+    Cost,
+    Size,
+    TensorType,
+    Trait,
+    Value,
+    broadcast,
+    case,
+    ints,
+    normal,
+    op,
+    show,
+    want,
+)
 from .elementwise import add
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.matrices import MatMul
 from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
+from weft.ir.recipes.matrices import MatMul
 
 from ..base import Pass
 from ..edit import changed, derive, derive_bias, supersede

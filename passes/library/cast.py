@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
-from weft.ir.op import Trait
+from weft.ir.schema.op import Trait
 
 from ..base import Pass
 from ..recurrences import sums

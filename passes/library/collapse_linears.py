@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
-from weft.ir.matrices import MatMul
 from weft.ir.recipes import Add, Concat, Full, Permute, Reshape, Scale
+from weft.ir.recipes.matrices import MatMul
 
 from ..base import Pass
 from ..edit import derive, drop_params, hand_over, only_params, supersede

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, Value
-from weft.ir.op import Trait
-from weft.ir.printer import format_recipe
 from weft.ir.recipes import Full
+from weft.ir.schema.op import Trait
+from weft.ir.text.printer import format_recipe
 
 from ..base import Pass
 from ..trace import Trace

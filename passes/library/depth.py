@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret
-from weft.ir.archive import Array
 from weft.ir.recipes import Full
+from weft.ir.recipes.readers import Array
 
 from ..absorb import WRITERS
 from ..base import Pass

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, WeftError
-from weft.ir.archive import Array
-from weft.ir.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.ir.recipes import Concat, Slice
+from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
+from weft.ir.recipes.readers import Array
 
 from ..base import Pass
 from ..edit import derive, supersede

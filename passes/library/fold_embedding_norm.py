@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param
-from weft.ir.matrices import RowNorm
+from weft.ir.recipes.matrices import RowNorm
 
 from ..absorb import is_layer
 from ..base import Pass

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, Param, WeftError
-from weft.ir.matrices import MatMul
 from weft.ir.recipes import Add, Full, Slice
+from weft.ir.recipes.matrices import MatMul
 
 from ..base import Pass
 from ..edit import derive, drop_params, supersede

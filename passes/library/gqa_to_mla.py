@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, Value, ops
-from weft.ir.matrices import Identity
 from weft.ir.ops.latent import expanded
 from weft.ir.recipes import Concat, Full, Slice
+from weft.ir.recipes.matrices import Identity
 
 from ..base import Pass
 from ..edit import derive, drop, hand_over, made_of, scoped

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes, ops
-from weft.ir.archive import Array
-from weft.ir.frequencies import RopeFrequencies, yarn_amplitude
+from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
+from weft.ir.recipes.frequencies import RopeFrequencies, yarn_amplitude
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
 
 from ..base import Pass
 from ..layer_choice import Layers, chosen

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes, ops, sizes
-from weft.ir.archive import Array
+from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
 from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes, sizes
 
 from ..base import Pass
 from ..edit import changed

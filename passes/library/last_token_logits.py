@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes, ops
+from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
 from weft.ir.recipes import Literal
+from weft.ir.types import dtypes
 
 from ..base import Pass
 from ..edit import drop, hand_over, made_of

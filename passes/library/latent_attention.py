@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.archive import Array
 from weft.ir.ops.latent import absorbed, expanded
+from weft.ir.recipes.readers import Array
 
 from ..base import Pass
 from ..edit import derive, drop, hand_over, made_of, scoped

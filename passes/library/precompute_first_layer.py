@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
-from weft.ir.matrices import MatMul, RowNorm
 from weft.ir.recipes import Add, Concat, Full, Permute, Reshape, Scale, Slice
+from weft.ir.recipes.matrices import MatMul, RowNorm
 
 from ..base import Pass
 from ..edit import drop, hand_over

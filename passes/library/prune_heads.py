@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, WeftError, interpret, ops
-from weft.ir.archive import Array
 from weft.ir.recipes import Literal, Scale, Take
+from weft.ir.recipes.readers import Array
 
 from ..base import Pass
 from ..calibration import Activations, read_tokens

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, interpret, ops
-from weft.ir.archive import Array
 from weft.ir.ops.activation import activate, known_activation
+from weft.ir.recipes.readers import Array
 
 from ..base import Pass
 from ..edit import changed, drop, hand_over

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from weft.ir import Graph, Node, Param, ops
-from weft.ir.archive import Array
+from weft.ir.recipes.readers import Array
 
 from ..base import Pass
 from ..edit import changed, derive, supersede

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param
-from weft.ir.matrices import RandomOrthogonal
+from weft.ir.recipes.matrices import RandomOrthogonal
 
 from ..absorb import is_layer, multiplied, read_through
 from ..base import Pass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Value, ops
-from weft.ir.archive import Array
+from weft.ir.recipes.readers import Array
 
 from ..base import Pass
 from ..edit import hand_over, made_of

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from weft.ir import Graph, WeftError
-from weft.ir.archive import Array
+from weft.ir.recipes.readers import Array
 
 from ..base import Pass
 from ..layer_choice import Layers, chosen

@@ -29,9 +29,10 @@ from weft.backends.runtime.generate import Generator
 from weft.backends.runtime.session import CPU, CUDA, onnxruntime, open_session
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import MLP, Attention, Block, Encoder, LayerNorm, LearnedPositions
-from weft.ir import OPS, Graph, Op, TensorType, Value, dtypes, interpret
+from weft.ir import OPS, Graph, Op, TensorType, Value, interpret
 from weft.ir import ops as ir_ops
-from weft.ir.op import Case
+from weft.ir.schema.op import Case
+from weft.ir.types import dtypes
 from weft.passes import legalize
 
 Floats = NDArray[np.float32]

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError, dtypes, ops, verify
+from weft.ir import Graph, Node, TensorType, Value, WeftError, ops, verify
 from weft.ir.recipes import Full
-from weft.ir.sizes import sym
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import sym
 
 T = TensorType(dtypes.f32, (sym("batch"), 4))
 

@@ -11,12 +11,13 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
 from weft.frontends.gguf import GGUFArchive
-from weft.ir import WeftError, dtypes
-from weft.ir.archive import Array, MemoryArchive
-from weft.ir.parser import parse
-from weft.ir.printer import format_recipe
-from weft.ir.quantized import BLOCK, Stored, stored_layout
+from weft.ir import WeftError
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.recipes.readers import Array, MemoryArchive
+from weft.ir.text.parser import parse
+from weft.ir.text.printer import format_recipe
+from weft.ir.types import dtypes
 
 ROWS, WIDTH = 12, 96
 

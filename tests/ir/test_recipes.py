@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, parse
-from weft.ir import frequencies as fq
-from weft.ir import matrices as mx
-from weft.ir import recipes as r
-from weft.ir.archive import Overlay
-from weft.ir.printer import format_recipe
-from weft.ir.recipe import REGISTRY
+from weft.ir import Graph, MemoryArchive, TensorType, WeftError, parse
+from weft.ir.recipes import combinators as r
+from weft.ir.recipes import frequencies as fq
+from weft.ir.recipes import matrices as mx
+from weft.ir.recipes.readers import Overlay
+from weft.ir.recipes.recipe import REGISTRY
+from weft.ir.text.printer import format_recipe
+from weft.ir.types import dtypes
 
 RNG = np.random.default_rng(7)
 A = RNG.standard_normal((12, 5)).astype(np.float32)

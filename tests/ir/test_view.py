@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import networkx as nx
 
-from weft.ir import Graph, Node, TensorType, dtypes, ops
+from weft.ir import Graph, Node, TensorType, ops
+from weft.ir.graph.analysis import attributes, block_hash, critical_path, scopes, to_networkx, total_cost
 from weft.ir.recipes import Full
-from weft.ir.sizes import sym
-from weft.ir.view import attributes, block_hash, critical_path, scopes, to_networkx, total_cost
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import sym
 
 B = sym("batch")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops
+from weft.ir import Graph, TensorType, Value, WeftError, ops
+from weft.ir.types import dtypes
 from weft.passes.library.cast import Cast
 from weft.passes.trial import EXACT, Trial
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
-from weft.ir import Graph, Param, TensorType, WeftError, dtypes, interpret, ops
+from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
+from weft.ir.types import dtypes
 from weft.passes import Trace, lookup, run_passes
 from weft.passes.trial import EXACT, Trial, difference
 

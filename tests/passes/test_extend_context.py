@@ -15,8 +15,8 @@ from weft import (
     Sinusoidal,
 )
 from weft.ir import Graph, WeftError, ops
-from weft.ir.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.ir.recipes import Literal
+from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.passes import Trace, parse_pipeline, run_passes
 from weft.passes.trial import Trial, difference
 

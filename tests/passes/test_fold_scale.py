@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, RoPE
-from weft.ir import Graph, TensorType, dtypes, ops, parse
+from weft.ir import Graph, TensorType, ops, parse
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.scaling import spread
 from weft.passes.trial import EXACT, Trial

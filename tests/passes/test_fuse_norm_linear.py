@@ -14,9 +14,10 @@ from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.frontends.hf.folder import load_folder
-from weft.ir import Graph, Param, TensorType, dtypes, interpret, ops, sizes
-from weft.ir.matrices import Centre
+from weft.ir import Graph, Param, TensorType, interpret, ops
 from weft.ir.recipes import Scale
+from weft.ir.recipes.matrices import Centre
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.trial import EXACT
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.ir import Graph, TensorType, Value, dtypes, ops
+from weft.ir import Graph, TensorType, Value, ops
+from weft.ir.types import dtypes
 from weft.passes import Trace
 from weft.passes.trial import EXACT
 

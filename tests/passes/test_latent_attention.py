@@ -12,8 +12,9 @@ from weft import MLA, Block, Decoder, GatedMLP, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, parse
+from weft.ir import Graph, TensorType, Value, interpret, ops, parse
 from weft.ir.ops.latent import expanded
+from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.library.latent_attention import _absorb, _made_from
 from weft.passes.trial import EXACT, Trial, difference

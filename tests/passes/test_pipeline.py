@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import weft
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, ops, parse, sizes
+from weft.ir import Graph, MemoryArchive, TensorType, WeftError, ops, parse
 from weft.ir.recipes import Concat, Source
+from weft.ir.types import dtypes, sizes
 from weft.passes import Pass, Report, Trace, all_passes, base, lookup, run_passes
 from weft.passes.pipeline import Step
 from weft.passes.trial import Trial

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from weft.frontends.hf.folder import load_folder
-from weft.ir import Graph, Node, Param, TensorType, WeftError, dtypes, interpret, ops, sizes
-from weft.ir.matrices import Centre, MatMul, RandomOrthogonal
+from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale
+from weft.ir.recipes.matrices import Centre, MatMul, RandomOrthogonal
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
 from weft.passes.absorb import centred, multiplied, write_through
 from weft.passes.edit import changed, hand_over

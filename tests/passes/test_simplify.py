@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, dtypes, ops, parse, sizes
-from weft.ir.frequencies import RopeFrequencies
-from weft.ir.printer import format_recipe
+from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, ops, parse
 from weft.ir.recipes import Full, Literal, Map, Source
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.text.printer import format_recipe
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
 from weft.passes.trial import EXACT
 

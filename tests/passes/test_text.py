@@ -8,7 +8,8 @@ from typing import Literal
 
 import pytest
 
-from weft.ir import DType, Graph, WeftError, dtypes, print_graph
+from weft.ir import DType, Graph, WeftError, print_graph
+from weft.ir.types import dtypes
 from weft.passes import Pass, Phase, Pipeline, Trace, base, default_pipeline, parse_pipeline, run_passes
 from weft.passes.library.cast import Cast
 from weft.passes.library.cse import Cse

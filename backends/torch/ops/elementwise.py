@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from weft.ir import ops
-from weft.ir.dtypes import DType
 from weft.ir.graph import Node, Param, Value
+from weft.ir.types.dtypes import DType
 
 from ..lowering import lowering
 from ..program import TORCH_NAMES, Emitter, Var

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir.recipes.frequencies import RopeFrequencies
 
 from ..network import Network
 from .kinds import layers

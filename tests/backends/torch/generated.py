@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from weft.backends.torch.identifiers import parameter_names
 from weft.backends.torch.module import build_module
 from weft.ir import Graph, interpret
-from weft.ir.archive import MemoryArchive
 from weft.ir.recipes import Source
+from weft.ir.recipes.readers import MemoryArchive
 from weft.passes.trial import Trial
 
 from ...passes.zoo import ZOO

@@ -14,7 +14,7 @@ from torch import nn
 from weft.backends.torch.module import build_module
 from weft.ir import OPS
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
-from weft.ir.cases import one_node
+from weft.ir.testing import one_node
 
 from .generated import errors, tensors
 

@@ -15,7 +15,7 @@ from weft.backends.viz.marks import CHANGED, KEPT, NEW, REMOVED
 from weft.backends.viz.network import Network, network
 from weft.backends.viz.outline import outline
 from weft.ir import Graph, Node, Param, parse
-from weft.ir.printer import format_attr
+from weft.ir.text.printer import format_attr
 from weft.passes import all_passes, run_passes
 
 from ...passes.zoo import ZOO

@@ -14,7 +14,7 @@ from weft.backends.viz.network import network
 from weft.backends.viz.outline import Part, outline
 from weft.frontends.inspection import inspect
 from weft.frontends.presets import PRESETS
-from weft.ir import sizes
+from weft.ir.types import sizes
 
 PUBLISHED = {
     "gpt2": 124_439_808,

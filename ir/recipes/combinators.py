@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.random import Generator, default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
 
-from .archive import Archive, Array
-from .errors import WeftError
+from ..errors import WeftError
+from .readers import Archive, Array
 from .recipe import Recipe as Recipe  # also to be had here, beside its kinds
 
 
@@ -394,7 +394,7 @@ class Cast(Recipe):
         return self.item.shape(archive)
 
     def read(self, archive: Archive, start: int, stop: int) -> Array:
-        from . import dtypes
+        from ..types import dtypes
 
         rows = self.item.read(archive, start, stop)
         return rows.astype(dtypes.parse(self.dtype).numpy).astype(rows.dtype)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .archive import Archive, Array
+from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
+from .readers import Archive, Array
 from .recipe import BLOCK_ELEMENTS, Recipe
-from .recipes import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 
 
 def stream(recipe: Recipe, archive: Archive) -> Iterator[Array]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from .archive import Archive, Array
+from .readers import Archive, Array
 
 BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it stays in the processor's cache
 SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a sweep over the whole item

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from . import dtypes
-from .archive import Array, MemoryArchive
-from .dtypes import DType
 from .graph import Graph, Value
-from .op import Case, Op
 from .recipes import Source
-from .types import TensorType
+from .recipes.readers import Array, MemoryArchive
+from .schema.op import Case, Op
+from .types import TensorType, dtypes
+from .types.dtypes import DType
 
 
 def one_node(

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from . import dtypes
-from .archive import Archive, Array, BlockArchive
-from .dtypes import DType
-from .errors import WeftError
+from ..errors import WeftError
+from ..types import dtypes
+from ..types.dtypes import DType
+from .combinators import Concat, Permute, Reshape, Slice, Source, Take
+from .readers import Archive, Array, BlockArchive
 from .recipe import BLOCK_ELEMENTS, Recipe
-from .recipes import Concat, Permute, Reshape, Slice, Source, Take
 
 BLOCK = 32  # numbers that share a scale, in every layout below
 LAYOUTS = (dtypes.q4_0, dtypes.q4_1, dtypes.q8_0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .archive import Array
+from ..recipes.readers import Array
 
 
 @dataclass(frozen=True)

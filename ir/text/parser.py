@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import math
 import re
@@ -13,18 +12,14 @@ from dataclasses import MISSING, fields
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from . import dtypes, sizes
-from .archive import EMPTY, Archive
-from .documents import MOST_DIGITS, json_at
-from .errors import WeftError
-from .graph import Graph, Value
-from .op import Attr, lookup
-from .recipe import REGISTRY, Recipe
-from .sizes import Size
-from .types import TensorType
-
-for _module in ("frequencies", "matrices"):  # with `recipes`, which `recipe` needs anyway, they register all recipes
-    importlib.import_module(f"{__package__}.{_module}")
+from ..documents import MOST_DIGITS, json_at
+from ..errors import WeftError
+from ..graph import Graph, Value
+from ..recipes.readers import EMPTY, Archive
+from ..recipes.recipe import REGISTRY, Recipe
+from ..schema.op import Attr, lookup
+from ..types import TensorType, dtypes, sizes
+from ..types.sizes import Size
 
 MOST_BYTES = 16 << 20  # of a text; that of the largest models takes 3 MB
 DEEPEST = 64  # lists and recipes in each other; what weft writes has a dozen

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from .archive import Archive, Array
-from .errors import WeftError
-from .graph import Graph
-from .recipe import Recipe
-from .recipes import Add, Cast, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes import Add, Cast, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.recipe import Recipe
 
 INVERSES: dict[str, Callable[[Array], Array]] = {
     "neg": np.negative,

@@ -8,10 +8,10 @@ from typing import Any
 
 import networkx as nx
 
-from . import sizes
+from ..schema.op import Cost
+from ..text.printer import format_attr
+from ..types import sizes
 from .graph import Graph, Node, Value
-from .op import Cost
-from .printer import format_attr
 
 
 def to_networkx(graph: Graph) -> nx.MultiDiGraph:

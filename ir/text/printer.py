@@ -20,10 +20,10 @@ import json
 from dataclasses import MISSING, fields
 from typing import Any
 
-from .dtypes import DType
-from .graph import Graph, Node, Value
-from .recipe import Recipe
-from .sizes import Poly
+from ..graph import Graph, Node, Value
+from ..recipes.recipe import Recipe
+from ..types.dtypes import DType
+from ..types.sizes import Poly
 
 
 def print_graph(graph: Graph) -> str:

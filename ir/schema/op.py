@@ -35,16 +35,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from . import calls, sizes
-from .archive import Array
-from .attrs import Attr, type_name
+from ..errors import WeftError, unknown
+from ..graph import Graph, Node, Value
+from ..recipes.readers import Array
+from ..types import Shape, TensorType, sizes
+from ..types.dtypes import DType
+from ..types.sizes import Poly, Size
+from . import calls
+from .attributes import Attr, type_name
+from .cases import Case, Sample, bools, case, ints, normal, positive
 from .checks import axis_of, broadcast, fixed, show, total, want
-from .dtypes import DType
-from .errors import WeftError, unknown
-from .graph import Graph, Node, Value
-from .samples import Case, Sample, bools, case, ints, normal, positive
-from .sizes import Poly, Size
-from .types import Shape, TensorType
 
 OPS: dict[str, Op] = {}
 
@@ -338,7 +338,7 @@ def lookup(name: str) -> Op:
     Raises:
         WeftError: if there is none, with the nearest names.
     """
-    from . import ops as _all  # noqa: F401 - importing the package fills the registry
+    from .. import ops as _all  # noqa: F401 - importing the package fills the registry
 
     if name not in OPS:
         raise unknown("op", name, OPS, "see `weft ops`")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .errors import WeftError
+from ..errors import WeftError
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .errors import WeftError
+from ..errors import WeftError
+from ..schema.op import OPS
 from .graph import Graph, Value
-from .op import OPS
 
 Rule = Callable[[Graph], Iterator[str]]
 

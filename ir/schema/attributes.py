@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import WeftError
-from .types import Shape
+from ..errors import WeftError
+from ..types import Shape
 
 
 @dataclass(frozen=True)

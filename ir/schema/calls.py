@@ -9,7 +9,7 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import WeftError
+from ..errors import WeftError
 
 if TYPE_CHECKING:
     from .op import Op

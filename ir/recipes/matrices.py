@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
 
-from .archive import Archive, Array
-from .errors import WeftError
+from ..errors import WeftError
+from .readers import Archive, Array
 from .recipe import Recipe
 
 

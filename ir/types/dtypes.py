@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import WeftError
+from ..errors import WeftError
 
 
 @dataclass(frozen=True)

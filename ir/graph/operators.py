@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .calls import is_number
-from .dtypes import bool_
-from .errors import WeftError
+from ..errors import WeftError
+from ..schema.calls import is_number
+from ..types.dtypes import bool_
 
 if TYPE_CHECKING:
+    from ..schema.op import Op
     from .graph import Value
-    from .op import Op
 
 
 class Operators:
@@ -111,9 +111,9 @@ def _apply(name: str, *operands: Any) -> Value:
     if not all(isinstance(v, Operators) or is_number(v) for v in operands):
         unknown: Value = NotImplemented
         return unknown
-    from .op import OPS
+    from ..schema.op import OPS
 
     if name not in OPS:
-        from . import ops as _all  # noqa: F401 - importing the package fills the registry
+        from .. import ops as _all  # noqa: F401 - importing the package fills the registry
     op: Op = OPS[name]
     return op(*operands)

@@ -17,9 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from . import dtypes
-from .dtypes import DType
-from .errors import WeftError
+from ..errors import WeftError
+from ..types import dtypes
+from ..types.dtypes import DType
 
 Array = np.ndarray[Any, Any]
 

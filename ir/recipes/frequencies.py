@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from .archive import Archive, Array
-from .errors import WeftError
-from .recipes import Recipe
+from ..errors import WeftError
+from .combinators import Recipe
+from .readers import Archive, Array
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .archive import EMPTY, Archive
-from .errors import WeftError
+from ..errors import WeftError
+from ..recipes.readers import EMPTY, Archive
+from ..recipes.recipe import Recipe
+from ..types import TensorType
 from .operators import Operators
 from .origins import Origin
 from .outputs import Outputs
-from .recipe import Recipe
-from .types import TensorType
 
 if TYPE_CHECKING:
     import networkx as nx
 
-    from .op import Op
+    from ..schema.op import Op
 
 AttrValue = Any  # int | float | bool | str | DType | Size | tuple of those | None: what text can spell
 
@@ -174,7 +174,7 @@ class Graph:
         return self._count
 
     def __str__(self) -> str:
-        from .printer import print_graph
+        from ..text.printer import print_graph
 
         return print_graph(self)
 
@@ -393,6 +393,6 @@ class Graph:
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The analysis view, see `view.to_networkx`."""
-        from .view import to_networkx
+        from .analysis import to_networkx
 
         return to_networkx(self)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .errors import WeftError
-from .sizes import Size
-from .types import Shape, TensorType
+from ..errors import WeftError
+from ..types import Shape, TensorType
+from ..types.sizes import Size
 
 
 def want(condition: bool, message: str) -> None:

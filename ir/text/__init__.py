@@ -1,0 +1,4 @@
+"""The text form of graphs: lexer and parser.
+
+Never here: what a graph means, file formats of others.
+"""
