@@ -15,7 +15,7 @@ from weft.backends.viz.page import page
 from weft.backends.viz.steps import Step, steps_page
 from weft.backends.viz.totals import Totals, totals
 from weft.ir.errors import WeftError
-from weft.passes.pipeline import Step as Ran
+from weft.passes.core.pipeline import Step as Ran
 from weft.passes.report import Report
 
 from .drawable import described, loaded

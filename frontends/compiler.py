@@ -186,7 +186,7 @@ def target_pipeline(
         WeftError: if the text is wrong.
     """
     from weft.passes import Phase
-    from weft.passes.library.cast import Cast
+    from weft.passes.library.cleanup.cast import Cast
 
     phases = default_pipeline(graph, max_length, trains=trains).phases
     applying = (ph for ph in phases if not target.phases or ph.name in target.phases)

@@ -22,7 +22,7 @@ from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
 from weft.ir.types import dtypes
 from weft.passes import default_pipeline
-from weft.passes.calibration import CHARACTERS
+from weft.passes.fitting.calibration import CHARACTERS
 
 from .compiler import compile
 from .rewriting import rewrite

@@ -14,7 +14,7 @@ from weft.ir.graph.analysis import attributes, block_hash, total_cost
 from weft.ir.schema.op import Op
 from weft.ir.text.printer import format_attr
 from weft.ir.types import sizes
-from weft.passes.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
+from weft.passes.analysis.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 
 from .dimensions import Dimensions, dimensions
 from .source_like import SourceLike

@@ -13,9 +13,9 @@ from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Target
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
-from weft.passes.counts import parameter_count
-from weft.passes.library.kv_cache import ROUTERS
-from weft.passes.memory import cache_records, state_records
+from weft.passes.analysis.counts import parameter_count
+from weft.passes.analysis.memory import cache_records, state_records
+from weft.passes.library.cache.kv_cache import ROUTERS
 
 from .sources import Model
 

@@ -13,8 +13,8 @@ from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize
+from weft.passes.analysis.memory import remembers
 from weft.passes.encoder_decoder import split_encoder
-from weft.passes.memory import remembers
 
 from .manifest import max_source
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from weft.ir.documents import expanded, read_text
 from weft.ir.errors import WeftError
 from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
-from weft.passes.pipeline import Hook, Progress
+from weft.passes.core.pipeline import Hook, Progress
 
 from .sources import Model
 

@@ -18,7 +18,7 @@ from weft.ir.ops.fused_attention import ATTENTIONS
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.memory import cache_records, remembers, state_records
+from weft.passes.analysis.memory import cache_records, remembers, state_records
 
 from .hf.writing import Tensor, write_shards
 

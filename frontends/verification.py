@@ -28,7 +28,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 from weft.ir.types import dtypes
 from weft.passes import parse_pipeline, run_passes
-from weft.passes.library.quiet_routers import noises
+from weft.passes.library.cleanup.quiet_routers import noises
 
 from .families.rope import at_length
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs

@@ -14,8 +14,8 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.schema.op import Trait
-from weft.passes.feed_forward import feed_forward
-from weft.passes.projections import Branch, Projections, projections
+from weft.passes.analysis.feed_forward import feed_forward
+from weft.passes.analysis.projections import Branch, Projections, projections
 
 from .identifiers import with_identifiers
 from .lowering import lower

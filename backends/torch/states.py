@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
-from weft.passes.key_axis import bias_makers
-from weft.passes.memory import remembers
-from weft.passes.recurrences import states
+from weft.passes.analysis.memory import remembers
+from weft.passes.analysis.recurrences import states
+from weft.passes.library.cache.key_axis import bias_makers
 
 
 def cached_nodes(graph: Graph) -> set[Node]:

@@ -15,7 +15,7 @@ from weft.ir.recipes.recipe import Recipe
 from weft.ir.schema.op import Cost, Trait
 from weft.ir.text.printer import format_attr
 from weft.ir.types import sizes
-from weft.passes.counts import cached, elements, learned
+from weft.passes.analysis.counts import cached, elements, learned
 
 from .marks import Mark
 from .work import NONE, Work, of_node, state, step

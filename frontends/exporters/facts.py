@@ -14,7 +14,7 @@ from weft.ir import Graph, Node, Param, Value
 from weft.ir.errors import WeftError
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes.frequencies import RopeFrequencies
-from weft.passes.projections import Projections, projections
+from weft.passes.analysis.projections import Projections, projections
 
 from ..dsl import GatedMLP, MoE, RoPE
 from ..families import Settings

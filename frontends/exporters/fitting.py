@@ -12,8 +12,8 @@ from weft.ir.graph import Graph, Param
 from weft.ir.recipes import RANDOM, Full, Scale, Source
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
-from weft.passes.edit import reweigh
-from weft.passes.projections import projections
+from weft.passes.analysis.projections import projections
+from weft.passes.edits.edit import reweigh
 
 from ..families import Loaded
 from ..hf.writing import STORED

@@ -1,7 +1,7 @@
 """A family's recipes read backwards: the recipes of its checkpoint's tensors, over the parameters of a graph.
 
 `weft.frontends.export.inverse` restores the values of known tensors. Here nothing is evaluated, and shapes follow from
-those of the parameters. Parts of one tensor (packed q, k and v) are put together; what moves or scales numbers is undone.
+those of the parameters. Parts of one tensor (packed q, k and v) are joined; what moves or scales numbers is undone.
 """
 
 from __future__ import annotations

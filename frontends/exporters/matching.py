@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.text.printer import format_attr
 from weft.passes import run_passes
-from weft.passes.edit import hand_over
+from weft.passes.edits.edit import hand_over
 
 _FUSED = ("add_norm", "norm_linear", "rotary_attention")
 _COMMUTE = ("add", "mul")

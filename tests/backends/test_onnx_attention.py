@@ -16,8 +16,8 @@ from weft.ir import Graph, Param, TensorType, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.library.kv_cache import KvCache
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
+from weft.passes.library.cache.kv_cache import KvCache
 
 from .attention_models import BATCH, HEADS, SEQ, Array, Decoding, decoder, draw, formula
 

@@ -20,20 +20,7 @@ from weft.frontends.exporters.matching import canonical, match
 from weft.frontends.exporting import export
 from weft.frontends.families import FAMILIES
 from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, ops
-from weft.ir.recipes import (
-    Add,
-    Cast,
-    Concat,
-    Full,
-    Map,
-    MeanPool,
-    Permute,
-    Reshape,
-    Scale,
-    Slice,
-    Source,
-    Take,
-)
+from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 

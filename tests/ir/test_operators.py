@@ -192,7 +192,7 @@ def test_names_of_tuples() -> None:
 
 
 def test_patterns_are_written_with_operators() -> None:
-    from weft.passes.pattern import Match, Pattern
+    from weft.passes.edits.pattern import Match, Pattern
 
     def scaled(x: Value, y: Value) -> Value:
         return ops.sigmoid(x * y) * 2.0 + 1

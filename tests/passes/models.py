@@ -9,7 +9,7 @@ from weft.ir.recipes import Normal
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline
-from weft.passes.trial import Trial, difference
+from weft.passes.core.trial import Trial, difference
 
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")
 

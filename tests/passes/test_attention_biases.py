@@ -13,7 +13,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.matrices import MatMul
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import applied, count, weight, worst
 from .zoo import ZOO

@@ -7,8 +7,8 @@ import pytest
 from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
+from weft.passes.core.trial import EXACT, Trial
 from weft.passes.encoder_decoder import split_encoder
-from weft.passes.trial import EXACT, Trial
 
 from .models import BATCH, SEQ, count, weight
 

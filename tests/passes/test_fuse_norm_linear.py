@@ -19,7 +19,7 @@ from weft.ir.recipes import Scale
 from weft.ir.recipes.matrices import Centre
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from ..e2e.families import LENGTH, ROWS, VOCAB, error, reference
 from .models import Tiny, applied, count, weight, worst

@@ -19,7 +19,7 @@ from weft.ir import Graph, TensorType, Value, WeftError, interpret, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes, sizes
 from weft.passes import Report, Trace, legalize, run_passes
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import Tiny, applied, count, weight, worst
 from .zoo import ZOO

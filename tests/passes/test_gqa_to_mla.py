@@ -10,7 +10,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from .models import BATCH, SEQ, Tiny, applied, count, worst
 

@@ -10,8 +10,8 @@ from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Normal
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.costs import cost
-from weft.passes.trial import EXACT
+from weft.passes.analysis.costs import cost
+from weft.passes.core.trial import EXACT
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO

@@ -10,8 +10,8 @@ from weft.ir.recipes.matrices import RowNorm
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.edit import hand_over
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.edits.edit import hand_over
 
 from .models import Tiny, applied, count, weight, worst
 from .zoo import ZOO

@@ -16,7 +16,7 @@ from weft.ir.recipes import Full, Literal
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO

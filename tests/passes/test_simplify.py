@@ -13,7 +13,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.text.printer import format_recipe
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from .models import Tiny, applied, count, weight, worst
 

@@ -7,7 +7,7 @@ import pytest
 from weft.frontends.families import FAMILIES
 from weft.frontends.presets import PRESETS
 from weft.ir import parse, verify
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
 
 from ..e2e.families import ROWS
 from ..e2e.seq2seq import SEQ2SEQ

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.recurrences import State, states
+from weft.passes.analysis.recurrences import State, states
 
 from ..lowering import lowering
 from ..program import Emitter, Operand, Slot, Var

@@ -18,7 +18,7 @@ from weft.backends.torch.module import build_module
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryArchive
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
 
 from ...passes.zoo import ZOO
 

@@ -15,7 +15,7 @@ from weft.backends.torch.step.lowering import refusal
 from weft.backends.torch.step.source import write_step
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
-from weft.passes.recurrences import states
+from weft.passes.analysis.recurrences import states
 
 from ...e2e.random_models import strong
 from ...passes.zoo import ZOO

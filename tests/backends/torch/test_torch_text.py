@@ -20,8 +20,8 @@ from torch import Tensor
 from weft.backends.torch.library import bound, names
 from weft.backends.torch.module import build_module
 from weft.backends.torch.source import write_source
-from weft.passes.recurrences import states
-from weft.passes.trial import Trial
+from weft.passes.analysis.recurrences import states
+from weft.passes.core.trial import Trial
 
 from ...passes.zoo import ZOO
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted

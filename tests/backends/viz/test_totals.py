@@ -14,8 +14,9 @@ from weft.backends.viz.totals import Totals, totals
 from weft.frontends.inspection import inspect, usual_tokens
 from weft.frontends.sources import Model
 from weft.ir import parse
-from weft.passes import all_passes, costs
-from weft.passes.counts import cached, parameter_count, state_bytes
+from weft.passes import all_passes
+from weft.passes.analysis import costs
+from weft.passes.analysis.counts import cached, parameter_count, state_bytes
 
 PIPELINES = {
     "smollm2-135m": "mha-to-gqa{kv_heads=1}, fuse-norm-linear, kv-cache",
