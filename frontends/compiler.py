@@ -26,7 +26,8 @@ from .source_like import SourceLike
 from .sources import Model, load_source
 
 if TYPE_CHECKING:
-    from .onnx_folder import OnnxFolder
+    from weft.backends.onnx.build import OnnxFolder
+
     from .torch_folder import TorchFolder
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
@@ -165,7 +166,7 @@ def _lowered(
         from .torch_folder import TorchFolder
 
         return TorchFolder(graph, dtype, notes, processes)
-    from .onnx_folder import OnnxFolder
+    from weft.backends.onnx.build import OnnxFolder
 
     return OnnxFolder(graph, target, length, notes, prepack)
 

@@ -21,7 +21,7 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
 from ..targets import Target
-from . import attention, blocks, cuda, experts, layers, recurrences, standard  # noqa: F401 - these register lowerings
+from . import cuda  # noqa: F401 - these register lowerings
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 

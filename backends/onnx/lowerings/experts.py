@@ -20,10 +20,10 @@ from weft.ir.recipes import Concat, Full, Permute, Recipe, Reshape
 from weft.ir.types import sizes
 from weft.ir.types.dtypes import DType
 
-from ..targets import Target
-from .emitter import ONNX_DTYPES, Emitter
+from ...targets import Target
+from ..emitter import ONNX_DTYPES, Emitter
+from ..lowering import ORT, lowering
 from .layers import MS, activation, slope
-from .lowering import ORT, lowering
 
 Out = onnx.Value
 F32, I64 = int(ONNX_DTYPES["f32"]), int(ONNX_DTYPES["i64"])

@@ -16,10 +16,10 @@ from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ..targets import Target
-from .emitter import Emitter
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import lowering
 from .layers import MS
-from .lowering import lowering
 
 
 def _layout(weight: Value | None) -> DType | str:

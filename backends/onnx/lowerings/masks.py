@@ -12,7 +12,7 @@ import onnx_ir as onnx
 
 from weft.ir.graph import Node, Value
 
-from .emitter import ONNX_DTYPES, Emitter
+from ..emitter import ONNX_DTYPES, Emitter
 
 Out = onnx.Value
 _FACTS = ("causal", "window", "keep_first", "pattern", "stride", "summary", "rolling")

@@ -10,10 +10,10 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 
-from ..targets import Target
-from .emitter import Emitter
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import ORT, lowering
 from .layers import MS, rope_tables
-from .lowering import ORT, lowering
 from .masks import full_bias, is_length
 
 Out = onnx.Value

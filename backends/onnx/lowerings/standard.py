@@ -8,8 +8,8 @@ from weft.ir import ops
 from weft.ir.graph import Node
 from weft.ir.schema.op import Op
 
-from .emitter import ONNX_DTYPES, Emitter
-from .lowering import lowering
+from ..emitter import ONNX_DTYPES, Emitter
+from ..lowering import lowering
 
 Out = onnx.Value
 

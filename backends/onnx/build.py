@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.backends.onnx import blocks, cuda, export, genai
-from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import Target
+from weft.frontends.manifest import max_source
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.types import dtypes
@@ -16,7 +14,10 @@ from weft.passes import Trace, legalize
 from weft.passes.analysis.memory import remembers
 from weft.passes.encoder_decoder import split_encoder
 
-from .manifest import max_source
+from ..targets import Target
+from . import cuda, export, genai
+from .lowering import refusals
+from .lowerings import quantized as blocks
 
 
 class OnnxFolder:
@@ -48,7 +49,7 @@ class OnnxFolder:
         """Write everything into `folder`; `step` is told the bytes just written."""
         export.write(self._models, folder, step)
         if self._prepack:
-            from weft.backends.onnx import packing
+            from . import packing
 
             for name in self._models:
                 packing.prepack(folder, name)

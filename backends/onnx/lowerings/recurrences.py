@@ -20,10 +20,10 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Size
 
-from ..targets import Target
-from .emitter import ONNX_DTYPES, Emitter
+from ...targets import Target
+from ..emitter import ONNX_DTYPES, Emitter
+from ..lowering import ORT, lowering
 from .layers import MS, activation
-from .lowering import ORT, lowering
 
 CHUNK = 32  # tokens whose pairs are computed at once
 

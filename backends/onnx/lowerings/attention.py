@@ -11,10 +11,10 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.types.sizes import Size
 
-from ..targets import Target
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import lowering
 from . import gqa  # noqa: F401 - its lowering is tried before the one here
-from .emitter import Emitter
-from .lowering import lowering
 from .masks import consecutive, extended, first_position, full_bias, is_length, is_plain, mask_of
 
 Out = onnx.Value

@@ -14,9 +14,9 @@ from weft.ir.recipes.frequencies import RopeTable
 from weft.ir.recipes.matrices import Centre
 from weft.ir.types.dtypes import DType
 
-from ..targets import Target
-from .emitter import Emitter
-from .lowering import ORT, lowering
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import ORT, lowering
 
 MS = "com.microsoft"
 Out = onnx.Value
