@@ -145,8 +145,8 @@ class Runtime(Module):
     """weft's runtime: the step captured by it, and every token drawn on the device and given to the host."""
 
     def __init__(self, model: Any, capacity: int) -> None:
-        from weft.backends.runtime.sampling import Sampler, Sampling
-        from weft.backends.runtime.torch_decoder import TorchContext, TorchDecoder
+        from weft.backends.runtime.core.sampling import Sampler, Sampling
+        from weft.backends.runtime.torch.decoder import TorchContext, TorchDecoder
         from weft.backends.torch.module import build_step
 
         super().__init__(model, capacity)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.backends.cpu import slow_blocks
-from weft.backends.runtime.torch_folder import pytorch
+from weft.backends.runtime.torch.folder import pytorch
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.targets import Target, find_target
 from weft.ir.errors import WeftError

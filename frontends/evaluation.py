@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime import load
-from weft.backends.runtime.encoder import Encoder
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.device import place_for
 from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.place import place_for
+from weft.backends.runtime.ort.encoder import Encoder
 from weft.backends.storage import scratch_folder
 from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.backends.runtime.session import Session, failures, onnxruntime
+from weft.backends.runtime.ort.session import Session, failures, onnxruntime
 from weft.ir.errors import WeftError
 
 if TYPE_CHECKING:
     import onnx
 
-    from weft.backends.runtime.encoder import Encoder
-    from weft.backends.runtime.generate import Generator
+    from weft.backends.runtime.core.generate import Generator
+    from weft.backends.runtime.ort.encoder import Encoder
 
 Array = NDArray[Any]
 _LAYER = re.compile(r"(.*?\.\d+)\.")
@@ -183,8 +183,8 @@ def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int]
 
 def internals_of(runnable: Generator | Encoder) -> list[Internals]:
     """The ONNX models behind what `load` returned, in the order they run; none of a folder of PyTorch."""
-    from weft.backends.runtime.decoder import OrtDecoder
-    from weft.backends.runtime.encoder import OrtEncoder
+    from weft.backends.runtime.ort.decoder import OrtDecoder
+    from weft.backends.runtime.ort.encoder import OrtEncoder
 
     folder, model = runnable.folder, getattr(runnable, "decoder", runnable)
     if folder is None or not isinstance(model, OrtEncoder | OrtDecoder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.runtime.torch_folder import pytorch
+from weft.backends.runtime.torch.folder import pytorch
 from weft.backends.targets import find_target
 from weft.ir.errors import WeftError
 from weft.ir.graph.verifier import verify

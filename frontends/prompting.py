@@ -17,7 +17,7 @@ def attended(model: Model, prompt: str, step: prompts.Step = lambda done, count:
     Raises:
         WeftError: if the model has no tokenizer or no weights, or the prompt cannot be shown.
     """
-    from weft.backends.runtime.text import Tokenizer
+    from weft.backends.runtime.text.tokenizer import Tokenizer
 
     if model.random_init:
         raise WeftError(f"{model.description} has no weights, so what it attends to is random; give a checkpoint")

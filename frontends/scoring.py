@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.backends.runtime.encoder import Encoder
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.protocols import Context, Decoder
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.protocols import Context, Decoder
+from weft.backends.runtime.ort.encoder import Encoder
 from weft.ir.errors import WeftError
 
 from .internals import internals_of, stock_inputs

@@ -74,7 +74,7 @@ class Model(Shown):
 
 def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
     """The tokens of `texts` by the tokenizer whose files `write` writes into a folder."""
-    from weft.backends.runtime.text import Tokenizer
+    from weft.backends.runtime.text.tokenizer import Tokenizer
 
     with scratch_folder() as folder:
         write(folder)

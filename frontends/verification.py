@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.backends.runtime import load
-from weft.backends.runtime.encoder import Encoder
+from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.folder import MANIFEST, read_manifest
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.ort.encoder import Encoder
 from weft.backends.storage import check_contents
 from weft.ir import interpret
 from weft.ir.documents import Record

@@ -121,8 +121,8 @@ def test_sources_keep_the_house_rules(folder: str, root: Path) -> None:
 # Files of weft's own, pipes between its processes, and what is copied into folders that need nothing of weft.
 OWN_JSON = {
     "ir/documents.py",
-    "backends/runtime/chat.py",
-    "backends/runtime/chat_worker.py",
+    "backends/runtime/text/chat.py",
+    "backends/runtime/text/chat_worker.py",
     "backends/torch/shipped/load.py",
     "backends/viz/plain.py",
     "backends/viz/steps.py",

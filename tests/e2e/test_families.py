@@ -18,7 +18,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 import weft
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.core.generate import Generator
 from weft.frontends.families import FAMILIES
 from weft.frontends.families.verified import Errors, read_verified
 

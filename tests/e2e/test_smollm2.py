@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.core.generate import Generator
 
 PROMPTS = {1: "Once", 7: None, 64: None, 513: None, 600: None}  # lengths cross the chunk of 512
 

@@ -17,8 +17,8 @@ from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
 import weft
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.torch_folder import importing
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.torch.folder import importing
 from weft.backends.torch.explain import explain
 from weft.backends.torch.kernels import gemv, launch, quantized_linear
 from weft.backends.torch.module import build_module, build_step

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import weft
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.core.generate import Generator
 from weft.frontends.hf import writing
 from weft.frontends.scoring import score_tokens, stream_errors
 from weft.ir import interpret

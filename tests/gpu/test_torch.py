@@ -19,8 +19,8 @@ from decoders import DECODERS, LAYERS, VOCAB
 from gpu_run import captured
 from torch import Tensor
 
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.torch_decoder import TorchDecoder
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.torch.decoder import TorchDecoder
 from weft.backends.targets import find_target
 from weft.backends.torch.module import build_module, build_step
 from weft.frontends.compiler import target_pipeline

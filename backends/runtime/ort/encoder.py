@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from .sampling import Floats, check_count
+from ..core.sampling import Floats, check_count
+from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
 from .session import Session, failures
-from .text import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
 
 Pooling = Literal["mean", "cls", "max", "none"]
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")

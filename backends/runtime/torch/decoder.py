@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from weft.ir.errors import WeftError
 
-from . import torch_caches as caches
-from .protocols import Bools
-from .rows import Rows
-from .sampling import Ints, Sampler
-from .text import padded
-from .torch_draws import Draws, can_draw
-from .torch_steps import Step, Steps
+from ..core.protocols import Bools
+from ..core.rows import Rows
+from ..core.sampling import Ints, Sampler
+from ..text.tokenizer import padded
+from . import caches as caches
+from .draws import Draws, can_draw
+from .steps import Step, Steps
 
 _STEP = {"cpu": 256, "cuda": 1024}  # caches grow in steps of so many tokens, so that contexts are used again
 

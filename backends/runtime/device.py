@@ -7,8 +7,8 @@ from typing import NamedTuple
 from weft.ir.errors import WeftError
 
 from ..targets import find_target
-from .session import DEVICES, gpu_trouble, missing_cuda, onnxruntime
-from .torch_folder import pytorch
+from .ort.session import DEVICES, gpu_trouble, missing_cuda, onnxruntime
+from .torch.folder import pytorch
 
 
 class Place(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from .chat import ChatTemplate, Message
+from ..text.chat import ChatTemplate, Message
+from ..text.tokenizer import Tokenizer
 from .generate import Generator, Stream
 from .protocols import Context
-from .text import Tokenizer
 
 
 class Conversation(Generator):

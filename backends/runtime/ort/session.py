@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from .sampling import check_count
+from ..core.sampling import check_count
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .sampling import Ints, check_logits
-from .torch_caches import is_cross, layers, mutable, tensors
-from .torch_draws import Draws
+from ..core.sampling import Ints, check_logits
+from .caches import is_cross, layers, mutable, tensors
+from .draws import Draws
 
 Step = Callable[[Tensor, Tensor, Any], Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
 SMALLEST = 256  # keys that a captured step reads at least

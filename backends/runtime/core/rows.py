@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from .buffers import float32
+from ..ort.buffers import float32
 from .protocols import Bools
 from .sampling import Floats, Ints, Sampler
 

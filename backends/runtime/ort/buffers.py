@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from .sampling import Floats
+from ..core.sampling import Floats
 from .session import Session, onnxruntime
 
 # ONNX Runtime's name of a tensor type: (its ONNX number, the numpy dtype for its bytes; ORT knows none for bf16).

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from ..core.rows import Rows
+from ..core.sampling import Ints
+from ..text.tokenizer import padded
 from .buffers import Buffer, float32, kind_of
-from .rows import Rows
-from .sampling import Ints
+from .cross_attention import Reading, SourceEncoder
 from .session import Session, failures, one_line, ort_errors
-from .sources import Reading, SourceEncoder
 from .states import PAST, Memory, read_states
-from .text import padded
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from ..core.sampling import Ints
+from ..text.tokenizer import padded
 from .buffers import Buffer, Kind, kind_of
-from .sampling import Ints
 from .session import Session, failures
-from .text import padded
 
 IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 

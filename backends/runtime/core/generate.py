@@ -13,13 +13,13 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 
+from ..text.chat import ChatTemplate, Message
+from ..text.tokenizer import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
 from .beams import Beams, BeamSearch, EarlyStopping, search
-from .chat import ChatTemplate, Message
 from .protocols import Bools, Context, Decoder
 from .results import Result, Timings
 from .rows import parts
 from .sampling import Floats, Forced, Ints, Sampler, Sampling, SamplingOptions, check_count
-from .text import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
 
 if TYPE_CHECKING:
     from .conversation import Conversation

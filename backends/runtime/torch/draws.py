@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..torch.shipped.sampling import filtered
-from .sampling import Sampler, Sampling
+from ...torch.shipped.sampling import filtered
+from ..core.sampling import Sampler, Sampling
 
 
 def can_draw(samplers: Sequence[Sampler]) -> bool:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from .encoder import Encoder
-from .folder import Facts
-from .sampling import Floats, check_count
-from .session import DEVICES
+from ..core.sampling import Floats, check_count
+from ..folder import Facts
+from ..ort.encoder import Encoder
+from ..ort.session import DEVICES
 
 if TYPE_CHECKING:
-    from .torch_decoder import TorchDecoder
+    from .decoder import TorchDecoder
 
 NAMES = ("model", "decode", "kernels")  # what a folder imports of itself
 
@@ -31,7 +31,7 @@ def decoder(facts: Facts, device: str, threads: int | None) -> TorchDecoder:
     Raises WeftError when PyTorch, the device or a file cannot be used.
     """
     model, step = _opened(facts, device, threads)
-    from .torch_decoder import TorchDecoder
+    from .decoder import TorchDecoder
 
     return TorchDecoder(
         model,
@@ -75,7 +75,7 @@ class TorchEncoder(Encoder):
     def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
         import torch
 
-        from .torch_decoder import failures
+        from .decoder import failures
 
         device = next(self.model.parameters()).device
         given = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
@@ -95,7 +95,7 @@ def _opened(facts: Facts, device: str, threads: int | None) -> tuple[Any, Any]:
         check_count("threads", threads)
         torch.set_num_threads(threads)
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    from ..torch.shipped.load import Failure, load_model, stepper
+    from ...torch.shipped.load import Failure, load_model, stepper
 
     with importing(facts.folder):
         try:

@@ -18,8 +18,8 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 
+from ..core.sampling import Ints
 from .buffers import Buffer, Kind, kind_of
-from .sampling import Ints
 from .session import Session
 
 PAST = re.compile(r"past_key_values\.(?P<cache>\d+)\.(?:key|value)|past_states\.\d+\.\w+")
