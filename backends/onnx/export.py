@@ -21,7 +21,8 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
 from ..targets import Target
-from . import cuda  # noqa: F401 - these register lowerings
+from . import cuda
+from . import lowerings as _all  # noqa: F401 - importing the package fills the registry
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 
 from .naming import Line, Named, Names
-from .program import Held, Leaf, Operand, Slot, Var
-from .structure import Call, Item, Loop, Method, inside, reads, relative
+from .program import Held, Leaf, Operand, Slot, Var, inside, relative
+from .structure import Call, Item, Loop, Method, reads
 
 WIDTH = 92  # of a line that an expression may grow to
 COMMENTED = 108  # the same, of a line with its comment

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .program import TOP, Program, Statement, Var
-from .structure import inside
+from .program import TOP, Program, Statement, Var, inside
 
 
 def within_encoder(program: Program, statements: list[Statement]) -> list[Statement]:

@@ -1,50 +1,20 @@
-"""How ops become Python: a registry of lowerings, and the walk over a graph that runs them."""
+"""From a graph to a program: every node is lowered by the first registered lowering that takes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.schema.op import Op, Trait
+from weft.ir.schema.op import Trait
 from weft.passes import Trace, legalize, lookup
 
+from .emitter import Emitter
 from .encoded import within_encoder
 from .identifiers import with_identifiers
 from .positions import begin, end
-from .program import Emitter, Held, Leaf, Operand, Program, Statement
+from .program import Held, Leaf, Operand, Program, Statement
+from .registry import LOWERINGS
 from .states import cached_nodes, counts_keys, cross_attentions
-
-Emit = Callable[[Emitter, Node], "Operand | Iterable[Operand] | None"]
-When = Callable[[Node], str | None]
-
-
-@dataclass(frozen=True)
-class Lowering:
-    """One way to write `op`; `when` says why it refuses a node, None if it takes it."""
-
-    name: str
-    when: When
-    emit: Emit
-
-
-LOWERINGS: dict[str, list[Lowering]] = {}
-
-
-def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops`, tried after those registered before, or as the `first`.
-
-    It returns what the outputs of the node became, or None where it has told the emitter itself.
-    """
-
-    def register(emit: Emit) -> Emit:
-        for op in ops:
-            name = getattr(emit, "__name__", op.name)
-            known = LOWERINGS.setdefault(op.name, [])
-            known.insert(0 if first else len(known), Lowering(name, when, emit))
-        return emit
-
-    return register
 
 
 def refusals(node: Node) -> list[str] | None:

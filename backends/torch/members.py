@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .body import attribute, periodic
-from .program import Held, Leaf
-from .structure import Call, Loop, Method, reads, relative
+from .program import Held, Leaf, relative
+from .structure import Call, Loop, Method, reads
 
 
 def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:

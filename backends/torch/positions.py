@@ -5,7 +5,8 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
-from .program import Emitter, Operand, Statement, Var
+from .emitter import Emitter
+from .program import Operand, Statement, Var
 from .states import encoder_inputs
 
 ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"

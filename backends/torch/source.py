@@ -23,8 +23,8 @@ from .library import imports, kernels, names, used_parts
 from .lowering import lower
 from .members import constructor
 from .naming import Named
-from .program import TOP, Held, Leaf, Program, Slot, Statement
-from .structure import Call, Item, Loop, Method, relative, structure
+from .program import TOP, Held, Leaf, Program, Slot, Statement, relative
+from .structure import Call, Item, Loop, Method, structure
 
 
 @dataclass(frozen=True)

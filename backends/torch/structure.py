@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
-from .program import TOP, Held, Leaf, Operand, Program, Slot, Statement, Var
+from .program import TOP, Held, Leaf, Operand, Program, Slot, Statement, Var, inside, relative
 
 
 @dataclass(eq=False)
@@ -82,15 +82,6 @@ def has_state(item: Item) -> bool:
     if isinstance(item, Statement):
         return any(isinstance(o, Slot) for o in item.operands) and bool(item.results)
     return item.slots > 0
-
-
-def inside(path: str, scope: str) -> bool:
-    """Whether `path` lies under `scope`."""
-    return not scope or path.startswith(f"{scope}.")
-
-
-def relative(path: str, scope: str) -> str:
-    return path[len(scope) + 1 :] if scope else path
 
 
 def structure(program: Program, borrows: bool = False) -> Method:

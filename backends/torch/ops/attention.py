@@ -7,9 +7,10 @@ import math
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
-from ..lowering import lowering
+from ..emitter import Emitter
 from ..positions import query_positions, rolled, written_positions
-from ..program import Emitter, Operand, Slot, Var
+from ..program import Operand, Slot, Var
+from ..registry import lowering
 from .dense import operand
 from .distances import DISTANCE, distance
 from .elementwise import number

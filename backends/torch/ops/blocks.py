@@ -8,8 +8,9 @@ from weft.ir.recipes.quantized import BLOCK
 from weft.ir.types.dtypes import DType
 
 from ..blocks import BITS, block_params, dense, embeds, kept
-from ..lowering import lowering
-from ..program import Emitter, Held, Leaf, Var
+from ..emitter import Emitter
+from ..program import Held, Leaf, Var
+from ..registry import lowering
 
 
 def _widened(node: Node) -> str | None:

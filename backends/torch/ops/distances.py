@@ -5,8 +5,9 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Param
 
-from ..lowering import lowering
-from ..program import Emitter, Operand, Var
+from ..emitter import Emitter
+from ..program import Operand, Var
+from ..registry import lowering
 from .dense import operand
 from .masks import cached_keys
 from .shared import is_shared

@@ -8,8 +8,9 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.types.dtypes import DType
 
-from ..lowering import lowering
-from ..program import TORCH_NAMES, Emitter, Var
+from ..emitter import Emitter
+from ..program import TORCH_NAMES, Var
+from ..registry import lowering
 
 TEXTS = {
     "abs": "{0}.abs()",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node
 
-from ..lowering import lowering
-from ..program import Emitter, Operand, Var
+from ..emitter import Emitter
+from ..program import Operand, Var
+from ..registry import lowering
 from .dense import operand
 from .elementwise import activation, number
 

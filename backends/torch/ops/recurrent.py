@@ -6,8 +6,9 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.recurrences import State, states
 
-from ..lowering import lowering
-from ..program import Emitter, Operand, Slot, Var
+from ..emitter import Emitter
+from ..program import Operand, Slot, Var
+from ..registry import lowering
 from .dense import operand
 from .elementwise import activation
 

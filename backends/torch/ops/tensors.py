@@ -5,9 +5,10 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
-from ..lowering import lowering
+from ..emitter import Emitter, local_name
 from ..positions import key_positions
-from ..program import Emitter, Operand, Var, local_name
+from ..program import Operand, Var
+from ..registry import lowering
 from .elementwise import number
 
 

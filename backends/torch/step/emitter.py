@@ -10,8 +10,9 @@ import torch
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 
+from ..emitter import Emitter
 from ..positions import query_positions
-from ..program import TOP, Emitter, Held, Leaf, Operand, Statement, Var
+from ..program import TOP, Held, Leaf, Operand, Statement, Var
 from ..states import cached_nodes, counts_keys
 from .patterns import NormOf, Projection
 from .tables import TICKETS

@@ -10,8 +10,9 @@ from weft.ir.graph import Graph, Node, Value
 from weft.ir.schema.op import Op
 from weft.passes import Trace
 
-from ..lowering import LOWERINGS, legal, lower, needed
+from ..lowering import legal, lower, needed
 from ..program import TOP, Operand, Program, Var
+from ..registry import LOWERINGS
 from ..states import cached_nodes
 from ..structure import Call, Loop, Method, structure
 from . import attention, mixtures, patterns, products, recurrences, tables

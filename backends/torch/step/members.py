@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from ..body import periodic
-from ..program import Held, Leaf
-from ..structure import Method, relative
+from ..program import Held, Leaf, relative
+from ..structure import Method
 
 
 def attributes(method: Method) -> dict[str, str]:

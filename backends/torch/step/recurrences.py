@@ -10,9 +10,10 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.passes.analysis.recurrences import states
 
+from ..emitter import local_name
 from ..kernels import conv_step, selective_scan, ssd
 from ..ops.elementwise import activation
-from ..program import Leaf, Operand, Slot, Var, local_name
+from ..program import Leaf, Operand, Slot, Var
 from . import patterns
 from .emitter import StepEmitter, options
 from .gates import Ending, ending
