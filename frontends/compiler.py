@@ -27,8 +27,7 @@ from .sources import Model, load_source
 
 if TYPE_CHECKING:
     from weft.backends.onnx.build import OnnxFolder
-
-    from .torch_folder import TorchFolder
+    from weft.backends.torch.build import TorchFolder
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
 
@@ -163,7 +162,7 @@ def _lowered(
     """What `graph` becomes for `target`, not written yet."""
     if target.name == "torch":
         pytorch()
-        from .torch_folder import TorchFolder
+        from weft.backends.torch.build import TorchFolder
 
         return TorchFolder(graph, dtype, notes, processes)
     from weft.backends.onnx.build import OnnxFolder

@@ -52,7 +52,7 @@ def torch(
         WeftError: on any bad input, and where PyTorch is not installed.
     """
     kind = _dtype(dtype)
-    from weft.backends.torch.module import build_module
+    from weft.backends.torch.package.module import build_module
 
     graph = _graph(source, seed, passes, keep_blocks)
     return build_module(graph, dtype=kind, device="cpu" if device is None else device)
@@ -72,8 +72,8 @@ def state_dict(
     ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as of `torch`.
     """
     kind = _dtype(dtype)
-    from weft.backends.torch.lowering import lower
-    from weft.backends.torch.module import tensor
+    from weft.backends.torch.lower.lower import lower
+    from weft.backends.torch.package.module import tensor
 
     graph = _graph(source, seed, passes, keep_blocks)
     return {key: tensor(param, graph.archive, kind) for key, param in lower(graph).weights.items()}

@@ -123,7 +123,7 @@ OWN_JSON = {
     "ir/documents.py",
     "backends/runtime/text/chat.py",
     "backends/runtime/text/chat_worker.py",
-    "backends/torch/shipped/load.py",
+    "backends/torch/package/shipped/load.py",
     "backends/viz/plain.py",
     "backends/viz/steps.py",
     "backends/viz/text.py",

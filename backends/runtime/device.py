@@ -59,7 +59,7 @@ def place_for(device: str, target: str | None = None) -> Place:
 def _by_torch(device: str) -> Place:
     torch = pytorch()
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    from ..torch.module import checked_device
+    from ..torch.package.module import checked_device
 
     checked_device(chosen)
     return Place("torch", chosen, "bf16" if chosen == "cuda" else None)

@@ -131,8 +131,8 @@ def _explained(report: CompileReport) -> list[str]:
     """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
     import torch
 
-    from weft.backends.torch.explain import explain, explain_cpu
-    from weft.backends.torch.program import TORCH_NAMES
+    from weft.backends.torch.package.explain import explain, explain_cpu
+    from weft.backends.torch.program.statements import TORCH_NAMES
 
     dtype = getattr(torch, TORCH_NAMES[report.dtype])
     return [*map(str, explain(report.graph, dtype)), explain_cpu(dtype)]

@@ -65,7 +65,7 @@ _PUBLIC = {
     "weft.frontends.pictures": ("draw",),
     "weft.frontends.verification": ("verify_folder",),
     "weft.backends.runtime": ("load",),
-    "weft.backends.torch.trained": ("with_weights",),
+    "weft.backends.torch.package.trained": ("with_weights",),
     "weft.ir": ("WeftError",),
     "weft.passes": ("run_passes",),
 }

@@ -83,7 +83,7 @@ from weft.frontends.verification import (
 from weft.backends.runtime import (
     load as load,
 )
-from weft.backends.torch.trained import (
+from weft.backends.torch.package.trained import (
     with_weights as with_weights,
 )
 from weft.ir import (

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...torch.shipped.sampling import filtered
+from ...torch.package.shipped.sampling import filtered
 from ..core.sampling import Sampler, Sampling
 
 

@@ -95,7 +95,7 @@ def _opened(facts: Facts, device: str, threads: int | None) -> tuple[Any, Any]:
         check_count("threads", threads)
         torch.set_num_threads(threads)
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    from ...torch.shipped.load import Failure, load_model, stepper
+    from ...torch.package.shipped.load import Failure, load_model, stepper
 
     with importing(facts.folder):
         try:

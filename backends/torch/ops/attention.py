@@ -7,10 +7,10 @@ import math
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
-from ..emitter import Emitter
-from ..positions import query_positions, rolled, written_positions
-from ..program import Operand, Slot, Var
-from ..registry import lowering
+from ..program.emitter import Emitter
+from ..program.positions import query_positions, rolled, written_positions
+from ..program.registry import lowering
+from ..program.statements import Operand, Slot, Var
 from .dense import operand
 from .distances import DISTANCE, distance
 from .elementwise import number

@@ -7,10 +7,10 @@ from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes.quantized import BLOCK
 from weft.ir.types.dtypes import DType
 
-from ..blocks import BITS, block_params, dense, embeds, kept
-from ..emitter import Emitter
-from ..program import Held, Leaf, Var
-from ..registry import lowering
+from ..program.emitter import Emitter
+from ..program.quantized import BITS, block_params, dense, embeds, kept
+from ..program.registry import lowering
+from ..program.statements import Held, Leaf, Var
 
 
 def _widened(node: Node) -> str | None:

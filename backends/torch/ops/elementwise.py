@@ -8,9 +8,9 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.types.dtypes import DType
 
-from ..emitter import Emitter
-from ..program import TORCH_NAMES, Var
-from ..registry import lowering
+from ..program.emitter import Emitter
+from ..program.registry import lowering
+from ..program.statements import TORCH_NAMES, Var
 
 TEXTS = {
     "abs": "{0}.abs()",

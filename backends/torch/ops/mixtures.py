@@ -5,9 +5,9 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node
 
-from ..emitter import Emitter
-from ..program import Operand, Var
-from ..registry import lowering
+from ..program.emitter import Emitter
+from ..program.registry import lowering
+from ..program.statements import Operand, Var
 from .dense import operand
 from .elementwise import activation, number
 

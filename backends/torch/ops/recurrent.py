@@ -6,9 +6,9 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.recurrences import State, states
 
-from ..emitter import Emitter
-from ..program import Operand, Slot, Var
-from ..registry import lowering
+from ..program.emitter import Emitter
+from ..program.registry import lowering
+from ..program.statements import Operand, Slot, Var
 from .dense import operand
 from .elementwise import activation
 

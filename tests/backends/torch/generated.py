@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.backends.torch.identifiers import parameter_names
-from weft.backends.torch.module import build_module
+from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.package.module import build_module
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryArchive

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from weft import load_source
-from weft.backends.torch.export import build, write_code
+from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.decode.source import LAUNCHERS, write_step
 from weft.backends.torch.kernels.tickets import Tickets
-from weft.backends.torch.source import write_source
-from weft.backends.torch.step.source import LAUNCHERS, write_step
+from weft.backends.torch.package.export import build, write_code
 from weft.passes import Trace, lookup
 
 from .generated import graph_of

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from weft import MLP, Attention, Block, Decoder, RMSNorm
-from weft.backends.torch.module import build_module
-from weft.backends.torch.naming import Line, Names
-from weft.backends.torch.program import Var
+from weft.backends.torch.codegen.naming import Line, Names
+from weft.backends.torch.package.module import build_module
+from weft.backends.torch.program.statements import Var
 from weft.ir import interpret, ops
 from weft.ir.graph import Graph, Value
 from weft.ir.recipes import Literal, Normal

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from weft.backends.torch.identifiers import parameter_names
-from weft.backends.torch.module import build_module
+from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.package.module import build_module
 from weft.frontends.hf.folder import load_folder
 from weft.ir.recipes import Add, Concat, Permute, Reshape, Slice, Source
 from weft.ir.recipes.recipe import Recipe
