@@ -20,7 +20,8 @@ import weft
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.torch.folder import importing
 from weft.backends.torch.codegen.source import write_source
-from weft.backends.torch.kernels import gemv, launch, quantized_linear
+from weft.backends.torch.kernels import quantized_linear
+from weft.backends.torch.kernels.shared import gemv, launch
 from weft.backends.torch.package.explain import explain
 from weft.backends.torch.package.module import build_module, build_step
 from weft.backends.torch.package.trained import with_weights

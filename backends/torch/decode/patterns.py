@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 
-from ..kernels.activation import ACTIVATIONS
+from ..kernels.shared.activation import ACTIVATIONS
 from ..program.quantized import is_kept
 from .kernels.gates import ending
 

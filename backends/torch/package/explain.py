@@ -11,8 +11,8 @@ from weft.ir.graph import Graph, Node
 
 from ..decode.emitter import Choice
 from ..decode.lowering import lower_step
-from ..kernels import rows
-from ..kernels.launch import assumed
+from ..kernels.shared import rows
+from ..kernels.shared.launch import assumed
 
 HOPPER = (9, 0)  # the compute capability that is asked about by default
 

@@ -31,10 +31,10 @@ IMPORTS = {  # what a name in a generated source stands for
     ),
 }
 KERNELS = {  # what parts call of the kernels, by the file it is in
-    "learns": "attend",
-    "shared_memory": "attend",
+    "learns": "shared.attend",
+    "shared_memory": "shared.attend",
     "quantized_linear": "quantized_linear",
-    "refusal": "launch",
+    "refusal": "shared.launch",
     "has_window_kernel": "window_attention",
     "window_attention": "window_attention",
 }

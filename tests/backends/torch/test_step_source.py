@@ -15,7 +15,7 @@ import torch
 from weft import load_source
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.decode.source import LAUNCHERS, write_step
-from weft.backends.torch.kernels.tickets import Tickets
+from weft.backends.torch.kernels.shared.tickets import Tickets
 from weft.backends.torch.package.export import build, write_code
 from weft.passes import Trace, lookup
 

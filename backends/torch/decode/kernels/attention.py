@@ -6,7 +6,8 @@ import torch
 
 from weft.ir.graph import Node, Value
 
-from ...kernels import decode_attention, gemv, latent_decode
+from ...kernels import decode_attention, latent_decode
+from ...kernels.shared import gemv
 from ...ops.elementwise import number
 from ...program.positions import rolled
 from ...program.statements import Operand, Slot, Var

@@ -10,7 +10,8 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.schema.op import Op
 
-from ...kernels import gemv, latent_qk
+from ...kernels import latent_qk
+from ...kernels.shared import gemv
 from ..emitter import Refusal
 from ..patterns import NormOf, alike, is_norm
 

@@ -6,8 +6,8 @@ import torch
 
 from weft.ir.graph import Node, Value
 
-from ...kernels import gemv
 from ...kernels import route as routing
+from ...kernels.shared import gemv
 from ...ops.elementwise import number
 from ...program.statements import Operand, Var
 from .. import patterns

@@ -8,7 +8,7 @@ import torch
 
 from weft.ir.graph import Node, Param, Value
 
-from ...kernels import gemv
+from ...kernels.shared import gemv
 from ...ops.elementwise import number
 from ...program.quantized import is_kept
 from ...program.statements import Operand, Statement, Var

@@ -84,7 +84,7 @@ def _is_of_use(model: nn.Module, folder: Path) -> bool:
     if not weights[0].is_cuda:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return sum(w.nbytes for w in weights) <= memory // 4
-    reason = _imported("kernels.launch", folder).refusal(weights[0])
+    reason = _imported("kernels.shared.launch", folder).refusal(weights[0])
     if reason is not None:
         warnings.warn(f"{folder}: model.py computes the steps, not the kernels of decode.py: {reason}", stacklevel=3)
     return reason is None
