@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import whole_file
-from weft.backends.viz import diff
-from weft.backends.viz.compare import Comparison, compare
-from weft.backends.viz.network import Network, network
-from weft.backends.viz.page import page
-from weft.backends.viz.steps import Step, steps_page
-from weft.backends.viz.totals import Totals, totals
+from weft.backends.viz.compare.networks import Comparison, compare
+from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.model.totals import Totals, totals
+from weft.backends.viz.web import diff
+from weft.backends.viz.web.page import page
+from weft.backends.viz.web.steps import Step, steps_page
 from weft.ir.errors import WeftError
 from weft.passes.core.pipeline import Step as Ran
 from weft.passes.report import Report

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.folder import MANIFEST, TORCH, read_manifest
-from weft.backends.viz.network import Network, network
-from weft.backends.viz.onnx_network import joined, onnx_network
+from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.onnx_files.network import joined, onnx_network
 from weft.ir.documents import Record, expanded
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph

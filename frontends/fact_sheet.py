@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from weft.backends.numbers import count, size
-from weft.backends.viz.network import Network
-from weft.backends.viz.sheet import Sheet
+from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.model.network import Network
 
 from .dimensions import Dimensions
 from .inspection import Inspection, inspect

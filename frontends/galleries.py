@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import whole_file
-from weft.backends.viz.gallery import Card, gallery
-from weft.backends.viz.network import network
-from weft.backends.viz.scene import scene, unfolded
+from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.backends.viz.web.gallery import Card, gallery
 from weft.ir.errors import WeftError
 
 from .drawable import named_files

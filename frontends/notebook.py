@@ -31,7 +31,7 @@ class Picture:
         return f'<iframe title="{title}" srcdoc="{page}" style="{style}" loading="lazy"></iframe>'
 
     def __repr__(self) -> str:
-        from weft.backends.viz.tree import plain_tree
+        from weft.backends.viz.formats.tree import plain_tree
 
         return plain_tree(self.drawing.placed, self.drawing.sheet).rstrip()
 

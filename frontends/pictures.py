@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import whole_file
-from weft.backends.viz.dot import dot
-from weft.backends.viz.mermaid import mermaid
-from weft.backends.viz.network import Network
-from weft.backends.viz.opening import opened
-from weft.backends.viz.page import page
-from weft.backends.viz.place import Placed, place
-from weft.backends.viz.png import png
-from weft.backends.viz.scene import Shape, scene
-from weft.backends.viz.sheet import Sheet
-from weft.backends.viz.svg import svg
-from weft.backends.viz.tree import plain_tree
+from weft.backends.viz.formats.dot import dot
+from weft.backends.viz.formats.mermaid import mermaid
+from weft.backends.viz.formats.png import png
+from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.formats.tree import plain_tree
+from weft.backends.viz.layout.opening import opened
+from weft.backends.viz.layout.positions import Placed, place
+from weft.backends.viz.layout.scene import Shape, scene
+from weft.backends.viz.model.network import Network
+from weft.backends.viz.web.page import page
 from weft.ir.errors import WeftError, unknown
 
 from .drawable import described, loaded, named_files

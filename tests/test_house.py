@@ -124,9 +124,9 @@ OWN_JSON = {
     "backends/runtime/text/chat.py",
     "backends/runtime/text/chat_worker.py",
     "backends/torch/package/shipped/load.py",
-    "backends/viz/plain.py",
-    "backends/viz/steps.py",
-    "backends/viz/text.py",
+    "backends/viz/web/plain.py",
+    "backends/viz/web/steps.py",
+    "backends/viz/layout/font.py",
     "frontends/families/verified.py",
 }
 

@@ -71,7 +71,7 @@ def viz_command(
       weft viz model.gguf --prompt "The capital of France is"
       weft viz llama3.1-8b --vs mistral-7b              llama3-1-8b-vs-mistral-7b.html
     """
-    from weft.backends.viz.tree import tree
+    from weft.backends.viz.formats.tree import tree
 
     from ..pictures import Look, check_format, draw, drawing
 

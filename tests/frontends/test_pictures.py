@@ -12,7 +12,7 @@ import pytest
 
 import weft
 from weft import WeftError
-from weft.backends.viz.style import DARK, LIGHT
+from weft.backends.viz.formats.style import DARK, LIGHT
 from weft.frontends.galleries import card
 from weft.frontends.presets import PRESETS
 

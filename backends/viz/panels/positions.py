@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ..network import Network
+from ..model.network import Network
 from .kinds import layers
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from weft import load_source
-from weft.backends.viz.compare import Comparison, compare
-from weft.backends.viz.labels import label
-from weft.backends.viz.marks import CHANGED, KEPT, NEW, REMOVED
-from weft.backends.viz.network import Network, network
-from weft.backends.viz.outline import outline
+from weft.backends.viz.compare.networks import Comparison, compare
+from weft.backends.viz.model.labels import label
+from weft.backends.viz.model.marks import CHANGED, KEPT, NEW, REMOVED
+from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.model.outline import outline
 from weft.ir import Graph, Node, Param, parse
 from weft.ir.text.printer import format_attr
 from weft.passes import all_passes, run_passes

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from weft.backends.viz.gallery import gallery, within
+from weft.backends.viz.web.gallery import gallery, within
 from weft.frontends.galleries import card
 from weft.frontends.presets import PRESETS
 

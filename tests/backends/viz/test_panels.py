@@ -12,7 +12,7 @@ import pytest
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
 from weft.backends.viz import panels
-from weft.backends.viz.network import network
+from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import attention
 from weft.backends.viz.panels.kinds import grouped, layers
 from weft.frontends.inspection import inspect

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from weft import load_source, run_passes
-from weft.backends.viz.compare import compare
-from weft.backends.viz.diff import data, sheet
-from weft.backends.viz.network import network
-from weft.backends.viz.totals import Totals, totals
+from weft.backends.viz.compare.networks import compare
+from weft.backends.viz.model.network import network
+from weft.backends.viz.model.totals import Totals, totals
+from weft.backends.viz.web.diff import data, sheet
 from weft.frontends.inspection import inspect, usual_tokens
 from weft.frontends.sources import Model
 from weft.ir import parse
