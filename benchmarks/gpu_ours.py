@@ -34,8 +34,8 @@ def generated(model: Any) -> tuple[Graph, nn.Module]:
     from weft.backends.torch import kernels
     from weft.backends.torch.codegen.source import write_source
     from weft.backends.torch.package.module import load, run_source
-    from weft.frontends.compiler import target_pipeline
-    from weft.frontends.sources import load_source
+    from weft.frontends.api.compile import target_pipeline
+    from weft.frontends.api.source.sources import load_source
     from weft.passes import run_passes
 
     graph = load_source(architecture(_shape(model))).graph

@@ -10,8 +10,8 @@ if __name__ == "frontends":
     raise ImportError("import weft.frontends, not frontends: the bare name makes a second copy of every class")
 
 if TYPE_CHECKING:
-    from .presets import PRESETS
-    from .sources import Model, load_source
+    from .api.source.sources import Model, load_source
+    from .models.presets import PRESETS
 
 _HOME = {"Model": "sources", "PRESETS": "presets", "load_source": "sources"}
 

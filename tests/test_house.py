@@ -127,7 +127,7 @@ OWN_JSON = {
     "backends/viz/web/plain.py",
     "backends/viz/web/steps.py",
     "backends/viz/layout/font.py",
-    "frontends/families/verified.py",
+    "frontends/models/tables/verified.py",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.frontends.manifest import max_source
+from weft.frontends.formats.weft.manifest import max_source
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.types import dtypes

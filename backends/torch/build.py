@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from weft.frontends.hf.writing import Tensor, write_shards
+from weft.frontends.formats.hf.writing import Tensor, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.ops.fused_attention import ATTENTIONS

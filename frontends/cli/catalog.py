@@ -172,8 +172,8 @@ def families_command(name: str | None) -> None:
       weft families
       weft families gemma2
     """
-    from ..families.verified import read_verified
-    from ..gguf.family import FAMILIES as GGUF
+    from ..formats.gguf.family import FAMILIES as GGUF
+    from ..models.tables.verified import read_verified
 
     known = read_verified()
     _check_known(name, known, "family", "families")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weft.ir import Graph
     from weft.passes import Report
 
-    from ..sources import Model
+    from ..api.source.sources import Model
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -90,8 +90,8 @@ def opt_command(
     from weft.passes import Report
 
     from .. import load_source
-    from ..comparing import Steps, check_page, write_page
-    from ..rewriting import rewrite
+    from ..api.draw.comparing import Steps, check_page, write_page
+    from ..api.rewriting import rewrite
 
     folder = _is_folder(out)
     if dtype is not None and not folder:
@@ -111,7 +111,7 @@ def opt_command(
         write_page(steps.page(report), viz)
         note(f"{viz} written")
     if folder:
-        from ..model_folder import write_model
+        from ..formats.weft.model_folder import write_model
 
         with progress(f"reading {source}") as step:
             write_model(model, out, dtype=dtype, progress=step)
@@ -126,7 +126,7 @@ def opt_command(
 
 def tell(report: Report, passes: str, trace: bool) -> None:
     """What the passes did, on stderr: everything, or what their checks have shown and which named ones did nothing."""
-    from ..rewriting import pipeline_text
+    from ..api.rewriting import pipeline_text
 
     if trace and report.records:
         echo(str(report), err=True)
@@ -155,8 +155,8 @@ def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     from weft.ir.documents import decoded
     from weft.ir.text.parser import MOST_BYTES
 
-    from ..metadata import check_metadata
-    from ..sources import Model, open_archive
+    from ..api.source.sources import Model, open_archive
+    from ..formats.weft.metadata import check_metadata
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")

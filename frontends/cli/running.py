@@ -173,7 +173,7 @@ def _opened(
     if check or trust:
         raise WeftError(f"{source} is not compiled: --{'check' if check else 'trust'} goes with a compiled folder")
     from .. import load_source
-    from ..compiler import compile
+    from ..api.compile import compile
 
     place, found = place_for(device, target), load_source(source, adapters=adapters)
     if found.tokenizer is None and text:  # said before gigabytes are written

@@ -10,7 +10,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType, dtypes, sizes
 
-from ..notebook import Shown
+from ..api.draw.notebook import Shown
 from .build import Layer, building, current, module, named, param, provided, providing
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear

@@ -7,7 +7,7 @@ from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType
 from weft.ir.types.sizes import sym
 
-from ..notebook import Shown
+from ..api.draw.notebook import Shown
 from .attention import Attention
 from .build import building, module, named, param, provided, providing
 from .models import IDS, Decoder, Encoder, describe, longest

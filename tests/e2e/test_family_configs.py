@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from weft.frontends import load_source
-from weft.frontends.families import FAMILIES, build
+from weft.frontends.models.families import FAMILIES, build
 from weft.ir import WeftError
 from weft.passes.analysis.counts import parameter_count
 

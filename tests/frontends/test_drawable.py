@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from weft import WeftError
 from weft.backends.viz.layout.scene import Shape, scene
 from weft.backends.viz.model.network import Network
-from weft.frontends.drawable import described
+from weft.frontends.api.draw.drawable import described
 
 from ..backends.viz.onnx_models import Builder, slashed, wrapped
 from .command import TINY, done, refused

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from weft.frontends import load_source
-from weft.frontends.families import FAMILIES, load
+from weft.frontends.models.families import FAMILIES, load
 from weft.ir import WeftError
 from weft.ir.recipes.readers import MemoryArchive
 

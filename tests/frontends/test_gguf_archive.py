@@ -17,8 +17,8 @@ from gguf.quants import dequantize, quantize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.frontends.gguf import GGUFArchive
-from weft.frontends.gguf.header import storage_types
+from weft.frontends.formats.gguf import GGUFArchive
+from weft.frontends.formats.gguf.header import storage_types
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Archive
 from weft.ir.types import dtypes

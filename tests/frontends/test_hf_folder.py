@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.hf import SafetensorsArchive
-from weft.frontends.model_folder import write_model
+from weft.frontends.formats.hf import SafetensorsArchive
+from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import WeftError
 from weft.ir.types import dtypes
 

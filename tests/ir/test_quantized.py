@@ -10,7 +10,7 @@ from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
-from weft.frontends.gguf import GGUFArchive
+from weft.frontends.formats.gguf import GGUFArchive
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
 from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout

@@ -13,7 +13,7 @@ import weft
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.frontends.hf.folder import load_folder
+from weft.frontends.formats.hf.folder import load_folder
 from weft.ir import Graph, Param, TensorType, interpret, ops
 from weft.ir.recipes import Scale
 from weft.ir.recipes.matrices import Centre

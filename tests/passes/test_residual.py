@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.frontends.hf.folder import load_folder
+from weft.frontends.formats.hf.folder import load_folder
 from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale
 from weft.ir.recipes.matrices import Centre, MatMul, RandomOrthogonal

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.frontends.families import FAMILIES
-from weft.frontends.presets import PRESETS
+from weft.frontends.models.families import FAMILIES
+from weft.frontends.models.presets import PRESETS
 from weft.ir import parse, verify
 from weft.passes.core.trial import Trial
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.backends.torch.lower.identifiers import parameter_names
 from weft.backends.torch.package.module import build_module
-from weft.frontends.hf.folder import load_folder
+from weft.frontends.formats.hf.folder import load_folder
 from weft.ir.recipes import Add, Concat, Permute, Reshape, Slice, Source
 from weft.ir.recipes.recipe import Recipe
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 
 from weft import load_source
 from weft.backends.viz.model.devices import DEVICES
-from weft.frontends.breakdown import breakdown
+from weft.frontends.api.inspect.breakdown import breakdown
 
 from .pages import address, of_preset
 

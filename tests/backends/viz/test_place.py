@@ -11,7 +11,7 @@ from weft.backends.viz.layout.font import width
 from weft.backends.viz.layout.positions import Placed, place
 from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
 from weft.backends.viz.model.network import network
-from weft.frontends.presets import PRESETS
+from weft.frontends.models.presets import PRESETS
 
 from .geometry import faults
 

@@ -19,7 +19,7 @@ from weft.backends.viz.layout.positions import place
 from weft.backends.viz.layout.scene import Shape, scene, unfolded
 from weft.backends.viz.model.labels import KINDS
 from weft.backends.viz.model.network import network
-from weft.frontends.fact_sheet import fact_sheet
+from weft.frontends.api.draw.fact_sheet import fact_sheet
 
 NS = "{http://www.w3.org/2000/svg}"
 PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")

@@ -17,7 +17,7 @@ from weft.backends.viz.layout.links import links
 from weft.backends.viz.layout.positions import Placed, place
 from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
 from weft.backends.viz.model.network import Network, Vertex, network
-from weft.frontends.fact_sheet import fact_sheet
+from weft.frontends.api.draw.fact_sheet import fact_sheet
 
 PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")
 LLAMA = """
