@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .api.source.sources import Model, load_source
     from .models.presets import PRESETS
 
-_HOME = {"Model": "sources", "PRESETS": "presets", "load_source": "sources"}
+_HOME = {"Model": "api.source.sources", "PRESETS": "models.presets", "load_source": "api.source.sources"}
 
 __all__ = ["PRESETS", "Model", "load_source"]
 

@@ -154,8 +154,8 @@ def test_a_folder_steps_by_itself(tmp_path: Path) -> None:
 def test_kernels_that_are_named_are_called() -> None:
     for name in NAMES:
         text, files = write_step(graph_of(name))
-        helpers = {"norm" for _ in re.findall(r"\bNorm\(", text)} | {
-            "tickets" for _ in re.findall(r"\bTickets\(", text)
+        helpers = {"shared.norm" for _ in re.findall(r"\bNorm\(", text)} | {
+            "shared.tickets" for _ in re.findall(r"\bTickets\(", text)
         }
         assert set(files) == helpers | {*CALLS.findall(text)}
 
