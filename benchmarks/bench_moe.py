@@ -19,8 +19,9 @@ from machine import facts, save, spread
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, Node, TensorType, dtypes, ops, sizes
+from weft.ir import Graph, Node, TensorType, ops
 from weft.ir.recipes import Normal
+from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
 
 LAYERS = {  # experts, dim, hidden, k

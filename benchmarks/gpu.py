@@ -68,7 +68,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     args = parsed()
     if args.no_pdl:
-        import_module("weft.backends.torch.kernels.launch").PDL_SINCE = (99, 0)
+        import_module("weft.backends.torch.kernels.shared.launch").PDL_SINCE = (99, 0)
     run = Run(args)
     for stage in ("limits", *args.stages):  # everything is measured against the limits of the same run
         work: Callable[[Run], Any] = getattr(import_module(f"gpu_{stage}"), stage)

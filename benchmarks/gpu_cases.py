@@ -70,7 +70,7 @@ def cases(large: bool) -> Iterator[Case]:
 
 def _tiles(file: str, shares: Sequence[int] = (1, 2, 4, 8)) -> dict[str, Sequence[Any]]:
     """Other tiles for a product of one row: rows of W a block, 16-byte loads a row, warps."""
-    from weft.backends.torch.kernels.gemv import Tile
+    from weft.backends.torch.kernels.shared.gemv import Tile
 
     tiles = [
         Fixed(Tile(1, rows, 32 * 8 * warps * loads, 8, warps))

@@ -97,7 +97,7 @@ class Chain(Eager):
 
 
 def _norm(norm: Any) -> Any:
-    from weft.backends.torch.kernels.norm import Norm
+    from weft.backends.torch.kernels.shared.norm import Norm
 
     return Norm("rms", norm.weight, eps=norm.variance_epsilon)
 

@@ -88,7 +88,7 @@ class Draw:
 
 def norm(draw: Draw, width: int, kind: str) -> Any:
     """A norm of rows of `width`: none, rms or layer."""
-    from weft.backends.torch.kernels.norm import Norm
+    from weft.backends.torch.kernels.shared.norm import Norm
 
     gain = None if kind == "none" else draw.gain(width)
     return Norm(kind, gain, draw.normal(width, scale=0.1) if kind == "layer" else None, 1e-5)

@@ -55,7 +55,7 @@ def _small_kernel(x, y, PDL: tl.constexpr):  # type: ignore[no-untyped-def]  # a
 
 def variants() -> list[Any]:
     """The kernels as they are launched, for a compiler without a GPU."""
-    from weft.backends.torch.kernels.launch import Variant
+    from weft.backends.torch.kernels.shared.launch import Variant
 
     numbers, found = {"x": "*fp32", "y": "*fp32"}, []
     for pdl in (False, True):

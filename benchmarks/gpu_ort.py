@@ -29,9 +29,9 @@ def opened(folder: Path, device: str, graphs: bool) -> Any:
     Raises:
         RuntimeError: if CUDA graphs were asked for and refused.
     """
-    from weft.backends.runtime.decoder import OrtDecoder
     from weft.backends.runtime.folder import read_facts
-    from weft.backends.runtime.session import open_session
+    from weft.backends.runtime.ort.decoder import OrtDecoder
+    from weft.backends.runtime.ort.session import open_session
 
     known = read_facts(folder)
     session = open_session(known.model, device=device, target=known.target if device == "cuda" else "", graphs=graphs)
@@ -74,7 +74,7 @@ def prefill(model: Any, length: int, repeats: int) -> list[float]:
 
 def device_steps(model: Any, batch: int, length: int, steps: int, rounds: int) -> list[float]:
     """Seconds of a step with nothing between the steps: the mean over `steps` times the same one, `rounds` times."""
-    from weft.backends.runtime.session import onnxruntime
+    from weft.backends.runtime.ort.session import onnxruntime
 
     with model.context(batch, length + WARM) as context:
         token = context.prefill(prompts(model, batch, length), chunk=2048).argmax(-1)
@@ -108,7 +108,7 @@ def step_bytes(folder: Path, batch: int, length: int) -> int:
     """Bytes that a step must read: every weight used by a product or norm, and the keys and values so far."""
     import onnx_ir
 
-    from weft.ir import dtypes
+    from weft.ir.types import dtypes
 
     manifest = json.loads((folder / "weft.json").read_text(encoding="utf-8"))
     item = dtypes.parse(manifest["dtype"]).bits // 8
@@ -171,7 +171,7 @@ def reference_error(folder: Path, reference: Path, device: str) -> float:
 def ort(run: Run) -> None:
     """Every dtype of --dtypes, for --model: compiled once each into a temporary folder."""
     import weft
-    from weft.backends.runtime.session import CUDA, onnxruntime
+    from weft.backends.runtime.ort.session import CUDA, onnxruntime
 
     args = run.args
     run.begin("ort")

@@ -32,10 +32,10 @@ def generated(model: Any) -> tuple[Graph, nn.Module]:
     """The graph of the architecture of `model`, and the module that weft writes for it, on the weights of `model`."""
     from weft.backends.targets import find_target
     from weft.backends.torch import kernels
-    from weft.backends.torch.module import load, run_source
-    from weft.backends.torch.source import write_source
-    from weft.frontends.compiler import target_pipeline
-    from weft.frontends.sources import load_source
+    from weft.backends.torch.codegen.source import write_source
+    from weft.backends.torch.package.module import load, run_source
+    from weft.frontends.api.compile import target_pipeline
+    from weft.frontends.api.source.sources import load_source
     from weft.passes import run_passes
 
     graph = load_source(architecture(_shape(model))).graph
@@ -109,7 +109,7 @@ class Step(Module):
     """The generated decode step, its kernels and the choice of the token captured as one CUDA graph."""
 
     def __init__(self, model: Any, capacity: int) -> None:
-        from weft.backends.torch.module import build_step
+        from weft.backends.torch.package.module import build_step
 
         super().__init__(model, capacity)
         self.run = build_step(self.graph, self.module)
@@ -145,9 +145,9 @@ class Runtime(Module):
     """weft's runtime: the step captured by it, and every token drawn on the device and given to the host."""
 
     def __init__(self, model: Any, capacity: int) -> None:
-        from weft.backends.runtime.sampling import Sampler, Sampling
-        from weft.backends.runtime.torch_decoder import TorchContext, TorchDecoder
-        from weft.backends.torch.module import build_step
+        from weft.backends.runtime.core.sampling import Sampler, Sampling
+        from weft.backends.runtime.torch.decoder import TorchContext, TorchDecoder
+        from weft.backends.torch.package.module import build_step
 
         super().__init__(model, capacity)
         vocab = len(model.lm_head.weight)

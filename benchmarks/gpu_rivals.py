@@ -158,7 +158,7 @@ def int4(x: Tensor, codes: Any, scales: Tensor, offsets: Tensor | None = None) -
 
 def ssd_chunked(*args: Any, **sizes: Any) -> Any:
     """Mamba-2 by chunks in plain torch, as models that weft generates compute it without kernels."""
-    from weft.backends.torch.parts.state_space import ssd
+    from weft.backends.torch.snippets.state_space import ssd
 
     return ssd(*args, **sizes)
 

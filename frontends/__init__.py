@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "frontends":
     raise ImportError("import weft.frontends, not frontends: the bare name makes a second copy of every class")
 
-if TYPE_CHECKING:
-    from .presets import PRESETS
-    from .sources import Model, load_source
+from weft.ir.display import register_renderer
 
-_HOME = {"Model": "sources", "PRESETS": "presets", "load_source": "sources"}
+if TYPE_CHECKING:
+    from .api.source.sources import Model, load_source
+    from .models.presets import PRESETS
+
+_HOME = {"Model": "api.source.sources", "PRESETS": "models.presets", "load_source": "api.source.sources"}
 
 __all__ = ["PRESETS", "Model", "load_source"]
 
@@ -22,3 +24,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'weft.frontends' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def _show(source: Any, **options: Any) -> Any:
+    return importlib.import_module(".api.draw.notebook", __name__).show(source, **options)
+
+
+register_renderer(_show)

@@ -11,37 +11,37 @@ if __name__ == "ir":
     raise ImportError("import weft.ir, not ir: the bare name makes a second copy of every class")
 
 if TYPE_CHECKING:
-    from .archive import Archive, MemoryArchive
-    from .dtypes import DType
     from .errors import WeftError
     from .graph import Graph, Node, Param, Value
+    from .graph.verifier import verify
     from .interpreter import interpret
     from .op import OPS, Op, lookup
-    from .parser import parse
-    from .printer import print_graph
-    from .recipe import Recipe
-    from .types import TensorType
-    from .verifier import verify
+    from .recipes.readers import Archive, MemoryArchive
+    from .recipes.recipe import Recipe
+    from .text import parse, print_graph
+    from .types import TensorType, dtypes, sizes
+    from .types.dtypes import DType
 
 _HOME = {
-    "Archive": "archive",
-    "DType": "dtypes",
+    "Archive": "recipes.readers",
+    "DType": "types.dtypes",
     "Graph": "graph",
-    "MemoryArchive": "archive",
+    "MemoryArchive": "recipes.readers",
     "Node": "graph",
     "OPS": "op",
     "Op": "op",
     "Param": "graph",
-    "Recipe": "recipe",
+    "Recipe": "recipes",
     "TensorType": "types",
     "Value": "graph",
     "WeftError": "errors",
     "interpret": "interpreter",
     "lookup": "op",
-    "parse": "parser",
-    "print_graph": "printer",
-    "verify": "verifier",
+    "parse": "text",
+    "print_graph": "text",
+    "verify": "graph.verifier",
 }
+_MODULES = {"dtypes": "types.dtypes", "sizes": "types.sizes"}
 
 __all__ = [
     "OPS",
@@ -56,15 +56,19 @@ __all__ = [
     "TensorType",
     "Value",
     "WeftError",
+    "dtypes",
     "interpret",
     "lookup",
     "parse",
     "print_graph",
+    "sizes",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'weft.ir' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

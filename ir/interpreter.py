@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from . import sizes
-from .archive import Array
 from .errors import WeftError
 from .graph import Graph, Node, Value
 from .op import Op
-from .sizes import Poly
-from .types import TensorType
+from .recipes.readers import Array
+from .types import TensorType, sizes
+from .types.sizes import Poly
 
 Watch = Callable[[Node, tuple[Array, ...]], None]
 

@@ -10,32 +10,32 @@ if __name__ == "passes":
     raise ImportError("import weft.passes, not passes: the bare name makes a second copy of every class")
 
 if TYPE_CHECKING:
-    from .base import Pass, all_passes, lookup
-    from .driver import Refusal, Rule, apply_rules
-    from .legalization import legalize
-    from .pattern import ANY, Pattern
-    from .pipeline import Phase, Pipeline, default_pipeline, run_passes
+    from .core.base import Pass, all_passes, lookup
+    from .core.pipeline import Phase, Pipeline, default_pipeline, run_passes
+    from .core.text import parse_pipeline
+    from .core.trace import Trace
+    from .edits.driver import Refusal, Rule, apply_rules
+    from .edits.legalization import legalize
+    from .edits.pattern import ANY, Pattern
     from .report import Report
-    from .text import parse_pipeline
-    from .trace import Trace
 
 _HOME = {
-    "ANY": "pattern",
-    "Pass": "base",
-    "Pattern": "pattern",
-    "Phase": "pipeline",
-    "Pipeline": "pipeline",
-    "Refusal": "driver",
+    "ANY": "edits.pattern",
+    "Pass": "core.base",
+    "Pattern": "edits.pattern",
+    "Phase": "core.pipeline",
+    "Pipeline": "core.pipeline",
+    "Refusal": "edits.driver",
     "Report": "report",
-    "Rule": "driver",
-    "Trace": "trace",
-    "all_passes": "base",
-    "apply_rules": "driver",
-    "default_pipeline": "pipeline",
-    "legalize": "legalization",
-    "lookup": "base",
-    "parse_pipeline": "text",
-    "run_passes": "pipeline",
+    "Rule": "edits.driver",
+    "Trace": "core.trace",
+    "all_passes": "core.base",
+    "apply_rules": "edits.driver",
+    "default_pipeline": "core.pipeline",
+    "legalize": "edits.legalization",
+    "lookup": "core.base",
+    "parse_pipeline": "core.text",
+    "run_passes": "core.pipeline",
 }
 
 __all__ = [

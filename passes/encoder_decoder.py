@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from weft.ir import Graph, Node, Param, Value, WeftError
 
-from .library.dce import Dce
-from .trace import Trace
+from .core.trace import Trace
+from .library.cleanup.dce import Dce
 
 SOURCE = ("encoder_input_ids", "encoder_attention_mask")
 

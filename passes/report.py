@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from weft.ir import Graph
 
-from .base import Pass
-from .costs import TEXT, cost, weight_bytes
-from .trace import Trace
+from .analysis.costs import TEXT, cost, weight_bytes
+from .core.base import Pass
+from .core.trace import Trace
 
 _LAYER = re.compile(r"\.\d+\.")
 

@@ -15,7 +15,7 @@ SETS = {"demo": "demo", "tests": "test", "site": "docs"}  # by the name of the c
 HEAD = """# Licences
 
 weft is Apache-2.0 ([LICENSE](../LICENSE)). It copies no code of others. The one font that it ships for pictures, Inter,
-is under the [SIL Open Font License](../backends/viz/font/OFL.txt).
+is under the [SIL Open Font License](../backends/viz/layout/fonts/OFL.txt).
 
 These are the packages that weft is run, tested and documented with, as pinned in [constraints.txt](../constraints.txt),
 and the licence that each states. `make licences` writes this page. [pyproject.toml](../pyproject.toml) says what each

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import weft
-from weft.frontends.inspection import inspect
-from weft.frontends.verification import relative_error, tolerated
+from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.verify.verification import relative_error, tolerated
 from weft.ir import interpret
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -121,13 +121,13 @@ def test_sources_keep_the_house_rules(folder: str, root: Path) -> None:
 # Files of weft's own, pipes between its processes, and what is copied into folders that need nothing of weft.
 OWN_JSON = {
     "ir/documents.py",
-    "backends/runtime/chat.py",
-    "backends/runtime/chat_worker.py",
-    "backends/torch/shipped/load.py",
-    "backends/viz/plain.py",
-    "backends/viz/steps.py",
-    "backends/viz/text.py",
-    "frontends/families/verified.py",
+    "backends/runtime/text/chat.py",
+    "backends/runtime/text/chat_worker.py",
+    "backends/torch/package/shipped/load.py",
+    "backends/viz/web/plain.py",
+    "backends/viz/web/steps.py",
+    "backends/viz/layout/font.py",
+    "frontends/models/tables/verified.py",
 }
 
 

@@ -24,7 +24,7 @@ SHOWN = {
     r"-> .*\.Value",
     "weft.linear": r"def \(x: .*\.Value, .*\) -> .*\.Value",
     "weft.softmax": r"def \(x: .*\.Value, \*, axis: int =, name: str \| None =\) -> .*\.Value",
-    'weft.load("out").generate("Hello")': r"list\[weft\.backends\.runtime\.results\.Result\]",
+    'weft.load("out").generate("Hello")': r"list\[weft\.backends\.runtime\.core\.results\.Result\]",
     'weft.inspect("gpt2").parameters': "int",
     "weft.__version__": "str",
     "best.indices": r".*\.Value",

@@ -11,13 +11,13 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 CLIENT = """\
 #!{python} -IS
@@ -36,17 +36,9 @@ server.sendall(message)
 status = server.recv(4)
 os._exit(int.from_bytes(status, "little") if status else 1)
 """
-HEAVY = (  # without onnxruntime, whose threads no fork has, and which waits for them where the process ends
-    *("weft.frontends.cli", "weft.frontends.compiler", "weft.frontends.onnx_folder", "weft.frontends.verification"),
-    *("weft.frontends.comparing", "weft.frontends.evaluation", "weft.frontends.rewriting", "weft.backends.onnx.export"),
-    *(
-        "weft.backends.torch.lowering",
-        "weft.backends.torch.ops",
-        "weft.passes.library",
-        "weft.backends.runtime.generate",
-    ),
-    *("numpy", "onnx", "onnx_ir", "torch", "transformers", "tokenizers", "gguf", "jinja2", "safetensors"),
-)
+WEFT = ("ir", "passes", "backends.onnx", "backends.storage", "backends.viz", "frontends")  # imported with all they hold
+# Without onnxruntime, whose threads no fork has, and which waits for them where the process ends.
+HEAVY = ("torch", "transformers", "tokenizers", "onnx", "onnx_ir", "gguf", "jinja2", "safetensors")
 
 
 def command(folder: Path, environment: dict[str, str]) -> tuple[Path, subprocess.Popen[bytes]]:
@@ -131,18 +123,22 @@ def _read(call: socket.socket, length: int) -> bytes:
     return text
 
 
-def main(path: str) -> Any:
+def main(path: str) -> None:
     sys.path[0] = str(Path(sys.executable).parent)  # as for the program
     for name in HEAVY:
         importlib.import_module(name)
+    for name in WEFT:
+        package = importlib.import_module(f"weft.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     from weft.frontends.cli import main
 
     gc.collect()
     gc.freeze()
     sys.argv = ["weft", *serve(path)]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return main()
+    main()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

@@ -9,13 +9,12 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import onnx_ir as onnx
 
-from weft.ir import sizes
-from weft.ir.dtypes import DType
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Recipe
-from weft.ir.sizes import Poly, Size
-from weft.ir.types import Shape, TensorType
+from weft.ir.types import Shape, TensorType, sizes
+from weft.ir.types.dtypes import DType
+from weft.ir.types.sizes import Poly, Size
 
 from ..targets import Target
 from .lowering import Selection

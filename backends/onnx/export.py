@@ -14,14 +14,15 @@ import numpy as np
 import onnx_ir as onnx
 from onnx_ir import serde
 
-from weft.ir.archive import Archive, Array
-from weft.ir.dtypes import DType
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
-from weft.ir.streams import stream
+from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.streams import stream
+from weft.ir.types.dtypes import DType
 
 from ..targets import Target
-from . import attention, blocks, cuda, experts, layers, recurrences, standard  # noqa: F401 - these register lowerings
+from . import cuda
+from . import lowerings as _all  # noqa: F401 - importing the package fills the registry
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 

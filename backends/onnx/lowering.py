@@ -103,7 +103,7 @@ def select(graph: Graph, target: Target) -> Selection:
     """
     wanted: set[Value] = set(graph.outputs.values())
     found = Selection({}, [])
-    for node in graph.reversed_nodes:
+    for node in reversed(graph.nodes):
         if not wanted.intersection(node.outputs):
             continue
         for candidate in LOWERINGS.get(node.op.name, []):

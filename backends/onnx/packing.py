@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ..runtime.session import one_line, onnxruntime, ort_errors
+from ..runtime.ort.session import one_line, onnxruntime, ort_errors
 from .export import DATA, MODEL, PAGE
 
 HUGE_PAGE = 2 << 20

@@ -15,10 +15,10 @@ from .folder import TORCH, Facts, read_facts
 from .trust import require_trust
 
 if TYPE_CHECKING:
-    from .decoder import OrtDecoder
-    from .encoder import Encoder
-    from .generate import Generator
-    from .protocols import Decoder
+    from .core.generate import Generator
+    from .core.protocols import Decoder
+    from .ort.decoder import OrtDecoder
+    from .ort.encoder import Encoder
 
 __all__ = ["load"]
 
@@ -38,23 +38,23 @@ def load(
     facts = read_facts(folder)
     if facts.keeps_blocks and facts.target == "ort-cpu" and (slow := slow_blocks(facts.target)):
         _log.warning("%s", slow)
-    from . import torch_folder
+    from .torch import folder as torch_folder
 
     torch = facts.target == TORCH
     if torch:
         require_trust(trust, f"{folder} is compiled for PyTorch: its model.py is code that this would run")
     if facts.kind == "encoder":
         return (torch_folder.encoder if torch else _encoder)(facts, device, threads)
-    from .generate import Generator
-    from .sampling import Forced
+    from .core.generate import Generator
+    from .core.sampling import Forced
 
     decoder: Decoder = (torch_folder.decoder if torch else _decoder)(facts, device, threads)
     return Generator(decoder, stop_ids=facts.eos, folder=facts.folder, forced=Forced(*facts.forced))
 
 
 def _encoder(facts: Facts, device: str, threads: int | None) -> Encoder:
-    from .encoder import OrtEncoder
-    from .session import open_session
+    from .ort.encoder import OrtEncoder
+    from .ort.session import open_session
 
     return OrtEncoder(
         open_session(facts.model, device=device, threads=threads, target=facts.target),  # no graphs: shapes vary
@@ -68,13 +68,13 @@ def _encoder(facts: Facts, device: str, threads: int | None) -> Encoder:
 
 
 def _decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
-    from .decoder import OrtDecoder
-    from .session import open_session
+    from .ort.decoder import OrtDecoder
+    from .ort.session import open_session
 
     session = open_session(facts.model, device=device, threads=threads, target=facts.target, graphs=True)
     sources = None
     if facts.kind == "encoder-decoder":
-        from .sources import SourceEncoder
+        from .ort.cross_attention import SourceEncoder
 
         encoder = open_session(facts.encoder, device=device, threads=threads, target=facts.target)
         sources = SourceEncoder(encoder, facts.start, facts.max_source, str(facts.encoder), facts.compares)

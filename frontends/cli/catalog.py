@@ -60,11 +60,11 @@ def first_sentence(doc: str) -> str:
 
 def _show_op(op: Op) -> None:
     from weft.ir.op import type_name
-    from weft.ir.printer import format_attr
+    from weft.ir.recipes.spelling import spell
 
     echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
     if op.attrs:
-        wanted = [(a.name, type_name(a.type), "" if a.required else format_attr(a.default)) for a in op.attrs.values()]
+        wanted = [(a.name, type_name(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
         table(("attribute", "type", "default"), wanted)
         echo()
     facts = {
@@ -84,28 +84,27 @@ def _show_lowerings(op: Op) -> None:
     from weft.backends.onnx import export  # noqa: F401 - importing it registers the lowerings
     from weft.backends.onnx.lowering import LOWERINGS
     from weft.backends.targets import TARGETS
-    from weft.backends.torch import lowering as torch
     from weft.backends.torch import ops  # noqa: F401 - so does this one
+    from weft.backends.torch.program.registry import LOWERINGS as TORCH
 
     echo("lowered by:")
     for target in TARGETS:
         onnx = [low.name for low in LOWERINGS.get(op.name, []) if target in low.targets]
-        names = [low.name.strip("_") for low in torch.LOWERINGS.get(op.name, [])] if target == "torch" else onnx
+        names = [low.name.strip("_") for low in TORCH.get(op.name, [])] if target == "torch" else onnx
         echo(f"  {target}: {', '.join(names) or ('its body' if op.has_body else 'nothing')}")
 
 
 def _cases(op: Op) -> list[str]:
     """Each example case as operand types -> output types."""
-    from weft.ir import dtypes
-    from weft.ir.printer import format_attr
-    from weft.ir.types import TensorType
+    from weft.ir.recipes.spelling import spell
+    from weft.ir.types import TensorType, dtypes
 
     lines = []
     for case in op.cases:
         drawn = case.draw()
         types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in drawn]
         attrs = op.check_attrs(case.attrs)
-        given = [str(t) if t else "_" for t in types] + [f"{k}={format_attr(v)}" for k, v in case.attrs.items()]
+        given = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
         lines.append(f"({', '.join(given)}) -> {', '.join(map(str, op.types(types, attrs)))}")
     return lines
 
@@ -140,7 +139,7 @@ def presets_command(name: str | None) -> None:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
-    from weft.passes.counts import active_count, cached, state_bytes
+    from weft.passes.analysis.counts import active_count, cached, state_bytes
 
     from .. import PRESETS
 
@@ -173,8 +172,8 @@ def families_command(name: str | None) -> None:
       weft families
       weft families gemma2
     """
-    from ..families.verified import read_verified
-    from ..gguf.family import FAMILIES as GGUF
+    from ..formats.gguf.family import FAMILIES as GGUF
+    from ..models.tables.verified import read_verified
 
     known = read_verified()
     _check_known(name, known, "family", "families")

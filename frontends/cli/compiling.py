@@ -14,7 +14,7 @@ from .options import adapter_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
-    from ..compiler import CompileReport
+    from ..api.compile import CompileReport
 
 FOLDER = click.Path(file_okay=False)
 
@@ -96,7 +96,7 @@ def compile_command(
       weft compile model.gguf --target torch -o readable/ && python readable/generate.py "Once upon a time"
       weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
     """
-    from ..compiler import compile
+    from ..api.compile import compile
 
     if explain and target != "torch":
         raise WeftError(f"--explain is for target torch, not for {target}; --trace tells how ops were lowered")
@@ -131,8 +131,8 @@ def _explained(report: CompileReport) -> list[str]:
     """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
     import torch
 
-    from weft.backends.torch.explain import explain, explain_cpu
-    from weft.backends.torch.program import TORCH_NAMES
+    from weft.backends.torch.package.explain import explain, explain_cpu
+    from weft.backends.torch.program.statements import TORCH_NAMES
 
     dtype = getattr(torch, TORCH_NAMES[report.dtype])
     return [*map(str, explain(report.graph, dtype)), explain_cpu(dtype)]

@@ -59,7 +59,7 @@ def complete_presets(ctx: click.Context, param: click.Parameter, typed: str) -> 
 
 
 def complete_families(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from ..families.verified import read_verified
+    from ..models.tables.verified import read_verified
 
     return _offer(read_verified(), typed)
 

@@ -12,7 +12,7 @@ from .completion import complete_sources
 from .shown import note, progress, render
 
 if TYPE_CHECKING:
-    from ..sources import Model
+    from ..api.source.sources import Model
 
 PRINTED = (".svg", ".png")
 
@@ -71,9 +71,9 @@ def viz_command(
       weft viz model.gguf --prompt "The capital of France is"
       weft viz llama3.1-8b --vs mistral-7b              llama3-1-8b-vs-mistral-7b.html
     """
-    from weft.backends.viz.tree import tree
+    from weft.backends.viz.formats.tree import tree
 
-    from ..pictures import Look, check_format, draw, drawing
+    from ..api.draw.pictures import Look, check_format, draw, drawing
 
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
@@ -96,7 +96,7 @@ def viz_command(
 def _prompted(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
     """The model that is drawn, and what it does with a prompt."""
     from .. import load_source
-    from ..prompting import attended
+    from ..api.draw.prompting import attended
 
     model = load_source(source)
     with progress("running the prompt", unit="operations") as step:
@@ -116,7 +116,7 @@ def gallery_command(sources: tuple[str, ...], out: Path) -> None:
       weft gallery
       weft gallery llama3.1-8b model.gguf model.py:wide -o mine.html
     """
-    from ..galleries import write_gallery
+    from ..api.draw.galleries import write_gallery
 
     with progress("reading", unit="models") as step:
         count = write_gallery(out, sources, step)

@@ -12,7 +12,7 @@ from .completion import complete_pipelines, complete_sources
 from .shown import as_json, count, echo, progress, size, table
 
 if TYPE_CHECKING:
-    from ..evaluation import Evaluation, Score
+    from ..api.verify.evaluation import Evaluation, Score
 
 
 @click.command("eval", short_help="What rewrites cost: likelihood, KL, time.")
@@ -71,7 +71,7 @@ def eval_command(
       weft eval --against ./Qwen3-0.6B --adapter ./my-lora --text notes.txt
       weft eval smaller.weft --against model.gguf --text notes.txt --tokens 512 --layers
     """
-    from ..evaluation import evaluate
+    from ..api.verify.evaluation import evaluate
 
     with progress("opening", "steps") as step:
         found = evaluate(

@@ -56,7 +56,7 @@ def export_command(
     """
     from weft.passes import Report
 
-    from ..exporting import export
+    from ..api.export import export
 
     report = Report(priced=trace)
     with progress(f"reading {source}") as step:

@@ -13,8 +13,8 @@ from .options import adapter_option
 from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
-    from ..breakdown import PartCost
-    from ..inspection import Inspection
+    from ..api.inspect.breakdown import PartCost
+    from ..api.inspect.inspection import Inspection
 
 DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
 
@@ -47,8 +47,8 @@ def inspect_command(
     import json
 
     from .. import load_source
-    from ..breakdown import breakdown
-    from ..inspection import inspect
+    from ..api.inspect.breakdown import breakdown
+    from ..api.inspect.inspection import inspect
 
     model = load_source(source, adapters=adapters)
     found = inspect(model, tokens)
@@ -63,7 +63,7 @@ def inspect_command(
 
 
 def _show(found: Inspection) -> None:
-    from ..inspection_text import COLUMNS, NUMERIC, facts, remarks, rows
+    from ..api.inspect.inspection_text import COLUMNS, NUMERIC, facts, remarks, rows
 
     known = facts(found)
     width = max(len(name) for name, _ in known)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weft.ir import Graph
     from weft.passes import Report
 
-    from ..sources import Model
+    from ..api.source.sources import Model
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -90,7 +90,7 @@ def opt_command(
     from weft.passes import Report
 
     from .. import load_source
-    from ..rewriting import rewrite
+    from ..api.rewriting import rewrite
 
     folder = _is_folder(out)
     if dtype is not None and not folder:
@@ -99,7 +99,7 @@ def opt_command(
         check_free(Path(out))
     drawn: Any = None
     if viz is not None:
-        from .. import comparing as drawn  # what draws takes longer to import than most pipelines to run
+        from ..api.draw import comparing as drawn  # what draws takes longer to import than most pipelines to run
 
         drawn.check_page(viz)
     report = Report(priced=trace)
@@ -113,7 +113,7 @@ def opt_command(
         drawn.write_page(steps.page(report), viz)
         note(f"{viz} written")
     if folder:
-        from ..model_folder import write_model
+        from ..formats.weft.model_folder import write_model
 
         with progress(f"reading {source}") as step:
             write_model(model, out, dtype=dtype, progress=step)
@@ -128,7 +128,7 @@ def opt_command(
 
 def tell(report: Report, passes: str, trace: bool) -> None:
     """What the passes did, on stderr: everything, or what their checks have shown and which named ones did nothing."""
-    from ..rewriting import pipeline_text
+    from ..api.rewriting import pipeline_text
 
     if trace and report.records:
         echo(str(report), err=True)
@@ -155,10 +155,10 @@ def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
     from weft.ir import parse, verify
     from weft.ir.documents import decoded
-    from weft.ir.parser import MOST_BYTES
+    from weft.ir.text.parser import MOST_BYTES
 
-    from ..metadata import check_metadata
-    from ..sources import Model, open_archive
+    from ..api.source.sources import Model, open_archive
+    from ..formats.weft.metadata import check_metadata
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
@@ -176,7 +176,7 @@ def _text(graph: Graph) -> str:
     Raises:
         WeftError: if it reads tensors that passes have computed.
     """
-    from weft.ir.archive import Overlay
+    from weft.ir.recipes.readers import Overlay
 
     archive, computed = graph.archive, set[str]()
     while isinstance(archive, Overlay):

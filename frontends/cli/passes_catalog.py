@@ -30,7 +30,7 @@ def passes_command(name: str | None, write_docs: str | None) -> None:
       weft passes --write-docs pages/      the same for all, with the example before and after
     """
     if write_docs is not None:
-        from ..pass_pages import write_pages
+        from ..api.pass_pages import write_pages
 
         note(f"{write_docs}: {write_pages(Path(write_docs))} pages")
     elif name is None:
@@ -46,7 +46,7 @@ def list_passes() -> None:
     from weft.ir import Graph
     from weft.passes import all_passes, default_pipeline
 
-    from ..pass_pages import by_purpose, signature
+    from ..api.pass_pages import by_purpose, signature
 
     rows: list[tuple[str, str, str]] = []
     for purpose, names in by_purpose().items():
@@ -68,7 +68,7 @@ def list_passes() -> None:
 
 
 def _show(found: type[Pass]) -> None:
-    from weft.ir.printer import format_attr
+    from weft.ir.recipes.spelling import spell
 
     parts = found.documentation()
     echo(f"{found.name} ({found.effect})\n\n{parts.summary}")
@@ -78,7 +78,7 @@ def _show(found: type[Pass]) -> None:
             echo(f"\n{title}{text}")
     if arguments := found.arguments():
         echo()
-        rows = [(a.name, a.type_text, "" if a.required else format_attr(a.default)) for a in arguments]
+        rows = [(a.name, a.type_text, "" if a.required else spell(a.default)) for a in arguments]
         table(("argument", "type", "default"), rows)
     if parts.pipeline:
         echo(f"\nExample: {parts.pipeline}\n\n{parts.graph.rstrip()}")

@@ -20,10 +20,10 @@ from .options import adapter_option
 from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
-    from weft.backends.runtime.conversation import Conversation
-    from weft.backends.runtime.encoder import Encoder
-    from weft.backends.runtime.generate import Stream
-    from weft.backends.runtime.results import Result
+    from weft.backends.runtime.core.conversation import Conversation
+    from weft.backends.runtime.core.generate import Stream
+    from weft.backends.runtime.core.results import Result
+    from weft.backends.runtime.ort.encoder import Encoder
 
 
 def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
@@ -104,8 +104,8 @@ def run_command(
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
     if system is not None and not chat:
         raise click.UsageError("--system goes with --chat")
-    from weft.backends.runtime.encoder import Encoder
-    from weft.backends.runtime.text import check_text
+    from weft.backends.runtime.ort.encoder import Encoder
+    from weft.backends.runtime.text.tokenizer import check_text
 
     talk = chat and prompt is None and sys.stdin.isatty()
     if beams > 1 and talk:
@@ -157,8 +157,8 @@ def _opened(
 ) -> Iterator[Any]:
     """The model in a compiled folder, or of a source compiled while the block runs; `text` needs a tokenizer."""
     from weft.backends.runtime import load
+    from weft.backends.runtime.device import place_for
     from weft.backends.runtime.folder import GENAI, MANIFEST
-    from weft.backends.runtime.place import place_for
     from weft.backends.storage import check_contents, scratch_folder
 
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
@@ -173,7 +173,7 @@ def _opened(
     if check or trust:
         raise WeftError(f"{source} is not compiled: --{'check' if check else 'trust'} goes with a compiled folder")
     from .. import load_source
-    from ..compiler import compile
+    from ..api.compile import compile
 
     place, found = place_for(device, target), load_source(source, adapters=adapters)
     if found.tokenizer is None and text:  # said before gigabytes are written
@@ -219,7 +219,7 @@ def _talk(conversation: Conversation, options: dict[str, Any]) -> None:
     """A conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its line editing where the platform has it
-    from weft.backends.runtime.text import check_text
+    from weft.backends.runtime.text.tokenizer import check_text
 
     note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
     while True:

@@ -9,7 +9,7 @@ import click
 from .shown import as_json, echo, progress
 
 if TYPE_CHECKING:
-    from ..verification import Verification
+    from ..api.verify.verification import Verification
 
 DIFFERENT = 1
 
@@ -48,7 +48,7 @@ def verify_command(
       weft verify tiny/ --trust                       compiled from an architecture file, which is code
       weft verify out/ --against ./SmolLM2-135M-Instruct
     """
-    from ..verification import verify_folder
+    from ..api.verify.verification import verify_folder
 
     with progress("opening", "steps") as step:
         found = verify_folder(

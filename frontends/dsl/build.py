@@ -19,12 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 
-from weft.ir import dtypes, ops
+from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
-from weft.ir.origins import Origin
+from weft.ir.graph.origins import Origin
 from weft.ir.recipes import Full, Normal, Recipe, Uniform
-from weft.ir.types import TensorType
+from weft.ir.types import TensorType, dtypes
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from weft.ir import dtypes, ops, sizes
+from weft.ir import ops
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import Sinusoid
 from weft.ir.graph import Value
-from weft.ir.types import TensorType
+from weft.ir.recipes.frequencies import Sinusoid
+from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Init, computed, current, fill, module, own_name, param, provided
 from .checks import need_positive, need_whole

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
-from weft.ir.frequencies import AlibiSlopes
 from weft.ir.graph import Value
 from weft.ir.recipes import Scale
+from weft.ir.recipes.frequencies import AlibiSlopes
 
 from .build import computed, module, param, provided
 from .checks import need, need_positive, need_whole

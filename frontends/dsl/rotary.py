@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from weft.ir import ops
-from weft.ir.frequencies import RopeFrequencies
 from weft.ir.graph import Value
+from weft.ir.recipes.frequencies import RopeFrequencies
 
 from .build import computed, spell
 from .checks import need, need_one_of, need_positive, need_whole

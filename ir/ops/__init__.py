@@ -16,7 +16,6 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def __getattr__(name: str) -> Op:
-    found = OPS.get(name.rstrip("_"))
-    if found is None:
+    if name.rstrip("_") not in OPS:
         raise AttributeError(f"no op is called {name!r}")
-    return found
+    return OPS[name.rstrip("_")]

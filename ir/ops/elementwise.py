@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .. import dtypes
 from ..op import (
     Array,
     Bound,
@@ -25,6 +24,7 @@ from ..op import (
     positive,
     want,
 )
+from ..types import dtypes
 
 _PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)), case(normal(4, 1), normal(1, 3))]
 

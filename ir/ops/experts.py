@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import sizes
 from ..op import Array, Bound, Cost, Trait, Value, case, normal, op, total, want
+from ..types import sizes
 from .activation import activate, apply_activation, glu, known_activation
 from .elementwise import add, mul
 from .products import matmul

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import dtypes
-from ..calls import is_number
 from ..errors import WeftError
 from ..op import Op, Value
+from ..schema.signature import is_number
+from ..types import dtypes
 from .elementwise import (
     add,
     affine,

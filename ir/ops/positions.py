@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from .. import dtypes, sizes
 from ..op import Array, Bound, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
+from ..types import dtypes, sizes
 from .elementwise import abs as absolute
 from .elementwise import (
     add,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .. import dtypes
 from ..op import Array, Bound, Case, Op, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
+from ..types import dtypes
 
 _CASES = [
     case(normal(2, 3, 5), axes=(-1,)),

@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from .. import dtypes, sizes
 from ..op import Array, Bound, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
+from ..types import dtypes, sizes
 from .elementwise import (
     _sigmoid,
     add,

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from .. import dtypes, sizes
 from ..op import Array, Bound, Cost, TensorType, Value, case, normal, op, total, want
+from ..types import dtypes, sizes
 from . import rolling as rolling_cache
 from .elementwise import abs as absolute
 from .elementwise import (

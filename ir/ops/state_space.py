@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import sizes
 from ..op import Array, Bound, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
+from ..types import sizes
 from .elementwise import add, mul
 from .recurrences import carried, gated_linear_attention
 from .tensor import reshape, squeeze, swap, unsqueeze

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import dtypes, sizes
 from ..op import (
     Array,
     Bound,
@@ -23,6 +22,7 @@ from ..op import (
     total,
     want,
 )
+from ..types import dtypes, sizes
 
 
 @op(traits=[Trait.VIEW], cases=[case(normal(2, 3, 8), shape=(2, 3, 2, 4)), case(normal(2, 6), shape=(12,))])

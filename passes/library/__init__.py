@@ -1,10 +1,10 @@
-"""Every pass, one file per idea. Importing this package fills the registry.
+"""Every pass, one file per idea, in a folder per kind. Importing this package fills the registry.
 
-Never here: the machinery that passes are made with.
+Never here: what several kinds of passes share (`edits`, `analysis`), facts about a target.
 """
 
 import importlib
 import pkgutil
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

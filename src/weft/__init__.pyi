@@ -55,35 +55,35 @@ from weft.frontends.dsl import (
 from weft.frontends import (
     load_source as load_source,
 )
-from weft.frontends.compiler import (
+from weft.frontends.api.compile import (
     compile as compile,
 )
-from weft.frontends.evaluation import (
+from weft.frontends.api.verify.evaluation import (
     evaluate as evaluate,
 )
-from weft.frontends.exporting import (
+from weft.frontends.api.export import (
     export as export,
 )
-from weft.frontends.inspection import (
+from weft.frontends.api.inspect.inspection import (
     inspect as inspect,
 )
-from weft.frontends.modules import (
+from weft.frontends.api.modules import (
     state_dict as state_dict,
     torch as torch,
 )
-from weft.frontends.notebook import (
+from weft.frontends.api.draw.notebook import (
     show as show,
 )
-from weft.frontends.pictures import (
+from weft.frontends.api.draw.pictures import (
     draw as draw,
 )
-from weft.frontends.verification import (
+from weft.frontends.api.verify.verification import (
     verify_folder as verify_folder,
 )
 from weft.backends.runtime import (
     load as load,
 )
-from weft.backends.torch.trained import (
+from weft.backends.torch.package.trained import (
     with_weights as with_weights,
 )
 from weft.ir import (

@@ -4,9 +4,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
-from weft.ir.dtypes import DType
 from weft.ir.graph import Value
-from weft.ir.sizes import Size
+from weft.ir.types.dtypes import DType
+from weft.ir.types.sizes import Size
 
 def abs(x: Value, *, name: str | None = None) -> Value:
     """|x|"""

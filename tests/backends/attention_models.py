@@ -11,9 +11,10 @@ import onnxruntime as ort
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, TensorType, Value, dtypes, ops, sizes
-from weft.ir.archive import MemoryArchive
+from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Source
+from weft.ir.recipes.readers import MemoryArchive
+from weft.ir.types import dtypes, sizes
 from weft.passes import legalize, run_passes
 
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")

@@ -28,8 +28,9 @@ from weft.frontends.dsl import (
     RMSNorm,
     RoPE,
 )
-from weft.ir import OPS, Graph, Op, TensorType, dtypes, ops
-from weft.ir.cases import one_node
+from weft.ir import OPS, Graph, Op, TensorType, ops
+from weft.ir.testing import one_node
+from weft.ir.types import dtypes
 from weft.passes import legalize, run_passes
 
 CUDA = TARGETS["ort-cuda"]

@@ -12,11 +12,12 @@ import pytest
 from weft import MLA, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.backends.onnx.lowering import LOWERINGS, refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, Param, TensorType, Value, dtypes, ops
+from weft.ir import Graph, Param, TensorType, Value, ops
 from weft.ir.recipes import Source
+from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.library.kv_cache import KvCache
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
+from weft.passes.library.cache.kv_cache import KvCache
 
 from .attention_models import BATCH, HEADS, SEQ, Array, Decoding, decoder, draw, formula
 

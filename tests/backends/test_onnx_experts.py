@@ -17,10 +17,11 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import Built, build, in_memory, write
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, MemoryArchive, Param, TensorType, Value, dtypes, interpret, ops
+from weft.ir import Graph, MemoryArchive, Param, TensorType, Value, interpret, ops
 from weft.ir.ops.routing import hierarchical
 from weft.ir.recipes import Concat, Normal, Recipe, Reshape, Source
-from weft.ir.sizes import sym
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import sym
 from weft.passes import legalize, run_passes
 
 EXPERTS, DIM, HIDDEN = 8, 6, 10

@@ -18,8 +18,9 @@ from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, RMSNorm, RoP
 from weft.backends.onnx import export
 from weft.backends.onnx.lowering import LOWERINGS, refusals, select
 from weft.backends.targets import TARGETS, find_target
-from weft.ir import OPS, Graph, TensorType, WeftError, dtypes, ops, sizes
+from weft.ir import OPS, Graph, TensorType, WeftError, ops
 from weft.ir.recipes import Full, Normal
+from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 
 

@@ -16,9 +16,10 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import Built, build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, Op, TensorType, Value, dtypes, ops, sizes
-from weft.ir.archive import Array, MemoryArchive
+from weft.ir import Graph, Op, TensorType, Value, ops
 from weft.ir.recipes import Source
+from weft.ir.recipes.readers import Array, MemoryArchive
+from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
 
 CPU = ["onnx", "ort-cpu"]

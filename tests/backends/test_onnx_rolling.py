@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, TensorType, Value, dtypes, ops
+from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Source
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.library.rolling_buffer import RollingBuffer
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
+from weft.passes.library.cache.rolling_buffer import RollingBuffer
 
 from .attention_models import HEADS, Decoding, decoder, draw, formula
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.backends.runtime import load
-from weft.backends.runtime import session as sessions
-from weft.backends.runtime.decoder import OrtDecoder
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.session import Session, open_session
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort import session as sessions
+from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.ort.session import Session, open_session
 
 from .pretended import Device
 

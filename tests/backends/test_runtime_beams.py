@@ -9,9 +9,9 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import weft
-from weft.backends.runtime.beams import Beams, BeamSearch
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.sampling import Forced
+from weft.backends.runtime.core.beams import Beams, BeamSearch
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.sampling import Forced
 from weft.ir.errors import WeftError
 
 from .theirs import randomized, searched

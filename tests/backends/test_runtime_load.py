@@ -15,9 +15,9 @@ import onnx
 import pytest
 
 import weft
-from weft.backends.runtime import session as sessions
-from weft.backends.runtime.decoder import OrtDecoder
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort import session as sessions
+from weft.backends.runtime.ort.decoder import OrtDecoder
 from weft.ir.errors import WeftError
 
 from .handmade import LONGEST, MANIFEST, VOCAB, decoder, encoder, opened, save

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from weft import WeftError
-from weft.backends.runtime import place, session
-from weft.backends.runtime.place import Place, place_for
-from weft.backends.torch import module
+from weft.backends.runtime import device as place
+from weft.backends.runtime.device import Place, place_for
+from weft.backends.runtime.ort import session
+from weft.backends.torch.package import module
 
 ORT_CPU, ORT_CUDA = Place("ort-cpu", "cpu"), Place("ort-cuda", "cuda")
 TORCH_CPU, TORCH_CUDA = Place("torch", "cpu"), Place("torch", "cuda", "bf16")

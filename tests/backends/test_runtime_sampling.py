@@ -16,8 +16,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from weft.backends.runtime.sampling import Sampler, Sampling
-from weft.backends.torch.shipped.sampling import filtered
+from weft.backends.runtime.core.sampling import Sampler, Sampling
+from weft.backends.torch.package.shipped.sampling import filtered
 from weft.ir.errors import WeftError
 
 CASES: list[dict[str, Any]] = [

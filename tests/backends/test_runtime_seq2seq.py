@@ -13,9 +13,9 @@ import pytest
 from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
 import weft
-from weft.backends.runtime.decoder import OrtDecoder
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.session import Session, onnxruntime
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.ort.session import Session, onnxruntime
 from weft.ir.errors import WeftError
 
 from .pretended import Device

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.backends.runtime.decoder import _STEP, OrtDecoder
+from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.folder import read_facts
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.session import Session, onnxruntime, open_session
+from weft.backends.runtime.ort.decoder import _STEP, OrtDecoder
+from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import MLA, LinearAttention, Mamba, Mamba2
 from weft.ir import interpret

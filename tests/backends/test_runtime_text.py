@@ -13,10 +13,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from weft.backends.runtime.chat import ChatTemplate
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.text import GrowingText, StopStrings
-from weft.backends.runtime.text import Tokenizer as Ours
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.text.chat import ChatTemplate
+from weft.backends.runtime.text.tokenizer import GrowingText, StopStrings
+from weft.backends.runtime.text.tokenizer import Tokenizer as Ours
 from weft.ir.errors import WeftError
 
 BOS, EOS = 256, 257

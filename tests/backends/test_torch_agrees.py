@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.runtime.encoder import Encoder
-from weft.backends.runtime.generate import Generator
-from weft.frontends.verification import relative_error, tolerated
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort.encoder import Encoder
+from weft.frontends.api.verify.verification import relative_error, tolerated
 
 from ..passes.zoo import ZOO
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime import torch_steps
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.torch_decoder import TorchDecoder
-from weft.backends.runtime.torch_folder import importing
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.torch import steps as torch_steps
+from weft.backends.runtime.torch.decoder import TorchDecoder
+from weft.backends.runtime.torch.folder import importing
 from weft.frontends import load_source
-from weft.frontends.verification import relative_error, tolerated
+from weft.frontends.api.verify.verification import relative_error, tolerated
 from weft.ir import Graph, interpret
 
 from .test_runtime_states import CAREFUL, PROMPTS, VOCAB, stack, tokens

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.core.generate import Generator
 
 from .test_runtime_states import PROMPTS, stack, tokens
 from .test_torch_decoder import opened

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import weft
-from weft.backends.runtime.encoder import Encoder as Runner
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.ort.encoder import Encoder as Runner
 from weft.ir import Graph
 
 from ..frontends.command import refused

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from weft.ir import Graph, TensorType, Value, dtypes, ops
+from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.ops.elementwise import filled, masked
 from weft.ir.ops.tensor import flat, per_head
+from weft.ir.types import dtypes
 
 Array = np.ndarray[Any, Any]
 

@@ -10,10 +10,11 @@ import pytest
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import OPS, Op, dtypes, interpret
+from weft.ir import OPS, Op, interpret
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
-from weft.ir.cases import one_node
 from weft.ir.op import Case
+from weft.ir.testing import one_node
+from weft.ir.types import dtypes
 from weft.passes import legalize
 
 WEIGHTS = ("weight", "table", "frequencies")  # operands that models hold as weights

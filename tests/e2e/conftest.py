@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.frontends.families import FAMILIES
-from weft.frontends.families.verified import Errors, read_verified, write_verified
+from weft.frontends.models.families import FAMILIES
+from weft.frontends.models.tables.verified import Errors, read_verified, write_verified
 
 if TYPE_CHECKING:
     import torch

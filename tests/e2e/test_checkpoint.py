@@ -13,8 +13,8 @@ import torch
 from safetensors.numpy import load_file
 
 from weft.frontends import load_source
-from weft.frontends.families.rope import at_length
-from weft.frontends.hf.checkpoint import write_folder
+from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph
 from weft.ir.recipes import Map, Recipe

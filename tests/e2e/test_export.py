@@ -14,11 +14,11 @@ from safetensors.numpy import load_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.exporters.configs import CLASSES
-from weft.frontends.exporting import export
-from weft.frontends.families.rope import at_length
-from weft.frontends.rewriting import rewrite
-from weft.frontends.sources import Model
+from weft.frontends.api.export import export
+from weft.frontends.api.rewriting import rewrite
+from weft.frontends.api.source.sources import Model
+from weft.frontends.export.hf.configs import CLASSES
+from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
@@ -236,7 +236,7 @@ def test_an_older_export_is_replaced_and_what_is_not_ours_is_kept(tmp_path: Path
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """SmolLM2 rewritten and exported; the folders of weft and of transformers."""
     home = tmp_path_factory.mktemp("smollm2")
-    from weft.frontends.model_folder import write_model
+    from weft.frontends.formats.weft.model_folder import write_model
 
     model = rewrite(
         load_source(smollm2_gguf), "fold-norm-scale{untie=true}, pack-qkv, pack-gate-up, fuse-residual-norm"

@@ -18,9 +18,9 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 import weft
-from weft.backends.runtime.generate import Generator
-from weft.frontends.families import FAMILIES
-from weft.frontends.families.verified import Errors, read_verified
+from weft.backends.runtime.core.generate import Generator
+from weft.frontends.models.families import FAMILIES
+from weft.frontends.models.tables.verified import Errors, read_verified
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ

@@ -8,8 +8,9 @@ from weft.backends.onnx import export
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import find_target
 from weft.frontends import PRESETS, load_source
-from weft.frontends.compiler import target_pipeline
-from weft.ir import Graph, dtypes, sizes
+from weft.frontends.api.compile import target_pipeline
+from weft.ir import Graph
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
 from weft.passes.encoder_decoder import split_encoder
 

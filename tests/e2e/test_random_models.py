@@ -13,8 +13,8 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import build
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.frontends.compiler import target_pipeline
-from weft.frontends.families.rope import at_length
+from weft.frontends.api.compile import target_pipeline
+from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret, parse, print_graph
 from weft.passes import default_pipeline, legalize, run_passes
 

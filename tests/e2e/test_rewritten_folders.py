@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.model_folder import write_model
-from weft.frontends.rewriting import rewrite
+from weft.frontends.api.rewriting import rewrite
+from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, interpret
 
 from ..backends.test_onnx_blocks import products, write

@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from weft.frontends import load_source
-from weft.frontends.families import FAMILIES, build
-from weft.passes.counts import parameter_count
+from weft.frontends.models.families import FAMILIES, build
+from weft.passes.analysis.counts import parameter_count
 
 from .seq2seq import SEQ2SEQ
 

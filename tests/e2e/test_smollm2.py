@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from weft.backends.runtime.generate import Generator
+from weft.backends.runtime.core.generate import Generator
 
 LENGTHS = {1: 512, 7: 512, 64: 64, 150: 64, 513: 512}  # of prompts, with their chunks, which two of them cross
 

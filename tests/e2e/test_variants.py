@@ -33,7 +33,7 @@ from weft import (
     Sinusoidal,
     T5Bias,
 )
-from weft.frontends.families.rope import at_length
+from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Normal
 

@@ -13,8 +13,9 @@ from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import trace
-from weft.ir import Graph, MemoryArchive, TensorType, dtypes, interpret, sizes
+from weft.ir import Graph, MemoryArchive, TensorType, interpret
 from weft.ir.recipes import Source
+from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
 
 Array = np.ndarray[Any, Any]

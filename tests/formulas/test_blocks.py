@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Block, GatedMLP, LayerNorm, RMSNorm, trace
-from weft.ir import TensorType, dtypes
+from weft.ir import TensorType
+from weft.ir.types import dtypes
 
 from .harness import RUNNERS, Array, Row, Weights, check
 

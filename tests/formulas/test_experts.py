@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import GatedMLP, MoE, trace
-from weft.ir import TensorType, dtypes, sizes
+from weft.ir import TensorType
+from weft.ir.types import dtypes, sizes
 
 from .harness import RUNNERS, Array, Row, Weights, check, close, randomize, run
 from .test_blocks import ACTIVATIONS, gated, plain

@@ -11,8 +11,8 @@ import pytest
 
 from weft.frontends.dsl import ALiBi, Attention, RoPE, Sinusoidal, T5Bias, module
 from weft.ir import Value, ops
-from weft.ir.frequencies import yarn_amplitude
 from weft.ir.ops.positions import dynamic_ntk
+from weft.ir.recipes.frequencies import yarn_amplitude
 
 from .harness import RUNNERS, Array, Row, Weights, check
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from weft.frontends.dsl import trace
-from weft.ir import TensorType, dtypes, interpret, parse, sizes, verify
+from weft.ir import TensorType, interpret, parse, verify
+from weft.ir.types import dtypes, sizes
 
 Array = np.ndarray[Any, Any]
 X = TensorType(dtypes.f32, (sizes.sym("batch"), sizes.sym("seq"), 16))

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from weft import Attention, Block, Decoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
-from weft.frontends.breakdown import PartCost, breakdown
+from weft.frontends.api.inspect.breakdown import PartCost, breakdown
+from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.rewriting import rewrite
 from weft.frontends.cli import cli
-from weft.frontends.inspection import inspect
-from weft.frontends.rewriting import rewrite
 
 DIM, HEADS, KV, HEAD, FFN, VOCAB = 32, 4, 2, 8, 48, 50
 ATTENTION = DIM * (HEADS + 2 * KV) * HEAD + HEADS * HEAD * DIM  # weights of its four products

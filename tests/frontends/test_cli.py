@@ -163,7 +163,7 @@ def test_every_end_has_a_status(error: BaseException, status: int, words: str, m
     def fail(*_: object, **__: object) -> Callable[..., Any]:
         raise error
 
-    monkeypatch.setattr("weft.frontends.sources.load_source", fail)
+    monkeypatch.setattr("weft.frontends.api.source.sources.load_source", fail)
     result = weft_command("inspect", "gpt2")
     assert result.exit_code == status
     assert words in result.stderr and result.stderr.count("\n") == bool(words)
@@ -189,7 +189,7 @@ def test_an_interrupt_while_something_loads_is_one(told: bool, monkeypatch: pyte
             raise WeftError(f"ONNX Runtime cannot be imported ({lost})") from lost
         raise lost
 
-    monkeypatch.setattr("weft.frontends.sources.load_source", load)
+    monkeypatch.setattr("weft.frontends.api.source.sources.load_source", load)
     result = weft_command("inspect", "gpt2")
     assert (result.exit_code, result.stderr) == (130, "weft: interrupted\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

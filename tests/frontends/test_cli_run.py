@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.backends.runtime import place
+from weft.backends.runtime import device as place
 from weft.ir.errors import WeftError
 
 from .command import TINY, WATCHDOG, done, refused, start

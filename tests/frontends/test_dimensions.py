@@ -6,9 +6,8 @@ import pytest
 
 from weft import ALiBi, Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, MoE, RMSNorm, relu, run_passes
 from weft.frontends import load_source
-from weft.frontends.dimensions import Dimensions, Experts, dimensions
-from weft.ir import dtypes
-from weft.ir.types import TensorType
+from weft.frontends.api.inspect.dimensions import Dimensions, Experts, dimensions
+from weft.ir.types import TensorType, dtypes
 
 PUBLISHED = {
     # width, heads, KV heads, width of a head, feed-forward

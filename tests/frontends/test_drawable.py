@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from weft import WeftError
-from weft.backends.viz.network import Network
-from weft.backends.viz.scene import Shape, scene
-from weft.frontends.drawable import described
+from weft.backends.viz.layout.scene import Shape, scene
+from weft.backends.viz.model.network import Network
+from weft.frontends.api.draw.drawable import described
 
 from ..backends.viz.onnx_models import Builder, slashed, wrapped
 from .command import TINY, done, refused

@@ -31,8 +31,9 @@ from weft.frontends.dsl import (
     scope,
     trace,
 )
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, sizes, verify
+from weft.ir import Graph, TensorType, Value, interpret, ops, verify
 from weft.ir.recipes import Full, Normal
+from weft.ir.types import dtypes, sizes
 
 from .formulas import TOLERANCE, Array, X, close, rms, run, softmax
 

@@ -193,8 +193,8 @@ def test_load_balance_loss_is_an_output_summed_over_layers(rng: np.random.Genera
 
 def test_cost_counts_the_active_experts() -> None:
     def flops(model: Any) -> int:
-        from weft.ir import sizes
-        from weft.ir.view import total_cost
+        from weft.ir.graph.analysis import total_cost
+        from weft.ir.types import sizes
 
         graph = Decoder(10, 16, 1, Block(None, model)).graph()
         return sizes.evaluate(total_cost(n for n in graph.nodes if n.op.name == "moe").flops, {"batch": 1, "seq": 1})

@@ -34,7 +34,8 @@ from weft.frontends.dsl import (
     param,
     trace,
 )
-from weft.ir import Value, WeftError, ops, sizes
+from weft.ir import Value, WeftError, ops
+from weft.ir.types import sizes
 
 from .formulas import X
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from weft import compile as compile_model
 from weft import evaluate, load_source
-from weft.frontends import scoring
+from weft.frontends.api.verify import scoring
 from weft.frontends.cli import cli
 from weft.frontends.cli.shown import as_json
 from weft.ir import interpret
@@ -218,7 +218,7 @@ def test_tokens_that_compete_are_read_in_whole_windows(
     loss = torch.nn.functional.cross_entropy(torch.tensor(np.concatenate(rows)), torch.tensor(ids[1:]))
     assert found.scores[1].nll == pytest.approx(loss.item(), abs=1e-5)
     monkeypatch.setattr(
-        "weft.frontends.evaluation.read_manifest", lambda folder: Record(folder, {"kind": "decoder"})
+        "weft.frontends.api.verify.evaluation.read_manifest", lambda folder: Record(folder, {"kind": "decoder"})
     )  # not told of it
     apart = evaluate([choosy], against=llamas[0], text=text, context=20, tokens=40, device="cpu")
     assert abs(apart.scores[1].nll - loss.item()) > 1e-3

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from weft.frontends import load_source
-from weft.frontends.exporters.gguf_keys import ARCHITECTURES
-from weft.frontends.exporting import export
-from weft.frontends.families.rope import at_length
-from weft.frontends.gguf import GGUFArchive
-from weft.frontends.rewriting import rewrite
+from weft.frontends.api.export import export
+from weft.frontends.api.rewriting import rewrite
+from weft.frontends.export.gguf.keys import ARCHITECTURES
+from weft.frontends.formats.gguf import GGUFArchive
+from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
 
 from .conftest import Save
@@ -151,7 +151,7 @@ def test_matrices_in_fewer_bits(dtype: str, bound: float, save: Save, tmp_path: 
 
 def test_smollm2_keeps_its_tokenizer(smollm2_gguf: Path, tmp_path: Path) -> None:
     """From GGUF by way of a model folder, whose tokenizer.json is turned into metadata again."""
-    from weft.frontends.model_folder import write_model
+    from weft.frontends.formats.weft.model_folder import write_model
 
     model = rewrite(load_source(smollm2_gguf), "prune-layers{layers=[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19]}")
     write_model(model, tmp_path / "folder", dtype="bf16")

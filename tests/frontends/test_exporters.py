@@ -11,16 +11,17 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from weft.frontends import load_source
+from weft.frontends.api.export import export
 from weft.frontends.cli import cli
 from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.frontends.exporters.configs import CLASSES
-from weft.frontends.exporters.facts import read_settings
-from weft.frontends.exporters.inversion import Made, inverted
-from weft.frontends.exporters.matching import canonical, match
-from weft.frontends.exporting import export
-from weft.frontends.families import FAMILIES
-from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, dtypes, ops, sizes
+from weft.frontends.export.hf.configs import CLASSES
+from weft.frontends.export.infer_settings import read_settings
+from weft.frontends.export.inversion import Made, inverted
+from weft.frontends.export.matching import canonical, match
+from weft.frontends.models.families import FAMILIES
+from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, ops
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
 
 from .command import WATCHDOG, start

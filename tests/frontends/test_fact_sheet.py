@@ -11,10 +11,10 @@ import pytest
 
 from weft import Decoder, Mamba, load_source
 from weft.backends.numbers import count, size
+from weft.frontends.api.draw.fact_sheet import fact_sheet, titled
+from weft.frontends.api.inspect.inspection import inspect
 from weft.frontends.dsl import Attention, Block, GatedMLP, RMSNorm
-from weft.frontends.fact_sheet import fact_sheet, titled
-from weft.frontends.inspection import inspect
-from weft.frontends.presets import PRESETS
+from weft.frontends.models.presets import PRESETS
 
 from .command import TINY, done
 

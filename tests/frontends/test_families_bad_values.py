@@ -12,9 +12,9 @@ import pytest
 import transformers
 
 from weft.frontends import load_source
-from weft.frontends.families import FAMILIES, load
+from weft.frontends.models.families import FAMILIES, load
 from weft.ir import WeftError
-from weft.ir.archive import MemoryArchive
+from weft.ir.recipes.readers import MemoryArchive
 
 from ..e2e.families import ROWS
 from ..e2e.seq2seq import SEQ2SEQ

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from weft.frontends.families import FAMILIES, build
+from weft.frontends.models.families import FAMILIES, build
 from weft.ir import WeftError, print_graph
 
 from ..e2e.families import COMMON, GQA

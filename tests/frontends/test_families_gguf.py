@@ -11,8 +11,8 @@ import pytest
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.families.rope import at_length
-from weft.frontends.gguf.family import FAMILIES
+from weft.frontends.formats.gguf.family import FAMILIES
+from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import WeftError, verify
 
 from .gguf_models import LONG, MODELS, SHORT, write_gguf

@@ -17,11 +17,11 @@ from gguf.quants import dequantize, quantize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.frontends.gguf import GGUFArchive
-from weft.frontends.gguf.header import storage_types
-from weft.ir import dtypes
-from weft.ir.archive import Archive
+from weft.frontends.formats.gguf import GGUFArchive
+from weft.frontends.formats.gguf.header import storage_types
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Archive
+from weft.ir.types import dtypes
 
 SHAPE = (7, 3, 512)
 DENSE = {"F32": np.float32, "F16": np.float16, "F64": np.float64}

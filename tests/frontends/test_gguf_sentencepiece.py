@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from weft.frontends.gguf import GGUFArchive, TokenIds, token_ids
+from weft.frontends.formats.gguf import GGUFArchive, TokenIds, token_ids
 
 from .tokenizer_files import BYTE, CONTROL, CORPUS, NORMAL, TEXTS, UNKNOWN, USER, Files, genai_ids, write_gguf
 

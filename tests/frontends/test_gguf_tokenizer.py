@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from weft.frontends.gguf import GGUFArchive, TokenIds, token_ids, write_tokenizer
-from weft.frontends.gguf.splits import SPLITS
+from weft.frontends.formats.gguf import GGUFArchive, TokenIds, token_ids, write_tokenizer
+from weft.frontends.formats.gguf.splits import SPLITS
 from weft.ir.errors import WeftError
 
 from .tokenizer_files import CONTROL, CORPUS, NORMAL, TEXTS, USER, Files, genai_ids, write_gguf

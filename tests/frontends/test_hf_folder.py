@@ -15,9 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.hf import SafetensorsArchive
-from weft.frontends.model_folder import write_model
-from weft.ir import WeftError, dtypes
+from weft.frontends.formats.hf import SafetensorsArchive
+from weft.frontends.formats.weft.model_folder import write_model
+from weft.ir import WeftError
+from weft.ir.types import dtypes
 
 QWEN2 = {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 8}
 INDEX = "model.safetensors.index.json"

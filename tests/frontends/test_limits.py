@@ -14,9 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from weft.ir.archive import EMPTY
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Concat, Full
+from weft.ir.recipes.readers import EMPTY
 
 from ..fuzz.binary import parse_gguf, write_gguf
 from ..fuzz.seeds import ARCHITECTURES

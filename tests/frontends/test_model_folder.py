@@ -14,13 +14,14 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.hf import writing
-from weft.frontends.model_folder import write_model
-from weft.frontends.rewriting import pipeline_text, rewrite
-from weft.frontends.sources import Model
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, interpret, ops, sizes
-from weft.ir.archive import Overlay
+from weft.frontends.api.rewriting import pipeline_text, rewrite
+from weft.frontends.api.source.sources import Model
+from weft.frontends.formats.hf import writing
+from weft.frontends.formats.weft.model_folder import write_model
+from weft.ir import Graph, MemoryArchive, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Scale, Source
+from weft.ir.recipes.readers import Overlay
+from weft.ir.types import dtypes, sizes
 from weft.passes import parse_pipeline
 
 from .command import done, refused

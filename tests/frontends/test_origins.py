@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, load_source
-from weft.backends.viz.network import network
+from weft.backends.viz.model.network import network
 from weft.passes import run_passes
 
 TEXT = """from dataclasses import replace

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from weft.frontends import pass_pages
+from weft.frontends.api import pass_pages
 from weft.frontends.cli import cli
 from weft.ir import parse
 from weft.passes import all_passes, run_passes

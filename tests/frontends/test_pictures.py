@@ -12,9 +12,9 @@ import pytest
 
 import weft
 from weft import WeftError
-from weft.backends.viz.style import DARK, LIGHT
-from weft.frontends.galleries import card
-from weft.frontends.presets import PRESETS
+from weft.backends.viz.formats.style import DARK, LIGHT
+from weft.frontends.api.draw.galleries import card
+from weft.frontends.models.presets import PRESETS
 
 from .command import TINY, done, refused
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from weft import load_source
 from weft.backends.viz.panels import prompts
+from weft.frontends.api.draw.prompting import attended
 from weft.frontends.cli import cli
-from weft.frontends.prompting import attended
 from weft.ir.errors import WeftError
 
 IDS = [5, 17, 3, 88, 42, 17, 60, 2, 9, 31, 75]

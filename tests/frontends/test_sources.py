@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weft.frontends import load_source
-from weft.frontends.compiler import compile
+from weft.frontends.api.compile import compile
 from weft.frontends.dsl import Attention, Block, Decoder
 from weft.ir import Graph, WeftError, interpret
 

@@ -17,14 +17,15 @@ from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
 import weft
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.torch_folder import importing
-from weft.backends.torch.explain import explain
-from weft.backends.torch.kernels import gemv, launch, quantized_linear
-from weft.backends.torch.module import build_module, build_step
-from weft.backends.torch.parts.quantized import widened
-from weft.backends.torch.source import write_source
-from weft.backends.torch.trained import with_weights
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.torch.folder import importing
+from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.kernels import quantized_linear
+from weft.backends.torch.kernels.shared import gemv, launch
+from weft.backends.torch.package.explain import explain
+from weft.backends.torch.package.module import build_module, build_step
+from weft.backends.torch.package.trained import with_weights
+from weft.backends.torch.snippets.quantized import widened
 from weft.ir import Graph, WeftError, interpret
 
 from ..backends.test_onnx_blocks import DIM, FFN, LAYERS, VOCAB

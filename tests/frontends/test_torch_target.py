@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 import weft
-from weft.backends.runtime.generate import Generator
-from weft.frontends.hf import writing
-from weft.frontends.scoring import score_tokens, stream_errors
+from weft.backends.runtime.core.generate import Generator
+from weft.frontends.api.verify.scoring import score_tokens, stream_errors
+from weft.frontends.formats.hf import writing
 from weft.ir import interpret
 
 from ..e2e.families import ROWS

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import pytest
 
-from weft.backends.runtime.chat import ChatTemplate
+from weft.backends.runtime.text.chat import ChatTemplate
 from weft.backends.storage import MANIFEST, PROVENANCE, seal
 from weft.backends.storage.contents import SEALED, sha256
 from weft.ir import WeftError

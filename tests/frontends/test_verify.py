@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weft
+from weft.frontends.api.verify.verification import divergences, relative_error, tolerated, verify_folder
 from weft.frontends.cli import cli
-from weft.frontends.verification import divergences, relative_error, tolerated, verify_folder
 from weft.ir import WeftError
 
 from .sealing import seal_again

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from weft.frontends.gguf import write_tokenizer
+from weft.frontends.formats.gguf import write_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = (
     int(TokenType[name]) for name in ("NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "BYTE")

@@ -226,7 +226,7 @@ def architecture(rng: random.Random, corpus: Path, scratch: Path) -> Case:
 
 def _pass(rng: random.Random) -> str:
     """A pass, its arguments of any value; mostly of one that fits."""
-    from weft.passes.base import all_passes
+    from weft.passes.core.base import all_passes
 
     kind = rng.choice(list(all_passes().values()))
     given = []

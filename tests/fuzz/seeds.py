@@ -68,7 +68,7 @@ def write_tokenizer(folder: Path) -> None:
     """Write the files of a byte-level tokenizer, as transformers saves one, into `folder`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from weft.frontends.gguf.splits import SPLITS
+    from weft.frontends.formats.gguf.splits import SPLITS
 
     tokenizer = Tokenizer(models.BPE())
     steps = [pre_tokenizers.Split(Regex(split), "isolated") for split in SPLITS["qwen2"]]

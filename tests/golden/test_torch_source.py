@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from weft import load_source
-from weft.backends.torch.source import write_source
+from weft.backends.torch.codegen.source import write_source
 
 
 def test_smollm2_reads_as_reviewed() -> None:

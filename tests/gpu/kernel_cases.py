@@ -12,7 +12,7 @@ import gpu_inputs as inputs
 from gpu_inputs import Draw, Inputs
 from torch import Tensor
 
-from weft.backends.torch.kernels.launch import Variant, jit, tl, triton
+from weft.backends.torch.kernels.shared.launch import Variant, jit, tl, triton
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gpu_inputs import Draw, Inputs
 from kernel_cases import CASES, Odd, produce
 from torch import Tensor
 
-from weft.backends.torch.kernels import launch
+from weft.backends.torch.kernels.shared import launch
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 cuda: Any = torch.cuda  # partly untyped

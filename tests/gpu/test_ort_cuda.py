@@ -22,16 +22,17 @@ from numpy.typing import NDArray
 import weft
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
-from weft.backends.runtime.decoder import OrtDecoder
-from weft.backends.runtime.encoder import Encoder as OpenEncoder
+from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.folder import read_facts
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.session import CPU, CUDA, onnxruntime, open_session
+from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.runtime.ort.encoder import Encoder as OpenEncoder
+from weft.backends.runtime.ort.session import CPU, CUDA, onnxruntime, open_session
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import MLP, Attention, Block, Encoder, LayerNorm, LearnedPositions
-from weft.ir import OPS, Graph, Op, TensorType, Value, dtypes, interpret
+from weft.ir import OPS, Graph, Op, TensorType, Value, interpret
 from weft.ir import ops as ir_ops
 from weft.ir.op import Case
+from weft.ir.types import dtypes
 from weft.passes import legalize
 
 Floats = NDArray[np.float32]

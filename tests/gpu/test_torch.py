@@ -19,12 +19,12 @@ from decoders import DECODERS, LAYERS, VOCAB
 from gpu_run import captured
 from torch import Tensor
 
-from weft.backends.runtime.generate import Generator
-from weft.backends.runtime.torch_decoder import TorchDecoder
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.torch.decoder import TorchDecoder
 from weft.backends.targets import find_target
-from weft.backends.torch.module import build_module, build_step
-from weft.frontends.compiler import target_pipeline
-from weft.frontends.sources import load_source
+from weft.backends.torch.package.module import build_module, build_step
+from weft.frontends.api.compile import target_pipeline
+from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes
 

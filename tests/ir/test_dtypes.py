@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import WeftError, dtypes
-from weft.ir.sizes import sym
-from weft.ir.types import TensorType
+from weft.ir import WeftError
+from weft.ir.types import TensorType, dtypes
+from weft.ir.types.sizes import sym
 
 DENSE = [t for t in dtypes.ALL.values() if not t.is_block]
 BLOCK = [t for t in dtypes.ALL.values() if t.is_block]

@@ -11,9 +11,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from weft.ir import Graph, TensorType, Value, dtypes, interpret
-from weft.ir.archive import EMPTY
-from weft.ir.frequencies import (
+from weft.ir import Graph, TensorType, Value, interpret
+from weft.ir.ops import positions as compose
+from weft.ir.recipes.frequencies import (
     AlibiSlopes,
     RopeFrequencies,
     RopeTable,
@@ -21,8 +21,9 @@ from weft.ir.frequencies import (
     longrope_amplitude,
     yarn_amplitude,
 )
-from weft.ir.ops import positions as compose
-from weft.ir.sizes import sym
+from weft.ir.recipes.readers import EMPTY
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import sym
 
 DIM, THETA, CONTEXT = 16, 10_000.0, 64
 LONG = tuple(np.linspace(1.0, 9.0, DIM // 2).tolist())

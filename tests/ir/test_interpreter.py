@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, Node, TensorType, WeftError, dtypes, interpret, ops
+from weft.ir import Graph, MemoryArchive, Node, TensorType, WeftError, interpret, ops
 from weft.ir.interpreter import bind, free_sizes
 from weft.ir.recipes import Source
-from weft.ir.sizes import sym
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import sym
 
 B, S, P = sym("batch"), sym("seq"), sym("past")
 

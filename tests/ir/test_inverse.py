@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, inverse
-from weft.ir import recipes as r
+from weft.frontends.export import inverse
+from weft.ir import Graph, MemoryArchive, TensorType, WeftError
+from weft.ir.recipes import combinators as r
+from weft.ir.types import dtypes
 
 RNG = np.random.default_rng(3)
 TENSORS = {

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, Value, WeftError, dtypes, interpret, ops, verify
-from weft.ir.calls import record_name, results
+from weft.ir import Graph, Value, WeftError, interpret, ops, verify
 from weft.ir.op import OPS
-from weft.ir.types import TensorType
+from weft.ir.schema.signature import record_name
+from weft.ir.types import TensorType, dtypes
 
 X = np.array([[0.5, 2.0, 3.0], [1.0, 0.25, 4.0]])
 Y = np.array([[1.5, -2.0, 3.0], [1.0, 7.0, -0.5]])
@@ -132,7 +132,7 @@ def test_other_types_are_refused_by_python(other: object) -> None:
 
 
 def test_sizes_stay_sizes() -> None:
-    from weft.ir import sizes
+    from weft.ir.types import sizes
 
     x = Graph().add_input("x", TensorType(dtypes.f32, (sizes.sym("batch"), 4)))
     assert str(2 * x.shape[0] + 1) == "2*batch + 1"
@@ -178,12 +178,12 @@ def test_states_come_back_where_they_are_given() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_names_of_results_follow_from_the_operands(name: str) -> None:
-    from weft.ir.cases import one_node
+    from weft.ir.testing import one_node
 
     op = OPS[name]
     for case in op.cases:
         (node,) = one_node(op, case)[0].nodes
-        expected = len(results(op, node.inputs)) if op.output_names else 1
+        expected = len(op.results(node.inputs)) if op.output_names else 1
         assert op.several or len(node.outputs) == expected
 
 
@@ -192,7 +192,7 @@ def test_names_of_tuples() -> None:
 
 
 def test_patterns_are_written_with_operators() -> None:
-    from weft.passes.pattern import Match, Pattern
+    from weft.passes.edits.pattern import Match, Pattern
 
     def scaled(x: Value, y: Value) -> Value:
         return ops.sigmoid(x * y) * 2.0 + 1

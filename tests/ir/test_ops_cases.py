@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import OPS, Graph, Op, Value, dtypes, interpret, ops, sizes, verify
-from weft.ir.cases import expand, one_node
+from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
 from weft.ir.op import Bound, Case
-from weft.ir.parser import parse
-from weft.ir.types import TensorType
+from weft.ir.testing import expand, one_node
+from weft.ir.text.parser import parse
+from weft.ir.types import TensorType, dtypes, sizes
 
 assert ops  # importing the package fills the registry
 CASES = [pytest.param(op, case, id=f"{op.name}-{i}") for op in OPS.values() for i, case in enumerate(op.cases)]

@@ -221,8 +221,9 @@ def test_windows_reach_layers_times_window() -> None:
 
 def latent_graph(which: str, **attrs: Any) -> Callable[..., np.ndarray]:
     """A numpy function of multi-head latent attention, expanded or absorbed."""
-    from weft.ir import Graph, TensorType, dtypes, interpret, verify
+    from weft.ir import Graph, TensorType, interpret, verify
     from weft.ir.ops import latent
+    from weft.ir.types import dtypes
 
     def run(*arrays: np.ndarray) -> np.ndarray:
         graph = Graph(which)

@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
+from weft.ir import Graph, TensorType, Value, interpret, ops
 from weft.ir.ops import routing
+from weft.ir.types import dtypes
 
 B, S, WIDTH, HIDDEN, EXPERTS, K = 2, 9, 6, 10, 8, 3
 RNG = np.random.default_rng(8)

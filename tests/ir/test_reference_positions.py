@@ -117,8 +117,8 @@ def test_alibi_is_bloom() -> None:
     """Bloom adds slope · key position, which differs from −slope · (i − j) by a constant per row."""
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-    from weft.ir.archive import EMPTY
-    from weft.ir.frequencies import AlibiSlopes
+    from weft.ir.recipes.frequencies import AlibiSlopes
+    from weft.ir.recipes.readers import EMPTY
 
     q, k, v = RNG.standard_normal((3, B, S, HEADS * D))
     theirs = build_alibi_tensor(torch.ones(B, S), HEADS, torch.float64).numpy().reshape(B, HEADS, 1, S)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.ir import WeftError, sizes
-from weft.ir.sizes import Poly, Size, evaluate, floordiv, maximum, minimum, parse, sym
+from weft.ir import WeftError
+from weft.ir.types import sizes
+from weft.ir.types.sizes import Poly, Size, evaluate, floordiv, maximum, minimum, parse, sym
 
 NAMES = ("batch", "past", "seq", "n_2")
 b, n, s = sym("batch"), sym("past"), sym("seq")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import MemoryArchive, streams
-from weft.ir import matrices as mx
-from weft.ir import recipe as base
-from weft.ir import recipes as r
+from weft.ir import MemoryArchive
+from weft.ir.recipes import combinators as r
+from weft.ir.recipes import matrices as mx
+from weft.ir.recipes import recipe as base
+from weft.ir.recipes import streams
 
 RNG = np.random.default_rng(5)
 EXPERTS, OUT, WIDTH = 3, 8, 5

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from weft.ir import Graph, TensorType, WeftError, dtypes, ops, parse, verify
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, TensorType, WeftError, ops, parse, verify
 from weft.ir.recipes import Cast, Concat, Full, Literal, Normal, Permute, Slice, Source
-from weft.ir.sizes import maximum, minimum, sym
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import maximum, minimum, sym
 
 BATCH, SEQ, PAST = sym("batch"), sym("seq"), sym("past")
 

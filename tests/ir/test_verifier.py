@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.ir import Graph, Op, TensorType, Value, WeftError, dtypes, ops, verify
+from weft.ir import Graph, Op, TensorType, Value, WeftError, ops, verify
+from weft.ir.graph.verifier import RULES, recipes_fit
 from weft.ir.recipes import Full
-from weft.ir.verifier import RULES, recipes_fit
+from weft.ir.types import dtypes
 
 T = TensorType(dtypes.f32, (2, 4))
 

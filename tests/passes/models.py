@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Param, Recipe, TensorType, Value, dtypes, ops, sizes, verify
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, Param, Recipe, TensorType, Value, ops, verify
 from weft.ir.recipes import Normal
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline
-from weft.passes.trial import Trial, difference
+from weft.passes.core.trial import Trial, difference
 
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft import Attention, Block, Decoder, Encoder, GatedMLP, RoPE
 from weft.ir import Graph
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir.recipes.frequencies import RopeFrequencies
 
 FEED, ROPE = GatedMLP(11), RoPE()
 

@@ -11,7 +11,7 @@ import pytest
 
 from weft.ir import Graph, WeftError, parse, verify
 from weft.passes import Pass, Trace
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
 
 from .test_every_pass import examples, golden
 from .zoo import ZOO

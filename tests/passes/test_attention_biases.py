@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, sizes
-from weft.ir.frequencies import RopeFrequencies
-from weft.ir.matrices import MatMul
+from weft.ir import Graph, TensorType, Value, interpret, ops
 from weft.ir.recipes import Full, Literal, Take
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.matrices import MatMul
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import applied, count, weight, worst
 from .zoo import ZOO

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from weft import Attention, Block, Decoder, LearnedPositions, MoE
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops, sizes
-from weft.ir.frequencies import AlibiSlopes
+from weft.ir import Graph, TensorType, Value, WeftError, ops
+from weft.ir.recipes.frequencies import AlibiSlopes
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.library.kv_cache import KvCache, run_in_chunks
-from weft.passes.library.last_token_logits import LastTokenLogits
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.library.cache.kv_cache import KvCache, run_in_chunks
+from weft.passes.library.cache.last_token_logits import LastTokenLogits
 
 from .models import BATCH, SEQ, Tiny, applied, count, weight
 

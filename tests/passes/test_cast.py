@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops
-from weft.passes.library.cast import Cast
-from weft.passes.trial import EXACT, Trial
+from weft.ir import Graph, TensorType, Value, WeftError, ops
+from weft.ir.types import dtypes
+from weft.passes.core.trial import EXACT, Trial
+from weft.passes.library.cleanup.cast import Cast
 
 from .models import BATCH, SEQ, Tiny, applied, count, weight, worst
 

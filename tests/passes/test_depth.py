@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, LearnedPositions, MoE, RMSNorm, RoPE
-from weft.ir import Graph, Param, TensorType, WeftError, dtypes, interpret, ops
+from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
+from weft.ir.types import dtypes
 from weft.passes import Trace, lookup, run_passes
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.ir import WeftError
-from weft.passes.docstrings import Documentation, read_docstring
+from weft.passes.core.docstrings import Documentation, read_docstring
 
 
 def test_parts() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, verify
+from weft.ir import Graph, TensorType, Value, interpret, ops, verify
+from weft.ir.types import dtypes
 from weft.passes import ANY, Pattern, Refusal, Rule, Trace, apply_rules
 
 X = TensorType(dtypes.f32, (3, 8))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops, sizes, verify
+from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
+from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
+from weft.passes.core.trial import EXACT, Trial
 from weft.passes.encoder_decoder import split_encoder
-from weft.passes.trial import EXACT, Trial
 
 from .models import BATCH, SEQ, count, weight
 

@@ -18,9 +18,9 @@ import pytest
 
 from weft.ir import Graph, WeftError, interpret, ops, parse, verify
 from weft.passes import Pass, Trace, all_passes, parse_pipeline
-from weft.passes.costs import cost
-from weft.passes.library.dce import Dce
-from weft.passes.trial import Trial
+from weft.passes.analysis.costs import cost
+from weft.passes.core.trial import Trial
+from weft.passes.library.cleanup.dce import Dce
 
 from .zoo import ZOO
 

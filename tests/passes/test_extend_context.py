@@ -15,10 +15,10 @@ from weft import (
     Sinusoidal,
 )
 from weft.ir import Graph, WeftError, ops
-from weft.ir.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.ir.recipes import Literal
+from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.trial import Trial, difference
+from weft.passes.core.trial import Trial, difference
 
 from .models import applied
 from .positioned import ROPE, decoder, recipes, rotary

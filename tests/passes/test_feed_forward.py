@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, Repeat, linear, module
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops
+from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.ops.activation import ACTIVATIONS, activate
 from weft.ir.recipes import Full, Shuffle
+from weft.ir.types import dtypes
 from weft.passes import Trace, lookup, run_passes
-from weft.passes.feed_forward import FeedForward, feed_forward
-from weft.passes.trial import EXACT, Trial
+from weft.passes.analysis.feed_forward import FeedForward, feed_forward
+from weft.passes.core.trial import EXACT, Trial
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from weft.ir import Graph, Node, Param, TensorType, dtypes, ops, sizes
+from weft.ir import Graph, Node, Param, TensorType, ops
 from weft.ir.recipes import Scale
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
-from weft.passes.edit import changed, derive
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
+from weft.passes.edits.edit import changed, derive
 
 from .models import Tiny, applied, count, weight, worst
 from .zoo import ZOO

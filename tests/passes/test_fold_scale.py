@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, RoPE
-from weft.ir import Graph, TensorType, dtypes, ops, parse
+from weft.ir import Graph, TensorType, ops, parse
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.scaling import spread
-from weft.passes.trial import EXACT, Trial
+from weft.passes.core.trial import EXACT, Trial
+from weft.passes.library.fold.scaling import spread
 
 from .models import BATCH, SEQ, Tiny, applied, weight, worst
 from .zoo import ZOO

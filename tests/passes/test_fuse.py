@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, TensorType, Value, dtypes, ops, sizes
+from weft.ir import Graph, MemoryArchive, TensorType, Value, ops
 from weft.ir.recipes import Concat, Full, Source
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from .models import Tiny, applied, count, weight, worst
 

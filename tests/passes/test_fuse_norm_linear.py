@@ -13,12 +13,13 @@ import weft
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.frontends.hf.folder import load_folder
-from weft.ir import Graph, Param, TensorType, dtypes, interpret, ops, sizes
-from weft.ir.matrices import Centre
+from weft.frontends.formats.hf.folder import load_folder
+from weft.ir import Graph, Param, TensorType, interpret, ops
 from weft.ir.recipes import Scale
+from weft.ir.recipes.matrices import Centre
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from ..e2e.families import LENGTH, ROWS, VOCAB, error, reference
 from .models import Tiny, applied, count, weight, worst

@@ -14,11 +14,12 @@ from weft import Attention, Block, Decoder, GatedMLP, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.frontends.compiler import compile as compile_model
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, interpret, ops, sizes
-from weft.ir.frequencies import RopeFrequencies
+from weft.frontends.api.compile import compile as compile_model
+from weft.ir import Graph, TensorType, Value, WeftError, interpret, ops
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import dtypes, sizes
 from weft.passes import Report, Trace, legalize, run_passes
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import Tiny, applied, count, weight, worst
 from .zoo import ZOO

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.ir import Graph, TensorType, Value, dtypes, ops
+from weft.ir import Graph, TensorType, Value, ops
+from weft.ir.types import dtypes
 from weft.passes import Trace
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from .models import BATCH, SEQ, applied, weight, worst
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, TensorType, dtypes, ops
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, MemoryArchive, TensorType, ops
 from weft.ir.recipes import Source
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from .models import BATCH, SEQ, Tiny, applied, count, worst
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from weft import MLP, Attention, Block, Decoder, Encoder, LayerNorm, LearnedPositions, MoE, RoPE
-from weft.frontends.presets import PRESETS
+from weft.frontends.models.presets import PRESETS
 from weft.ir import Graph, WeftError, ops
 from weft.passes import Pass, Trace, default_pipeline, parse_pipeline, run_passes
 

@@ -13,11 +13,12 @@ from weft import Attention, Block, Decoder, GatedMLP, LayerNorm, RMSNorm, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, TensorType, WeftError, dtypes, interpret, ops
+from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
+from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, lookup, run_passes
-from weft.passes.edit import changed
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
+from weft.passes.edits.edit import changed
 
 from .models import BATCH, SEQ, Tiny, applied, weight, worst
 from .zoo import ZOO

@@ -17,9 +17,10 @@ from weft import (
     LinearAttention,
     RelativeAttention,
 )
-from weft.ir import Graph, TensorType, WeftError, dtypes, interpret, ops
+from weft.ir import Graph, TensorType, WeftError, interpret, ops
+from weft.ir.types import dtypes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.trial import Trial, difference
+from weft.passes.core.trial import Trial, difference
 
 from .models import BATCH, SEQ, Tiny, applied, count, weight
 from .positioned import FEED, ROPE, decoder, encoder, rotary

@@ -12,11 +12,12 @@ from weft import MLA, Block, Decoder, GatedMLP, RoPE
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops, parse
+from weft.ir import Graph, TensorType, Value, interpret, ops, parse
 from weft.ir.ops.latent import expanded
+from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.library.latent_attention import _absorb, _made_from
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.library.attention.latent_attention import _absorb, _made_from
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO

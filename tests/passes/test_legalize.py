@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.ir import Graph, Node, TensorType, WeftError, dtypes, ops, verify
+from weft.ir import Graph, Node, TensorType, WeftError, ops, verify
+from weft.ir.types import dtypes
 from weft.passes import Trace, legalize
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from .models import Tiny, applied, worst
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, LayerNorm, Repeat, RMSNorm, RoPE
-from weft.ir import Graph, TensorType, Value, dtypes, ops
+from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Normal
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.costs import cost
-from weft.passes.trial import EXACT
+from weft.passes.analysis.costs import cost
+from weft.passes.core.trial import EXACT
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO

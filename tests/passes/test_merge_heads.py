@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, Node, Param, TensorType, WeftError, dtypes, interpret, ops, parse
-from weft.ir.archive import MemoryArchive
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops, parse
 from weft.ir.recipes import MeanPool, Source
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.readers import MemoryArchive
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.calibration import Activations, read_tokens
-from weft.passes.head_conversion import Rotation, merged_keys, merged_values
-from weft.passes.head_moments import moments
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.fitting.calibration import Activations, read_tokens
+from weft.passes.fitting.head_conversion import Rotation, merged_keys, merged_values
+from weft.passes.fitting.head_moments import moments
 
 from .models import BATCH, SEQ, Tiny, applied, count
 

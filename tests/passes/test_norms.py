@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, Param, TensorType, WeftError, dtypes, interpret, ops, sizes, verify
-from weft.ir.archive import Array
-from weft.ir.matrices import RowNorm
+from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops, verify
+from weft.ir.recipes.matrices import RowNorm
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.edit import hand_over
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.edits.edit import hand_over
 
 from .models import Tiny, applied, count, weight, worst
 from .zoo import ZOO

@@ -11,11 +11,12 @@ import pytest
 from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, TensorType, Value, interpret, ops
 from weft.ir.recipes import Full, Literal
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO

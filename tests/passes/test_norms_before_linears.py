@@ -8,7 +8,7 @@ import pytest
 
 from weft.ir import Graph, Node, Param, Value
 from weft.passes import Trace
-from weft.passes.library.fuse_norm_linear import FuseNormLinear
+from weft.passes.library.fuse.fuse_norm_linear import FuseNormLinear
 
 from .zoo import ZOO
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from weft.ir import Graph, Node, Param, TensorType, Value, dtypes, ops
+from weft.ir import Graph, Node, Param, TensorType, Value, ops
+from weft.ir.types import dtypes
 from weft.passes import ANY, Pattern
-from weft.passes.pattern import Match
-from weft.passes.trace import Miss
+from weft.passes.core.trace import Miss
+from weft.passes.edits.pattern import Match
 
 from .models import weight
 

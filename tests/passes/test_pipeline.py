@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import weft
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, dtypes, ops, parse, sizes
+from weft.ir import Graph, MemoryArchive, TensorType, WeftError, ops, parse
 from weft.ir.recipes import Concat, Source
-from weft.passes import Pass, Report, Trace, all_passes, base, lookup, run_passes
-from weft.passes.pipeline import Step
-from weft.passes.trial import Trial
+from weft.ir.types import dtypes, sizes
+from weft.passes import Pass, Report, Trace, all_passes, lookup, run_passes
+from weft.passes.core import base
+from weft.passes.core.pipeline import Step
+from weft.passes.core.trial import Trial
 
 from .models import BATCH, SEQ, Tiny, count, weight
 

@@ -6,7 +6,7 @@ import pytest
 
 from weft.ir import Graph, Node, verify
 from weft.ir.recipes import Full, Scale, Slice, Source
-from weft.passes.projections import Projections, projections, unpacked
+from weft.passes.analysis.projections import Projections, projections, unpacked
 
 from .models import Tiny, applied, count, worst
 

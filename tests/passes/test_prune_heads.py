@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.ir import Graph, Node, Param, TensorType, WeftError, dtypes, interpret, ops
+from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale, Take
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import BATCH, SEQ, Tiny, applied, weight
 

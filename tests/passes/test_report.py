@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weft.ir import Graph, parse
 from weft.passes import Report, Trace, run_passes
+from weft.passes.core.trace import Miss
 from weft.passes.report import Price
-from weft.passes.trace import Miss
 
 from .zoo import ZOO
 

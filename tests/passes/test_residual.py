@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from weft.frontends.hf.folder import load_folder
-from weft.ir import Graph, Node, Param, TensorType, WeftError, dtypes, interpret, ops, sizes
-from weft.ir.matrices import Centre, MatMul, RandomOrthogonal
+from weft.frontends.formats.hf.folder import load_folder
+from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale
+from weft.ir.recipes.matrices import Centre, MatMul, RandomOrthogonal
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.absorb import centred, multiplied, write_through
-from weft.passes.edit import changed, hand_over
-from weft.passes.residual import Stream, streams
-from weft.passes.trial import EXACT, Trial
+from weft.passes.analysis.residual import Stream, streams
+from weft.passes.core.trial import EXACT, Trial
+from weft.passes.edits.absorb import centred, multiplied, write_through
+from weft.passes.edits.edit import changed, hand_over
 
 from ..e2e.families import LENGTH, ROWS, VOCAB, error
 from .models import Tiny, applied, count, weight, worst

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops, parse
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, TensorType, Value, WeftError, ops, parse
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.edit import changed
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
+from weft.passes.edits.edit import changed
 
 from .models import BATCH, SEQ, applied, weight, worst
 from .zoo import ZOO

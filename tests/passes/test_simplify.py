@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, dtypes, ops, parse, sizes
-from weft.ir.frequencies import RopeFrequencies
-from weft.ir.printer import format_recipe
+from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, ops, parse
 from weft.ir.recipes import Full, Literal, Map, Source
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.spelling import spell_recipe
+from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.trial import EXACT
+from weft.passes.core.trial import EXACT
 
 from .models import Tiny, applied, count, weight, worst
 
@@ -131,7 +132,7 @@ def test_weights_change_by_recipe(build: Callable[[Value, Value], Value], recipe
     after = applied("fold-constants", g)
     assert [n.op.name for n in after.nodes] == ["linear"]
     folded = after.outputs["folded"]
-    assert format_recipe(after.params[folded.name].recipe) == recipe
+    assert spell_recipe(after.params[folded.name].recipe) == recipe
     assert after.params["w"].recipe == Source("w")
     assert worst(g, after) <= EXACT
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.ir import Graph, TensorType, Value, WeftError, dtypes, ops
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.ops.positions import dynamic_ntk
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import dtypes
 from weft.passes import Trace, default_pipeline, run_passes
-from weft.passes.library.kv_cache import KvCache
-from weft.passes.library.last_token_logits import LastTokenLogits
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
+from weft.passes.library.cache.kv_cache import KvCache
+from weft.passes.library.cache.last_token_logits import LastTokenLogits
 
 from .models import BATCH, SEQ, applied, weight
 

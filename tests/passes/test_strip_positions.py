@@ -18,9 +18,10 @@ from weft import (
     Sinusoidal,
     T5Bias,
 )
-from weft.ir import Graph, TensorType, WeftError, dtypes, ops
+from weft.ir import Graph, TensorType, WeftError, ops
+from weft.ir.types import dtypes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.trial import Trial, difference
+from weft.passes.core.trial import Trial, difference
 
 from .models import BATCH, SEQ, Tiny, applied, weight
 from .positioned import ROPE, decoder, encoder, rotary

@@ -21,8 +21,8 @@ from weft.frontends.dsl import (
 )
 from weft.ir import Graph, WeftError, interpret, ops
 from weft.passes import Trace, run_passes
-from weft.passes.costs import cost
-from weft.passes.trial import EXACT, Trial, difference
+from weft.passes.analysis.costs import cost
+from weft.passes.core.trial import EXACT, Trial, difference
 
 from .models import applied, count, worst
 from .zoo import ZOO

@@ -8,12 +8,14 @@ from typing import Literal
 
 import pytest
 
-from weft.ir import DType, Graph, WeftError, dtypes, print_graph
-from weft.passes import Pass, Phase, Pipeline, Trace, base, default_pipeline, parse_pipeline, run_passes
-from weft.passes.library.cast import Cast
-from weft.passes.library.cse import Cse
-from weft.passes.library.dce import Dce
-from weft.passes.library.fold_constants import FoldConstants
+from weft.ir import DType, Graph, WeftError, print_graph
+from weft.ir.types import dtypes
+from weft.passes import Pass, Phase, Pipeline, Trace, default_pipeline, parse_pipeline, run_passes
+from weft.passes.core import base
+from weft.passes.library.cleanup.cast import Cast
+from weft.passes.library.cleanup.cse import Cse
+from weft.passes.library.cleanup.dce import Dce
+from weft.passes.library.cleanup.fold_constants import FoldConstants
 
 from .models import Tiny
 

@@ -12,11 +12,11 @@ import torch
 
 from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RelativeAttention, RoPE
 from weft.ir import Graph, WeftError, ops
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.library.kv_cache import run_in_chunks
-from weft.passes.oracle import attend
-from weft.passes.trial import Trial, difference
+from weft.passes.core.oracle import attend
+from weft.passes.core.trial import Trial, difference
+from weft.passes.library.cache.kv_cache import run_in_chunks
 
 from .models import Tiny, applied, count
 

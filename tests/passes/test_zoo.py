@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from weft.frontends.families import FAMILIES
-from weft.frontends.presets import PRESETS
+from weft.frontends.models.families import FAMILIES
+from weft.frontends.models.presets import PRESETS
 from weft.ir import parse, verify
-from weft.passes.trial import Trial
+from weft.passes.core.trial import Trial
 
 from ..e2e.families import ROWS
 from ..e2e.seq2seq import SEQ2SEQ

@@ -21,11 +21,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from weft.frontends.dsl import MLA, Attention, CrossAttention, MoE, T5Bias
-from weft.frontends.gguf.load import load_gguf
-from weft.frontends.hf.folder import load_folder
-from weft.frontends.presets import PRESETS
+from weft.frontends.formats.gguf.load import load_gguf
+from weft.frontends.formats.hf.folder import load_folder
+from weft.frontends.models.presets import PRESETS
 from weft.ir import Graph, parse
-from weft.ir.archive import MemoryArchive
+from weft.ir.recipes.readers import MemoryArchive
 from weft.passes import all_passes, run_passes
 
 from ..e2e.families import ROWS, Row

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from . import launch
-from .activation import ACTIVATIONS, activate
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .operands import wants_gradient
+from .shared import launch
+from .shared.activation import ACTIVATIONS, activate
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.operands import wants_gradient
 
 BLOCK = 128  # channels of a program
 

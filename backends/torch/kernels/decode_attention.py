@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from . import cached_keys, split_keys
-from .attend import DTYPES, attend, base2, learns, mixed_in, power_of_2, scaled
-from .cached_keys import located, prefetch, seen
-from .launch import Variant, jit, tl
-from .launch import refusal as device_refusal
-from .split_keys import finish, per_split
+from .shared import cached_keys, split_keys
+from .shared.attend import DTYPES, attend, base2, learns, mixed_in, power_of_2, scaled
+from .shared.cached_keys import located, prefetch, seen
+from .shared.launch import Variant, jit, tl
+from .shared.launch import refusal as device_refusal
+from .shared.split_keys import finish, per_split
 
 HEADS = 64  # query heads that a program takes at most
 WIDEST = 1536  # numbers of a key and its value, padded: what shared memory holds

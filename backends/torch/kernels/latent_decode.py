@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from . import cached_keys, split_keys
-from .attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
-from .cached_keys import located, prefetch, seen
-from .launch import Variant, jit, tl
-from .launch import refusal as device_refusal
-from .split_keys import finish, per_split
+from .shared import cached_keys, split_keys
+from .shared.attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
+from .shared.cached_keys import located, prefetch, seen
+from .shared.launch import Variant, jit, tl
+from .shared.launch import refusal as device_refusal
+from .shared.split_keys import finish, per_split
 
 HEADS = 64  # that a program takes at most
 WIDEST = 512  # rank: sums of 64 heads then take half of the registers of 8 warps

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from . import gemv
-from .gemv import DTYPES, flat
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .norm import NO_NORM, Norm
-from .rotary import element, turned
+from .shared import gemv
+from .shared.gemv import DTYPES, flat
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.norm import NO_NORM, Norm
+from .shared.rotary import element, turned
 
 NUMBERS = 8192  # of the up-projection that a block of 16-bit weights takes, half as many of fp32
 WARPS = 4

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from .gemv import Tile, first_weights, flat, products, refusal, tile, typed
-from .launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.gemv import Tile, first_weights, flat, products, refusal, tile, typed
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
 
 
 @jit

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from . import gemv
-from .gemv import Tile, check, first_weights, products, refusal, tile, typed
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .norm import NO_NORM, Norm
-from .rows import linear
-from .tickets import counters, is_last
+from .shared import gemv
+from .shared.gemv import Tile, check, first_weights, products, refusal, tile, typed
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.norm import NO_NORM, Norm
+from .shared.rows import linear
+from .shared.tickets import counters, is_last
 
 
 @jit

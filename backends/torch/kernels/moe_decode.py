@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from . import gemv
-from .activation import ACTIVATIONS, activate, gated, open_gate
-from .gemv import DTYPES, Tile, fold, tile
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .operands import wants_gradient
+from .shared import gemv
+from .shared.activation import ACTIVATIONS, activate, gated, open_gate
+from .shared.gemv import DTYPES, Tile, fold, tile
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.operands import wants_gradient
 
 
 @jit

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .activation import ACTIVATIONS, activate
-from .gemv import check, first_weights, flat, products, refusal, tile, typed
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .norm import NO_NORM, Norm
-from .rows import linear
+from .shared.activation import ACTIVATIONS, activate
+from .shared.gemv import check, first_weights, flat, products, refusal, tile, typed
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.norm import NO_NORM, Norm
+from .shared.rows import linear
 
 
 @jit

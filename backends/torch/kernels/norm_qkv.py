@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from . import gemv
-from .gemv import DTYPES, Tile, check, first_weights, products, tile, typed
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .norm import NO_NORM, Norm
-from .rotary import angles, element, turned
-from .rows import linear
-from .tickets import counters, is_last
+from .shared import gemv
+from .shared.gemv import DTYPES, Tile, check, first_weights, products, tile, typed
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.norm import NO_NORM, Norm
+from .shared.rotary import angles, element, turned
+from .shared.rows import linear
+from .shared.tickets import counters, is_last
 
 
 @jit

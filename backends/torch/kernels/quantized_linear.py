@@ -21,9 +21,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from . import gemv
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .operands import wants_gradient
+from .shared import gemv
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.operands import wants_gradient
 
 
 @jit

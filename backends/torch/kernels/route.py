@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from . import launch
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .operands import wants_gradient
+from .shared import launch
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.operands import wants_gradient
 
 MOST_EXPERTS = 512
 MOST_CHOICES = 16

@@ -15,9 +15,9 @@ import math
 
 import torch
 
-from . import launch
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .operands import rows, wants_gradient
+from .shared import launch
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.operands import rows, wants_gradient
 
 PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
 SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading

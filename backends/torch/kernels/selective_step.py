@@ -15,11 +15,11 @@ import torch
 from torch.nn import functional as F
 
 from . import selective_scan
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .norm import NO_NORM, Norm
-from .rows import linear
 from .selective_scan import refusal
-from .softplus import softplus
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.norm import NO_NORM, Norm
+from .shared.rows import linear
+from .shared.softplus import softplus
 
 CHANNELS = 32  # of a block, half of that where they make too few blocks
 PROCESSORS = 132  # streaming multiprocessors of an H200

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import torch
 
-from . import launch
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .operands import rows, wants_gradient
+from .shared import launch
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.operands import rows, wants_gradient
 
 TOKENS = 64  # of a block
 CHUNK = 4  # blocks: longer chunks write fewer states, shorter ones have more programs

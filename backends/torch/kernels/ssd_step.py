@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from . import ssd
-from .launch import Variant, has_pdl, jit, options, tl, triton
-from .norm import NO_NORM, Norm
-from .softplus import softplus
+from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.norm import NO_NORM, Norm
+from .shared.softplus import softplus
+from .shared.tickets import counters, is_last
 from .ssd import refusal
-from .tickets import counters, is_last
 
 WIDTH = 32  # columns of the state that a block has
 MOST = 8192  # numbers that the last block of a group norms at a time

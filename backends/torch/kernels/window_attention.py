@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from .attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
-from .launch import Variant, has_pdl, jit, options, tl
-from .launch import refusal as device_refusal
+from .shared.attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
+from .shared.launch import Variant, has_pdl, jit, options, tl
+from .shared.launch import refusal as device_refusal
 
 WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
 MARGIN = 2048  # bytes of shared memory for all but tiles

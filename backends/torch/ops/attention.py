@@ -7,9 +7,10 @@ import math
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
-from ..lowering import lowering
-from ..positions import query_positions, rolled, written_positions
-from ..program import Emitter, Operand, Slot, Var
+from ..program.emitter import Emitter
+from ..program.positions import query_positions, rolled, written_positions
+from ..program.registry import lowering
+from ..program.statements import Operand, Slot, Var
 from .dense import operand
 from .distances import DISTANCE, distance
 from .elementwise import number

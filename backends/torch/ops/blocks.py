@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from weft.ir import ops
-from weft.ir.dtypes import DType
 from weft.ir.graph import Node, Param, Value
-from weft.ir.quantized import BLOCK
+from weft.ir.recipes.quantized import BLOCK
+from weft.ir.types.dtypes import DType
 
-from ..blocks import BITS, block_params, dense, embeds, kept
-from ..lowering import lowering
-from ..program import Emitter, Held, Leaf, Var
+from ..program.emitter import Emitter
+from ..program.quantized import BITS, block_params, dense, embeds, kept
+from ..program.registry import lowering
+from ..program.statements import Held, Leaf, Var
 
 
 def _widened(node: Node) -> str | None:

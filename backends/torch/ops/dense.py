@@ -5,8 +5,9 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
-from ..lowering import lowering
-from ..program import Emitter, Var
+from ..program.emitter import Emitter
+from ..program.registry import lowering
+from ..program.statements import Var
 from .elementwise import activation, number
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Param
 
-from ..lowering import lowering
-from ..program import Emitter, Operand, Var
+from ..program.emitter import Emitter
+from ..program.registry import lowering
+from ..program.statements import Operand, Var
 from .dense import operand
 from .masks import cached_keys
 from .shared import is_shared

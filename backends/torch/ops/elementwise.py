@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from weft.ir import ops
-from weft.ir.dtypes import DType
 from weft.ir.graph import Node, Param, Value
+from weft.ir.types.dtypes import DType
 
-from ..lowering import lowering
-from ..program import TORCH_NAMES, Emitter, Var
+from ..program.emitter import Emitter
+from ..program.registry import lowering
+from ..program.statements import TORCH_NAMES, Var
 
 TEXTS = {
     "abs": "{0}.abs()",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from weft.ir.graph import Node, Value
 
-from ..positions import first_position, key_positions, query_positions, rolled, rolling_positions
-from ..program import Emitter, Operand, Var
+from ..program.emitter import Emitter
+from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
+from ..program.statements import Operand, Var
 from .dense import operand
 
 ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.recurrences import State, states
+from weft.passes.analysis.recurrences import State, states
 
-from ..lowering import lowering
-from ..program import Emitter, Operand, Slot, Var
+from ..program.emitter import Emitter
+from ..program.registry import lowering
+from ..program.statements import Operand, Slot, Var
 from .dense import operand
 from .elementwise import activation
 

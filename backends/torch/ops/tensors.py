@@ -5,9 +5,10 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 
-from ..lowering import lowering
-from ..positions import key_positions
-from ..program import Emitter, Operand, Var, local_name
+from ..program.emitter import Emitter, local_name
+from ..program.positions import key_positions
+from ..program.registry import lowering
+from ..program.statements import Operand, Var
 from .elementwise import number
 
 

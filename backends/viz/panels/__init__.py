@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..network import Network
+from ..model.network import Network
 from . import attention, caches, experts, positions
 
 PANELS: dict[str, Callable[[Network], Any]] = {

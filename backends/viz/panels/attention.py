@@ -11,8 +11,8 @@ import numpy as np
 from weft.ir.ops import rolling
 from weft.ir.ops.softmax_attention import allowed
 
-from ..labels import RECURRENT
-from ..network import Network, Vertex
+from ..model.labels import RECURRENT
+from ..model.network import Network, Vertex
 from .kinds import Kind, attentions, grouped, layers
 
 TOKENS = 24  # of a mask that is shown

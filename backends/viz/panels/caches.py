@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ..network import Network, Vertex
+from ..model.network import Network, Vertex
 from .kinds import Kind, attentions
 
 GROUPS = 8  # key and value heads of the grouped variant, as most models have

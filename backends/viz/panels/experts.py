@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.ir.ops.routing import route
 
-from ..network import Network, Vertex
+from ..model.network import Network, Vertex
 from .kinds import layers
 
 EXAMPLES = 12  # tokens with random scores, to see what the rule chooses

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from weft.ir.ops.fused_attention import ATTENTIONS
 
-from ..network import Network, Vertex
+from ..model.network import Network, Vertex
 
 _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir.frequencies import RopeFrequencies
+from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ..network import Network
+from ..model.network import Network
 from .kinds import layers
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from weft.ir import Graph, Node, Param, Value
-from weft.ir.archive import Array
 from weft.ir.errors import WeftError
 from weft.ir.interpreter import interpret, widen
 from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.recipes.readers import Array
 
 from .kinds import layers
 

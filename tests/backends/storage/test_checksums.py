@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.storage import (
-    MANIFEST,
-    PROVENANCE,
-    check_contents,
-    check_format,
-    check_unchanged,
-    stamps,
-)
+from weft.backends.storage import MANIFEST, PROVENANCE, check_contents, check_format, check_unchanged, stamps
 from weft.ir import WeftError
 
 

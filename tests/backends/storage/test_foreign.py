@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.storage import (
-    MANIFEST,
-    check_free,
-    output,
-    seal,
-    whole_file,
-    whole_folder,
-)
+from weft.backends.storage import MANIFEST, check_free, output, seal, whole_file, whole_folder
 from weft.ir import WeftError
 
 from .written import RECORD, Layout, siblings, text, tree, write

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.storage import (
-    MANIFEST,
-    disk,
-    seal,
-    whole_file,
-    whole_folder,
-)
+from weft.backends.storage import MANIFEST, disk, seal, whole_file, whole_folder
 from weft.ir import WeftError
 
 from .written import RECORD, fail_inside, siblings, tree, write

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.backends.torch.identifiers import parameter_names
-from weft.backends.torch.module import build_module
+from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.package.module import build_module
 from weft.ir import Graph, interpret
-from weft.ir.archive import MemoryArchive
 from weft.ir.recipes import Source
-from weft.passes.trial import Trial
+from weft.ir.recipes.readers import MemoryArchive
+from weft.passes.core.trial import Trial
 
 from ...passes.zoo import ZOO
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.backends.torch.parts import (
+from weft.backends.torch.snippets import (
     biases,
     convolution,
     experts,

@@ -23,7 +23,7 @@ from weft import (
     RMSNorm,
     RoPE,
 )
-from weft.backends.torch.module import build_module
+from weft.backends.torch.package.module import build_module
 
 attention = Attention(heads=4, kv_heads=2, rope=RoPE(10_000))
 mamba = Mamba(inner=48, state=4)

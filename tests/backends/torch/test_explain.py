@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from weft import MLA, Attention, LayerNorm, MoE, RMSNorm, RoPE
-from weft.backends.torch.explain import Explained, explain
-from weft.backends.torch.kernels import launch
+from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.package.explain import Explained, explain
 from weft.ir import Graph
 
 from ...frontends.command import TINY, done, refused

@@ -11,7 +11,7 @@ import torch
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, Mamba2, MoE, RMSNorm, RoPE
-from weft.backends.torch.identifiers import argument_names, with_identifiers
+from weft.backends.torch.lower.identifiers import argument_names, with_identifiers
 from weft.ir import interpret, parse, verify
 from weft.ir.graph import Graph
 

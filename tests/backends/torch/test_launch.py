@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from weft.backends.torch.kernels import launch
+from weft.backends.torch.kernels.shared import launch
 
 
 class OnCuda:

@@ -27,9 +27,9 @@ from weft import (
     WeftError,
 )
 from weft.backends.torch import kernels
-from weft.backends.torch.module import run_source, state_dict
-from weft.backends.torch.parallel import write_plan
-from weft.backends.torch.source import write_source
+from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.package.module import run_source, state_dict
+from weft.backends.torch.package.parallel import write_plan
 
 from .parallel_worker import observed
 

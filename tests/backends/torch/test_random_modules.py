@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.backends.torch.module import build_module, build_step
-from weft.backends.torch.step.source import write_step
-from weft.frontends.families.rope import at_length
+from weft.backends.torch.decode.source import write_step
+from weft.backends.torch.package.module import build_module, build_step
+from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret
 
 from ...e2e.random_models import LENGTH, VOCAB, Drawn, strong

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from weft import MLA, Attention, LayerNorm, Mamba, RMSNorm, RoPE, module, named
-from weft.backends.torch.module import build_module, build_step
-from weft.backends.torch.step.lowering import refusal
-from weft.backends.torch.step.source import write_step
+from weft.backends.torch.decode.lowering import refusal
+from weft.backends.torch.decode.source import write_step
+from weft.backends.torch.package.module import build_module, build_step
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
-from weft.passes.recurrences import states
+from weft.passes.analysis.recurrences import states
 
 from ...e2e.random_models import strong
 from ...passes.zoo import ZOO

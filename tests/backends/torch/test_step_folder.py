@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.backends.runtime.torch_folder import importing
-from weft.backends.torch.shipped import load
+from weft.backends.runtime.torch.folder import importing
+from weft.backends.torch.package.shipped import load
 
 DECODE = """
 class Step:

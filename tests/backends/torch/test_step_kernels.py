@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from weft import MLA, MLP, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
-from weft.backends.torch.kernels import launch
-from weft.backends.torch.module import build_module, build_step
-from weft.backends.torch.step.source import write_step
+from weft.backends.torch.decode.source import write_step
+from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.package.module import build_module, build_step
 from weft.ir import Graph
 
 from ...e2e.random_models import strong

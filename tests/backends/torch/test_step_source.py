@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from weft import load_source
-from weft.backends.torch.export import build, write_code
-from weft.backends.torch.kernels.tickets import Tickets
-from weft.backends.torch.source import write_source
-from weft.backends.torch.step.source import LAUNCHERS, write_step
+from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.decode.source import LAUNCHERS, write_step
+from weft.backends.torch.kernels.shared.tickets import Tickets
+from weft.backends.torch.package.export import build, write_code
 from weft.passes import Trace, lookup
 
 from .generated import graph_of
@@ -154,8 +154,8 @@ def test_a_folder_steps_by_itself(tmp_path: Path) -> None:
 def test_kernels_that_are_named_are_called() -> None:
     for name in NAMES:
         text, files = write_step(graph_of(name))
-        helpers = {"norm" for _ in re.findall(r"\bNorm\(", text)} | {
-            "tickets" for _ in re.findall(r"\bTickets\(", text)
+        helpers = {"shared.norm" for _ in re.findall(r"\bNorm\(", text)} | {
+            "shared.tickets" for _ in re.findall(r"\bTickets\(", text)
         }
         assert set(files) == helpers | {*CALLS.findall(text)}
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from weft import MLP, Attention, Block, Decoder
-from weft.backends.torch.module import build_module
-from weft.backends.torch.parts.caches import (
+from weft.backends.torch.package.module import build_module
+from weft.backends.torch.snippets.caches import (
     Cache,
     RollingKeyCache,
     RollingKVCache,

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from weft.backends.torch.identifiers import parameter_names
-from weft.backends.torch.module import build_module
-from weft.frontends.hf.folder import load_folder
-from weft.ir.recipe import Recipe
+from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.package.module import build_module
+from weft.frontends.formats.hf.folder import load_folder
 from weft.ir.recipes import Add, Concat, Permute, Reshape, Slice, Source
+from weft.ir.recipes.recipe import Recipe
 
 from ...e2e.families import ROWS, VOCAB
 from ...e2e.seq2seq import SEQ2SEQ

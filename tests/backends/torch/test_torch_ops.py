@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from weft.backends.torch.module import build_module
+from weft.backends.torch.package.module import build_module
 from weft.ir import OPS
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
-from weft.ir.cases import one_node
+from weft.ir.testing import one_node
 
 from .generated import errors, tensors
 

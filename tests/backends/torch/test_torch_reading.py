@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from weft.backends.torch import kernels
-from weft.backends.torch.body import periodic
-from weft.backends.torch.module import load, run_source, state_dict
-from weft.backends.torch.naming import unparsed
-from weft.backends.torch.source import write_source
+from weft.backends.torch.codegen.method_writer import periodic
+from weft.backends.torch.codegen.naming import unparsed
+from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.package.module import load, run_source, state_dict
 from weft.ir.graph import Graph
 
 from ...passes.zoo import ZOO

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.backends.torch.library import bound, names
-from weft.backends.torch.module import build_module
-from weft.backends.torch.source import write_source
-from weft.passes.recurrences import states
-from weft.passes.trial import Trial
+from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.package.module import build_module
+from weft.backends.torch.program.snippets import bound, names
+from weft.passes.analysis.recurrences import states
+from weft.passes.core.trial import Trial
 
 from ...passes.zoo import ZOO
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from weft.backends.torch.states import cached_nodes
+from weft.backends.torch.program.states import cached_nodes
 from weft.ir import Graph, Node, interpret, ops
-from weft.passes.recurrences import states
-from weft.passes.trial import Trial
+from weft.passes.analysis.recurrences import states
+from weft.passes.core.trial import Trial
 
 from ...passes.zoo import ZOO
 from .generated import (

@@ -11,9 +11,9 @@ import torch
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE, WeftError
-from weft.backends.torch.identifiers import parameter_names
-from weft.backends.torch.module import build_module
-from weft.backends.torch.trained import with_weights
+from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.package.module import build_module
+from weft.backends.torch.package.trained import with_weights
 from weft.ir import interpret
 
 from ...passes.zoo import ZOO

@@ -13,10 +13,10 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
-from weft.backends.torch.kernels import attend as kernels_attend
-from weft.backends.torch.kernels import launch
-from weft.backends.torch.parts import windows
-from weft.backends.torch.parts.windows import Seen, attend, in_blocks
+from weft.backends.torch.kernels.shared import attend as kernels_attend
+from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.snippets import windows
+from weft.backends.torch.snippets.windows import Seen, attend, in_blocks
 
 pytestmark = [  # of torch's own, where it plays Triton's part
     pytest.mark.filterwarnings("ignore:The .grad attribute"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from weft.backends.torch.export import build, write_code
-from weft.backends.torch.source import write_source
+from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.package.export import build, write_code
 
 from .generated import call, feeds_of, graph_of, module_of, tensors
 

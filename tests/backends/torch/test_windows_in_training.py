@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft import Decoder
-from weft.backends.torch.module import build_module
+from weft.backends.torch.package.module import build_module
 
 from ...e2e.random_models import strong
 from ...passes.zoo_variants import BIASED, LOCAL, WIDE, attends

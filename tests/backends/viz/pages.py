@@ -8,9 +8,9 @@ from typing import Any
 from playwright.sync_api import Locator, Page
 
 from weft import load_source
-from weft.backends.viz.network import network
-from weft.backends.viz.page import page
-from weft.backends.viz.scene import scene, unfolded
+from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.backends.viz.web.page import page
 
 
 @functools.cache

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.backends.viz.arrange import END, START, Box, Branches, Column, Rows
-from weft.backends.viz.network import Network, Vertex
-from weft.backends.viz.place import place
-from weft.backends.viz.scene import ALL, Shape, scene
+from weft.backends.viz.layout.arrange import END, START, Box, Branches, Column, Rows
+from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.scene import ALL, Shape, scene
+from weft.backends.viz.model.network import Network, Vertex
 
 from .geometry import faults
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from weft import load_source
-from weft.backends.viz.network import Network, Vertex, network
-from weft.backends.viz.notes import called, carried, said
-from weft.backends.viz.outline import outline
-from weft.backends.viz.place import PORT, place
-from weft.backends.viz.scene import Shape, scene, unfolded
+from weft.backends.viz.layout.notes import called, carried, said
+from weft.backends.viz.layout.positions import PORT, place
+from weft.backends.viz.layout.scene import Shape, scene, unfolded
+from weft.backends.viz.model.network import Network, Vertex, network
+from weft.backends.viz.model.outline import outline
 from weft.passes import run_passes
 
 

@@ -7,15 +7,15 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from weft import load_source, run_passes
-from weft.backends.viz.compare import compare
-from weft.backends.viz.diff import opened, sheet, side_by_side
-from weft.backends.viz.marks import kind
-from weft.backends.viz.network import Network, network
-from weft.backends.viz.place import place
-from weft.backends.viz.scene import ALL, Shape
-from weft.backends.viz.svg import svg
-from weft.backends.viz.text import width
-from weft.backends.viz.totals import totals
+from weft.backends.viz.compare.networks import compare
+from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.layout.font import width
+from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.scene import ALL, Shape
+from weft.backends.viz.model.marks import kind
+from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.model.totals import totals
+from weft.backends.viz.web.diff import opened, sheet, side_by_side
 
 from .geometry import faults
 

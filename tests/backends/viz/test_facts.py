@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from weft import load_source
-from weft.backends.viz.facts import data, facts, polynomial
-from weft.backends.viz.network import network
-from weft.backends.viz.outline import Part, outline
-from weft.frontends.inspection import inspect
-from weft.frontends.presets import PRESETS
-from weft.ir import sizes
+from weft.backends.viz.model.facts import data, facts, polynomial
+from weft.backends.viz.model.network import network
+from weft.backends.viz.model.outline import Part, outline
+from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.models.presets import PRESETS
+from weft.ir.types import sizes
 
 PUBLISHED = {
     "gpt2": 124_439_808,

@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from playwright.sync_api import Page
 
-from weft.backends.viz.network import Network
-from weft.backends.viz.onnx_network import joined, onnx_network
-from weft.backends.viz.outline import Part, outline
-from weft.backends.viz.page import page
-from weft.backends.viz.place import place
-from weft.backends.viz.scene import ALL, scene, unfolded
+from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.scene import ALL, scene, unfolded
+from weft.backends.viz.model.network import Network
+from weft.backends.viz.model.outline import Part, outline
+from weft.backends.viz.onnx_files.network import joined, onnx_network
+from weft.backends.viz.web.page import page
 from weft.ir.errors import WeftError
 
 from . import onnx_models

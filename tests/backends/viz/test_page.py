@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import Page
 
 from weft import load_source
-from weft.backends.viz.network import network
-from weft.backends.viz.page import page
-from weft.backends.viz.place import place
-from weft.backends.viz.scene import ALL, scene, unfolded
+from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.scene import ALL, scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.backends.viz.web.page import page
 
 CORNERS = """() => { const found = {}; const walk = (p) => {
   found[p.shape.key] = [p.x, p.y, p.width, p.height, p.axis, p.wires.map((w) => w.points)]; p.inner.forEach(walk) };

@@ -10,12 +10,12 @@ from dataclasses import replace
 from playwright.sync_api import Page, expect
 
 from weft import load_source, run_passes
-from weft.backends.viz.compare import compare
-from weft.backends.viz.diff import data, kinds, opened, side_by_side
-from weft.backends.viz.network import network
-from weft.backends.viz.page import page
-from weft.backends.viz.totals import totals
-from weft.frontends.inspection import inspect
+from weft.backends.viz.compare.networks import compare
+from weft.backends.viz.model.network import network
+from weft.backends.viz.model.totals import totals
+from weft.backends.viz.web.diff import data, kinds, opened, side_by_side
+from weft.backends.viz.web.page import page
+from weft.frontends.api.inspect.inspection import inspect
 
 from .pages import address, box, part
 

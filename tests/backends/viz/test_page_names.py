@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Page
 
 from weft import load_source
-from weft.backends.viz.network import network
-from weft.backends.viz.page import page
-from weft.backends.viz.scene import scene, unfolded
+from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.backends.viz.web.page import page
 from weft.ir import Graph, Param
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Page
 
 from weft import load_source
-from weft.backends.viz.devices import DEVICES
-from weft.frontends.breakdown import breakdown
+from weft.backends.viz.model.devices import DEVICES
+from weft.frontends.api.inspect.breakdown import breakdown
 
 from .pages import address, of_preset
 

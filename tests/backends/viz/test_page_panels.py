@@ -9,11 +9,11 @@ import pytest
 from playwright.sync_api import Page
 
 from weft import Attention, Block, Decoder, MoE, RMSNorm, RoPE, load_source
-from weft.backends.viz.network import network
-from weft.backends.viz.page import page
+from weft.backends.viz.layout.scene import scene
+from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import prompts
-from weft.backends.viz.scene import scene
-from weft.frontends.inspection import inspect
+from weft.backends.viz.web.page import page
+from weft.frontends.api.inspect.inspection import inspect
 
 from .pages import of_preset
 

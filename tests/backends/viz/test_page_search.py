@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from weft.backends.viz.network import Network, Vertex, Weight
-from weft.backends.viz.page import page
-from weft.backends.viz.scene import scene
+from weft.backends.viz.layout.scene import scene
+from weft.backends.viz.model.network import Network, Vertex, Weight
+from weft.backends.viz.web.page import page
 
 from .pages import box, of_preset, part
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from playwright.sync_api import Page, expect
 
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, load_source, run_passes
-from weft.backends.viz import plain
-from weft.backends.viz.compare import compare
-from weft.backends.viz.network import Network, network
-from weft.backends.viz.page import page
-from weft.backends.viz.scene import scene
-from weft.backends.viz.steps import Step, steps_page
+from weft.backends.viz.compare.networks import compare
+from weft.backends.viz.layout.scene import scene
+from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.web import plain
+from weft.backends.viz.web.page import page
+from weft.backends.viz.web.steps import Step, steps_page
 from weft.passes import Report
 
 from .pages import address, part

@@ -12,10 +12,10 @@ import pytest
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
 from weft.backends.viz import panels
-from weft.backends.viz.network import network
+from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import attention
 from weft.backends.viz.panels.kinds import grouped, layers
-from weft.frontends.inspection import inspect
+from weft.frontends.api.inspect.inspection import inspect
 from weft.ir import Graph
 from weft.ir.ops import rolling
 from weft.ir.ops.softmax_attention import attention as op

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from weft import load_source
-from weft.backends.viz.network import network
-from weft.backends.viz.place import Placed, place
-from weft.backends.viz.scene import ALL, Shape, scene, unfolded
-from weft.backends.viz.text import width
-from weft.frontends.presets import PRESETS
+from weft.backends.viz.layout.font import width
+from weft.backends.viz.layout.positions import Placed, place
+from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.frontends.models.presets import PRESETS
 
 from .geometry import faults
 

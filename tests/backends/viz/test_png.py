@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from weft import WeftError, load_source
-from weft.backends.viz.network import network
-from weft.backends.viz.png import png
-from weft.backends.viz.scene import scene, unfolded
-from weft.backends.viz.style import colours
-from weft.backends.viz.svg import svg
-from weft.frontends.fact_sheet import fact_sheet
+from weft.backends.viz.formats.png import png
+from weft.backends.viz.formats.style import colours
+from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.frontends.api.draw.fact_sheet import fact_sheet
 
 
 def picture(dark: bool = False) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft import load_source
-from weft.backends.viz.arrange import END
-from weft.backends.viz.network import network
-from weft.backends.viz.scene import scene, times
+from weft.backends.viz.layout.arrange import END
+from weft.backends.viz.layout.scene import scene, times
+from weft.backends.viz.model.network import network
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

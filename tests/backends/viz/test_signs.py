@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from weft.backends.viz.marks import KEPT, kind
-from weft.backends.viz.style import DARK, LIGHT, SIGNS, borders
+from weft.backends.viz.formats.style import DARK, LIGHT, SIGNS, borders
+from weft.backends.viz.model.marks import KEPT, kind
 
 from .colours import SIMULATED, contrast, distance, lab
 

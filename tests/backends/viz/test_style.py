@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from weft.backends.viz.labels import KINDS
-from weft.backends.viz.style import DARK, LIGHT, LOOKS, Paper
+from weft.backends.viz.formats.style import DARK, LIGHT, LOOKS, Paper
+from weft.backends.viz.model.labels import KINDS
 
 from .colours import SIMULATED, contrast, distance, lab
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from weft import load_source
-from weft.backends.viz.labels import KINDS
-from weft.backends.viz.network import network
-from weft.backends.viz.place import place
-from weft.backends.viz.scene import Shape, scene, unfolded
-from weft.backends.viz.sheet import Sheet
-from weft.backends.viz.style import LOOKS, colours
-from weft.backends.viz.svg import svg
-from weft.backends.viz.text import width, wrapped
-from weft.frontends.fact_sheet import fact_sheet
+from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.style import LOOKS, colours
+from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.layout.font import width, wrapped
+from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.scene import Shape, scene, unfolded
+from weft.backends.viz.model.labels import KINDS
+from weft.backends.viz.model.network import network
+from weft.frontends.api.draw.fact_sheet import fact_sheet
 
 NS = "{http://www.w3.org/2000/svg}"
 PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 import pytest
 
 from weft import load_source
-from weft.backends.viz.dot import dot
-from weft.backends.viz.links import links
-from weft.backends.viz.mermaid import mermaid
-from weft.backends.viz.network import Network, Vertex, network
-from weft.backends.viz.place import Placed, place
-from weft.backends.viz.scene import ALL, Shape, scene, unfolded
-from weft.backends.viz.sheet import Sheet
-from weft.backends.viz.tree import plain_tree
-from weft.frontends.fact_sheet import fact_sheet
+from weft.backends.viz.formats.dot import dot
+from weft.backends.viz.formats.mermaid import mermaid
+from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.tree import plain_tree
+from weft.backends.viz.layout.links import links
+from weft.backends.viz.layout.positions import Placed, place
+from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
+from weft.backends.viz.model.network import Network, Vertex, network
+from weft.frontends.api.draw.fact_sheet import fact_sheet
 
 PRESETS = ("llama3.1-8b", "deepseek-v3", "t5-base", "mamba-130m", "gpt3-175b")
 LLAMA = """

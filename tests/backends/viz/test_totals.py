@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 
 from weft import load_source, run_passes
-from weft.backends.viz.compare import compare
-from weft.backends.viz.diff import data, sheet
-from weft.backends.viz.network import network
-from weft.backends.viz.totals import Totals, totals
-from weft.frontends.inspection import inspect, usual_tokens
-from weft.frontends.sources import Model
+from weft.backends.viz.compare.networks import compare
+from weft.backends.viz.model.network import network
+from weft.backends.viz.model.totals import Totals, totals
+from weft.backends.viz.web.diff import data, sheet
+from weft.frontends.api.inspect.inspection import inspect, usual_tokens
+from weft.frontends.api.source.sources import Model
 from weft.ir import parse
-from weft.passes import all_passes, costs
-from weft.passes.counts import cached, parameter_count, state_bytes
+from weft.passes import all_passes
+from weft.passes.analysis import costs
+from weft.passes.analysis.counts import cached, parameter_count, state_bytes
 
 PIPELINES = {
     "smollm2-135m": "mha-to-gqa{kv_heads=1}, fuse-norm-linear, kv-cache",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, RMSNorm, RoPE, load_source
-from weft.backends.viz.facts import facts
-from weft.backends.viz.network import network
-from weft.backends.viz.outline import outline
-from weft.backends.viz.work import NONE, of_node
-from weft.ir import Graph, sizes
-from weft.ir.view import total_cost
+from weft.backends.viz.model.facts import facts
+from weft.backends.viz.model.network import network
+from weft.backends.viz.model.outline import outline
+from weft.backends.viz.model.work import NONE, of_node
+from weft.ir import Graph
+from weft.ir.graph.analysis import total_cost
+from weft.ir.types import sizes
 from weft.passes import run_passes
 
 SEEN = 300

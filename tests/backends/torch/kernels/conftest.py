@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from weft.backends.torch.kernels import launch
+from weft.backends.torch.kernels.shared import launch
 
 collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from weft.backends.torch import kernels
-from weft.backends.torch.kernels.launch import Variant
+from weft.backends.torch.kernels.shared.launch import Variant
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

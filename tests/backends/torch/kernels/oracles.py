@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from weft.backends.torch.kernels.norm import Norm
+from weft.backends.torch.kernels.shared.norm import Norm
 
 
 def sigma(x: torch.Tensor) -> torch.Tensor:

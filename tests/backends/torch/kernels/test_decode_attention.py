@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels import split_keys
 from weft.backends.torch.kernels.decode_attention import decode_attention, reference, refusal
+from weft.backends.torch.kernels.shared import split_keys
 from weft.ir import ops
 
 from .cached_text import Text, bound

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.backends.torch.kernels import latent_qk as module
 from weft.backends.torch.kernels.latent_qk import latent_qk, reference, refusal
-from weft.backends.torch.kernels.norm import Norm
+from weft.backends.torch.kernels.shared.norm import Norm
 
 from .oracles import assert_near, draw, norm64
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.backends.torch.kernels import gemv
 from weft.backends.torch.kernels import linear_residual as module
 from weft.backends.torch.kernels.linear_residual import columns, linear_residual, reference
-from weft.backends.torch.kernels.norm import Norm
+from weft.backends.torch.kernels.shared import gemv
+from weft.backends.torch.kernels.shared.norm import Norm
 
 from .oracles import assert_near, draw, make_norm, norm64
 

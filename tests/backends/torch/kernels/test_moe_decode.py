@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weft.backends.torch.kernels import gemv
 from weft.backends.torch.kernels import moe_decode as kernel
+from weft.backends.torch.kernels.shared import gemv
 from weft.ir.ops.experts import moe as op
 
 from .close import DTYPES, assert_close, exact, rounded

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from weft.backends.torch.kernels import gemv
-from weft.backends.torch.kernels.activation import ACTIVATIONS
 from weft.backends.torch.kernels.norm_glu import norm_glu, reference
+from weft.backends.torch.kernels.shared import gemv
+from weft.backends.torch.kernels.shared.activation import ACTIVATIONS
 
 from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.backends.torch.kernels import gemv
 from weft.backends.torch.kernels import norm_linear as module
-from weft.backends.torch.kernels.activation import ACTIVATIONS
-from weft.backends.torch.kernels.norm import Norm
 from weft.backends.torch.kernels.norm_linear import norm_linear, reference
+from weft.backends.torch.kernels.shared import gemv
+from weft.backends.torch.kernels.shared.activation import ACTIVATIONS
+from weft.backends.torch.kernels.shared.norm import Norm
 
 from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.backends.torch.kernels.norm import NO_NORM, Norm
 from weft.backends.torch.kernels.norm_qkv import norm_qkv, reference, refusal
+from weft.backends.torch.kernels.shared.norm import NO_NORM, Norm
 
 from .oracles import assert_near, draw, make_norm, norm64
 

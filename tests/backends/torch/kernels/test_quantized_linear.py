@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weft.backends.torch.kernels import gemv
 from weft.backends.torch.kernels import quantized_linear as kernel
+from weft.backends.torch.kernels.shared import gemv
 
 from .close import DTYPES, assert_close, exact, rounded
 

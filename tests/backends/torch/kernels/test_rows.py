@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.backends.torch.explain import explain_cpu
-from weft.backends.torch.kernels import rows
+from weft.backends.torch.kernels.shared import rows
+from weft.backends.torch.package.explain import explain_cpu
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 REASON = "bf16 path needs the cpu support avx_ne_convert or avx512bw, avx512vl and avx512dq"

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import selective_scan as kernel
-from weft.backends.torch.kernels.operands import rows
+from weft.backends.torch.kernels.shared.operands import rows
 from weft.ir.ops.state_space import selective_scan as op
 
 from .close import DTYPES, assert_close, exact, rounded

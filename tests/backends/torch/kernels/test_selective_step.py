@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import selective_step as kernel
-from weft.backends.torch.kernels.norm import Norm
 from weft.backends.torch.kernels.selective_scan import refusal
+from weft.backends.torch.kernels.shared.norm import Norm
 
 from .close import DTYPES, assert_close, exact, rounded
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.backends.torch.kernels import ssd_step as kernel
-from weft.backends.torch.kernels.norm import Norm
+from weft.backends.torch.kernels.shared.norm import Norm
 from weft.backends.torch.kernels.ssd import refusal
 
 from .close import DTYPES, assert_close, exact, rounded

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft import Attention, Decoder
-from weft.backends.torch.module import build_module
+from weft.backends.torch.package.module import build_module
 from weft.ir import Graph
 
 from ....e2e.random_models import strong

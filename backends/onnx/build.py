@@ -1,0 +1,94 @@
+"""What a graph becomes for targets of ONNX Runtime: ONNX models, and the configuration of onnxruntime-genai."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weft.frontends.formats.weft.manifest import max_source
+from weft.ir import ops
+from weft.ir.graph import Graph
+from weft.ir.types import dtypes
+from weft.passes import Trace, legalize
+from weft.passes.analysis.memory import remembers
+from weft.passes.encoder_decoder import split_encoder
+
+from ..targets import Target
+from . import cuda, export, genai
+from .lowering import refusals
+from .lowerings import quantized as blocks
+
+
+class OnnxFolder:
+    """The models of `graph` for `target` and texts of `length` tokens, not written yet; `notes` are added to.
+
+    Raises:
+        WeftError: naming an op that no lowering takes.
+    """
+
+    def __init__(self, graph: Graph, target: Target, length: int, notes: list[str], prepack: bool) -> None:
+        self._graph, self._target, self._length, self._prepack = graph, target, length, prepack
+        if graph.meta.get("kind") == "encoder":
+            _widen_outputs(graph)
+        self._for_genai = _suits_genai(graph, notes)
+        trace = Trace()
+        self._models = _lowered(graph, target, length, notes, trace)
+        models = self._models.values()
+        if self._for_genai:
+            notes += genai.cautions(graph, self._models[export.MODEL].model)
+        self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
+        self.trace = [*trace.lines, *(line for b in models for line in b.trace), *self._stray]
+        self.weight_bytes = export.weight_bytes(models)
+        kept = any(blocks.keeps(b.model) for b in models)
+        if target.keep_blocks and not kept:
+            notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
+        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": target.keep_blocks if kept else ""}
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write everything into `folder`; `step` is told the bytes just written."""
+        export.write(self._models, folder, step)
+        if self._prepack:
+            from . import packing
+
+            for name in self._models:
+                packing.prepack(folder, name)
+        if self._for_genai:
+            genai.write_config(self._graph, self._target, self._length, folder, capture=not self._stray)
+
+
+def _suits_genai(graph: Graph, notes: list[str]) -> bool:
+    """Whether onnxruntime-genai runs `graph`; where it might be expected to, `notes` say why it does not."""
+    kind, reason = graph.meta.get("kind"), None
+    if kind in ("decoder", "encoder-decoder") and not remembers(graph):
+        notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
+        return False
+    if kind == "decoder" and (reason := genai.refusal(graph)) is not None:
+        notes.append(f"onnxruntime-genai cannot run this model: {reason}")
+    return kind == "decoder" and reason is None
+
+
+def _lowered(graph: Graph, target: Target, length: int, notes: list[str], trace: Trace) -> dict[str, export.Built]:
+    """The ONNX models of `graph` by file name: one, or the halves of an encoder-decoder."""
+    parts = {export.MODEL: graph.clone()}
+    if graph.meta.get("kind") == "encoder-decoder":
+        _leave_out_losses(graph, notes)
+        parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
+    for part in parts.values():
+        legalize(part, lambda node: refusals(node, target), trace)
+    lengths = {export.ENCODER: max_source(graph, length)}
+    return {name: export.build(part, target, lengths.get(name, length)) for name, part in parts.items()}
+
+
+def _widen_outputs(graph: Graph) -> None:
+    """Hand embeddings out in f32 where the model computes in bf16, which numpy does not know."""
+    for name, value in list(graph.outputs.items()):
+        if value.type.dtype == dtypes.bf16:
+            graph.outputs[name] = ops.cast(value, to=dtypes.f32, name=name)
+
+
+def _leave_out_losses(graph: Graph, notes: list[str]) -> None:
+    """Drop the outputs that are neither logits nor caches: both halves of an encoder-decoder would add to them."""
+    for name in [n for n in graph.outputs if n != "logits" and not n.startswith("present")]:
+        del graph.outputs[name]
+        notes.append(f"the output {name} is left out: it sums over encoder and decoder, which run apart")

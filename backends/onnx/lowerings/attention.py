@@ -1,0 +1,148 @@
+"""Attention as the standard operator: masks, biases, latent and rolling caches around ai.onnx Attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Value
+from weft.ir.types.sizes import Size
+
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import lowering
+from . import gqa  # noqa: F401 - its lowering is tried before the one here
+from .masks import consecutive, extended, first_position, full_bias, is_length, is_plain, mask_of
+
+Out = onnx.Value
+_END = 2**63 - 1  # of a Slice: whatever the size
+
+
+def _refusal(node: Node, target: Target) -> str | None:
+    if node.attrs["rolling"]:
+        mask = node.operand("key_mask")
+        if node.operand("bias") is not None or (mask is not None and not is_length(mask)):
+            return "a bias or mask by position does not fit the slots of a rolling cache"
+        if node.attrs["keep_first"]:
+            return "the first keys have slots of their own beside those that roll"
+    return None
+
+
+@lowering(ops.attention, when=_refusal)
+def Attention(e: Emitter, node: Node) -> list[Out]:
+    a = node.attrs
+    q, k, v, past_k, past_v, positions = (node.operand(n) for n in ("q", "k", "v", "past_k", "past_v", "positions"))
+    sinks = node.operand("sinks")
+    mask = _mask(e, node)
+    is_causal = int(is_plain(node) and a["causal"])
+    common: dict[str, Any] = {"is_causal": is_causal, "scale": a["scale"], "softcap": a["softcap"]}
+    if past_k is None and v is not None and sinks is None:
+        heads = {"q_num_heads": a["heads"], "kv_num_heads": a["kv_heads"]}
+        return [e.op("Attention", e[q], e[k], e[v], mask, **common, **heads)]
+    kv = [_heads_first(e, x, a["kv_heads"]) for x in (k, v) if x is not None]
+    present: Sequence[Out] = ()
+    if past_k is not None and positions is not None:
+        past = [x for x in (past_k, past_v) if x is not None]
+        if a["rolling"]:
+            kv = [e.op("Concat", e[old], new, axis=2) for old, new in zip(past, kv, strict=True)]
+            present = [_rolled(e, old, joined, node) for old, joined in zip(past, kv, strict=True)]
+        else:
+            start = e.memo(("start", positions), lambda: _flat(e, first_position(e, positions)))
+            kv = present = [
+                e.op("TensorScatter", e[old], new, start, axis=2) for old, new in zip(past, kv, strict=True)
+            ]
+    if sinks is not None:  # the key of zeros that they belong to
+        kv = [e.op("Pad", x, e.constant([0, 1]), None, e.constant([2])) for x in kv]
+    y = e.op("Attention", _heads_first(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
+    if v is None:  # whole keys served as values: cheaper than cutting the values out of a cache
+        y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
+    joined = e.op("Reshape", e.op("Transpose", y, perm=[0, 2, 1, 3]), e.constant([0, 0, node.output.width]))
+    return [joined, *present]
+
+
+def _heads_first(e: Emitter, value: Value | None, heads: int) -> Out:
+    """[batch, seq, heads·d] as [batch, heads, seq, d]."""
+    assert value is not None
+    apart = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
+    return e.op("Transpose", apart, perm=[0, 2, 1, 3])
+
+
+def _flat(e: Emitter, column: Out) -> Out:
+    """[batch, 1] as [batch]."""
+    return e.op("Squeeze", column, e.constant([1]))
+
+
+def _mask(e: Emitter, node: Node) -> Out | None:
+    """What the operator adds to scores, or which of them it takes: mask, bias and sinks of `node` in one."""
+    mask, bias, sinks = mask_of(e, node), node.operand("bias"), node.operand("sinks")
+    if bias is None and sinks is None:
+        return mask
+    keys = _keys(node)
+    added = e.memo(("added", mask, bias, keys), lambda: _added(e, node, mask, bias, keys))
+    if sinks is None:
+        return added
+    column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
+    column = e.op("Pad", column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), None, e.constant([3]))
+    return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
+
+
+def _keys(node: Node) -> Size:
+    """How many keys `node` attends to, hidden ones included."""
+    k, past = node.operand("k"), node.operand("past_k")
+    assert k is not None
+    new: Size = k.shape[1]
+    if past is None:
+        return new
+    held: Size = past.shape[2]
+    return held + new if node.attrs["rolling"] else held
+
+
+def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
+    """Boolean `mask` and `bias` as numbers."""
+    if bias is None:
+        number: Out | None = e.scalar(0.0, node.output.type.dtype)
+    elif mask is None:
+        return full_bias(e, bias, node.output.shape[1], keys)
+    else:
+        number = e[bias]
+        if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots behind its end are hidden
+            number = extended(e, number, 3, keys)
+    return e.op("Where", mask, number, e.scalar(float("-inf"), node.output.type.dtype))
+
+
+def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
+    """The rolling cache after a call, out of the keys `joined` [batch, kv_heads, capacity + seq, width].
+
+    The rows written come out of `joined`, so that all of the past is read before present, which may be the same memory,
+    is written. They are as many as the call has, the last of them the last valid key: a row whose call ends in padding
+    gets some of its old keys once more.
+    """
+    positions, mask = node.operand("positions"), node.operand("key_mask")
+    assert positions is not None
+    _, kv_heads, capacity, width = past.shape
+    source, start = e.memo(("rolled", positions, mask, capacity), lambda: _turn(e, positions, mask, capacity))
+
+    def make() -> Out:
+        return e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width]))
+
+    places = e.memo(("rolled places", positions, mask, capacity, kv_heads, width), make)
+    rows = e.op("GatherElements", joined, places, axis=2)
+    return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
+
+
+def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
+    """Which of past and call to write [batch, rows], and the first slot they go to [batch]."""
+    first = first_position(e, positions)
+    every = consecutive(e, positions)
+    at = e.op("Slice", every, e.constant([-capacity]), e.constant([_END]), e.constant([1]))
+    if mask is not None:
+        last = e.op("Sub", e.op("ReduceSum", e[mask], e.constant([1]), keepdims=1), e.constant(1))
+        over = e.op("Sub", e.op("Gather", every, e.constant([-1]), axis=1), last)
+        at = e.op("Sub", at, over)
+    slot = e.op("Mod", at, e.constant(capacity))
+    new = e.op("Add", e.op("Sub", at, first), e.constant(capacity))
+    source = e.op("Where", e.op("Less", at, first), slot, new)
+    return source, _flat(e, e.op("Gather", slot, e.constant([0]), axis=1))

@@ -1,0 +1,287 @@
+"""Lowerings of routers and experts: every expert of a layer in one operator, or in one product over those in use.
+
+ONNX Runtime's MoE computes the experts a token asks for, one after the other. Elsewhere tokens are grouped: each expert
+takes as many rows as the busiest one needs, and one batched product runs them all. Either way the number of nodes does
+not grow with the number of experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Concat, Full, Permute, Recipe, Reshape
+from weft.ir.types import sizes
+from weft.ir.types.dtypes import DType
+
+from ...targets import Target
+from ..emitter import ONNX_DTYPES, Emitter
+from ..lowering import ORT, lowering
+from .layers import MS, activation, slope
+
+Out = onnx.Value
+F32, I64 = int(ONNX_DTYPES["f32"]), int(ONNX_DTYPES["i64"])
+ROUNDING = 1e-4  # of a share of tokens: what exceeds a whole number by less is that number
+NEVER = -1e4  # the logarithm of no weight: its exponential is zero in every dtype
+SPARSE = 4  # from this many experts per active one on, copying the weights of those in use beats running all
+
+# -- routers
+
+
+@lowering(ops.route)
+def TopKRouter(e: Emitter, node: Node) -> Out:
+    logits, a, dtype = node.operand("logits"), node.attrs, node.output.type.dtype
+    scores = e.op("Sigmoid", e[logits]) if a["scoring"] == "sigmoid" else e.op("Softmax", e[logits], axis=-1)
+    bias = node.operand("bias")
+    ranked = scores if bias is None else e.op("Add", scores, e[bias])
+    if a["groups"] > 1:
+        ranked = _of_best_groups(e, node, ranked)
+    kept, experts = e.many("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
+    if bias is not None:
+        kept = e.op("GatherElements", scores, experts, axis=-1)
+    if a["renormalize"]:
+        kept = e.op("Div", kept, e.op("ReduceSum", kept, e.constant([-1]), keepdims=1))
+    if a["scale"] != 1:
+        kept = e.op("Mul", kept, e.scalar(a["scale"], dtype))
+    return _placed(e, kept, experts, scores, dtype, axis=-1)
+
+
+def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
+    """`ranked`, −∞ where an expert is in none of the best groups."""
+    a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
+    kept, last = [0] * (len(shape) - 1), e.constant([-1])
+    members = e.op("Reshape", ranked, e.constant([*kept, a["groups"], -1]))
+    best = e.many("TopK", members, e.constant([1 if a["group_score"] == "max" else 2]), axis=-1, outputs=2)[0]
+    scores = e.op("ReduceSum", best, last, keepdims=0)
+    opened, groups = e.many("TopK", scores, e.constant([a["top_groups"]]), axis=-1, outputs=2)
+    nothing = e.scalar(0, dtype)
+    closed = e.op("Add", e.op("Mul", scores, nothing), e.scalar(-math.inf, dtype))
+    barrier = e.op("ScatterElements", closed, groups, e.op("Mul", opened, nothing), axis=-1)
+    limited = e.op("Add", members, e.op("Unsqueeze", barrier, last))
+    return e.op("Reshape", limited, e.constant([*kept, -1]))
+
+
+def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
+    """`values` at `indices` of `axis`, zero elsewhere."""
+    return e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
+
+
+@lowering(ops.expert_choice)
+def TopKTokens(e: Emitter, node: Node) -> Out:
+    logits, a, dtype = node.operand("logits"), node.attrs, node.output.type.dtype
+    assert logits is not None
+    x, tokens = e[logits], e.size(logits.shape[-2])
+    if a["batched"]:
+        x, tokens = e.op("Reshape", x, e.constant([-1, logits.width])), e.size(sizes.product(logits.shape[:-1]))
+    if a["capacity"] is None:
+        share = e.op("Mul", e.op("Cast", tokens, to=F32), e.constant(a["factor"] / logits.width, np.float32))
+        taken = e.op("Cast", e.op("Ceil", e.op("Sub", share, e.constant(ROUNDING, np.float32))), to=I64)
+    else:
+        taken = e.constant([a["capacity"]])
+    scores = e.op("Softmax", x, axis=-1)
+    best, which = e.many("TopK", scores, e.op("Min", taken, tokens), axis=-2, outputs=2)
+    combine = _placed(e, best, which, scores, dtype, axis=-2)
+    return _shaped(e, combine, logits) if a["batched"] else combine
+
+
+# -- experts in ONNX Runtime's own operator
+
+_KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "identity"}
+
+
+def _kernel_refusal(node: Node, target: Target) -> str | None:
+    name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
+    if gate is None:
+        return None if name in _KERNEL else f"the kernel has no {name}"
+    if slope(name) is None:
+        return f"the kernel has no gate by {name}"
+    packed = (up, gate, node.operand("up_bias"), node.operand("gate_bias"))
+    return None if all(v is None or isinstance(v, Param) for v in packed) else "gate and up are computed at run time"
+
+
+def _router(node: Node) -> Node | None:
+    """The router that the kernel can be instead of: softmax, then the k largest (of equal ones it takes the last)."""
+    combine = node.operand("combine")
+    assert combine is not None
+    made = combine.producer
+    if made is None or made.op is not ops.route or made.operand("bias") is not None:
+        return None
+    return made if made.attrs["scoring"] == "softmax" and made.attrs["groups"] == 1 else None
+
+
+def _kernel_reads(node: Node, target: Target) -> Iterable[Value]:
+    router = _router(node)
+    absorbed = None if router is None else node.operand("combine")
+    logits = [] if router is None else [router.operand("logits")]
+    return (v for v in [*logits, *node.inputs] if v is not None and v is not absorbed)
+
+
+def _shaped(e: Emitter, y: Out, x: Value) -> Out:
+    """`y` in the shape of `x`."""
+    return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
+
+
+def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
+    """Rows gate 0, up 0, gate 1, … of each expert as one weight; zeros where one of the two is absent."""
+    given = up if gate is None else gate
+    if given is None:
+        return None
+    experts, hidden, *rest = given.shape
+
+    def rows(v: Value | None) -> Recipe:
+        split = (experts, hidden, 1, *rest)
+        return Reshape(v.recipe, split) if isinstance(v, Param) else Full(0.0, split)
+
+    recipe = Reshape(Concat((rows(gate), rows(up)), 2), (experts, 2 * hidden, *rest))
+    return e.weight(f"{like.name}.{name}", recipe, given.type.dtype)
+
+
+def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
+    """What the kernel is told: logits [tokens, experts] and k; and a factor of the result.
+
+    The kernel always divides by the sum of the k weights: left to add them up undivided, it overwrites its input where
+    ONNX Runtime lets the two share memory.
+    """
+    router, combine = _router(node), node.operand("combine")
+    assert combine is not None
+    dtype, experts = combine.type.dtype, combine.width
+    logits: Out | None
+    factor: Out | None = None
+    if router is None:
+        # Softmax undoes the logarithm and divides by the sum, which is a factor then.
+        weights = e[combine]
+        logits = e.op("Max", e.op("Log", weights), e.scalar(NEVER, dtype))
+        factor = e.op("ReduceSum", weights, e.constant([-1]), keepdims=1)
+        k = node.attrs["active"] or experts
+    else:
+        logits, k, scale = e[router.operand("logits")], router.attrs["k"], router.attrs["scale"]
+        if not router.attrs["renormalize"]:
+            best = e.many("TopK", e.op("Softmax", logits, axis=-1), e.constant([k]), axis=-1, outputs=2)[0]
+            factor = e.op("ReduceSum", best, e.constant([-1]), keepdims=1)
+        if scale != 1:
+            scaling = e.scalar(scale, dtype)
+            factor = scaling if factor is None else e.op("Mul", factor, scaling)
+    if combine.type.rank != 2:
+        logits = e.op("Reshape", logits, e.constant([-1, experts]))
+    return logits, k, factor
+
+
+@lowering(ops.moe, targets=ORT, when=_kernel_refusal, reads=_kernel_reads)
+def MoE(e: Emitter, node: Node) -> Out:
+    a = node.attrs
+    x, _, up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands)
+    assert x is not None
+    unit: dict[str, Any]
+    if isinstance(gate, Param):
+        first = _interleaved(e, gate, up, gate, "interleaved")
+        first_bias = _interleaved(e, gate_bias, up_bias, gate, "interleaved.bias")
+        unit = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
+        unit |= {"activation_alpha": slope(a["activation"]), "activation_beta": a["shift"]}
+    else:
+        first, first_bias, unit = e[up], e[up_bias], {"activation_type": _KERNEL[a["activation"]]}
+    logits, k, factor = _routing(e, node)
+    fits = x.type.rank in (2, 3)
+    rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
+    operands = (rows, logits, first, first_bias, e[down], e[down_bias])
+    y: Out = e.op("MoE", *operands, domain=MS, k=k, normalize_routing_weights=1, **unit)
+    y = y if fits else _shaped(e, y, x)
+    return y if factor is None else e.op("Mul", y, factor)
+
+
+# -- experts in batched products
+
+
+def _activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
+    if name == "elu":
+        return e.op("Elu", x)
+    if name == "relu2":
+        rising = e.op("Relu", x)
+        return e.op("Mul", rising, rising)
+    return activation(e, x, name, dtype)
+
+
+def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
+    """What stands between the products of an expert: `activation` or `glu`."""
+    a, dtype = node.attrs, node.output.type.dtype
+    if gate is None:
+        return _activation(e, up, a["activation"], dtype)
+    if a["limit"] is not None:
+        high, low = e.scalar(a["limit"], dtype), e.scalar(-a["limit"], dtype)
+        gate, up = e.op("Min", gate, high), e.op("Clip", up, low, high)
+    if a["shift"]:
+        up = e.op("Add", up, e.scalar(a["shift"], dtype))
+    return e.op("Mul", _activation(e, gate, a["activation"], dtype), up)
+
+
+class _Experts:
+    """The weights of the experts in use: of all, or copied by their numbers `chosen`."""
+
+    def __init__(self, e: Emitter, chosen: Out | None) -> None:
+        self.e, self.chosen = e, chosen
+
+    def _taken(self, value: Out | None) -> Out | None:
+        return value if self.chosen is None else self.e.op("Gather", value, self.chosen, axis=0)
+
+    def project(self, rows: Out, weight: Value | None, bias: Value | None) -> Out:
+        """rows [used, n, in] by weight [experts, out, in], plus bias [experts, out] → [used, n, out]."""
+        e = self.e
+        assert weight is not None
+        if e.target.contrib:
+            y = e.op("FusedMatMul", rows, self._taken(e[weight]), domain=MS, transB=1)
+        elif isinstance(weight, Param):
+            turned = e.weight(weight.name + ".T", Permute(weight.recipe, (0, 2, 1)), weight.type.dtype)
+            y = e.op("MatMul", rows, self._taken(turned))
+        else:
+            y = e.op("MatMul", rows, e.op("Transpose", self._taken(e[weight]), perm=[0, 2, 1]))
+        if bias is not None:
+            y = e.op("Add", y, e.op("Unsqueeze", self._taken(e[bias]), e.constant([1])))
+        return y
+
+
+def _most(e: Emitter, counts: Out) -> Out:
+    """The largest of `counts`, at least 1, as [1]."""
+    return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
+
+
+@lowering(ops.moe, targets=("onnx", "ort-cpu"))
+def GroupedExperts(e: Emitter, node: Node) -> Out:
+    x, combine, up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands)
+    assert x is not None and combine is not None
+    experts, active = combine.width, node.attrs["active"]
+    one = e.constant([1])
+
+    # weights [experts, tokens], used: whether they are not zero.
+    flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, experts]))
+    weights = e.op("Transpose", flat, perm=[1, 0])
+    used = e.op("Cast", e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), to=I64)
+    chosen = None
+    if active is not None and experts >= SPARSE * active:
+        busy = e.op("Min", e.op("ReduceSum", used, one, keepdims=0), one)
+        count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), one)
+        chosen = e.many("TopK", busy, count, axis=0, outputs=2)[1]
+        weights, used = (e.op("Gather", v, chosen, axis=0) for v in (weights, used))
+
+    # The tokens of each expert in order, [experts, n]; what is over is some other token, with the weight of zero.
+    n = _most(e, e.op("ReduceSum", used, one, keepdims=0))
+    tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
+    states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
+    rows = e.op("Gather", states, tokens, axis=0)
+    each = _Experts(e, chosen)
+    opened = None if gate is None else each.project(rows, gate, gate_bias)
+    hidden = _unit(e, node, each.project(rows, up, up_bias), opened)
+    made = e.op("Reshape", each.project(hidden, down, down_bias), e.constant([-1, x.width]))
+
+    # Back to tokens: where in `made` the results of a token's k experts stand, [tokens, k].
+    before = e.op("CumSum", used, e.constant(1), exclusive=1)
+    place = e.op("Transpose", e.op("Min", before, e.op("Sub", n, one)), perm=[1, 0])
+    k = _most(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
+    weight, which = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
+    at = e.op("Add", e.op("Mul", which, n), e.op("GatherElements", place, which, axis=1))
+    mixed = e.op("MatMul", e.op("Unsqueeze", weight, one), e.op("Gather", made, at, axis=0))
+    return _shaped(e, mixed, x)

@@ -1,0 +1,150 @@
+"""Attention as ONNX Runtime's GroupQueryAttention: cache, rotary positions and packed projections in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import ORT, lowering
+from .layers import MS, rope_tables
+from .masks import full_bias, is_length
+
+Out = onnx.Value
+
+
+@dataclass(frozen=True)
+class _Gqa:
+    """What one GroupQueryAttention node covers: the values it reads, and the rotary part if it is absorbed."""
+
+    query: Value
+    key: Value | None
+    value: Value | None
+    rope: Node | None
+
+
+def _producer(value: Value | None, op: str) -> Node | None:
+    node = value.producer if value is not None else None
+    return node if node is not None and node.op.name == op else None
+
+
+def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
+    """The rotations of q and k, if they turn alike and the kernel can do the same."""
+    q, k = (_producer(v, "rope") for v in node.inputs[:2])
+    if q is None or k is None or q.inputs[1:] != k.inputs[1:] or q.inputs[1] is not node.operand("positions"):
+        return None
+    alike = all(q.attrs[a] == k.attrs[a] for a in ("interleaved", "amplitude"))
+    alike &= (q.attrs["heads"], k.attrs["heads"]) == (node.attrs["heads"], node.attrs["kv_heads"])
+    frequencies, head = q.inputs[2], q.output.width // q.attrs["heads"]
+    fits = alike and isinstance(frequencies, Param) and frequencies.width % 8 == 0 and head % 16 == 0
+    return (q, k) if fits else None
+
+
+def _cover(node: Node) -> _Gqa:
+    q, k, v = node.inputs[:3]
+    rope = None
+    if (ropes := _absorbed_ropes(node)) is not None:
+        rope, (q, k) = ropes[0], (r.inputs[0] for r in ropes)
+    assert q is not None
+    packed = _producer(q, "split")
+    if packed is not None and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
+        return _Gqa(packed.inputs[0], None, None, rope)
+    return _Gqa(q, k, v, rope)
+
+
+def _refusal(node: Node, target: Target) -> str | None:
+    q, k, v = (node.operand(n) for n in "qkv")
+    a = node.attrs
+    if v is None:
+        return "it caches keys and values apart"
+    assert q is not None and k is not None
+    head = k.width // a["kv_heads"]
+    past, mask, bias = (node.operand(n) for n in ("past_k", "key_mask", "bias"))
+    if not a["causal"] or past is None:
+        return "only causal attention with a cache"
+    if mask is None or not is_length(mask):
+        return "no mask tells the total length"
+    if a["pattern"] != "dense":
+        return f"pattern {a['pattern']}"
+    if a["keep_first"]:
+        return f"the first {a['keep_first']} keys stay visible"
+    if v.width != k.width or head % 8:
+        return f"head sizes {head} and {v.width // a['kv_heads']}: must be equal and a multiple of 8"
+    if target.device == "cuda" and q.type.dtype.name not in ("f16", "bf16"):
+        return f"the CUDA kernel computes in f16 and bf16, not {q.type.dtype}"
+    return None if bias is None else _bias_refusal(node, bias, mask, target)
+
+
+def _bias_refusal(node: Node, bias: Value, mask: Value, target: Target) -> str | None:
+    if node.attrs["rolling"]:
+        return "a bias by position does not fit the slots of a rolling cache"
+    if bias.shape[3] != mask.shape[1]:
+        return f"a bias over {bias.shape[3]} keys, not over all that the mask covers"
+    if target.device == "cuda" and node.operand("sinks") is not None:
+        return "the CUDA kernel takes a bias or sinks, not both"
+    return None
+
+
+def _reads(node: Node, target: Target) -> Iterable[Value]:
+    cover = _cover(node)
+    extra = (node.operand(n) for n in ("key_mask", "bias", "sinks", "past_k", "past_v"))
+    return [v for v in (cover.query, cover.key, cover.value, *extra) if v is not None]
+
+
+def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
+    """GroupQueryAttention's seqlens_k [batch] (last valid index) and total_sequence_length (host scalar), int32."""
+    int32 = int(onnx.DataType.INT32)
+
+    def make() -> tuple[Out, Out]:
+        valid = e.op("ReduceSum", e[mask], e.constant([1]), keepdims=0, hint="valid")
+        last = e.op("Cast", e.op("Sub", valid, e.constant([1])), to=int32, hint="seqlens_k")
+        size = e.op("Squeeze", e.op("Shape", e[mask], start=1, end=2), e.constant([0]))
+        return last, e.op("Cast", size, to=int32, hint="total_length")
+
+    return e.memo(("lengths", mask), make)
+
+
+@lowering(ops.attention, targets=ORT, when=_refusal, reads=_reads)
+def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
+    # A rolling cache is the kernel's own: it shifts old keys out instead of writing at position mod capacity. Rows of a
+    # call then must be equally long.
+    a, cover = node.attrs, _cover(node)
+    mask, bias = node.operand("key_mask"), node.operand("bias")
+    assert mask is not None
+    cos = sin = None
+    if cover.rope is not None:
+        frequencies = cover.rope.inputs[2]
+        assert frequencies is not None
+        cos, sin = rope_tables(e, frequencies, cover.rope.attrs["amplitude"], cover.query)
+    last, total = _lengths(e, mask)
+    return e.many(
+        "GroupQueryAttention",
+        e[cover.query],
+        e[cover.key],
+        e[cover.value],
+        e[node.operand("past_k")],
+        e[node.operand("past_v")],
+        last,
+        total,
+        cos,
+        sin,
+        None,
+        None if bias is None else full_bias(e, bias, node.output.shape[1], mask.shape[1]),
+        e[node.operand("sinks")],
+        domain=MS,
+        outputs=3,
+        num_heads=a["heads"],
+        kv_num_heads=a["kv_heads"],
+        scale=a["scale"],
+        softcap=a["softcap"],
+        local_window_size=-1 if a["window"] is None else a["window"],
+        sliding_window_cache=1 if a["rolling"] else None,
+        do_rotary=int(cover.rope is not None),
+        rotary_interleaved=int(cover.rope is not None and cover.rope.attrs["interleaved"]),
+    )

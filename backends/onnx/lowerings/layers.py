@@ -1,0 +1,189 @@
+"""Lowerings of linear maps, norms, activations and rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Permute
+from weft.ir.recipes.frequencies import RopeTable
+from weft.ir.recipes.matrices import Centre
+from weft.ir.types.dtypes import DType
+
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import ORT, lowering
+
+MS = "com.microsoft"
+Out = onnx.Value
+
+
+def product(e: Emitter, x: Out | None, weight: Value) -> Out:
+    """x Wᵀ for a parameter `weight` [out, in], or any value of that type."""
+    if e.target.contrib:
+        # Keeps the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
+        return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
+    if isinstance(weight, Param) and len(weight.uses) == 1:
+        turned = e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype)
+    else:
+        turned = e.memo(("transposed", weight), lambda: e.op("Transpose", e[weight], perm=[1, 0]))
+    return e.op("MatMul", x, turned)
+
+
+@lowering(ops.linear)
+def MatMul(e: Emitter, node: Node) -> Out:
+    x, weight, *bias = node.inputs
+    assert weight is not None
+    y = product(e, e[x], weight)
+    return e.op("Add", y, e[bias[0]]) if bias else y
+
+
+def _vector(e: Emitter, node: Node, index: int, fill: float) -> Any:
+    """Operand `index`, or a vector of `fill` where it is absent."""
+    x = node.inputs[0]
+    assert x is not None
+    if index < len(node.inputs) and node.inputs[index] is not None:
+        return e[node.inputs[index]]
+    return e.constant(np.full(x.width, fill), x.type.dtype.numpy)
+
+
+def _rms(e: Emitter) -> str:
+    # ONNX Runtime fuses per-head norms into attention on CUDA only under its own operator's name.
+    return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
+
+
+@lowering(ops.rms_norm)
+def RMSNorm(e: Emitter, node: Node) -> Out:
+    return e.op(_rms(e), e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
+
+
+@lowering(ops.layer_norm)
+def LayerNormalization(e: Emitter, node: Node) -> Out:
+    bias = e[node.inputs[2]] if len(node.inputs) > 2 else None
+    scale = _vector(e, node, 1, 1.0)
+    return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
+
+
+def _uncentred(node: Node, target: Target) -> str | None:
+    """A LayerNorm subtracts the mean, which leaves the product as it is where the rows of the weight have none."""
+    weight = node.operand("weight")
+    centred = isinstance(weight, Param) and isinstance(weight.recipe, Centre) and weight.recipe.axis == 1
+    return None if node.attrs["kind"] == "rms" or centred else "nothing tells that the rows of its weight sum to zero"
+
+
+@lowering(ops.norm_linear, when=_uncentred)
+def NormMatMul(e: Emitter, node: Node) -> Out:
+    x, weight, *bias = node.inputs
+    assert x is not None and weight is not None
+    kind, eps = node.attrs["kind"], node.attrs["eps"]
+    name = "LayerNormalization" if kind == "layer" else _rms(e)
+    ones = e.constant(np.ones(x.width), x.type.dtype.numpy)
+    normed = e.memo(("normed", x, kind, eps), lambda: e.op(name, e[x], ones, axis=-1, epsilon=eps))
+    y = product(e, normed, weight)
+    return e.op("Add", y, e[bias[0]]) if bias else y
+
+
+@lowering(ops.add_norm, targets=ORT)
+def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
+    x, y = e[node.inputs[0]], e[node.inputs[1]]
+    scale, total = _vector(e, node, 2, 1.0), node.outputs[1]
+    wants_sum = bool(total.uses) or total.is_output
+    eps = node.attrs["eps"]
+    shape = [True, False, False, wants_sum]
+    if node.attrs["kind"] == "rms":
+        made = e.many("SkipSimplifiedLayerNormalization", x, y, scale, domain=MS, epsilon=eps, outputs=shape)
+    else:
+        shift = _vector(e, node, 3, 0.0)
+        made = e.many("SkipLayerNormalization", x, y, scale, shift, domain=MS, epsilon=eps, outputs=shape)
+    return [made[0], made[3]]
+
+
+def _gelu_refusal(node: Node, target: Target) -> str | None:
+    return "ONNX has no gelu by a sigmoid" if node.attrs["approximate"] == "sigmoid" and not target.contrib else None
+
+
+@lowering(ops.gelu, when=_gelu_refusal)
+def Gelu(e: Emitter, node: Node) -> Out:
+    return activation(e, e[node.inputs[0]], _GELUS[node.attrs["approximate"]], node.output.type.dtype)
+
+
+@lowering(ops.swish)
+def Swish(e: Emitter, node: Node) -> Out:
+    beta = node.attrs["beta"]
+    return activation(e, e[node.inputs[0]], "silu" if beta == 1 else f"swish({beta})", node.output.type.dtype)
+
+
+_GELUS = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}
+_STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
+
+
+def activation(e: Emitter, x: Out | None, name: str, dtype: DType) -> Out:
+    """act(x) for an activation by its name in `ACTIVATIONS` (elu and relu2 go through their bodies)."""
+    if name in ("gelu", "gelu_tanh"):
+        return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
+    beta = slope(name)
+    if beta is None:
+        assert x is not None
+        return x if name == "identity" else e.op(_STANDARD[name], x)
+    if e.target.contrib:
+        return e.op("QuickGelu", x, domain=MS, alpha=beta)
+    inner = x if beta == 1 else e.op("Mul", x, e.scalar(beta, dtype))
+    return e.op("Mul", x, e.op("Sigmoid", inner))
+
+
+def slope(name: str) -> float | None:
+    """β of an activation x·σ(βx), None of another."""
+    if name.startswith("swish("):
+        return float(name[6:-1])
+    return {"silu": 1.0, "gelu_quick": 1.702}.get(name)
+
+
+def _glu_refusal(node: Node, target: Target) -> str | None:
+    if node.attrs["limit"] is not None:
+        return "gates with a limit go through their body"
+    name = node.attrs["activation"]
+    known = name in _STANDARD or name in ("identity", "silu", "gelu", "gelu_tanh") or name.startswith("swish(")
+    return None if known or (target.contrib and name == "gelu_quick") else f"no ONNX operator for {name}"
+
+
+@lowering(ops.glu, when=_glu_refusal)
+def GatedUnit(e: Emitter, node: Node) -> Out:
+    gate, up = (e[v] for v in node.inputs)
+    return e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
+
+
+def rope_tables(e: Emitter, frequencies: Value, amplitude: float, like: Value) -> tuple[Out, Out]:
+    """cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
+    assert isinstance(frequencies, Param)
+    cos, sin = (
+        e.weight(f"rope.{fn}", RopeTable(frequencies.recipe, e.max_length, fn, amplitude), like.type.dtype)
+        for fn in ("cos", "sin")
+    )
+    return cos, sin
+
+
+def _rope_refusal(node: Node, target: Target) -> str | None:
+    frequencies = node.inputs[2]
+    return None if isinstance(frequencies, Param) else "the frequencies are computed at run time"
+
+
+@lowering(ops.rope, when=_rope_refusal)
+def RotaryEmbedding(e: Emitter, node: Node) -> Out:
+    x, positions, frequencies = node.inputs
+    assert x is not None and frequencies is not None
+    cos, sin = rope_tables(e, frequencies, node.attrs["amplitude"], x)
+    heads, rotated = node.attrs["heads"], 2 * frequencies.width
+    return e.op(
+        "RotaryEmbedding",
+        e[x],
+        cos,
+        sin,
+        e[positions],
+        num_heads=heads,
+        interleaved=int(node.attrs["interleaved"]),
+        rotary_embedding_dim=rotated if rotated < x.width // heads else 0,
+    )

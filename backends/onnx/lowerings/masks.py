@@ -1,0 +1,180 @@
+"""Masks of the standard Attention operator: which query may see which key, from positions and the op's attributes.
+
+Parts are shared by all attentions that mean the same: a decoder computes each once a call, not once a layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import onnx_ir as onnx
+
+from weft.ir.graph import Node, Value
+
+from ..emitter import ONNX_DTYPES, Emitter
+
+Out = onnx.Value
+_FACTS = ("causal", "window", "keep_first", "pattern", "stride", "summary", "rolling")
+
+
+def is_length(mask: Value) -> bool:
+    """Whether a key mask only tells how long each row is: a decoder's attention_mask, padded on the right."""
+    return mask.graph.inputs.get("attention_mask") is mask
+
+
+def is_plain(node: Node) -> bool:
+    """Whether the operator's own is_causal says all that the attributes of an attention say."""
+    extra = node.operand("past_k") is not None or node.operand("sinks") is not None
+    return not extra and node.attrs["window"] is None and node.attrs["pattern"] == "dense"
+
+
+def mask_of(e: Emitter, node: Node) -> Out | None:
+    """The boolean mask [batch or 1, 1, seq, keys] of what is_causal does not say; None if nothing is left.
+
+    The keys of a cached attention are its slots, those of a rolling one its slots and then the keys of the call.
+    """
+    a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
+    if key_mask is not None and past is not None and is_length(key_mask):
+        key_mask = None  # causality by position already hides the slots that hold nothing
+    plain = is_plain(node)
+    k = node.inputs[1] if past is None else past
+    assert k is not None and node.inputs[0] is not None
+    sizes = (node.inputs[0].shape[1], k.shape[1 if past is None else 2])
+    facts = () if plain else tuple(a[name] for name in _FACTS)
+    key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
+    return e.memo(key, lambda: _build(e, node, key_mask, plain))
+
+
+def _build(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
+    parts: list[Out] = []
+    if not plain:
+        query_at, key_at = _positions(e, node)
+        if node.attrs["rolling"]:
+            parts.append(e.op("GreaterOrEqual", key_at, e.constant(0)))
+        parts += _pattern(e, node, query_at, key_at)
+    if key_mask is not None:
+        parts.append(_shown(e, node, key_mask, plain))
+    return functools.reduce(lambda x, y: e.op("And", x, y), parts) if parts else None
+
+
+def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
+    """`key_mask` [batch, keys] as [batch, 1, 1 or seq, keys]."""
+    past = node.operand("past_k")
+    shown: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
+    if past is not None:  # slots behind its end are hidden
+        shown = extended(e, shown, 1, past.shape[2])
+    shown = e.op("Unsqueeze", shown, e.constant([1, 2]))
+    if plain:  # ONNX Runtime does not broadcast the query axis of a mask
+        queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
+        ones = e.constant([1])
+        shown = e.op("Expand", shown, e.op("Concat", ones, ones, queries, ones, axis=0))
+    return shown
+
+
+def extended(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
+    """x with zeros at the end of `axis`, which then has `size`."""
+    missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
+    return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
+
+
+def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
+    """Positions of queries and keys, of ranks that broadcast to [batch or 1, 1, seq, keys]."""
+    q, k, past, positions = (node.operand(n) for n in ("q", "k", "past_k", "positions"))
+    assert q is not None and k is not None
+    if past is None or positions is None:
+        queries = e.op("Unsqueeze", count(e, q.shape[1]), e.constant([1]))
+        return queries, count(e, k.shape[1])
+    queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
+    if not node.attrs["rolling"]:
+        return queries, count(e, past.shape[2])
+    held = slot_positions(e, positions, past.shape[2])
+    keys = e.op("Concat", held, consecutive(e, positions), axis=1)
+    return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
+
+
+def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
+    """`bias` with a row per query and a column per key: ONNX Runtime broadcasts batch and heads only."""
+
+    def make() -> Out:
+        ones = e.constant([1])
+        shape = e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0)
+        return e.op("Expand", e[bias], shape)
+
+    full = e[bias]
+    if full is not None and bias.shape[2:] == (queries, keys):
+        return full
+    return e.memo(("full bias", bias, queries, keys), make)
+
+
+def count(e: Emitter, size: Any) -> Out:
+    """0, 1, … below `size`."""
+    if isinstance(size, int):
+        return e.constant(range(size))
+    return e.memo(("count", size), lambda: e.range(e.size(size)))
+
+
+def first_position(e: Emitter, positions: Value) -> Out:
+    """Where each row's keys of this call begin: positions[:, 0:1], [batch, 1]."""
+    return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
+
+
+def consecutive(e: Emitter, positions: Value) -> Out:
+    """The positions [batch, seq] of the keys of a call, which go on from the first, also in the padding at its end.
+
+    What `positions` say of padding is the caller's: onnxruntime-genai says 0, which would put its keys in sight.
+    """
+
+    def make() -> Out:
+        return e.op("Add", first_position(e, positions), count(e, positions.shape[1]))
+
+    return e.memo(("consecutive", positions), make)
+
+
+def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
+    """The positions [batch, capacity] that the slots of a rolling cache hold before the call; negative if none."""
+
+    def make() -> Out:
+        newest = e.op("Sub", first_position(e, positions), e.constant(1))
+        age = e.op("Mod", e.op("Sub", newest, count(e, capacity)), e.size(capacity))
+        return e.op("Sub", newest, age)
+
+    return e.memo(("slot positions", positions, capacity), make)
+
+
+def _pattern(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
+    """Conditions on positions, as `ops.softmax_attention.allowed` defines them."""
+    a = node.attrs
+    distance = e.op("Sub", query_at, key_at)
+    size = distance if a["causal"] else e.op("Abs", distance)
+    stride = e.constant(a["stride"])
+
+    def below(limit: int) -> Any:
+        return e.op("Less", size, e.constant(limit))
+
+    def divisible() -> Any:
+        return e.op("Equal", e.op("Mod", distance, stride), e.constant(0))
+
+    def same_block() -> Any:
+        return e.op("Equal", *(e.op("Sub", at, e.op("Mod", at, stride)) for at in (query_at, key_at)))
+
+    parts: list[Out] = []
+    if a["window"] is not None:
+        parts.append(below(a["window"]))
+    if a["pattern"] == "dilated":
+        parts.append(divisible())
+    elif a["pattern"] == "strided":
+        parts.append(e.op("Or", below(a["stride"]), divisible()))
+    elif a["pattern"] == "fixed":
+        tail = e.op("GreaterOrEqual", e.op("Mod", key_at, stride), e.constant(a["stride"] - a["summary"]))
+        parts.append(e.op("Or", same_block(), tail))
+    elif a["pattern"] == "chunked":
+        parts.append(same_block())
+    if a["keep_first"]:
+        kept = e.op("Less", key_at, e.constant(a["keep_first"]))
+        parts = [e.op("Or", part, kept) for part in parts]
+    if a["causal"]:
+        parts.insert(0, e.op("GreaterOrEqual", distance, e.constant(0)))
+    if not parts:
+        parts.append(e.op("GreaterOrEqual", size, e.constant(0)))
+    return parts

@@ -1,0 +1,90 @@
+"""Linear maps by the quantized blocks that the checkpoint stores, where they are to be kept.
+
+MatMulNBits multiplies f32 activations by 4-bit blocks and adds up in f32: the numbers are those of the dequantized
+weights, read in an eighth of the bytes. It takes one zero point of 4 bits a block, so what the minimum of a q4_1 block
+has beyond that enters as a second, thin product with the sums of the activations over each block.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.recipes import Reshape
+from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+
+from ...targets import Target
+from ..emitter import Emitter
+from ..lowering import lowering
+from .layers import MS
+
+
+def _layout(weight: Value | None) -> DType | str:
+    if not isinstance(weight, Param):
+        return "its weight is no parameter"
+    return stored_layout(weight.recipe, weight.graph.archive)
+
+
+def _refusal(node: Node, target: Target) -> str | None:
+    weight = node.operand("weight")
+    assert weight is not None
+    head = weight.shape[0] == weight.graph.meta.get("vocab")
+    if not target.keep_blocks or (target.keep_blocks == "head" and not head):
+        return ""
+    if weight.type.dtype != dtypes.f32:
+        return f"{weight.type.dtype} weights are converted"
+    layout = _layout(weight)
+    return layout if isinstance(layout, str) else None
+
+
+@lowering(ops.linear, targets=("ort-cpu",), when=_refusal, first=True)
+def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
+    x, weight, *bias = node.inputs
+    assert x is not None and isinstance(weight, Param)
+    layout, (rows, width) = _layout(weight), weight.shape
+    assert isinstance(rows, int) and isinstance(width, int)
+    data, planes = e[x], 1
+    if layout == dtypes.q8_0:
+        data, planes = e.memo(("twice", x), lambda: e.op("Concat", e[x], e[x], axis=-1)), 2
+
+    def part(name: str, dtype: DType, *shape: int) -> onnx.Value:
+        recipe = Stored(weight.recipe, name)
+        return e.weight(f"{weight.name}.{name}", Reshape(recipe, (rows, *shape)) if shape else recipe, dtype)
+
+    y: onnx.Value = e.op(
+        "MatMulNBits",
+        data,
+        part("codes", dtypes.u8, planes * width // BLOCK, BLOCK // 2),
+        part("scales", dtypes.f32),
+        part("zeros", dtypes.u8) if planes == 2 else None,
+        domain=MS,
+        K=planes * width,
+        N=rows,
+        bits=4,
+        block_size=BLOCK,
+    )
+    if layout == dtypes.q4_1:
+        sums = e.memo(("block sums", x), lambda: _block_sums(e, x))
+        y = e.op("Add", y, e.op("FusedMatMul", sums, part("offsets", dtypes.f32), domain=MS, transB=1))
+    return e.op("Add", y, e[bias[0]]) if bias else y
+
+
+def keeps(model: onnx.Model) -> bool:
+    """Return whether a product of `model` reads the blocks of the source."""
+    return any(node.op_type == MatMulNBits.__name__ for node in model.graph.all_nodes())
+
+
+def no_blocks(graph: Graph, target: Target) -> str:
+    """Return why --keep-blocks keeps none."""
+    reasons = (_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
+    return next((reason for reason in reasons if reason), "there is no such linear map")
+
+
+def _block_sums(e: Emitter, x: Value) -> onnx.Value:
+    """The sums of `x` [..., in] over each block, [..., in / 32]."""
+    split = [0] * (x.type.rank - 1) + [-1, BLOCK]
+    blocks = e.op("Reshape", e[x], e.constant(split))
+    return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)

@@ -1,0 +1,259 @@
+"""Lowerings of recurrences: work linear in the length, a state of constant size, nodes independent of the length.
+
+ONNX Runtime's LinearAttention runs the recurrence of a head in one kernel. Standard operators scan over chunks of
+tokens, with the parallel form inside a chunk. Mamba's decay per channel and state has no parallel form that is cheap:
+on CPUs its tokens are scanned one by one, which keeps the state in the processor's cache and is ten times as fast as
+LinearAttention with a decay per key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+from weft.ir.recipes import Permute, Reshape, Slice
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+from weft.ir.types.sizes import Size
+
+from ...targets import Target
+from ..emitter import ONNX_DTYPES, Emitter
+from ..lowering import ORT, lowering
+from .layers import MS, activation
+
+CHUNK = 32  # tokens whose pairs are computed at once
+
+Out = onnx.Value
+
+
+def _wide(e: Emitter, value: Value | None) -> Any:
+    """The ONNX value in f32: states add up many rounded terms, and CPU kernels know nothing narrower."""
+    found = e[value]
+    narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
+    return e.op("Cast", found, to=int(onnx.DataType.FLOAT)) if narrow else found
+
+
+def _narrow(e: Emitter, node: Node, made: list[Out]) -> list[Out]:
+    """What was computed in f32, in the dtypes of the outputs of `node`."""
+
+    def narrow(v: Out, dtype: DType) -> Out:
+        fits = dtype == dtypes.f32 or e.target.device != "cpu"
+        return v if fits else e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name]))
+
+    return [narrow(v, value.type.dtype) for v, value in zip(made, node.outputs, strict=False)]
+
+
+def _zeros(e: Emitter, batch: Size, *tail: int) -> Any:
+    return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
+
+
+def _start(e: Emitter, node: Node, past: Any, *tail: int) -> Any:
+    """The state before the first token as [batch, *tail]."""
+    return _zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
+
+
+# -- gated linear attention
+
+
+def _gated(e: Emitter, node: Node) -> tuple[Any, ...]:
+    """q, k, v, decay and past."""
+    return tuple(_wide(e, node.operand(n)) for n in ("q", "k", "v", "decay", "past"))
+
+
+def _sizes(node: Node) -> tuple[int, int, int, int]:
+    """Groups of q and k, heads, and what a head has of keys and of values."""
+    groups, heads, q = node.attrs["groups"], node.attrs["heads"], node.inputs[0]
+    assert q is not None
+    return groups, heads, q.width // groups, node.output.width // heads
+
+
+@lowering(ops.gated_linear_attention, targets=ORT)
+def LinearAttention(e: Emitter, node: Node) -> list[Out]:
+    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
+        past = _zeros(e, node.output.shape[0], heads, d, dv)
+    rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
+    made = e.many(
+        "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
+    )
+    return _narrow(e, node, made)
+
+
+def _per_key(node: Node, target: Target) -> str | None:
+    decay = node.operand("decay")
+    return "it has a decay per key" if decay is not None and decay.width != node.attrs["heads"] else None
+
+
+@lowering(ops.gated_linear_attention, targets=("onnx",), when=_per_key)
+def ChunkScan(e: Emitter, node: Node) -> list[Out]:
+    (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
+    parts = [chunks.cut(q, groups, 1, d), chunks.cut(k, groups, 1, d), chunks.cut(v, *grid, dv)]
+    if decay is not None:
+        parts.append(chunks.cut(decay, *grid, 1))
+    state, y = e.scan(chunks.step, [_start(e, node, past, *grid, d, dv)], parts)
+    y = chunks.join(y, heads * dv)
+    return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+
+
+@lowering(ops.gated_linear_attention, targets=("onnx",))
+def KeyScan(e: Emitter, node: Node) -> list[Out]:
+    (*operands, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
+    grid = [groups, heads // groups]
+
+    def step(state: Any, q: Any, k: Any, v: Any, decay: Any) -> tuple[Any, Any]:
+        state = e.op("Add", e.op("Mul", e.op("Exp", decay), state), e.op("Mul", k, v))
+        return state, e.op("MatMul", q, state)
+
+    shapes = [groups, 1, 1, d], [groups, 1, d, 1], [*grid, 1, dv], [*grid, d, 1]
+    parts = [e.op("Reshape", x, e.constant([0, 0, *s])) for x, s in zip(operands, shapes, strict=True)]
+    state, y = e.scan(step, [_start(e, node, past, *grid, d, dv)], parts)
+    y = e.op("Reshape", y, e.constant([0, 0, heads * dv]))
+    return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
+
+
+class _Chunks:
+    """Cuts [batch, seq, …] into chunks [batch, chunks, tokens, …], of CHUNK tokens or of all if there are fewer."""
+
+    def __init__(self, e: Emitter, seq: Size) -> None:
+        self.e, self.seq = e, e.size(seq)
+        self.tokens, self.padding, self.upto, self.before, self.after = e.memo(("chunks", seq), self._measure)
+
+    def _measure(self) -> tuple[Any, ...]:
+        """Tokens of a chunk, what pads the last one, and as 0 or 1 [t, s] whether s ≤ t, s < t and s > t."""
+        e = self.e
+        tokens = e.op("Min", self.seq, e.constant([CHUNK]))
+        missing = e.op("Mod", e.op("Neg", self.seq), tokens)
+        at = e.range(tokens)
+        t, s = e.op("Unsqueeze", at, e.constant([1])), e.op("Unsqueeze", at, e.constant([0]))
+        kinds = "LessOrEqual", "Less", "Greater"
+        masks = (e.op("Cast", e.op(kind, s, t), to=int(onnx.DataType.FLOAT)) for kind in kinds)
+        return (tokens, e.op("Concat", e.constant([0]), missing, axis=0), *masks)
+
+    def cut(self, x: Any, *tail: int) -> Any:
+        """x [batch, seq, width] as [batch, chunks, tokens, *tail], zeros at the end."""
+        e = self.e
+        padded = e.op("Pad", x, self.padding, e.constant(0, np.float32), e.constant([1]))
+        return e.op("Reshape", padded, e.op("Concat", e.constant([0, -1]), self.tokens, e.constant(tail), axis=0))
+
+    def join(self, y: Any, width: int) -> Any:
+        """[batch, chunks, tokens, …] as [batch, seq, width]."""
+        e = self.e
+        return e.op("Slice", e.op("Reshape", y, e.constant([0, -1, width])), e.constant([0]), self.seq, e.constant([1]))
+
+    def step(self, state: Any, q: Any, k: Any, v: Any, decay: Any = None) -> tuple[Any, Any]:
+        """One chunk: `state` [batch, groups, heads, d, dv], q, k, v and decay [batch, tokens, groups, heads, …].
+
+        Sums of decays between two tokens are made of those terms alone: differences of sums from the beginning would
+        lose the small ones beside large ones.
+        """
+        e = self.e
+        q, v = (e.op("Transpose", x, perm=[0, 2, 3, 1, 4]) for x in (q, v))
+        k = e.op("Transpose", k, perm=[0, 2, 3, 4, 1])
+        scores = e.op("MatMul", q, k)
+        old = e.op("MatMul", q, state)
+        kept, written = state, v
+        seen = self.upto
+        if decay is not None:
+            decay = e.op("Transpose", decay, perm=[0, 2, 3, 1, 4])
+            between = e.op("MatMul", self.upto, e.op("Mul", decay, self.before))
+            seen = e.op("Mul", e.op("Exp", between), self.upto)
+            old = e.op("Mul", old, e.op("Exp", e.op("MatMul", self.upto, decay)))
+            written = e.op("Mul", v, e.op("Exp", e.op("MatMul", self.after, decay)))
+            kept = e.op("Mul", state, e.op("Exp", e.op("ReduceSum", decay, e.constant([3]))))
+        y = e.op("Add", old, e.op("MatMul", e.op("Mul", scores, seen), v))
+        state = e.op("Add", kept, e.op("MatMul", k, written))
+        return state, e.op("Transpose", y, perm=[0, 3, 1, 2, 4])
+
+
+# -- Mamba
+
+
+@lowering(ops.selective_scan, targets=("onnx", "ort-cpu"))
+def TokenScan(e: Emitter, node: Node) -> list[Out]:
+    x, delta, b, c, d, past = (_wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
+    a = node.operand("a")
+    assert a is not None
+    channels, states = a.shape
+    assert isinstance(channels, int) and isinstance(states, int)
+    if isinstance(a, Param):
+        rates: Any = e.weight(f"{a.name}.T", Permute(a.recipe, (1, 0)), dtypes.f32)
+    else:
+        rates = e.op("Transpose", _wide(e, a), perm=[1, 0])
+
+    def step(state: Any, delta: Any, driven: Any, b: Any, c: Any) -> tuple[Any, Any]:
+        kept = e.op("Mul", e.op("Exp", e.op("Mul", delta, rates)), state)  # [batch, states, channels]
+        state = e.op("Add", kept, e.op("Mul", b, driven))
+        return state, e.op("MatMul", c, state)
+
+    parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
+    parts += [e.op("Unsqueeze", b, e.constant([3])), e.op("Unsqueeze", c, e.constant([2]))]
+    state, y = e.scan(step, [_start(e, node, past, states, channels)], parts)
+    y = e.op("Squeeze", y, e.constant([2]))
+    return _narrow(e, node, [y if d is None else e.op("Add", y, e.op("Mul", x, d)), state])
+
+
+# -- short convolutions
+
+
+def _kernel_refusal(node: Node, target: Target) -> str | None:
+    name = node.attrs["activation"]
+    if name not in ("identity", "silu"):
+        return f"the kernel has no activation {name}"
+    return None if isinstance(node.inputs[1], Param) else "its weight is no parameter"
+
+
+@lowering(ops.causal_conv, targets=("ort-cuda",), when=_kernel_refusal)
+def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
+    x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
+    assert isinstance(weight, Param)
+    channels, width = weight.type.concrete({})
+    name = {"identity": "none"}.get(node.attrs["activation"], node.attrs["activation"])
+    made = e.many(
+        "CausalConvWithState",
+        e[x],
+        e.weight(f"{weight.name}.3d", Reshape(weight.recipe, (channels, 1, width)), weight.type.dtype),
+        e[bias],
+        e[past],
+        domain=MS,
+        outputs=2,
+        activation=name,
+        channels_last=1,
+    )
+    return made[: len(node.outputs)]
+
+
+def _taps_refusal(node: Node, target: Target) -> str | None:
+    if node.attrs["activation"] in ("elu", "relu2"):
+        return f"no ONNX operator for {node.attrs['activation']}"
+    return None if isinstance(node.inputs[1], Param) else "its weight is no parameter"
+
+
+@lowering(ops.causal_conv, targets=("onnx", "ort-cpu"), when=_taps_refusal)
+def Taps(e: Emitter, node: Node) -> list[Out]:
+    """A product per tap: on CPUs as fast as the best of Conv (many tokens) and CausalConvWithState (one)."""
+    x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
+    assert x is not None and isinstance(weight, Param)
+    channels, width = weight.type.concrete({})
+    dtype, seq = x.type.dtype, x.shape[1]
+    if past is None:
+        padded = e.op("Pad", e[x], e.constant([width - 1, 0]), e.scalar(0, dtype), e.constant([1]))
+    else:
+        padded = e.op("Concat", e[past], e[x], axis=1)
+    length = e.size(seq)
+
+    def rows(start: int) -> Any:
+        stop = length if start == 0 else e.memo(("rows", seq, start), lambda: e.op("Add", length, e.constant([start])))
+        return e.op("Slice", padded, e.constant([start]), stop, e.constant([1]))
+
+    y = None
+    for j in range(width):
+        tap = e.weight(f"{weight.name}.{j}", Reshape(Slice(weight.recipe, 1, j, j + 1), (channels,)), dtype)
+        term = e.op("Mul", rows(j), tap)
+        y = term if y is None else e.op("Add", y, term)
+    y = activation(e, y if bias is None else e.op("Add", y, e[bias]), node.attrs["activation"], dtype)
+    return [y] if past is None else [y, e.op("Slice", padded, length, e.constant([2**62]), e.constant([1]))]

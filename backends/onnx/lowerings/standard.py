@@ -1,0 +1,228 @@
+"""Lowerings of the tensor set: ops that ONNX has under another name, or in a few nodes."""
+
+from __future__ import annotations
+
+import onnx_ir as onnx
+
+from weft.ir import ops
+from weft.ir.graph import Node
+from weft.ir.op import Op
+
+from ..emitter import ONNX_DTYPES, Emitter
+from ..lowering import lowering
+
+Out = onnx.Value
+
+_DIRECT = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "pow": "Pow",
+    "minimum": "Min",
+    "maximum": "Max",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "equal": "Equal",
+    "logical_and": "And",
+    "logical_or": "Or",
+    "logical_not": "Not",
+    "mod": "Mod",
+    "neg": "Neg",
+    "abs": "Abs",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tanh": "Tanh",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "erf": "Erf",
+    "sigmoid": "Sigmoid",
+    "softplus": "Softplus",
+    "relu": "Relu",
+    "where": "Where",
+    "matmul": "MatMul",
+}
+
+
+def _direct(op: Op, onnx_name: str) -> None:
+    def same_name(e: Emitter, node: Node) -> Out:
+        return e.op(onnx_name, *(e[v] for v in node.inputs))
+
+    same_name.__name__ = onnx_name
+    lowering(op)(same_name)
+
+
+for _name, _onnx in _DIRECT.items():
+    _direct(getattr(ops, _name), _onnx)
+
+
+@lowering(ops.square)
+def Mul(e: Emitter, node: Node) -> Out:
+    x = e[node.inputs[0]]
+    return e.op("Mul", x, x)
+
+
+@lowering(ops.rsqrt)
+def ReciprocalSqrt(e: Emitter, node: Node) -> Out:
+    return e.op("Reciprocal", e.op("Sqrt", e[node.inputs[0]]))
+
+
+@lowering(ops.floordiv)
+def FloorDiv(e: Emitter, node: Node) -> Out:
+    x, y = (e[v] for v in node.inputs)  # ONNX divides integers towards zero
+    return e.op("Div", e.op("Sub", x, e.op("Mod", x, y)), y)
+
+
+@lowering(ops.affine)
+def MulAdd(e: Emitter, node: Node) -> Out:
+    x, dtype = e[node.inputs[0]], node.output.type.dtype
+    by, plus = node.attrs["by"], node.attrs["plus"]
+    if by == 0:  # a product with 0 is NaN where x is not finite
+        return e.op("Expand", e.scalar(plus, dtype), e.op("Shape", x))
+    if by == 1:
+        return e.op("Add", x, e.scalar(plus, dtype))
+    scaled = e.op("Mul", x, e.scalar(by, dtype))
+    return scaled if plus == 0 else e.op("Add", scaled, e.scalar(plus, dtype))
+
+
+@lowering(ops.clip)
+def Clip(e: Emitter, node: Node) -> Out:
+    bounds = [
+        None if b is None else e.scalar(b, node.output.type.dtype) for b in (node.attrs["low"], node.attrs["high"])
+    ]
+    return e.op("Clip", e[node.inputs[0]], *bounds)
+
+
+@lowering(ops.cast)
+def Cast(e: Emitter, node: Node) -> Out:
+    return e.op("Cast", e[node.inputs[0]], to=int(ONNX_DTYPES[node.attrs["to"].name]))
+
+
+@lowering(ops.reshape)
+def Reshape(e: Emitter, node: Node) -> Out:
+    x = node.inputs[0]
+    assert x is not None
+    return e.op("Reshape", e[x], e.shape(node.attrs["shape"], x.type.shape))
+
+
+@lowering(ops.expand)
+def Expand(e: Emitter, node: Node) -> Out:
+    return e.op("Expand", e[node.inputs[0]], e.shape(node.attrs["shape"]))
+
+
+@lowering(ops.transpose)
+def Transpose(e: Emitter, node: Node) -> Out:
+    return e.op("Transpose", e[node.inputs[0]], perm=list(node.attrs["axes"]))
+
+
+@lowering(ops.squeeze)
+def Squeeze(e: Emitter, node: Node) -> Out:
+    return e.op("Squeeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"])))
+
+
+@lowering(ops.unsqueeze)
+def Unsqueeze(e: Emitter, node: Node) -> Out:
+    return e.op("Unsqueeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"])))
+
+
+@lowering(ops.concat)
+def Concat(e: Emitter, node: Node) -> Out:
+    return e.op("Concat", *(e[v] for v in node.inputs), axis=node.attrs["axis"])
+
+
+@lowering(ops.split)
+def Split(e: Emitter, node: Node) -> list[Out]:
+    pieces = list(node.attrs["sizes"])
+    return e.many("Split", e[node.inputs[0]], e.constant(pieces), axis=node.attrs["axis"], outputs=len(pieces))
+
+
+@lowering(ops.slice_)
+def Slice(e: Emitter, node: Node) -> Out:
+    a = node.attrs
+    bounds = (e.constant([a[k]]) for k in ("start", "stop", "axis", "step"))
+    return e.op("Slice", e[node.inputs[0]], *bounds)
+
+
+@lowering(ops.gather)
+def Gather(e: Emitter, node: Node) -> Out:
+    return e.op("Gather", *(e[v] for v in node.inputs), axis=node.attrs["axis"])
+
+
+@lowering(ops.embedding)
+def Embedding(e: Emitter, node: Node) -> Out:
+    ids, table = node.inputs
+    return e.op("Gather", e[table], e[ids], axis=0)
+
+
+@lowering(ops.gather_rows)
+def GatherND(e: Emitter, node: Node) -> Out:
+    x, indices = (e[v] for v in node.inputs)
+    return e.op("GatherND", x, e.op("Unsqueeze", indices, e.constant([-1])), batch_dims=1)
+
+
+@lowering(ops.scatter_rows)
+def ScatterElements(e: Emitter, node: Node) -> Out:
+    x, rows, indices = node.inputs
+    assert rows is not None
+    axis = node.attrs["axis"]
+    others = [a for a in range(1, rows.type.rank) if a != axis]
+    places = e.op("Expand", e.op("Unsqueeze", e[indices], e.constant(others)), e.op("Shape", e[rows]))
+    return e.op("ScatterElements", e[x], places, e[rows], axis=axis)
+
+
+@lowering(ops.iota)
+def Range(e: Emitter, node: Node) -> Out:
+    x = node.inputs[0]
+    assert x is not None
+    axis = node.attrs["axis"] % x.type.rank
+    return e.memo(("iota", x, axis), lambda: e.range(e.op("Shape", e[x], start=axis, end=axis + 1)))
+
+
+@lowering(ops.one_hot)
+def OneHot(e: Emitter, node: Node) -> Out:
+    depth, dtype = e.constant(node.attrs["depth"]), node.output.type.dtype
+    return e.op("OneHot", e[node.inputs[0]], depth, e.constant([0, 1], dtype.numpy), axis=-1)
+
+
+@lowering(ops.pad)
+def Pad(e: Emitter, node: Node) -> Out:
+    a = node.attrs
+    value = e.scalar(a["value"], node.output.type.dtype)
+    amounts = e.constant([a["before"], a["after"]])
+    return e.op("Pad", e[node.inputs[0]], amounts, value, e.constant([a["axis"]]))
+
+
+def _reduction(op: Op, onnx_name: str) -> None:
+    def reduction(e: Emitter, node: Node) -> Out:
+        axes = e.constant(list(node.attrs["axes"]))
+        return e.op(onnx_name, e[node.inputs[0]], axes, keepdims=int(node.attrs["keepdims"]))
+
+    reduction.__name__ = onnx_name
+    lowering(op)(reduction)
+
+
+for _name, _onnx in {"sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min", "prod": "Prod"}.items():
+    _reduction(getattr(ops, _name), f"Reduce{_onnx}")
+
+
+@lowering(ops.softmax)
+def Softmax(e: Emitter, node: Node) -> Out:
+    x, axis = e[node.inputs[0]], node.attrs["axis"]
+    dtype = node.output.type.dtype
+    dead = e.op("IsInf", e.op("ReduceMax", x, e.constant([axis]), keepdims=1), detect_positive=0)
+    return e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis))
+
+
+@lowering(ops.cumsum)
+def CumSum(e: Emitter, node: Node) -> Out:
+    axis = e.constant(node.attrs["axis"])
+    return e.op("CumSum", e[node.inputs[0]], axis, exclusive=int(node.attrs["exclusive"]))
+
+
+@lowering(ops.top_k)
+def TopK(e: Emitter, node: Node) -> list[Out]:
+    return e.many("TopK", e[node.inputs[0]], e.constant([node.attrs["k"]]), axis=-1, outputs=2)

@@ -1,0 +1,312 @@
+"""Generating with a decoder: prompts in, text and tokens out, whatever computes the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+
+from ..text.chat import ChatTemplate, Message
+from ..text.tokenizer import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
+from .beams import Beams, BeamSearch, EarlyStopping, search
+from .protocols import Bools, Context, Decoder
+from .results import Result, Timings
+from .rows import parts
+from .sampling import Floats, Forced, Ints, Sampler, Sampling, SamplingOptions, check_count
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
+
+
+class Stream(Iterator[str]):
+    """The pieces of one answer, as soon as they are certain; `result` grows along."""
+
+    def __init__(self, result: Result, pieces: Iterator[str]) -> None:
+        self.result, self._pieces = result, pieces
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End it where it is."""
+        self._pieces = iter(())
+
+
+class Generator:
+    """A language model: a decoder and, where its folder has one, the tokenizer and chat template beside it.
+
+    Where the decoder is the second half of an encoder-decoder, prompts are its sources and results the answers.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        folder: Path | None = None,
+        forced: Forced = Forced(),  # noqa: B008 - frozen
+    ) -> None:
+        self.decoder, self.stop_ids, self.folder, self.forced = decoder, stop_ids, folder, forced
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer. Raises WeftError when there is none."""
+        if self.folder is None:
+            raise WeftError("the model has no folder, hence no tokenizer: prompt it with token ids")
+        return Tokenizer(self.folder)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The folder's chat template. Raises WeftError when there is none."""
+        if self.folder is None:
+            raise WeftError("the model has no folder, hence no chat template")
+        return ChatTemplate(self.folder)
+
+    def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """The tokens that lead to the assistant's next answer: a prompt for `generate` or `stream`.
+
+        `messages` are mappings with "role" and "content"; `variables` are handed to the chat template.
+        """
+        return self.tokenizer.encode(self.chat_template.render(messages, **variables), special=False)
+
+    def conversation(self, messages: Sequence[Message] = (), **variables: Any) -> Conversation:
+        """A conversation that begins with `messages`; `variables` are handed to the chat template."""
+        from .conversation import Conversation
+
+        return Conversation(self, messages, **variables)
+
+    def encode(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a decoder predicts the next token, and has no vectors for texts."""
+        raise WeftError(f"{self.folder} holds a decoder, which encodes nothing: `generate` continues texts")
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_tokens: int | None = 256,
+        stop: str | Sequence[str] = (),
+        chunk: int = 512,
+        beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        returned: int = 1,
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[Result]:
+        """Continue a prompt, or a batch of them: text, or token ids; one result for each.
+
+        A row ends with one of the model's stop tokens, before one of the `stop` strings, after `max_tokens` tokens
+        (None: no such bound), or where the model's maximum length is reached. Prompts are read `chunk` tokens at a
+        time. `sampling` are the fields of `Sampling`; the default is greedy. With `beams` above 1 the likeliest texts
+        are searched, as `Beams` says, and the `returned` best of each prompt returned, best first, with their scores.
+
+        Raises WeftError on an empty prompt, one longer than the model's maximum, tokens outside the vocabulary,
+        arguments outside their range, and text where there is no tokenizer.
+        """
+        batch = prompts_of(prompt)
+        if not batch:
+            return []
+        how = Beams(beams, length_penalty, early_stopping, returned)
+        if beams > 1:
+            if sampling or stop:
+                raise WeftError(f"beams is {beams}: a beam search takes neither stop strings nor sampling options")
+            return self._search(batch, max_tokens, chunk, how)
+        rows, run = self._start(batch, max_tokens, stop, chunk, Sampling(**sampling))
+        for _ in run:
+            pass
+        return [row.result for row in rows]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = 256,
+        stop: str | Sequence[str] = (),
+        chunk: int = 512,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Stream:
+        """Continue one prompt, as `generate` does, piece by piece: the pieces joined are the text it returns.
+
+        No piece ends inside a code point, or may be the beginning of a stop string. Raises as `generate` does, the
+        errors of its arguments at once.
+        """
+        if not isinstance(prompt, str) and not is_ids(prompt):
+            raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
+        _ = self.tokenizer  # without one there is no text to stream: say so now
+        (row,), run = self._start([prompt], max_tokens, stop, chunk, Sampling(**sampling))
+        return Stream(row.result, (piece for _ in run if (piece := row.take())))
+
+    def logits(self, ids: Sequence[int], chunk: int = 512) -> Floats:
+        """The logits of a sequence of token ids, float32.
+
+        [len(ids), vocab] when the model was compiled to return all of them; otherwise a row for the last token of each
+        chunk, hence all of them with chunk=1. Raises WeftError as `generate` does.
+        """
+        if self.decoder.start is not None:
+            raise WeftError("the logits of an encoder-decoder depend on a source too: generate its answers instead")
+        ids = self._encode(ids)
+        check_count("chunk", chunk)
+        with self.decoder.context(1, len(ids)) as context:
+            context.reset()
+            return np.concatenate([context.extend(part) for part in parts(ids, chunk)])
+
+    def _start(
+        self, batch: Sequence[Any], max_tokens: int | None, stop: str | Sequence[str], chunk: int, sampling: Sampling
+    ) -> tuple[list[_Row], Iterator[None]]:
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if not all(isinstance(s, str) and s for s in stops):
+            raise WeftError(f"stop is {stop!r}, but it must be a text, or several, none of them empty")
+        tokenizer = self.tokenizer if self._has_text or stops else None
+        rows = []
+        for at, (prompt, limit) in enumerate(self._limits(batch, max_tokens, chunk)):
+            sampler = Sampler(sampling, self.decoder.start or prompt, at)
+            rows.append(_Row(prompt, limit, self.stop_ids, sampler, self.forced, tokenizer, stops))
+        return rows, self._run(rows, chunk)
+
+    def _search(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
+        known = self._limits(batch, max_tokens, chunk)
+        searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in known]
+        timings = Timings(prompt_tokens=sum(len(prompt) for prompt, _ in known))
+        search(self.decoder, [prompt for prompt, _ in known], self._most(known), searches, chunk, timings)
+        found = []
+        for (prompt, _), one in zip(known, searches, strict=True):
+            for tokens, score in ((list(text.tokens), text.score) for text in one.best[: how.returned]):
+                ended = tokens[-1] in self.stop_ids
+                text = self.tokenizer.decode(tokens[:-1] if ended else tokens) if self._has_text else ""
+                found.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
+        return found
+
+    @property
+    def _has_text(self) -> bool:
+        return self.folder is not None and (self.folder / "tokenizer.json").is_file()
+
+    def _limits(self, batch: Sequence[Any], max_tokens: int | None, chunk: int) -> list[tuple[list[int], int]]:
+        """The tokens of each prompt, and how many may follow."""
+        check_count("chunk", chunk)
+        if max_tokens is not None:
+            check_count("max_tokens", max_tokens)
+        found = []
+        for prompt in map(self._encode, batch):
+            room = self.decoder.max_length + 1 - len(self.decoder.start or prompt)  # the last token is never fed back
+            found.append((prompt, room if max_tokens is None else min(room, max_tokens)))
+        return found
+
+    def _most(self, known: Sequence[tuple[list[int], int]]) -> int:
+        """The most tokens that a cache will hold, of prompts and their limits."""
+        return max(len(self.decoder.start or prompt) + limit - 1 for prompt, limit in known)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif is_ids(prompt):
+            ids = [int(i) for i in prompt]
+        else:
+            raise WeftError(f"a prompt is {prompt!r:.60}, but it must be a text or a list of token ids")
+        known = self.decoder.vocab, self.decoder.max_prompt
+        check_ids("a prompt", ids, *known, "compile with a larger --max-length")
+        return ids
+
+    @contextmanager
+    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[Context, int]]:
+        """Caches for `prompts` and what follows, and how many tokens of a single one they hold already."""
+        with self.decoder.context(len(prompts), most) as context:
+            yield context, 0
+
+    def _run(self, rows: list[_Row], chunk: int) -> Iterator[None]:
+        """Drive all rows to their end, pausing after each token."""
+        timings = Timings(prompt_tokens=sum(len(row.result.prompt) for row in rows))
+        for row in rows:
+            row.result.timings = timings
+        tokens = np.zeros(len(rows), np.int64)
+        active = np.ones(len(rows), np.bool_)
+        prompts = [row.result.prompt for row in rows]
+        most = self._most([(row.result.prompt, row.limit) for row in rows])
+        with self._opened(prompts, most) as (context, keep):
+            timings.cache_bytes = context.cache_bytes
+            timings.prompt_tokens -= keep
+            start = perf_counter()
+            _push(rows, context.prefill(prompts, chunk, keep), tokens, active)
+            timings.prefill_seconds = perf_counter() - start
+            yield
+            draw = None if self.forced != Forced() else context.drawing([row.sampler for row in rows])
+            while active.any():
+                start = perf_counter()
+                if draw is None:
+                    timings.decoded_tokens += _push(rows, context.step(tokens, active), tokens, active)
+                else:
+                    timings.decoded_tokens += _add(rows, draw(tokens, active), tokens, active)
+                timings.decode_seconds += perf_counter() - start
+                yield
+
+
+class _Row:
+    """One prompt on its way: what is drawn, said and held back."""
+
+    def __init__(
+        self,
+        prompt: list[int],
+        limit: int,
+        stop_ids: frozenset[int],
+        sampler: Sampler,
+        forced: Forced,
+        tokenizer: Tokenizer | None,
+        stops: Sequence[str],
+    ) -> None:
+        self.result, self.limit = Result(prompt), limit
+        self._stop_ids, self.sampler, self._forced = stop_ids, sampler, forced
+        self._growing = GrowingText(tokenizer) if tokenizer else None
+        self._stops = StopStrings(stops)
+        self._taken = 0
+
+    def push(self, logits: Floats) -> int:
+        """Draw the next token and add it to the result."""
+        return self.add(self.sampler(self._forced(logits, len(self.result.tokens), self.limit)))
+
+    def add(self, token: int) -> int:
+        """Add the next token to the result."""
+        result = self.result
+        result.tokens.append(token)
+        if token in self._stop_ids:
+            result.finish = "stop"
+        else:
+            if self._growing:
+                result.text += self._stops.push(self._growing.push(token))
+            if self._stops.found:
+                result.finish = "stop_string"
+            elif len(result.tokens) == self.limit:
+                result.finish = "length"
+        if self._growing and result.finish in ("stop", "length"):
+            result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
+            if self._stops.found:
+                result.finish = "stop_string"
+        return token
+
+    def take(self) -> str:
+        """The text that came since the last call."""
+        piece = self.result.text[self._taken :]
+        self._taken += len(piece)
+        return piece
+
+
+def _push(rows: Sequence[_Row], logits: Floats, tokens: Ints, active: Bools) -> int:
+    """Draw the next token of every active row into `tokens`; the rows that end leave `active`. How many were drawn."""
+    drawn = np.flatnonzero(active).tolist()
+    for at in drawn:
+        tokens[at] = rows[at].push(logits[at])
+        active[at] = rows[at].result.finish is None
+    return len(drawn)
+
+
+def _add(rows: Sequence[_Row], drawn: Ints, tokens: Ints, active: Bools) -> int:
+    """As `_push`, for tokens that are drawn already."""
+    going = np.flatnonzero(active).tolist()
+    for at in going:
+        tokens[at] = rows[at].add(int(drawn[at]))
+        active[at] = rows[at].result.finish is None
+    return len(going)

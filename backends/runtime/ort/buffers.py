@@ -1,0 +1,89 @@
+"""Memory that a model reads and writes in place: zeros at a fixed address on the session's device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from ..core.sampling import Floats
+from .session import Session, onnxruntime
+
+# ONNX Runtime's name of a tensor type: (its ONNX number, the numpy dtype for its bytes; ORT knows none for bf16).
+_TYPES: dict[str, tuple[int, type[np.generic]]] = {
+    "tensor(float)": (1, np.float32),
+    "tensor(uint8)": (2, np.uint8),
+    "tensor(int8)": (3, np.int8),
+    "tensor(int32)": (6, np.int32),
+    "tensor(int64)": (7, np.int64),
+    "tensor(float16)": (10, np.float16),
+    "tensor(bfloat16)": (16, np.uint16),
+}
+
+Kind = tuple[int, type[np.generic]]
+
+
+def kind_of(name: str, value: Any) -> Kind:
+    """The ONNX number and the numpy dtype of an input or output of the graph `name`.
+
+    Raises WeftError when the runtime cannot hold its type.
+    """
+    if value.type not in _TYPES:
+        raise WeftError(f"{name}: {value.name} is a {value.type}, which the runtime cannot feed or read")
+    return _TYPES[value.type]
+
+
+class Buffer:
+    """Zeros at a fixed address on the session's device; `host` is that memory on the CPU, a staging copy on CUDA."""
+
+    def __init__(self, session: Session, shape: tuple[int, ...], kind: Kind) -> None:
+        self.shape, self.device, (self.onnx_type, dtype) = shape, session.device, kind
+        self.host: NDArray[Any] = np.zeros(shape, dtype)
+        self.nbytes = self.host.nbytes
+        self._value = onnxruntime().OrtValue.ortvalue_from_numpy(self.host, self.device, 0)
+        self.address: int = self._value.data_ptr()
+
+    def drop_host(self) -> Buffer:
+        """Give the staging copy back, where it is one."""
+        if self.device != "cpu":
+            self.host = np.empty(0, self.host.dtype)
+        return self
+
+    def push(self) -> None:
+        """Host to device."""
+        self.write(self.host)
+
+    def pull(self) -> NDArray[Any]:
+        """The device's contents on the host: on the CPU the memory itself, on CUDA a copy to be written back."""
+        return self.host if self.device == "cpu" else self._value.numpy()
+
+    def write(self, values: NDArray[Any]) -> None:
+        """Replace the contents; on the CPU nothing is left to do for what `pull` gave."""
+        if self.device != "cpu":
+            self._value.update_inplace(np.ascontiguousarray(values))
+        elif values is not self.host:
+            self.host[...] = values
+
+    def bind_input(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
+        """Bind `rows` rows (all by default) from `first` on as the input `name`."""
+        binding.bind_input(name, self.device, 0, self.onnx_type, *self._part(first, rows))
+
+    def bind_output(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
+        """Bind `rows` rows (all by default) from `first` on as the output `name`."""
+        binding.bind_output(name, self.device, 0, self.onnx_type, *self._part(first, rows))
+
+    def _part(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:
+        shape = (self.shape[0] - first if rows is None else rows, *self.shape[1:])
+        return shape, self.address + first * (self.nbytes // self.shape[0])
+
+
+def float32(values: NDArray[Any], out: Floats) -> Floats:
+    """`values` as float32 in `out`; 16-bit words are bfloat16."""
+    if values.dtype == np.uint16:
+        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="same_kind")
+    else:
+        np.copyto(out, values)
+    return out

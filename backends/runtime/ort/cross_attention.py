@@ -1,0 +1,113 @@
+"""The encoder half of an encoder-decoder: sources become the keys and values that cross-attention reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from ..core.sampling import Ints
+from ..text.tokenizer import padded
+from .buffers import Buffer, Kind, kind_of
+from .session import Session, failures
+
+IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
+
+
+class Reading:
+    """What the rows of a batch read of their sources; row r reads source `of[r]`."""
+
+    def __init__(self, session: Session, buffers: Mapping[str, Buffer], of: Ints) -> None:
+        self._session, self._buffers, self.of = session, buffers, of
+
+    def bind(self, binding: Any, first: int = 0, rows: int | None = None) -> None:
+        """Bind `rows` rows from `first` on as inputs."""
+        for name, buffer in self._buffers.items():
+            buffer.bind_input(binding, name, first, rows)
+
+    @classmethod
+    def joined(cls, readings: Sequence[Reading]) -> Reading:
+        """`readings` of a row each as one, padded with zeros to the longest source."""
+        session, buffers = readings[0]._session, {}
+        for name, buffer in readings[0]._buffers.items():
+            parts = [reading._buffers[name].pull() for reading in readings]
+            longest = max(part.shape[1] for part in parts)
+            ends = [[(0, 0), (0, longest - part.shape[1]), *[(0, 0)] * (part.ndim - 2)] for part in parts]
+            values = np.concatenate([np.pad(part, end) for part, end in zip(parts, ends, strict=True)])
+            buffers[name] = _filled(session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
+        return cls(session, buffers, np.arange(len(readings)))
+
+    def gather(self, rows: Ints) -> Reading:
+        """The reading whose row r is row `rows[r]` of this one; this one itself where they read the same."""
+        of = self.of[rows]
+        if np.array_equal(of, self.of):
+            return self
+        buffers = {}
+        for name, buffer in self._buffers.items():
+            values = buffer.pull()[rows]
+            buffers[name] = _filled(self._session, values, (buffer.onnx_type, values.dtype.type)).drop_host()
+        return Reading(self._session, buffers, of)
+
+
+@dataclass(frozen=True)
+class SourceEncoder:
+    """An encoder graph in an open session: inputs `encoder_input_ids` and `encoder_attention_mask` [batch, source];
+    outputs what the decoder asks for by the same name, as `cross.{i}.key|value` [batch, source, width].
+
+    Every row of the decoder begins with the token `start`. `compares` says that the tokens of a call compete, as for
+    places at experts. Raises WeftError when the graph is another.
+    """
+
+    session: Session
+    start: int
+    max_length: int  # of a source, in tokens
+    name: str = "encoder.onnx"
+    compares: bool = False
+
+    def __post_init__(self) -> None:
+        inputs = [i.name for i in self.session.ort.get_inputs()]
+        if IDS not in inputs or not {*inputs} <= {IDS, MASK}:
+            raise WeftError(f"{self.name}: its inputs are {', '.join(inputs)}, so it is no encoder of sources")
+
+    def gives(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Those inputs of a decoder graph that a reading provides."""
+        given = {MASK, *(o.name for o in self.session.ort.get_outputs())}
+        return {name: value for name, value in inputs.items() if name in given}
+
+    def read(self, sources: Sequence[Sequence[int]], wanted: Mapping[str, Any]) -> Reading:
+        """Run the encoder once over all `sources`, padded on the right: the inputs `wanted` by the decoder.
+
+        Where tokens compete, it runs over each source by itself. Raises WeftError when ONNX Runtime fails.
+        """
+        if self.compares and len(sources) > 1:
+            return Reading.joined([self.read([source], wanted) for source in sources])
+        ids, mask = padded(sources)
+        batch, longest = ids.shape
+        with failures(self.name):
+            binding, fed = self.session.ort.io_binding(), []
+            for value in self.session.ort.get_inputs():
+                fed.append(_filled(self.session, ids if value.name == IDS else mask, kind_of(self.name, value)))
+                fed[-1].bind_input(binding, value.name)
+            found = {}
+            for name, value in wanted.items():
+                kind = kind_of(self.name, value)
+                if name == MASK:
+                    found[name] = _filled(self.session, mask, kind)
+                else:
+                    inner = (n if isinstance(n, int) else longest for n in value.shape[1:])
+                    found[name] = Buffer(self.session, (batch, *inner), kind).drop_host()
+                    found[name].bind_output(binding, name)
+            self.session.ort.run_with_iobinding(binding, self.session.run_options())
+        return Reading(self.session, found, np.arange(batch))
+
+
+def _filled(session: Session, values: NDArray[Any], kind: Kind) -> Buffer:
+    buffer = Buffer(session, values.shape, kind)
+    buffer.host[...] = values
+    buffer.push()
+    return buffer

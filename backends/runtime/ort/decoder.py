@@ -1,0 +1,284 @@
+"""A compiled decoder on ONNX Runtime: caches and states at fixed addresses, everything bound, nothing copied.
+
+The graph's contract: inputs `input_ids` [batch, seq]; where it declares them `attention_mask` [batch, total] (1 for a
+token of the row, padding only on the right) and `position_ids` [batch, seq]; caches and states as in `states`; of an
+encoder-decoder also what `sources` describes. Outputs `logits` [batch, 1 or seq, vocab] and the present states.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from ..core.rows import Rows
+from ..core.sampling import Ints
+from ..text.tokenizer import padded
+from .buffers import Buffer, float32, kind_of
+from .cross_attention import Reading, SourceEncoder
+from .session import Session, failures, one_line, ort_errors
+from .states import PAST, Memory, read_states
+
+_TEXT = ("input_ids", "attention_mask", "position_ids")
+# Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
+_STEP = {"cpu": 256, "cuda": 1024}
+
+
+class OrtDecoder:
+    """A decoder graph in an open session, behind the encoder of its `sources` where it has one.
+
+    `head_dim` is that of its caches where the graph leaves it open; `rolling` are the numbers of caches that roll;
+    `compares` says that the tokens of a row compete, as for places at experts.
+    Raises WeftError when the graph does not follow the contract above.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        vocab: int,
+        max_length: int,
+        head_dim: int | None = None,
+        name: str = "model.onnx",
+        rolling: Collection[int] = (),
+        compares: bool = False,
+        sources: SourceEncoder | None = None,
+    ) -> None:
+        self.session, self.vocab, self.max_length, self.name, self.sources = session, vocab, max_length, name, sources
+        inputs = {i.name: i for i in session.ort.get_inputs()}
+        outputs = {o.name: o for o in session.ort.get_outputs()}
+        if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
+            raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is no decoder")
+        self.crossed = {} if sources is None else sources.gives(inputs)
+        if unknown := [i for i in inputs if i not in (*_TEXT, *self.crossed) and not PAST.fullmatch(i)]:
+            raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")
+        self.kinds = {i: kind_of(name, inputs[i]) for i in _TEXT if i in inputs}
+        self.logits_kind = kind_of(name, outputs["logits"])
+        self.states = read_states(name, inputs, outputs, head_dim=head_dim, rolling=rolling)
+        if not self.states:
+            raise WeftError(
+                f"{name}: the graph has no past_key_values, so it cannot decode; compile it with a kv-cache"
+            )
+        if "attention_mask" not in inputs and not all(state.recurrent for state in self.states):
+            raise WeftError(f"{name}: the graph has no attention_mask for its caches, so it is no decoder")
+        _, middle, width = outputs["logits"].shape
+        self.every_position = middle != 1
+        if isinstance(width, int) and width != vocab:
+            raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
+        self.padded = self.rewinds and not compares  # rows of a call may differ in length
+        self.graph_ids = itertools.count(1)
+        self._spare: OrtContext | None = None
+
+    @property
+    def start(self) -> tuple[int, ...] | None:
+        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        return None if self.sources is None else (self.sources.start,)
+
+    @property
+    def max_prompt(self) -> int:
+        """The most tokens of a prompt."""
+        return self.max_length if self.sources is None else self.sources.max_length
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a row can go back to fewer tokens: not once states or rolling caches have forgotten."""
+        return not any(state.recurrent or state.rolling for state in self.states)
+
+    @contextmanager
+    def context(self, batch: int, tokens: int) -> Iterator[OrtContext]:
+        """Caches for `batch` rows of at most `tokens` tokens each, used again by the next call of the same size.
+
+        Contexts are independent: one may be opened while another is in use.
+        Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
+        """
+        capacity = self._capacity(tokens)
+        found, self._spare = self._spare, None
+        if found is not None and found.lengths.size == batch and found.capacity == capacity:
+            context = found
+        else:
+            if found is not None:
+                found.close()
+            del found
+            context = OrtContext(self, batch, capacity)
+        try:
+            yield context
+        finally:
+            if self._spare is not None:
+                self._spare.close()
+            self._spare = context
+
+    def cache_bytes(self, batch: int, tokens: int) -> int:
+        """Bytes that the caches and states of `batch` rows of `tokens` tokens each take, as `context` allocates them.
+
+        Raises WeftError as `context` does.
+        """
+        capacity = self._capacity(tokens)
+        return batch * sum(state.nbytes(capacity) for state in self.states)
+
+    def _capacity(self, tokens: int) -> int:
+        if tokens > self.max_length:
+            raise WeftError(
+                f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
+            )
+        fixed = {state.limit for state in self.states if state.limit is not None}
+        if fixed:
+            if tokens > min(fixed):
+                raise WeftError(f"{tokens} tokens are longer than the {min(fixed)} that the graph's caches hold")
+            return max(fixed)
+        step = _STEP[self.session.device]
+        return min(self.max_length, -(-tokens // step) * step)
+
+    def run(self, binding: Any, options: Any = None) -> None:
+        """Run the graph. Raises WeftError, with ONNX Runtime's own words, when it fails."""
+        with failures(self.name):
+            self.session.ort.run_with_iobinding(binding, options)
+
+
+class OrtContext(Rows):
+    """The caches of one batch, and the buffers a decoding step reads and writes; `lengths` counts each row's tokens."""
+
+    def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:
+        self.model = model
+        session = model.session
+        try:
+            super().__init__(
+                batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.sources is not None
+            )
+            self._memory = Memory(session, model.states, batch, capacity)
+            widths = {"input_ids": 1, "attention_mask": capacity, "position_ids": 1}
+            self._inputs = {name: Buffer(session, (batch, widths[name]), kind) for name, kind in model.kinds.items()}
+            self._logits = Buffer(session, (batch, 1, model.vocab), model.logits_kind)
+        except ort_errors() as error:
+            raise WeftError(
+                f"no memory for the caches of {batch} rows of {capacity} tokens ({one_line(error)}): "
+                "use a smaller batch or fewer tokens"
+            ) from error
+        shared = session.device == "cpu" and self._logits.host.dtype == np.float32
+        self._scores = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
+        self._shared = shared
+        self._scratch: NDArray[Any] = np.empty(0, self._logits.host.dtype)
+        self._reading: Reading | None = None
+        self._plain = session.run_options()
+        self._graph_ids: list[int] = []  # of the captured steps
+        self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each side of the memory
+        if model.sources is None:
+            self._bind_steps()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes allocated for caches and states."""
+        return self._memory.nbytes
+
+    def close(self) -> None:
+        """Release what was captured of this context's steps."""
+        for number in self._graph_ids:
+            self.model.session.ort.release_captured_graph(number)
+        self._graph_ids = []
+
+    def _clear(self) -> None:
+        self._memory.clear()
+
+    def _cut(self, length: int) -> None:
+        super()._cut(length)
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[:, length:] = 0
+
+    def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        model = self.model
+        if model.sources is None:
+            return prompts
+        self._reading = model.sources.read(prompts, model.crossed)
+        self._bind_steps()
+        return [[model.sources.start]] * len(prompts)
+
+    def _ready(self, calls: int) -> None:
+        self._memory.side = calls % self._memory.sides  # every row ends on the same side
+
+    def _end(self, prompts: Sequence[Sequence[int]]) -> None:
+        for row, prompt in enumerate(prompts):
+            self._inputs["input_ids"].host[row] = prompt[-1]
+        if "position_ids" in self._inputs:
+            self._inputs["position_ids"].host[:, 0] = self.lengths - 1
+
+    def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
+        ids, _ = padded(parts)
+        rows, longest = ids.shape
+        width = int(past.max()) + longest
+        feed = {
+            "input_ids": ids,
+            "attention_mask": np.arange(width) < total[:, None],
+            "position_ids": past[:, None] + np.arange(longest),
+        }
+        model = self.model
+        binding = model.session.ort.io_binding()
+        self._memory.bind(binding, self._memory.side, first, rows)
+        if self._reading is not None:
+            self._reading.bind(binding, first, rows)
+        for name, (_, dtype) in model.kinds.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(feed[name], dtype))
+        shape = (rows, longest if model.every_position else 1, model.vocab)
+        logits = self._room(shape)
+        binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
+        model.run(binding, self._plain)
+        self._memory.turn()
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
+        return logits
+
+    def _step(self, rows: Ints, tokens: Ints) -> None:
+        inputs, at = self._inputs, self.lengths[rows]
+        inputs["input_ids"].host[rows, 0] = tokens
+        if "attention_mask" in inputs:
+            inputs["attention_mask"].host[rows, at] = 1
+        if "position_ids" in inputs:
+            inputs["position_ids"].host[rows, 0] = at
+        for buffer in inputs.values():
+            buffer.push()
+        self.model.run(*self._steps[self._memory.side])
+        self._memory.turn()
+        if not self._shared:
+            float32(self._logits.pull()[:, 0], self._scores)
+
+    def _gather(self, rows: Ints, used: int) -> None:
+        self._memory.gather(rows, used)
+        for buffer in self._inputs.values():
+            buffer.host[:] = buffer.host[rows]
+        if self._reading is not None and (moved := self._reading.gather(rows)) is not self._reading:
+            self._reading = moved
+            self._bind_steps()
+
+    def _take(self, other: OrtContext, used: int) -> None:
+        self._memory.take(other._memory, used)
+        for name, buffer in self._inputs.items():
+            width = other._inputs[name].shape[1]
+            buffer.host[:, :width] = other._inputs[name].host
+            buffer.host[:, width:] = 0
+
+    def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        size = int(np.prod(shape))
+        if self._scratch.size < size:
+            self._scratch = np.empty(size, self._scratch.dtype)
+        return self._scratch[:size].reshape(shape)
+
+    def _bind_steps(self) -> None:
+        """Bind a step of all rows, once for each side of the memory; what was captured before no longer holds."""
+        self.close()
+        session = self.model.session
+        self._steps = []
+        for side in range(self._memory.sides):
+            binding = session.ort.io_binding()
+            self._memory.bind(binding, side)
+            for name, buffer in self._inputs.items():
+                buffer.bind_input(binding, name)
+            if self._reading is not None:
+                self._reading.bind(binding)
+            self._logits.bind_output(binding, "logits")
+            if session.graphs:
+                self._graph_ids.append(next(self.model.graph_ids))
+            self._steps.append((binding, session.run_options(*self._graph_ids[-1:])))

@@ -1,0 +1,147 @@
+"""A compiled encoder: texts to embeddings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from ..core.sampling import Floats, check_count
+from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
+from .session import Session, failures
+
+Pooling = Literal["mean", "cls", "max", "none"]
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+
+
+class Encoder(ABC):
+    """A model that gives every token a vector; `hidden` computes them.
+
+    `pooling` and `normalize` are how it was trained to make one vector of a text; `compares` says that the tokens of a
+    call compete, as for places at experts.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        max_length: int,
+        folder: Path,
+        pooling: str = "mean",
+        normalize: bool = False,
+        compares: bool = False,
+    ) -> None:
+        self.vocab, self.max_length, self.folder = vocab, max_length, folder
+        self.pooling, self.normalize, self.compares = pooling, normalize, compares
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer. Raises WeftError when there is none."""
+        return Tokenizer(self.folder)
+
+    def generate(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: an encoder has vectors for texts, and no next token."""
+        raise WeftError(f"{self.folder} holds an encoder, which generates nothing: `encode` makes vectors of texts")
+
+    stream = conversation = generate  # so that callers of `load`, which returns either kind, find the right method
+
+    def encode(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        batch: int = 32,
+    ) -> Floats | list[Floats]:
+        """The embeddings of `texts`, or of their token ids, float32: [texts, dim], or one [tokens, dim] each with
+        pooling "none".
+
+        "mean" averages the vectors of a text's tokens, "max" takes the largest of each number, "cls" the vector of the
+        first token. `normalize` scales every vector to unit length. None means as the model was trained, where the
+        folder of sentence-transformers that it was compiled from says so, else "mean" as it is. Texts of similar length
+        are run together, `batch` at a time, padded on the right; each by itself where tokens compete.
+
+        Raises WeftError on a text longer than the model's maximum (cut to it instead where `truncate`) or without
+        tokens, and on arguments outside their range.
+        """
+        pooled = self.pooling if pooling is None else pooling
+        if pooled not in get_args(Pooling):
+            raise WeftError(f"pooling is {pooled!r}, but it must be one of {', '.join(get_args(Pooling))}")
+        check_count("batch", batch)
+        rows = [self._tokens(text, truncate) for text in prompts_of(texts)]
+        found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
+        batch = 1 if self.compares else batch
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        for at in range(0, len(order), batch):
+            some = order[at : at + batch]
+            hidden = self.hidden([rows[row] for row in some])
+            for row, states in zip(some, hidden, strict=True):
+                found[row] = _pool(states[: len(rows[row])], pooled)
+        if (self.normalize and pooled != "none") if normalize is None else normalize:
+            found = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in found]
+        return found if pooled == "none" else np.stack(found) if found else np.empty((0, 0), np.float32)
+
+    def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
+        """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""
+        ids, mask = padded(rows)
+        return self._run({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+
+    @abstractmethod
+    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
+        """The last hidden states for those inputs [rows, longest] that the model takes."""
+
+    def _tokens(self, text: object, truncate: bool) -> list[int]:
+        if is_ids(text):
+            ids = [int(i) for i in text][: self.max_length if truncate else None]
+        elif isinstance(text, str):
+            ids = self.tokenizer.encode(text, limit=self.max_length if truncate else None)
+        else:
+            raise WeftError(f"a text is {text!r:.60}, but it must be a string or a list of token ids")
+        check_ids("a text", ids, self.vocab, self.max_length, "let it be cut with truncate=True")
+        return ids
+
+
+class OrtEncoder(Encoder):
+    """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, where declared, `token_type_ids`;
+    output `last_hidden_state` [batch, seq, dim]; `options` are those of `Encoder`.
+
+    Raises WeftError when the graph is another.
+    """
+
+    def __init__(self, session: Session, *, folder: Path, **options: Any) -> None:
+        super().__init__(folder=folder, **options)
+        self.session = session
+        self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
+        name = folder / "model.onnx"
+        if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
+            raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is no encoder")
+        if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:
+            raise WeftError(f"{name}: an input is a {wrong[0]}, which the runtime cannot feed")
+        outputs = {o.name: o.type for o in session.ort.get_outputs()}
+        if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
+            raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is no encoder")
+
+    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
+        feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}
+        with failures(str(self.folder)):
+            (states,) = self.session.ort.run(["last_hidden_state"], feed)
+        hidden: Floats = states.astype(np.float32, copy=False)
+        return hidden
+
+
+def _pool(states: Floats, pooling: str) -> Floats:
+    """One text's vectors [tokens, dim] as one vector, or as they are."""
+    if pooling == "mean":
+        states = states.mean(axis=0, dtype=np.float64)
+    elif pooling != "none":
+        states = states[0] if pooling == "cls" else states.max(axis=0)
+    return np.array(states, np.float32)

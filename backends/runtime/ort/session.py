@@ -1,0 +1,208 @@
+"""Opening a model with ONNX Runtime on the CPU or on CUDA: never on another device than the one that was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import io
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+from ..core.sampling import check_count
+
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+DEVICES = ("auto", "cpu", "cuda")
+
+# Shape arithmetic that ONNX Runtime keeps on the host on purpose: no tensor crosses the bus for it.
+_HOST_OPS = {"Shape", "Size", "Gather", "Cast", "Squeeze", "Unsqueeze", "Concat", "Slice"} | {
+    *("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg")
+}
+_DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+_log = logging.getLogger("weft.runtime")
+
+
+def onnxruntime() -> Any:
+    """The onnxruntime module. Raises WeftError, saying what to install, when there is none."""
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise WeftError(
+            f"ONNX Runtime cannot be imported ({error}): install weft[cpu] (onnxruntime) or weft[gpu] (onnxruntime-gpu)"
+        ) from error
+
+
+def ort_errors() -> tuple[type[Exception], ...]:
+    """The exceptions ONNX Runtime raises, which share no base class of their own, and the want of memory."""
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    found = [getattr(state, name) for name in dir(state)]
+    return (RuntimeError, MemoryError, *(e for e in found if isinstance(e, type) and issubclass(e, Exception)))
+
+
+@contextlib.contextmanager
+def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
+    """What ONNX Runtime raises inside becomes a WeftError: the model `name`, `what` went wrong, and its own words."""
+    try:
+        yield
+    except ort_errors() as error:
+        raise WeftError(f"{name}: {what}: {one_line(error)}{_remedy(one_line(error))}") from error
+
+
+def _remedy(words: str) -> str:
+    """Suggest a remedy for an error of ONNX Runtime that names none."""
+    damaged = re.search(r"pre-?packed weights .* do not match", words, re.IGNORECASE)
+    return "; the weights that --prepack stored are damaged: compile it anew" if damaged else ""
+
+
+def one_line(error: Exception) -> str:
+    """The words of an error in one line."""
+    return " ".join(str(error).split())
+
+
+@dataclass(frozen=True)
+class Session:
+    """An open model and where it runs."""
+
+    ort: Any  # onnxruntime.InferenceSession
+    device: str  # "cpu" or "cuda"
+    graphs: bool = False  # runs may be captured as CUDA graphs
+
+    def run_options(self, graph: int = -1) -> Any:
+        """Options of a run that captures or replays the CUDA graph of this number, -1: neither; None without graphs."""
+        if not self.graphs:
+            return None
+        options = onnxruntime().RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph))
+        return options
+
+
+def open_session(
+    model: Path, *, device: str = "auto", threads: int | None = None, target: str = "", graphs: bool = False
+) -> Session:
+    """Open `model` on `device`.
+
+    "auto" takes CUDA where ONNX Runtime offers it and the model was not compiled for the CPU, and says so in the log
+    when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for.
+    `threads` bounds the CPU threads of one operator; the default is ONNX Runtime's, one a physical core. `graphs` asks
+    for CUDA graphs, where the model allows them: then every run must say which graph it is, -1 for none.
+
+    Raises WeftError when the device cannot be had (naming what is missing) or the file cannot be opened.
+    """
+    if device not in DEVICES:
+        raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
+    if threads is not None:
+        check_count("threads", threads)
+        if threads > (most := 8 * (os.cpu_count() or 1)):
+            raise WeftError(f"threads is {threads}, but more than {most} only slow this machine down; leave it out")
+    ort = onnxruntime()
+    if device == "cuda" and target == "ort-cpu":
+        raise WeftError(f"{model}: compiled for ort-cpu, so it cannot run on CUDA; compile it with --target ort-cuda")
+    if device == "cpu" or (device == "auto" and target == "ort-cpu"):
+        return Session(_create(ort, model, [CPU], threads), "cpu")
+    trouble = missing_cuda(ort)
+    if trouble is None:
+        return _open_cuda(ort, model, threads, graphs)
+    if device == "cuda":
+        raise WeftError(f"device cuda cannot be used: {trouble}")
+    if target == "ort-cuda":
+        raise WeftError(f"{model}: compiled for ort-cuda, but {trouble}; device cpu runs it on the CPU all the same")
+    if CUDA in ort.get_available_providers():
+        _log.warning("running on the CPU: %s", trouble)
+    return Session(_create(ort, model, [CPU], threads), "cpu")
+
+
+def missing_cuda(ort: Any) -> str | None:
+    """What keeps `ort` from using CUDA, in a few words; None when nothing does.
+
+    ONNX Runtime itself falls back to the CPU with no more than a log line, so its CUDA library is loaded here first,
+    and the driver asked for a device.
+    """
+    offered = ort.get_available_providers()
+    if CUDA not in offered:
+        return (
+            f"the installed ONNX Runtime {ort.__version__} has no {CUDA} (it offers {', '.join(offered)}): "
+            "install onnxruntime-gpu in the place of onnxruntime (weft[gpu])"
+        )
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it cannot load; the loader below says it better
+        ort.preload_dlls()
+    if (trouble := gpu_trouble()) is not None:
+        return trouble
+    try:
+        if os.name != "nt":
+            libraries = Path(ort.__file__).parent / "capi"
+            ctypes.CDLL(str(libraries / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(libraries / "libonnxruntime_providers_cuda.so"))
+    except OSError as error:
+        return (
+            f"a library that {CUDA} needs cannot be loaded ({error}): install the CUDA {ort.cuda_version} libraries, "
+            "onnxruntime-gpu[cuda,cudnn] and nvidia-cublas (weft[gpu])"
+        )
+    return None
+
+
+def gpu_trouble() -> str | None:
+    """Why the NVIDIA driver shows no GPU, in a few words; None where it shows one."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        return f"the NVIDIA driver cannot be loaded ({error})"
+    status, count = driver.cuInit(0), ctypes.c_int(0)
+    if status == 0:
+        status = driver.cuDeviceGetCount(ctypes.byref(count))
+    if status:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        return f"the NVIDIA driver reports error {status} ({(text.value or b'unknown').decode()})"
+    return None if count.value else "the NVIDIA driver sees no GPU"
+
+
+def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool) -> Session:
+    """Open on CUDA, with graph capture where asked for; without it, and a line in the log, where the model forbids it.
+
+    ONNX Runtime's own `session.disable_cpu_ep_fallback` refuses shape arithmetic on the host too, which is harmless and
+    even wanted; so the nodes it put there are looked at afterwards.
+    """
+    options = {"device_id": "0", "use_tf32": "0"}
+    try:
+        session = _create(ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads)
+    except WeftError as error:
+        if not graphs or "graph capture" not in str(error):
+            raise
+        _log.warning("%s: decoding without CUDA graphs: %s", model, error)
+        return _open_cuda(ort, model, threads, graphs=False)
+    if CUDA not in session.get_providers():
+        raise WeftError(f"{model}: ONNX Runtime opened it on {', '.join(session.get_providers())}, not on {CUDA}")
+    strays = host_ops(session)
+    if strays:
+        raise WeftError(
+            f"{model}: ONNX Runtime would compute {', '.join(strays)} on the CPU although device cuda was chosen; "
+            "compile it with --target ort-cuda (dtype f16 or bf16), or run it with device cpu"
+        )
+    return Session(session, "cuda", graphs)
+
+
+def host_ops(session: Any) -> list[str]:
+    """The kinds of node, shape arithmetic aside, that `session` computes on the CPU; sorted."""
+    on_cpu = (part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU)
+    return sorted({node.op_type for part in on_cpu for node in part.get_nodes()} - _HOST_OPS)
+
+
+def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    with failures(str(model), "ONNX Runtime cannot open it"):
+        try:
+            return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+        except UnicodeDecodeError as error:  # ONNX Runtime hands names on as they are
+            raise WeftError(f"{model}: it holds a name that is not UTF-8 ({error.reason})") from error

@@ -1,0 +1,142 @@
+"""What a decoder carries from call to call: caches of keys and values, and the states of recurrences.
+
+`past_key_values.{i}.key|value` [batch, kv_heads, capacity, width] are written in place, `present` into the memory of
+`past`. The capacity grows with the text; or it is fixed in the graph, and then bounds the text, unless the cache rolls
+(position p in slot p mod capacity). A latent cache is one with a key only. `past_states.{j}.{part}` [batch, ...] are of
+constant size, zero at the start of a sequence, and held twice: a run reads one side and writes the other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+
+from ..core.sampling import Ints
+from .buffers import Buffer, Kind, kind_of
+from .session import Session
+
+PAST = re.compile(r"past_key_values\.(?P<cache>\d+)\.(?:key|value)|past_states\.\d+\.\w+")
+
+
+@dataclass(frozen=True)
+class State:
+    """One cache or state of a graph; `shape` is that of a row, None where it grows with the text."""
+
+    past: str
+    present: str
+    kind: Kind
+    shape: tuple[int | None, ...]
+    rolling: bool = False
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has constant size and is held twice."""
+        return self.past.startswith("past_states.")
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens it can hold, where it has such a bound."""
+        return None if self.recurrent or self.rolling else self.shape[1]
+
+    def nbytes(self, capacity: int) -> int:
+        """Bytes of one row where caches that grow hold `capacity` tokens."""
+        size = math.prod(capacity if n is None else n for n in self.shape) * np.dtype(self.kind[1]).itemsize
+        return 2 * size if self.recurrent else size
+
+
+def read_states(
+    name: str,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    *,
+    head_dim: int | None = None,
+    rolling: Collection[int] = (),
+) -> list[State]:
+    """The states of the graph `name` from its inputs and outputs as ONNX Runtime describes them.
+
+    `head_dim` is the width of caches where the graph leaves it open; `rolling` are the numbers of those that roll.
+    Raises WeftError when one is not returned, or open in another size than its capacity.
+    """
+    found = []
+    for past, value in inputs.items():
+        if (match := PAST.fullmatch(past)) is None:
+            continue
+        present = past.replace("past_key_values", "present").replace("past_states", "present_states")
+        if present not in outputs:
+            raise WeftError(f"{name}: the graph takes {past} but does not return {present}")
+        shape = [n if isinstance(n, int) else None for n in value.shape[1:]]
+        cache = match["cache"]
+        if cache is not None and len(shape) == 3 and shape[2] is None:
+            shape[2] = head_dim
+        if None in (shape if cache is None else [*shape[:1], *shape[2:]]):
+            what = "sizes" if cache is None else "heads and head size"
+            raise WeftError(f"{name}: {past} is {value.shape}, but its {what} must be fixed numbers")
+        rolls = cache is not None and int(cache) in rolling
+        found.append(State(past, present, kind_of(name, value), tuple(shape), rolls))
+    return found
+
+
+class Memory:
+    """The states of one batch; `side` is the one of the two that recurrent states are read from next."""
+
+    def __init__(self, session: Session, states: Sequence[State], batch: int, capacity: int) -> None:
+        self.side, self.sides = 0, 1 + any(state.recurrent for state in states)
+        self._states = states
+        self._buffers: list[tuple[Buffer, Buffer]] = []
+        for state in states:
+            shape = (batch, *(capacity if n is None else n for n in state.shape))
+            sides = [Buffer(session, shape, state.kind).drop_host() for _ in range(1 + state.recurrent)]
+            self._buffers.append((sides[0], sides[-1]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return sum(buffer.nbytes for sides in self._buffers for buffer in dict.fromkeys(sides))
+
+    def bind(self, binding: Any, side: int, first: int = 0, rows: int | None = None) -> None:
+        """Bind `rows` rows from `first` on, recurrent states to be read from `side` and written to the other."""
+        for state, buffers in zip(self._states, self._buffers, strict=True):
+            buffers[side].bind_input(binding, state.past, first, rows)
+            buffers[1 - side].bind_output(binding, state.present, first, rows)
+
+    def turn(self) -> None:
+        """After a run: what was written is read next."""
+        self.side = (self.side + 1) % self.sides
+
+    def clear(self) -> None:
+        """Recurrent states as at the start of a sequence. Caches need no clearing: no row looks beyond its length."""
+        self.side = 0
+        for state, sides in zip(self._states, self._buffers, strict=True):
+            for buffer in sides if state.recurrent else ():
+                buffer.write(np.zeros(buffer.shape, state.kind[1]))
+
+    def gather(self, rows: Ints, used: int) -> None:
+        """Row r continues what row `rows[r]` holds; of caches, `used` slots."""
+        moved = np.flatnonzero(rows != np.arange(rows.size))
+        if not moved.size:
+            return
+        for state, sides in zip(self._states, self._buffers, strict=True):
+            buffer = sides[self.side]
+            values = buffer.pull()
+            held = values if state.recurrent else values[:, :, :used]
+            held[moved] = held[rows[moved]]
+            buffer.write(values)
+
+    def take(self, other: Memory, used: int) -> None:
+        """The contents of `other`, of as many rows and of no larger capacity; of caches, `used` slots."""
+        self.side = other.side
+        for state, mine, theirs in zip(self._states, self._buffers, other._buffers, strict=True):
+            to, values = mine[self.side], theirs[self.side].pull()
+            if state.recurrent or to.shape == values.shape:
+                to.write(values)
+            else:
+                held = to.pull()
+                held[:, :, :used] = values[:, :, :used]
+                to.write(held)

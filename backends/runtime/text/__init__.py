@@ -1,0 +1,4 @@
+"""Text to tokens and back, and chat templates.
+
+Never here: tensors, executors.
+"""

@@ -1,0 +1,172 @@
+"""From text to tokens and back: tokenizer.json, text that grows token by token, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from ..core.sampling import Ints
+
+Prompt = str | Sequence[int]
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list: a text, or a sequence of token ids, is one."""
+    return [given] if isinstance(given, str) or is_ids(given) else list(given)  # type: ignore[arg-type]  # the rest
+
+
+def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
+    """Whether `prompt` is one sequence of token ids, rather than several prompts."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1 and prompt.dtype.kind in "iu"
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str | bytes)
+        and len(prompt) > 0
+        and all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt)
+    )
+
+
+def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: str) -> None:
+    """Raises WeftError unless `ids`, those of `what`, are 1 to `longest` tokens of `vocab`; `remedy` if too many."""
+    if not ids:
+        raise WeftError(f"{what} has no tokens: give it at least one")
+    if len(ids) > longest:
+        raise WeftError(
+            f"{what} of {len(ids)} tokens is longer than the maximum of {longest} tokens the model was compiled for; "
+            f"shorten it, or {remedy}"
+        )
+    if min(ids) < 0 or max(ids) >= vocab:
+        wrong = next(i for i in ids if not 0 <= i < vocab)
+        raise WeftError(f"token {wrong} of {what} is outside the vocabulary of {vocab} tokens")
+
+
+def check_text(what: str, text: str) -> None:
+    """Raises WeftError unless `text`, called `what`, is Unicode: Python passes on bytes that are not UTF-8 as halves of
+    surrogate pairs (PEP 383), which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        wrong = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"the half of a pair U+{code:04X}"
+        raise WeftError(
+            f"{what} is not valid UTF-8: {wrong} stands at character {error.start + 1}; convert it to UTF-8"
+        ) from None
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Token ids [rows, longest] padded with zeros on the right, and where they are tokens."""
+    lengths = np.array([len(row) for row in rows])
+    mask: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.zeros(mask.shape, np.int64)
+    ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return ids, mask
+
+
+class Tokenizer:
+    """The tokenizer.json of a compiled folder, without the padding and truncation it may ask for.
+
+    Raises WeftError when the file is missing or broken.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer as Fast
+
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise WeftError(f"{path}: no such file, so the model takes and gives token ids only, not text")
+        try:
+            self._fast = Fast.from_file(str(path))
+        except BaseException as error:  # tokenizers raises nothing more specific, and panics of Rust are no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
+        self._fast.no_padding()
+        self._fast.no_truncation()
+
+    def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
+        """The tokens of `text`; with the ones the tokenizer puts around it (such as BOS) where `special`.
+
+        Longer text is cut, inside what is put around it, to `limit` tokens. Raises WeftError where it is no Unicode.
+        """
+        check_text("a text", text)
+        if limit is not None:
+            self._fast.enable_truncation(limit)
+        ids = list(self._fast.encode(text, add_special_tokens=special).ids)
+        self._fast.no_truncation()
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without special tokens."""
+        return str(self._fast.decode(list(ids), skip_special_tokens=True))
+
+
+class GrowingText:
+    """Turns tokens into text as they come: the pieces, joined, are the text of all tokens.
+
+    A piece never ends inside a code point: while the text ends in U+FFFD, bytes may be missing, and it is held back.
+    Each piece is what the last few tokens add to the text of the ones before, so a decoder that looks at its left
+    neighbour (spaces, byte runs) sees one; the work per token does not grow with the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # the tokens of the last piece, then those not in a piece yet
+        self._known = 0  # how many of them are in a piece
+        self._text = ""  # the text of those
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        return "" if text.endswith(_BROKEN) else self._take(text)
+
+    def flush(self) -> str:
+        """What is held back still, as it is."""
+        return self._take(self._tokenizer.decode(self._ids)) if self._known < len(self._ids) else ""
+
+    def _take(self, text: str) -> str:
+        piece = text[len(self._text) :]
+        if piece:
+            del self._ids[: self._known]
+            self._text = self._tokenizer.decode(self._ids)
+        self._known = len(self._ids)
+        return piece
+
+
+class StopStrings:
+    """Cuts growing text before the first stop string that is complete, wherever tokens begin and end."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""  # the end of the text that may be the beginning of a stop string
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """The text that is certain after `piece`: sets `found`, and returns what lies before, at a stop string."""
+        text = self._held + piece
+        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            self.found, self._held = True, ""
+            return text[: min(ends)[1]]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """What is held back still."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` with which `stop` begins."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,4 @@
+"""The executor on PyTorch: modules that decode, their caches, CUDA graphs.
+
+Never here: generated code, kernels, sampling on the host.
+"""

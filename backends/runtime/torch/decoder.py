@@ -1,0 +1,273 @@
+"""A generated module of PyTorch that decodes: caches allocated beforehand, rows of unequal lengths, steps in place."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from weft.ir.errors import WeftError
+
+from ..core.protocols import Bools
+from ..core.rows import Rows
+from ..core.sampling import Ints, Sampler
+from ..text.tokenizer import padded
+from . import caches as caches
+from .draws import Draws, can_draw
+from .steps import Step, Steps
+
+_STEP = {"cpu": 256, "cuda": 1024}  # caches grow in steps of so many tokens, so that contexts are used again
+
+
+class TorchDecoder:
+    """A generated language model; `step` is what runs single tokens, if it is not the model itself.
+
+    `compares` says that the tokens of a row compete, as for places at experts; `max_source` is the longest source of an
+    encoder-decoder, whose answers begin with the token `start`. `draws`: tokens are drawn on the device where the way
+    they are sampled allows it; by default on CUDA.
+    Raises WeftError when the model keeps no caches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        vocab: int,
+        max_length: int,
+        name: str = "model.py",
+        step: Step | None = None,
+        compares: bool = False,
+        start: int | None = None,
+        max_source: int = 0,
+        draws: bool | None = None,
+    ) -> None:
+        self.model, self.vocab, self.max_length, self.name, self.compares = model, vocab, max_length, name, compares
+        self.inputs = set(inspect.signature(model.forward).parameters)
+        if "cache" not in self.inputs:
+            raise WeftError(f"{name}: the model keeps nothing from call to call, so it cannot decode")
+        self.device = next(model.parameters()).device
+        self.step: Step = step or self._plain_step
+        self.draws = self.device.type == "cuda" if draws is None else draws
+        self._start, self._max_source, self.every_position = start, max_source, True
+        with torch.device("meta"):
+            kinds = caches.new_cache(model, 1, 1)
+        self.rewinds = caches.rewinds(kinds)
+        stateful = any(map(caches.is_state, caches.layers(kinds)))
+        self.padded = not stateful and not compares and (self.rewinds or "last" in self.inputs)
+        self._spare: TorchContext | None = None
+
+    @property
+    def start(self) -> tuple[int, ...] | None:
+        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        return None if self._start is None else (self._start,)
+
+    @property
+    def max_prompt(self) -> int:
+        """The most tokens of a prompt."""
+        return self.max_length if self._start is None else self._max_source
+
+    @contextmanager
+    def context(self, batch: int, tokens: int) -> Iterator[TorchContext]:
+        """Caches for `batch` rows of at most `tokens` tokens each, used again by the next call of the same size.
+
+        Contexts are independent: one may be opened while another is in use.
+        Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
+        """
+        if tokens > self.max_length:
+            raise WeftError(
+                f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
+            )
+        step = _STEP[self.device.type]
+        capacity = min(self.max_length, -(-tokens // step) * step)
+        context, self._spare = self._spare, None
+        if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
+            del context
+            context = TorchContext(self, batch, capacity)
+        try:
+            yield context
+        finally:
+            self._spare = context
+
+    def call(self, **given: Any) -> Tensor:
+        """Call the model with those of the inputs `given` that it takes. Raises WeftError when PyTorch fails."""
+        with failures(self.name), torch.inference_mode():
+            logits: Tensor = self.model(**{name: value for name, value in given.items() if name in self.inputs})
+        return logits
+
+    def tensor(self, values: NDArray[Any]) -> Tensor:
+        """`values` on the model's device."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def _plain_step(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        return self.call(input_ids=ids, position_ids=positions, cache=cache)
+
+
+class TorchContext(Rows):
+    """The caches of one batch, and the tensors that a step reads and writes; `lengths` counts each row's tokens."""
+
+    def __init__(self, model: TorchDecoder, batch: int, capacity: int) -> None:
+        super().__init__(batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.start is not None)
+        self.model = model
+        what = f"no memory for the caches of {batch} rows of {capacity} tokens"
+        with failures(model.name, f"{what}: use a smaller batch or fewer tokens"):
+            self._cache = caches.new_cache(model.model, batch, capacity)
+            self._steps = Steps(model.step, self._cache, batch, model.device)
+        self._scores = np.zeros((batch, model.vocab), np.float32)
+        self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
+        self._of: Ints = np.arange(batch)  # the source that each row reads
+        self._following: Bools | None = None  # the active rows whose next step the device knows already
+        self._ahead = False  # that step has begun
+        self._draws: Draws | None = None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes allocated for caches and states."""
+        return caches.nbytes(self._cache)
+
+    def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
+        """What appends a token to the active rows, as `step`, and draws the next ones; None where the host must."""
+        if not self.model.draws or not can_draw(samplers):
+            return None
+        sampling = replace(samplers[0].sampling, seed=None)
+        if self._draws is None or self._draws.sampling != sampling:
+            self._steps.forget()
+            self._draws = Draws(sampling, self.lengths.size, self.capacity, self.model.device)
+        self._draws.refill(samplers)
+        return self._draw
+
+    def _draw(self, tokens: Ints, active: Bools) -> Ints:
+        """A step whose tokens the device draws; the next one begins before the host has looked at them.
+
+        Rows that turn out to have ended then leave a key behind that nobody sees; where that would be a state, a step
+        begins when it is asked for.
+        """
+        rows = np.flatnonzero(active)
+        self._check_room(rows)
+        self._whole = False
+        with failures(self.model.name), torch.inference_mode():
+            if not self._ahead:
+                self._launch(rows, tokens, active)
+            found = self._steps.drawn(rows)
+            self._note(rows, tokens[rows])
+            self._append(rows, tokens[rows])
+            ahead = self._rewinds and int(self.lengths[rows].max()) < self.capacity
+            if ahead:
+                self._launch(rows, found, active)
+        self._ahead, self._whole = ahead, True
+        return found
+
+    def _launch(self, rows: Ints, tokens: Ints, active: Bools) -> None:
+        """Begin a step of `rows`, the `active` ones."""
+        assert self._draws is not None
+        if self._following is None or not np.array_equal(self._following, active):
+            self._send(rows, tokens[rows])
+            self._steps.active.copy_(self.model.tensor(active[:, None]))
+        self._steps.launch(self._draws, self._keys())
+        self._following = active.copy()
+
+    def _clear(self) -> None:
+        with torch.inference_mode():
+            caches.clear(self._cache)
+
+    def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        model = self.model
+        self._following, self._ahead = None, False
+        if model.start is None:
+            return prompts
+        apart = [[p] for p in prompts] if model.compares else [prompts]
+        with torch.inference_mode():
+            caches.share_sources(self._cache, [self._read(some) for some in apart])
+        self._of = np.arange(len(prompts))
+        return [model.start] * len(prompts)
+
+    def _read(self, sources: Sequence[Sequence[int]]) -> Any:
+        """A cache of a token for each of `sources`, that has read them."""
+        model, (ids, mask) = self.model, padded(sources)
+        cache = caches.new_cache(model.model, len(sources), 1)
+        model.call(
+            input_ids=torch.full((len(sources), 1), model.start[0] if model.start else 0, device=model.device),
+            encoder_input_ids=model.tensor(ids),
+            encoder_attention_mask=model.tensor(mask.astype(np.int64)),
+            cache=cache,
+        )
+        return cache
+
+    def _ready(self, calls: int) -> None:
+        pass  # states are updated in place
+
+    def _end(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._note(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
+
+    def _call(self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool) -> NDArray[Any]:
+        model, (ids, _) = self.model, padded(parts)
+        self._following, self._ahead = None, False
+        cache = caches.narrowed(self._cache, first, len(parts))
+        cache.length = int(past.max())
+        given = {"input_ids": ids}
+        if (past != past[0]).any():  # else rows go on together, which kernels for windows ask for
+            given["position_ids"] = past[:, None] + np.arange(ids.shape[1])
+        if not every:
+            given["last"] = total - past - 1
+        logits = model.call(**{name: model.tensor(values) for name, values in given.items()}, cache=cache)
+        if logits.shape[-1] != model.vocab:  # a module does not tell before it is called
+            width = f"{model.name}: its logits are {logits.shape[-1]} wide"
+            raise WeftError(f"{width}, but the vocabulary is said to hold {model.vocab} tokens")
+        found: NDArray[Any] = logits.float().cpu().numpy()
+        return found
+
+    def _step(self, rows: Ints, tokens: Ints) -> None:
+        self._send(rows, tokens)
+        with failures(self.model.name), torch.inference_mode():
+            logits = self._steps.logits(self._keys())
+            self._scores[:] = logits.cpu().numpy()
+        self._note(rows, tokens)
+
+    def _keys(self) -> int:
+        """How many keys a step may see."""
+        return min(int(self.lengths.max()) + 1, self.capacity)
+
+    def _send(self, rows: Ints, tokens: Ints) -> None:
+        """Tell the device the next step: that of `rows`, while the others repeat their last."""
+        ids, positions = self._last.copy()
+        ids[rows], positions[rows] = tokens, self.lengths[rows]
+        self._steps.ids.copy_(self.model.tensor(ids[:, None]))
+        self._steps.positions.copy_(self.model.tensor(positions[:, None]))
+        self._following, self._ahead = None, False
+
+    def _note(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
+        """Note what a step of `rows` was, where they are to repeat it."""
+        self._last[:, rows] = tokens, (self.lengths if positions is None else positions)[rows]
+
+    def _gather(self, rows: Ints, used: int) -> None:
+        model, self._following, self._ahead = self.model, None, False
+        moved = np.flatnonzero(rows != np.arange(rows.size))
+        with torch.inference_mode():
+            if moved.size:
+                caches.gather(self._cache, model.tensor(rows), model.tensor(moved), used)
+            if not np.array_equal(self._of[rows], self._of):
+                caches.read_again(self._cache, model.tensor(rows))
+                self._of = self._of[rows]
+        self._last = self._last[:, rows]
+
+    def _take(self, other: TorchContext, used: int) -> None:
+        with torch.inference_mode():
+            caches.take(self._cache, other._cache)
+        self._last, self._of = other._last.copy(), other._of.copy()
+        self._following, self._ahead = None, False
+
+
+@contextlib.contextmanager
+def failures(name: str, what: str = "PyTorch failed") -> Iterator[None]:
+    """What PyTorch raises inside becomes a WeftError: the model `name`, `what` went wrong, and its own words."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, ValueError, IndexError) as error:
+        raise WeftError(f"{name}: {what}: {' '.join(str(error).split())}") from error

@@ -1,0 +1,133 @@
+"""Opening a folder of the target torch: its Python is imported, its weights are mapped."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ir.errors import WeftError
+
+from ..core.sampling import Floats, check_count
+from ..folder import Facts
+from ..ort.encoder import Encoder
+from ..ort.session import DEVICES
+
+if TYPE_CHECKING:
+    from .decoder import TorchDecoder
+
+NAMES = ("model", "decode", "kernels")  # what a folder imports of itself
+
+
+def decoder(facts: Facts, device: str, threads: int | None) -> TorchDecoder:
+    """The language model of a folder, with the steps of its decode.py where they can run.
+
+    Raises WeftError when PyTorch, the device or a file cannot be used.
+    """
+    model, step = _opened(facts, device, threads)
+    from .decoder import TorchDecoder
+
+    return TorchDecoder(
+        model,
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        name=str(facts.model),
+        step=step,
+        compares=facts.compares,
+        start=facts.start if facts.kind == "encoder-decoder" else None,
+        max_source=facts.max_source,
+    )
+
+
+def encoder(facts: Facts, device: str, threads: int | None) -> TorchEncoder:
+    """The encoder of a folder. Raises as `decoder` does."""
+    model, _ = _opened(facts, device, threads)
+    return TorchEncoder(
+        model,
+        facts.outputs,
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        folder=facts.folder,
+        pooling=facts.pooling,
+        normalize=facts.normalize,
+        compares=facts.compares,
+    )
+
+
+class TorchEncoder(Encoder):
+    """A generated module that returns `outputs`, `last_hidden_state` among them; `options` are those of `Encoder`."""
+
+    def __init__(self, model: Any, outputs: tuple[str, ...], **options: Any) -> None:
+        super().__init__(**options)
+        import inspect
+
+        self.model, self._outputs = model, outputs
+        self._inputs = set(inspect.signature(model.forward).parameters)
+        if "last_hidden_state" not in outputs:
+            raise WeftError(f"{self.folder}: its outputs are {', '.join(outputs)}, so it is no encoder")
+
+    def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
+        import torch
+
+        from .decoder import failures
+
+        device = next(self.model.parameters()).device
+        given = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
+        with failures(str(self.folder)), torch.inference_mode():
+            made = self.model(**given)
+        every = made if isinstance(made, tuple) else (made,)
+        hidden: Floats = every[self._outputs.index("last_hidden_state")].float().cpu().numpy()
+        return hidden
+
+
+def _opened(facts: Facts, device: str, threads: int | None) -> tuple[Any, Any]:
+    """The model of a folder on `device`, and what runs its steps."""
+    if device not in DEVICES:
+        raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
+    torch = pytorch()
+    if threads is not None:
+        check_count("threads", threads)
+        torch.set_num_threads(threads)
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    from ...torch.package.shipped.load import Failure, load_model, stepper
+
+    with importing(facts.folder):
+        try:
+            model = load_model(facts.folder, chosen)
+            return model, stepper(model, facts.folder)
+        except Failure as failure:
+            raise WeftError(str(failure)) from failure
+        except Exception as error:  # of code in the folder, which may be anybody's
+            raise WeftError(f"{facts.model}: cannot be run: {type(error).__name__}: {error}") from error
+
+
+def pytorch() -> Any:
+    """The torch module. Raises WeftError, saying what to install, when there is none."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise WeftError(f"PyTorch cannot be imported ({error}): install weft[torch]") from error
+
+
+@contextmanager
+def importing(folder: Path) -> Iterator[None]:
+    """Modules that the block imports by `NAMES` are those of `folder`, and known to nobody afterwards."""
+    path, before = str(folder.resolve()), _set_aside()
+    sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
+        _set_aside()
+        sys.modules.update(before)
+
+
+def _set_aside() -> dict[str, Any]:
+    """The loaded modules of those names, which are forgotten."""
+    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in NAMES}

@@ -1,0 +1,152 @@
+"""Steps of one token for every row at fixed addresses: on CUDA captured as graphs, so that a step is one launch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.sampling import Ints, check_logits
+from .caches import is_cross, layers, mutable, tensors
+from .draws import Draws
+
+Step = Callable[[Tensor, Tensor, Any], Tensor]  # ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]
+SMALLEST = 256  # keys that a captured step reads at least
+
+
+class Waits(Exception):
+    """A step that waits for the device, which a graph cannot hold."""
+
+
+class Steps:
+    """The step of a batch with `cache`; `ids`, `positions` and `active` [batch] are what it reads.
+
+    A step is captured once for each bound on the keys that it may see, powers of two, and anew for other sources.
+    Without CUDA, and where a step waits for the device, the same code runs as it is.
+    """
+
+    def __init__(self, step: Step, cache: Any, batch: int, device: torch.device) -> None:
+        self._step, self._cache, self._cuda = step, cache, device.type == "cuda"
+        self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.active = torch.ones(batch, 1, dtype=torch.bool, device=device)
+        self._tokens = torch.zeros(batch, dtype=torch.int64, pin_memory=self._cuda)  # on the host
+        self._ready = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]  # as torch has it
+        self._crossing = [layer for layer in layers(cache) if is_cross(layer)]
+        self._sources: Any = None  # where they are that the captured steps read
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what was captured, and of its memory: a pool that has lost its graphs takes no new ones."""
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
+        self._made: Any = None  # the logits of the step begun last
+        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+
+    def logits(self, keys: int) -> Tensor:
+        """The logits [batch, vocab] after a step that sees at most `keys` keys, float32; valid until the next."""
+        made: Tensor = self._run(("logits",), keys, self._logits, [])
+        return made
+
+    def launch(self, draws: Draws, keys: int) -> None:
+        """Begin a step that draws tokens, which active rows read at the next step."""
+
+        def body() -> tuple[Tensor, Tensor]:
+            logits = self._logits()
+            tokens = draws(logits)
+            self.ids.copy_(torch.where(self.active, tokens[:, None], self.ids))
+            self.positions.add_(self.active)
+            return logits, tokens
+
+        changed = [self.ids, self.positions, *draws.mutable]
+        self._made, tokens = self._run(("drawn", draws), keys, body, changed)
+        self._tokens.copy_(tokens, non_blocking=True)
+        if self._ready is not None:
+            self._ready.record()
+
+    def drawn(self, rows: Ints) -> Ints:
+        """The tokens [batch] that the step begun last draws. Raises WeftError if logits of `rows` are no numbers."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        found: Ints = self._tokens.numpy().copy()
+        if found[rows].min() < 0:
+            check_logits(self._made.max(-1).values.cpu().numpy()[rows])
+        return found
+
+    def _logits(self) -> Tensor:
+        return self._step(self.ids, self.positions, self._cache)[:, -1].float()
+
+    def _run(self, what: tuple[Hashable, ...], keys: int, body: Callable[[], Any], changed: Sequence[Tensor]) -> Any:
+        if not self._cuda:
+            self._cache.length = keys - 1
+            return body()
+        bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), self._cache.capacity)
+        sources = [(t.data_ptr(), t.shape) for layer in self._crossing for t in tensors(layer)]
+        if sources != self._sources:
+            self.forget()
+            self._sources = sources
+
+        def bounded() -> Any:
+            self._cache.length = bound - 1  # counts as an upper bound; positions say where each row is
+            return body()
+
+        if (key := (*what, bound)) not in self._captured:
+            try:
+                self._captured[key] = capture(bounded, [*changed, *mutable(self._cache)], self._pool)
+            except Waits as reason:
+                warnings.warn(f"steps are launched kernel by kernel: {reason}", stacklevel=2)
+                self._captured[key] = None
+        if (held := self._captured[key]) is None:
+            return bounded()
+        graph, made = held
+        graph.replay()
+        return made
+
+
+def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """`body` as a CUDA graph with memory of `pool`, and what it returns, valid until another graph of the pool runs.
+
+    The tensors `changed` are as before, though `body` ran to warm up.
+
+    Raises:
+        Waits: if it cannot be captured.
+    """
+    before = [t.clone() for t in changed]
+
+    def run() -> None:
+        try:
+            body()
+        finally:  # a second step would write to other slots
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch has it
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(side):
+            run()
+            with _unwaiting():
+                run()
+    finally:
+        torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        made = body()
+    return graph, made
+
+
+@contextmanager
+def _unwaiting() -> Iterator[None]:
+    """Inside, an operation that waits for the device raises `Waits`."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchroniz" in str(error):
+            raise Waits(str(error)) from error
+        raise
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,87 @@
+"""What a graph becomes for the target torch: a readable model, its weights, and scripts that need nothing of weft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from weft.frontends.formats.hf.writing import Tensor, write_shards
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
+from weft.passes import run_passes
+from weft.passes.analysis.memory import cache_records, remembers, state_records
+
+from .package import export
+from .package.parallel import write_plan
+from .program import quantized as blocks
+from .program.positions import rolled
+from .program.states import cached_nodes
+
+
+class TorchFolder:
+    """The model of `graph` with weights in `dtype`, not written yet; `notes` are added to.
+
+    With more than one of `processes` it also says how they share the model.
+
+    Raises:
+        WeftError: if the graph has caches of its own, an op cannot be written, or the processes cannot share it.
+    """
+
+    def __init__(self, graph: Graph, dtype: str, notes: list[str], processes: int = 1) -> None:
+        if remembers(graph):
+            raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
+        if "logits" in graph.outputs:
+            _leave_out_losses(graph, notes)
+        self._built = export.build(graph)
+        self._plan = "" if processes == 1 else write_plan(graph, processes)
+        if self._plan and self._built.step:
+            notes.append("decode.py is for one process: those that share the model by parallel.py step by model.py")
+        self._weights = {
+            key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.archive))
+            for key, w in export.weights(self._built, dtypes.parse(dtype)).items()
+        }
+        self.trace: list[str] = blocks.widened(graph)
+        kept = blocks.summary(self._built.source.weights.values())
+        if graph.meta.get("keep_blocks") and not kept:
+            notes.append(f"no weights keep their blocks: {self.trace[0] if self.trace else 'there is no such head'}")
+        self.weight_bytes = sum(w.nbytes for w in self._weights.values())
+        self.facts = {
+            "outputs": list(graph.outputs),
+            "kernels": self._built.kernels,
+            **({"tensor_parallel": processes} if self._plan else {}),
+            **({"kept_blocks": graph.meta["keep_blocks"], "blocks": kept} if kept else {}),
+            "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
+            **(_kept(graph) if self._built.keeps else {}),
+        }
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write everything into `folder`; `step` is told the bytes just written."""
+        export.write_code(self._built, folder)
+        if self._plan:
+            (folder / "parallel.py").write_text(self._plan, encoding="utf-8")
+        write_shards(folder, self._weights, step=step)
+
+
+def _kept(graph: Graph) -> dict[str, Any]:
+    """What the model keeps from call to call, as manifests say it."""
+    rooms = {node.output.name: rolled(node) for node in cached_nodes(graph) if node.op.name in ATTENTIONS}
+    cached = run_passes(graph, "kv-cache")
+    caches = cache_records(cached)
+    for i, record in enumerate(caches):
+        (node, _), *_ = cached.inputs[f"past_key_values.{i}.key"].uses
+        if (room := rooms[node.output.name]) is not None:
+            record |= {"rolling": True, "capacity": room[0]}
+    return {"cache": caches, "states": state_records(cached)}
+
+
+def _leave_out_losses(graph: Graph, notes: list[str]) -> None:
+    """Drop the outputs of a language model that are not its logits, so that it returns one tensor."""
+    for name in [n for n in graph.outputs if n != "logits"]:
+        del graph.outputs[name]
+        notes.append(f"the output {name} is left out: `weft.torch` gives a module that returns it")

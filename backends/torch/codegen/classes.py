@@ -1,0 +1,108 @@
+"""The classes of a program, innermost first: what models and their decode steps have in common."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from ..program.snippets import IMPORTS, library
+from ..program.statements import TOP, Held, Program, Var
+from .class_names import class_names
+from .docstrings import class_doc
+from .method_writer import Writer
+from .naming import Named
+from .structure import Method
+
+
+@dataclass(frozen=True)
+class Class:
+    """What the templates say of a class; `cache` is the text that makes what it keeps, of `cache_type`."""
+
+    name: str
+    doc: str
+    init: list[str]
+    parameters: list[str]
+    lines: list[str]
+    returns: str
+    cache: str = ""
+    cache_type: str = ""
+    constants: bool = False
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether its forward asks if activations of layers are to be made again."""
+        return any("self.checkpointing" in line for line in self.lines)
+
+    @property
+    def like(self) -> str:
+        """The parameter of `new_cache` that has the dtype of the model, where the class has no such weight."""
+        return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
+
+
+class ClassWriter:
+    """Writes the classes of a program: by the name of each in `classes`, that of the whole is called `top`."""
+
+    top = "Model"
+    body: type[Writer] = Writer
+
+    def __init__(self, program: Program) -> None:
+        self.inputs, self.nodes, self.functions = program.inputs, program.nodes, program.functions
+        self.makers = {v: s for s in program.statements for v in s.results}
+        self.names: dict[Hashable, str] = {}
+        self.classes: dict[str, Class] = {}  # written
+
+    # -- what kinds of classes differ in
+
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        """The lines that make what the class holds; `inner` are the classes of inner methods by path."""
+        raise TypeError(f"{type(self).__name__} makes no classes")
+
+    def given(self, method: Method) -> list[Named]:
+        """The parameters of the method of the whole model."""
+        return [v for v in self.inputs if v in method.inputs]
+
+    def state(self, method: Method) -> str:
+        """The parameter of an inner method that keeps something."""
+        return "cache"
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
+        """A parameter with its annotation and default."""
+        return f"{name}: Tensor" if isinstance(o, Held) else f"{name}: {o.type}"
+
+    def keeps(self, method: Method) -> tuple[str, str]:
+        """The text that makes what calls of the class keep, and its type."""
+        return "", ""
+
+    # -- writing
+
+    def write(self, method: Method) -> str:
+        """The name of the class of `method`, which is written where it is new, behind those of inner methods."""
+        if not self.names:
+            self.names = class_names(method, self.top, self.nodes, {*library(), *IMPORTS, *keyword.kwlist})
+        name = self.names[method.key]
+        if name in self.classes:
+            return name
+        inner = {path: self.write(m) for path, m in method.modules.items()}
+        top = method.path == TOP
+        given = self.given(method) if top else method.inputs
+        hidden = None if top else next((v for v in given if isinstance(v, Var) and self._is_hidden(v)), None)
+        called, lines = self.body(method, given, hidden, top).write(self.functions)
+        parameters = ["self", *(self.parameter(o, n, top) for o, n in zip(given, called, strict=True))]
+        if method.slots and not top:
+            parameters.append(self.state(method))
+        results = len(method.outputs)
+        returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+        constants = top and any(isinstance(h, Held) and h.constant for m in method.walk() for h in m.holds.values())
+        doc, init, kept = class_doc(method, inner), self.init(method, inner), self.keeps(method)
+        self.classes[name] = Class(name, doc, init, parameters, lines, returns, *kept, constants)
+        return name
+
+    def _is_hidden(self, v: Var) -> bool:
+        """Whether `v` is a value on its way through the layers: what an expert calls x."""
+        if v not in self.makers or v.type != "Tensor":
+            return False
+        made = self.makers[v]
+        floats = made.node is None or made.node.output.type.dtype.is_float
+        return floats and not made.early and (made.scope != TOP or made.node is not None)

@@ -1,0 +1,264 @@
+"""The lines of a method: expressions set into one another where that reads well, and names for what is left."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+
+from ..program.statements import Held, Leaf, Operand, Slot, Var, inside, relative
+from .naming import Line, Named, Names
+from .structure import Call, Item, Loop, Method, reads
+
+WIDTH = 92  # of a line that an expression may grow to
+COMMENTED = 108  # the same, of a line with its comment
+
+
+class Writer:
+    """Writes the forward of one method; one that `trains` may compute activations again, and be given no cache."""
+
+    trains = True
+
+    def __init__(self, method: Method, given: list[Named], hidden: Var | None, top: bool) -> None:
+        self.method, self.given, self.hidden, self.top = method, given, hidden, top
+        self.tokens: dict[Operand, str] = {}
+        self.lines: list[Line] = []
+        self.uses: dict[Operand, int] = {}
+        self.states: dict[Item, str] = {}
+
+    # -- text with tokens
+
+    def token(self, o: Operand) -> str:
+        """What stands for an operand until names are chosen."""
+        if isinstance(o, Leaf) or (isinstance(o, Held) and inside(o.path, self.method.path)):
+            return self.member(o.path)
+        return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
+
+    def member(self, path: str) -> str:
+        """The text that reaches what stands at `path`."""
+        return attribute("self", relative(path, self.method.path))
+
+    # -- lines
+
+    def write(self, taken: Collection[str] = ()) -> tuple[list[str], list[str]]:
+        """The names of the parameters, and the lines, in which names that are `taken` stand for something else."""
+        for item in self.method.items:
+            for o in set(reads(item)):
+                self.uses[o] = self.uses.get(o, 0) + (2 if isinstance(item, Loop) else list(reads(item)).count(o))
+        for o in self.method.outputs:
+            self.uses[o] = self.uses.get(o, 0) + 1
+        self._name_states()
+        for item in self.method.items:
+            self._add(item)
+        outputs = ", ".join(self.token(o) for o in self.method.outputs)
+        self.lines.append(Line([], self._inlined(_expression(f"({outputs})"), 7)[0]))
+        names = Names(self.lines, self.tokens, taken)
+        return [names.give(o, self._called(o)) for o in self.given], names.text()
+
+    def _called(self, o: Named) -> str:
+        """What a parameter would like to be called."""
+        return "x" if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
+
+    def _name_states(self) -> None:
+        stateful = self.method.stateful
+        if len(stateful) == 1:
+            first = "None if cache is None else cache[0]" if self.trains else "cache[0]"
+            self.states[stateful[0]] = first if self._wrapped(stateful[0]) else "cache"
+            return
+        taken: list[str] = []
+        for item in stateful:
+            slots = [o.name for o in reads(item) if isinstance(o, Slot)]
+            stem = slots[0] if slots else _words(_first(item).path)[-1]
+            name = f"{stem}_cache" if stem != "cache" else "kv_cache"
+            taken.append(name if name not in taken else f"{name}_{len(taken) + 1}")
+            name = taken[-1]
+            self.states[item] = name
+        if taken:
+            text = f"{', '.join(taken)} = cache" + f" or ({', '.join(['None'] * len(taken))})" * self.trains
+            self.lines.append(Line([], ast.parse(text).body[0]))
+
+    def _wrapped(self, item: Item) -> bool:
+        return self.top and not isinstance(item, Loop)
+
+    def _add(self, item: Item) -> None:
+        if isinstance(item, Loop):
+            self._add_loop(item)
+            return
+        if isinstance(item, Call):
+            arguments = [self.token(o) for o in item.inputs]
+            if item.slots:
+                arguments.append(self.states[item])
+            text = f"{self.member(item.path)}({', '.join(arguments)})"
+            guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
+            if guard is not None:
+                nothing = "None" if len(item.results) == 1 else f"({', '.join(['None'] * len(item.results))})"
+                text = f"{nothing} if {self.token(guard)} is None else {text}"
+            replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
+            self._append(item.results, text, "", replaces)
+            return
+        tokens = [self.states[item] if isinstance(o, Slot) else self.token(o) for o in item.operands]
+        text = item.text.format(*tokens)
+        if not item.results:
+            self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)[0]))
+            return
+        replaces = None if item.replaces is None else item.operands[item.replaces]
+        self._append(item.results, text, item.comment, replaces)
+
+    def _append(self, results: tuple[Var, ...], text: str, comment: str, replaces: Operand | None) -> None:
+        names = 5 if replaces is not None else sum(len(v.name) + 2 for v in results) + 3
+        tree, taken = self._inlined(_expression(text), names, comment)
+        for line in taken:
+            if replaces in line.targets:  # what it replaced is what this one does; it has the same layout
+                replaces, comment = line.replaces, comment or line.comment
+        changes = isinstance(tree, ast.IfExp) and replaces is not None  # it becomes an `if`
+        movable = len(results) == 1 and self.uses.get(results[0]) == 1 and not changes
+        self.lines.append(Line([*results], tree, comment, replaces, movable))
+
+    def _inlined(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[Line]]:
+        """`tree` with expressions of earlier lines set into it, nearest first, as long as the line stays short; and
+        these lines, which are gone."""
+        taken: list[Line] = []
+        for line in reversed(self.lines):
+            if not line.movable:
+                continue
+            (target,) = line.targets
+            token = self.token(target)
+            places = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == token]
+            if len(places) != 1:
+                continue
+            grown = _Put(token, line.tree).visit(ast.parse(ast.unparse(tree)))
+            long = len(self._shown(grown)) + room
+            if (long > WIDTH or (comment and long + len(comment) > COMMENTED)) and not isinstance(tree, ast.Name):
+                continue
+            body = grown.body[0]
+            tree = body.value if isinstance(body, ast.Expr) else body
+            self.lines.remove(line)
+            taken.append(line)
+        return tree, taken
+
+    def _shown(self, tree: ast.AST) -> str:
+        text = ast.unparse(tree)
+        for o, token in self.tokens.items():
+            text = text.replace(token, o.name if isinstance(o, Var) else "weight")
+        return text
+
+    def _add_loop(self, loop: Loop) -> None:
+        calls, first = loop.calls, loop.calls[0]
+        results = loop.results
+        entering = [first.inputs[i] for i in loop.chained]
+        chain = {call: {i: j for j, i in enumerate(loop.chained)} for call in calls}
+        argument_lists = [
+            [self.token(results[chain[c][i]]) if i in chain[c] else self.token(o) for i, o in enumerate(c.inputs)]
+            for c in calls
+        ]
+        shared, rest = _common(argument_lists)
+        same = all(c.path == first.path for c in calls)
+        sources: list[tuple[str, str]] = []  # loop variable, iterable
+        if same:
+            callee = self.member(first.path)
+        else:
+            callee = "layer"
+            _, cut = layers(self.method, calls)
+            sources.append(("layer", self.member(first.path.rpartition(".")[0]) + cut))
+        arguments = list(shared)
+        if rest is not None:
+            sources.append(("args", rest))
+            arguments.append("*args")
+        if loop.slots:
+            state = self.states[loop]
+            count = len(calls) if same else f"len({sources[0][1]})"
+            sources.append(("state", state + f" or [None] * {count}" * self.trains))
+            arguments.append("state")
+        if not sources:
+            head = f"for _ in range({len(calls)})"
+        elif len(sources) == 1:
+            head = f"for {sources[0][0]} in {sources[0][1]}"
+        else:
+            head = f"for {', '.join(s[0] for s in sources)} in zip({', '.join(s[1] for s in sources)})"
+        targets = ", ".join(self.token(v) for v in results)
+        again = self.trains and callee == "layer"
+        body = f"{targets} = {'run' if again else callee}({', '.join(arguments)})"
+        if again:
+            body = f"{_checkpointed('state' if loop.slots else '')}\n    {body}"
+        text = f"{head}:\n    {body}"
+        pairs = tuple(zip(results, entering, strict=True))
+        self.lines.append(Line([*results], ast.parse(text).body[0], loop=pairs))
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+class _Put(ast.NodeTransformer):
+    """Puts an expression in the place of a name."""
+
+    def __init__(self, name: str, expression: ast.AST) -> None:
+        self.name, self.expression = name, expression
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self.expression if node.id == self.name else node
+
+
+def _checkpointed(state: str) -> str:
+    """The line that lets `layer` run with its activations kept, or, where the model is told so, made again in the
+    backward pass (Chen 2016, arXiv 1604.06174); not where it changes a `state`."""
+    asked = f"self.checkpointing and {state} is None" if state else "self.checkpointing"
+    return f"run = partial(checkpoint, layer, use_reentrant=False) if {asked} else layer"
+
+
+def _common(lists: list[list[str]]) -> tuple[list[str], str | None]:
+    """The arguments that all calls have in common from the first on, and the text of the others, call by call."""
+    shared: list[str] = []
+    for column in zip(*lists, strict=False):
+        if len({*column}) != 1:
+            break
+        shared.append(column[0])
+    rests = [f"({', '.join(a[len(shared) :])}{',' if len(a) == len(shared) + 1 else ''})" for a in lists]
+    return shared, None if set(rests) == {"()"} else periodic(rests)
+
+
+def periodic(texts: list[str]) -> str:
+    """A list of `texts` as Python, what repeats written once."""
+    n = len(texts)
+    for size in range(1, n // 2 + 1):
+        if texts[size:] == texts[:-size]:
+            whole, left = divmod(n, size)
+            text = f"[{', '.join(texts[:size])}] * {whole}"
+            return f"{text} + [{', '.join(texts[:left])}]" if left else text
+    runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
+    if 2 * len(runs) <= n:
+        return " + ".join(f"[{text}]" + f" * {times}" * (times > 1) for text, times in runs)
+    return f"[{', '.join(texts)}]"
+
+
+def _first(item: Item) -> Call:
+    found = item.calls[0] if isinstance(item, Loop) else item
+    assert isinstance(found, Call)
+    return found
+
+
+def _words(path: str) -> list[str]:
+    return [p for p in path.split(".") if not p.isdigit()] or ["layers"]
+
+
+def _alike(o: Operand, results: Iterable[Var]) -> bool:
+    """Whether a result has the shape of an operand, and so may take its name."""
+    return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
+
+
+def layers(method: Method, calls: Sequence[Call]) -> tuple[str, str]:
+    """The list of modules that `calls` run one after the other, by its path, and the slice of it that they are."""
+    container = relative(calls[0].path, method.path).rpartition(".")[0]
+    numbers = [int(c.path.rpartition(".")[2]) for c in calls]
+    paths = (relative(p, method.path) for p in (*method.modules, *method.holds))
+    parts = (relative(p, container).partition(".")[0] for p in paths if inside(p, container))
+    count = 1 + max(int(part) for part in parts if part.isdigit())
+    whole = (numbers[0], numbers[-1]) == (0, count - 1)
+    return container, "" if whole else f"[{numbers[0]}:{numbers[-1] + 1}]"
+
+
+def attribute(base: str, path: str) -> str:
+    """The text that reaches `path` from `base`."""
+    for part in path.split(".") if path else []:
+        base += f"[{part}]" if part.isdigit() else f".{part}"
+    return base

@@ -1,0 +1,165 @@
+"""The text of a model: its classes, innermost first, behind the parts that they use."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from weft.ir.graph import Graph
+
+from ..lower.lower import lower
+from ..program.snippets import imports, kernels, names, used_parts
+from ..program.statements import TOP, Held, Leaf, Program, Slot, Statement, relative
+from .classes import ClassWriter
+from .docstrings import model_doc
+from .members import constructor
+from .method_writer import attribute, layers
+from .naming import Named
+from .structure import Call, Item, Loop, Method, structure
+
+
+@dataclass(frozen=True)
+class Source:
+    """A generated module: its `text`, whose class `Model` it is about, the graph's parameters by state_dict key, and
+    the files of the kernels that it imports."""
+
+    text: str
+    weights: dict[str, Any]
+    kernels: list[str] = field(default_factory=list)
+
+
+def write_source(graph: Graph, package: str = "kernels") -> Source:
+    """The Python source of `graph`, which imports kernels, if any, from `package`.
+
+    Raises:
+        WeftError: naming an op that cannot be written.
+    """
+    program = lower(graph)
+    top = structure(program)
+    writer = ModelWriter(program)
+    writer.write(top)
+    classes, own = list(writer.classes.values()), list(program.functions.values())
+    used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=own, classes=classes)))
+    parts = used_parts(used)
+    used = used.union({"torch"}, *(p.uses for p in parts))
+    files = kernels(used)
+    text = template("model.py.j2").render(
+        about=model_doc(graph, program, bool(files)),
+        imports=imports(used, package),
+        parts=[*(p.source for p in parts), *own],
+        classes=classes,
+    )
+    return Source(formatted(text), dict(program.weights), files)
+
+
+def formatted(text: str) -> str:
+    """`text` in the style of ruff's formatter, where ruff is installed."""
+    ruff = importlib.util.find_spec("ruff")
+    if ruff is None:
+        return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
+    command = [sys.executable, "-P", "-m", "ruff", "format", "--isolated", "--line-length", "120", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def template(name: str) -> jinja2.Template:
+    """One of the templates in this folder."""
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(name)
+
+
+class ModelWriter(ClassWriter):
+    """Writes the classes of a model."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        rows = (s.operands[1] for s in program.statements if s.text == "F.embedding({0}, {1})")
+        self.tables = {o.path for o in rows if isinstance(o, Held) and not o.constant and o.path.endswith(".weight")}
+
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return constructor(method, inner, self.tables)
+
+    def given(self, method: Method) -> list[Named]:
+        given = [v for v in self.inputs if v in method.inputs or not v.default]
+        return [*(v for v in given if not v.default), *(v for v in given if v.default)]
+
+    def state(self, method: Method) -> str:
+        return f"cache: {_cache_type(method)} | None = None"
+
+    def parameter(self, o: Named, name: str, top: bool) -> str:
+        if isinstance(o, Held):
+            return f"{name}: Tensor"
+        maybe = o.type == "Tensor" and o in self.makers and self.makers[o].text.startswith("None if ")
+        kind = "Tensor" if o.skips and not top else o.type
+        return f"{name}: {kind}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default and top else "")
+
+    def keeps(self, method: Method) -> tuple[str, str]:
+        if not method.slots:
+            return "", ""
+        cache = _new_cache(method)
+        if method.path != TOP:
+            return cache, _cache_type(method)
+        single = len(method.stateful) == 1
+        listed = cache if single and isinstance(method.stateful[0], Loop) else f"[{cache if single else cache[1:-1]}]"
+        return f"Cache({listed}, length)", "Cache"
+
+
+def _cache_type(method: Method) -> str:
+    kinds = [_kind(item) for item in method.stateful]
+    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+
+
+def _kind(item: Item) -> str:
+    if isinstance(item, Loop):
+        return f"list[{_cache_type(item.calls[0].callee)}]"
+    if isinstance(item, Call):
+        return _cache_type(item.callee)
+    return next(o.type for o in item.operands if isinstance(o, Slot))
+
+
+def _new_cache(method: Method) -> str:
+    texts = []
+    for item in method.stateful:
+        if isinstance(item, Statement):
+            slot = next(o for o in item.operands if isinstance(o, Slot))
+            texts.append(slot.init.format(like=_some_weight(method)))
+            continue
+        calls = item.calls if isinstance(item, Loop) else [item]
+        paths = [attribute("self", relative(c.path, method.path)) for c in calls]
+        given = f"batch, length, {_some_weight(method)}" if _asks_like(calls[0].callee) else "batch, length"
+        if isinstance(item, Call):
+            texts.append(f"{paths[0]}.new_cache({given})")
+        elif len({*paths}) == 1:
+            texts.append(f"[{paths[0]}.new_cache({given}) for _ in range({len(calls)})]")
+        else:
+            container, cut = layers(method, calls)
+            texts.append(f"[layer.new_cache({given}) for layer in {attribute('self', container)}{cut}]")
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _some_weight(method: Method) -> str:
+    """A weight of the module, whose dtype and device the cache shares; one that it is given, if it has none itself."""
+    for path, held in method.holds.items():
+        if isinstance(held, Leaf) and "codes" not in held.holds:
+            return attribute("self", relative(path, method.path)) + ".weight"
+        if isinstance(held, Held) and not held.constant:
+            return attribute("self", relative(path, method.path))
+    quantized = any(isinstance(held, Leaf) for held in method.holds.values())
+    return "like" if quantized and method.path != TOP else "next(self.parameters())"
+
+
+def _asks_like(method: Method) -> bool:
+    """Whether what makes the cache of a module is given a weight of another."""
+    return "like" in re.findall(r"\w+", _new_cache(method))

@@ -1,0 +1,342 @@
+"""From flat statements to classes: the statements of a scope become a method, scopes of equal structure one class.
+
+A scope becomes a module if it holds weights and its statements can be run as one call; otherwise they stay with the
+scope around it, which then reaches the weights by their path. What runs the same statements over the same weights
+several times (shared layers) is several calls of one module.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import networkx as nx
+
+from ..program.statements import TOP, Held, Leaf, Operand, Program, Slot, Statement, Var, inside, relative
+
+
+@dataclass(eq=False)
+class Call:
+    """The method `callee`, of the module at `path`, run on `inputs`; `slots` counts the states that it is handed."""
+
+    path: str
+    callee: Method
+    inputs: list[Operand]
+    results: tuple[Var, ...]
+
+    @property
+    def slots(self) -> int:
+        return self.callee.slots
+
+
+@dataclass(eq=False)
+class Loop:
+    """Calls one after the other, each reading what the one before made."""
+
+    calls: list[Call]
+    chained: list[int]  # per result of a call: the input of the next that it is
+
+    @property
+    def results(self) -> tuple[Var, ...]:
+        return self.calls[-1].results
+
+    @property
+    def slots(self) -> int:
+        return self.calls[0].slots
+
+
+Item = Statement | Call | Loop
+
+
+@dataclass(eq=False)
+class Method:
+    """The forward of the module at `path`: its steps, what it reads from outside and returns, and what it holds."""
+
+    path: str
+    items: list[Item]
+    inputs: list[Var | Held] = field(default_factory=list)
+    outputs: list[Operand] = field(default_factory=list)
+    holds: dict[str, Leaf | Held] = field(default_factory=dict)  # by path, those of inner methods left out
+    modules: dict[str, Method] = field(default_factory=dict)  # by path
+    key: Hashable = None
+
+    @property
+    def slots(self) -> int:
+        """How many steps hold states: one hands its own through, several make a tuple."""
+        return len(self.stateful)
+
+    @property
+    def stateful(self) -> list[Item]:
+        return [i for i in self.items if has_state(i)]
+
+    def walk(self) -> Iterator[Method]:
+        """The methods within it, innermost first, and itself."""
+        for inner in self.modules.values():
+            yield from inner.walk()
+        yield self
+
+
+def has_state(item: Item) -> bool:
+    """Whether a step keeps something from call to call."""
+    if isinstance(item, Statement):
+        return any(isinstance(o, Slot) for o in item.operands) and bool(item.results)
+    return item.slots > 0
+
+
+def structure(program: Program, borrows: bool = False) -> Method:
+    """The method of the whole model. One that `borrows` holds what it reads itself, wherever the model has it; else a
+    weight is held by the innermost module that it is named after."""
+    held: dict[str, Leaf | Held] = {}
+    for statement in program.statements:
+        for o in statement.operands:
+            if isinstance(o, (Leaf, Held)):
+                held.setdefault(o.path, o)
+    for output in program.outputs.values():
+        if isinstance(output, Held):
+            held.setdefault(output.path, output)
+    leaves = {f"{path}.{name}" for path, o in held.items() if isinstance(o, Leaf) for name in o.holds}
+    held = {path: o for path, o in held.items() if path not in leaves}
+    builder = _Builder(program, held, borrows)
+    return builder.method(TOP, program.statements, list(program.outputs.values()))
+
+
+class _Builder:
+    def __init__(self, program: Program, held: dict[str, Leaf | Held], borrows: bool) -> None:
+        self.held = held
+        self.borrows = borrows
+        owners = {p for path in held for p in _ancestors(path)}
+        scopes = {s.scope for s in program.statements}
+        used = {p for s in scopes for p in (*_ancestors(s), s)}
+        self.modules = {p for p in used & owners if not p or not _is_list(p, used | owners)}
+        self.uses: dict[Var, set[Statement | None]] = {}
+        for s in program.statements:
+            for o in s.operands:
+                if isinstance(o, Var):
+                    self.uses.setdefault(o, set()).add(s)
+        for output in program.outputs.values():
+            if isinstance(output, Var):
+                self.uses.setdefault(output, set()).add(None)
+
+    def method(self, path: str, statements: Sequence[Statement], outputs: list[Operand]) -> Method:
+        """The method at `path` that runs `statements` and returns `outputs`."""
+        groups = self._groups(path, statements)
+        order = _ordered(groups)
+        items: list[Item] = []
+        modules: dict[str, Method] = {}
+        for child, members in order:
+            if child is None:
+                items.append(members[0])
+                continue
+            call = self._call(child, members)
+            known = modules.setdefault(child, call.callee)
+            call.callee = known
+            items.append(call)
+        method = Method(path, _looped(items), outputs=outputs, modules=modules)
+        method.holds = self._holds(method)
+        method.inputs = _inputs(method)
+        method.key = _key(method)
+        return method
+
+    def _holds(self, method: Method) -> dict[str, Leaf | Held]:
+        if self.borrows:
+            own = (o for item in method.items for o in reads(item))
+            found = (o for o in (*own, *method.outputs) if isinstance(o, (Leaf, Held)))
+            return {o.path: o for o in found if inside(o.path, method.path)}
+        inner = method.modules
+        return {p: h for p, h in self.held.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)}
+
+    def _call(self, path: str, members: list[Statement]) -> Call:
+        made = [v for s in members for v in s.results]
+        mine = set(members)
+        outputs: list[Operand] = [v for v in made if not self.uses.get(v, set()) <= mine]
+        callee = self.method(path, members, outputs)
+        return Call(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
+
+    def _groups(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
+        """The statements in the order of first appearance, those of an inner module together, as far as that works."""
+        inner = {p for p in self.modules if p != path and inside(p, path)}
+        flat: set[str] = set()  # inner modules that cannot be one call
+        while True:
+            direct = {p for p in inner - flat if not any(inside(p, q) for q in inner - flat)}
+            groups = list(_grouped(statements, direct))
+            bad = _cyclic(groups)
+            if not bad:
+                return groups
+            flat |= bad
+
+
+def _grouped(statements: Sequence[Statement], modules: set[str]) -> Iterator[tuple[str | None, list[Statement]]]:
+    members: dict[str, list[Statement]] = {}
+    order: list[tuple[str | None, list[Statement]]] = []
+    for s in statements:
+        owner = next((p for p in (s.scope, *reversed(list(_ancestors(s.scope)))) if p in modules), None)
+        if owner is None:
+            order.append((None, [s]))
+        elif owner in members:
+            members[owner].append(s)
+        else:
+            members[owner] = [s]
+            order.append((owner, members[owner]))
+    for owner, group in order:
+        if owner is None:
+            yield owner, group
+        else:
+            yield from ((owner, run) for run in _runs(group))
+
+
+def _runs(statements: list[Statement]) -> list[list[Statement]]:
+    """`statements` cut into equal runs over the same weights: one run, unless they repeat."""
+    keys = [(s.text, s.scope, tuple(o for o in s.operands if isinstance(o, (Leaf, Held)))) for s in statements]
+    n = len(keys)
+    for size in range(1, n // 2 + 1):
+        if n % size == 0 and keys[size:] == keys[:-size]:
+            if any(k[2] for k in keys[:size]):
+                return [statements[i : i + size] for i in range(0, n, size)]
+            break
+    return [statements]
+
+
+def _dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) -> nx.DiGraph:
+    maker = {v: i for i, (_, members) in enumerate(groups) for s in members for v in s.results}
+    graph: nx.DiGraph = nx.DiGraph()
+    graph.add_nodes_from(range(len(groups)))
+    for i, (_, members) in enumerate(groups):
+        for s in members:
+            for o in s.operands:
+                if isinstance(o, Var) and maker.get(o, i) != i:
+                    graph.add_edge(maker[o], i)
+    return graph
+
+
+def _cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
+    """The inner modules on a cycle of dependencies."""
+    graph = _dependencies(groups)
+    cycles = [c for c in nx.strongly_connected_components(graph) if len(c) > 1]
+    return {name for c in cycles for i in c if (name := groups[i][0]) is not None}
+
+
+def _ordered(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple[str | None, list[Statement]]]:
+    early = [name is None and members[0].early for name, members in groups]
+    order = nx.lexicographical_topological_sort(_dependencies(groups), key=lambda i: (not early[i], i))
+    return [groups[i] for i in order]
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """The scopes around `path`, outermost first."""
+    parts = path.split(".") if path else []
+    for i in range(len(parts)):
+        yield ".".join(parts[:i])
+
+
+def _is_list(path: str, paths: set[str]) -> bool:
+    """Whether `path` only numbers what is under it."""
+    return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
+
+
+def _inputs(method: Method) -> list[Var | Held]:
+    made = {v for i in method.items for v in i.results}
+    found: dict[Var | Held, None] = {}
+    for item in method.items:
+        for o in reads(item):
+            if (isinstance(o, Var) and o not in made) or (isinstance(o, Held) and not inside(o.path, method.path)):
+                found[o] = None
+    for o in method.outputs:
+        if isinstance(o, Var) and o not in made:
+            found[o] = None
+    return list(found)
+
+
+def reads(item: Item) -> Iterator[Operand]:
+    """What a step reads, in order."""
+    if isinstance(item, Loop):
+        made: set[Var] = set()
+        for call in item.calls:
+            yield from (o for o in call.inputs if o not in made)
+            made.update(call.results)
+    else:
+        yield from item.operands if isinstance(item, Statement) else item.inputs
+
+
+def _looped(items: list[Item]) -> list[Item]:
+    """`items` with runs of chained calls of a list of modules, or of one module, as loops."""
+    users: dict[Var, int] = {}
+    for item in items:
+        for o in {*reads(item)}:
+            if isinstance(o, Var):
+                users[o] = users.get(o, 0) + 1
+    found: list[Item] = []
+    for run in _call_runs(items):
+        if len(run) < 2 or (loop := _loop(run, users)) is None:
+            found += run
+        else:
+            found.append(loop)
+    return found
+
+
+def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
+    """`items` cut where one is no call, or not of the next module of the same list or of the same module."""
+    run: list[Item] = []
+    for item in items:
+        if run and not (isinstance(item, Call) and isinstance(run[-1], Call) and _follows(run[-1].path, item.path)):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
+
+
+def _follows(path: str, after: str) -> bool:
+    (stem, _, number), (stem_after, _, number_after) = path.rpartition("."), after.rpartition(".")
+    if path == after:
+        return True
+    both = number.isdigit() and number_after.isdigit()
+    return stem == stem_after and both and int(number_after) == int(number) + 1
+
+
+def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
+    calls = [c for c in run if isinstance(c, Call)]
+    same = len({c.path for c in calls}) == 1
+    if not same and len({c.path for c in calls}) != len(calls):
+        return None
+    if len({len(c.results) for c in calls}) != 1 or len({c.slots for c in calls}) != 1:
+        return None
+    chained: list[int] = []
+    for j in range(len(calls[0].results)):
+        places = []
+        for before, after in itertools.pairwise(calls):
+            var = before.results[j]
+            if users.get(var) != 1 or after.inputs.count(var) != 1:
+                return None
+            places.append(after.inputs.index(var))
+        if len({*places}) != 1 or places[0] >= len(calls[0].inputs) or not isinstance(calls[0].inputs[places[0]], Var):
+            return None
+        chained.append(places[0])
+    return Loop(calls, chained) if chained and len({*chained}) == len(chained) else None
+
+
+def _key(method: Method) -> Hashable:
+    """What two methods of one class have in common."""
+    number: dict[Operand, int] = {v: i for i, v in enumerate(method.inputs)}
+
+    def ref(o: Operand) -> Hashable:
+        if isinstance(o, Leaf):
+            return relative(o.path, method.path), o.init
+        if isinstance(o, Held) and inside(o.path, method.path):
+            return replace(o, path=relative(o.path, method.path))
+        return o if isinstance(o, Slot) else number[o]
+
+    def key(item: Item) -> Hashable:
+        if isinstance(item, Loop):
+            return tuple(key(c) for c in item.calls)
+        if isinstance(item, Statement):
+            found: Hashable = (item.text, item.comment, item.replaces, tuple(ref(o) for o in item.operands))
+        else:
+            found = (relative(item.path, method.path), item.callee.key, tuple(ref(o) for o in item.inputs))
+        for v in item.results:
+            number[v] = len(number)
+        return found
+
+    steps = tuple(key(item) for item in method.items)
+    holds = tuple(replace(h, path=relative(p, method.path)) for p, h in method.holds.items())
+    return hash((steps, holds, tuple(ref(o) for o in method.outputs)))

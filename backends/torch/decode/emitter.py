@@ -1,0 +1,174 @@
+"""An emitter whose statements read the weights of a model that is there already, several of them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+
+from ..program.emitter import Emitter
+from ..program.positions import query_positions
+from ..program.statements import TOP, Held, Leaf, Operand, Statement, Var
+from ..program.states import cached_nodes, counts_keys
+from .patterns import NormOf, Projection
+from .tables import TICKETS
+
+Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for weights of this dtype, if there is none
+
+
+@dataclass
+class Choice:
+    """What computes `node`, or a part of it, in a decode step: `kernel`, unless one of `refusals` gives a reason; or
+    torch, and `reason` says why. `parts` is what else of the model the kernel computes."""
+
+    node: Node
+    kernel: str = ""
+    parts: str = ""
+    reason: str = ""
+    refusals: tuple[Refusal, ...] = ()
+
+
+class StepEmitter(Emitter):
+    """An emitter whose modules are those of the model; `choices` tells what it chose for which node.
+
+    One that `moves` lets a statement that keeps a state stand in a scope further out, with all weights it reads.
+    """
+
+    def __init__(self, graph: Graph, functions: dict[str, str], moves: bool) -> None:
+        cached = cached_nodes(graph)
+        super().__init__(graph, cached, counts_keys(graph, cached))
+        self.program.functions = dict(functions)
+        self.moves = moves
+        self.choices: list[Choice] = []
+        self.linears: dict[Var, Projection] = {}  # what is a linear map and nothing more
+        self.most_tickets = 0
+        self._norms: dict[tuple[str, str], list[float]] = {}  # ε of those without weights, by scope and kind
+        self._begin()
+
+    def give(self, name: str, default: str, type: str) -> Var:
+        return super().give(name, "", type.removesuffix(" | None"))
+
+    def leaf(self, init: str, **weights: Value | None) -> Leaf | None:
+        found = super().leaf(init, **weights)
+        return None if found is None else Leaf(f"{found.path}.module", "module", found.holds)
+
+    def _begin(self) -> None:
+        """A step is given all there is: positions, and a cache, which counts the token."""
+        positions = self.give("position_ids", "", "Tensor")
+        self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
+        self.start = self.emit("{0}.advance(1)", self.give("cache", "", "Cache"), name="start")
+
+    def ended(self, statements: list[Statement]) -> list[Statement]:
+        """`statements`, the token counted also where nothing asks how many there were."""
+        if any(self.start in s.results for s in statements):
+            return statements
+        return [Statement("{0}.advance(1)", (self.give("cache", "", "Cache"),), (), TOP), *statements]
+
+    @property
+    def positions(self) -> Operand:
+        """The position of the token of each row, [batch, 1]."""
+        return query_positions(self)
+
+    def tickets(self, each: int) -> Var:
+        """Counters that kernels share, `each` of them and more for every row."""
+        self.most_tickets = max(self.most_tickets, each)
+        tokens = self.give("input_ids", "", "Tensor")
+        return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
+
+    def chose(self, kernel: str, *refusals: Refusal, parts: str = "") -> None:
+        """Note that `kernel` computes the node at hand, and `parts` of the model with it."""
+        assert self.node is not None
+        self.choices.append(Choice(self.node, kernel, parts, refusals=refusals))
+
+    def declined(self, reason: str) -> None:
+        """Note why no kernel computes the node at hand."""
+        assert self.node is not None
+        self.choices.append(Choice(self.node, reason=reason))
+
+    def reconsider(self) -> None:
+        """What was chosen for the node at hand is chosen anew."""
+        self.choices = [choice for choice in self.choices if choice.node is not self.node]
+
+    # -- what kernels read
+
+    def weight(self, param: Param) -> Held:
+        """A weight as it is."""
+        key = param.name
+        self.program.weights[key] = param
+        return Held(key, tuple(param.type.concrete({})))
+
+    def packed(self, params: Sequence[Param]) -> Operand | None:
+        """Weights one under the other, held beside their modules; None if those do not stand side by side."""
+        params = list(dict.fromkeys(params))
+        if len(params) == 1:
+            return self.weight(params[0])
+        places = [p.name.split(".") for p in params]
+        if len({(*p[:-2], p[-1]) for p in places}) != 1 or any(len(p) < 2 for p in places):
+            return None
+        modules, kind = [p[-2] for p in places], places[0][-1]
+        if kind not in ("weight", "bias"):
+            return None
+        name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
+        return Leaf(".".join([*places[0][:-2], f"{name}_{kind}"]), f"pack:{kind}:{','.join(modules)}")
+
+    def norm(self, norm: NormOf) -> Leaf | None:
+        """The norm before a product, if there is one, as kernels take it."""
+        return None if norm.node is None else self.norm_node(norm.node)
+
+    def norm_node(self, node: Node, gain: Param | None = None) -> Leaf:
+        """The norm `node` as kernels take it; `gain` is its weight, where another node multiplies by that."""
+        kind = "rms" if node.op is ops.rms_norm else "layer"
+        weights = node.operand("weight") if gain is None else gain, node.operand("bias") if kind == "layer" else None
+        given = [w.name if isinstance(w, Param) else "" for w in weights]
+        path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(node, kind)
+        names = ":".join(g.rpartition(".")[2] for g in given)
+        return Leaf(f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{names}")
+
+    def _without_weights(self, node: Node, kind: str) -> str:
+        """Where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
+        alike = self._norms.setdefault((node.scope, kind), [])
+        if (eps := node.attrs["eps"]) not in alike:
+            alike.append(eps)
+        number = alike.index(eps) + 1
+        return f"{node.scope}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
+
+    # -- where statements stand
+
+    def within(self, *operands: Operand | None) -> None:
+        """What follows stands in the innermost scope that has all weights among `operands`."""
+        self.scope = self.around(*operands)
+
+    def around(self, *operands: Operand | None) -> str:
+        """The innermost scope around the present one that has all weights among `operands`."""
+        paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (Held, Leaf))]
+        return _module(_outer(self.scope, *paths), paths) if self.scope else self.scope
+
+
+def _outer(*paths: str) -> str:
+    """The innermost scope around all of `paths`."""
+    common = []
+    for column in zip(*(p.split(".") for p in paths), strict=False):
+        if len({*column}) != 1:
+            break
+        common.append(column[0])
+    return ".".join(common)
+
+
+def _module(scope: str, paths: Sequence[str]) -> str:
+    """`scope`, or what is around it if it only numbers its modules: a list computes nothing."""
+    inner = (p.removeprefix(f"{scope}.").split(".")[0] for p in paths if p.startswith(f"{scope}."))
+    return scope.rpartition(".")[0] if any(name.isdigit() for name in inner) else scope
+
+
+def options(operands: list[Value | Operand], **named: Value | Operand | None) -> str:
+    """The text of keyword arguments, whose values join `operands`; those that are None are left out."""
+    text = ""
+    for name, operand in named.items():
+        if operand is not None:
+            text += f", {name}={{{len(operands)}}}"
+            operands.append(operand)
+    return text

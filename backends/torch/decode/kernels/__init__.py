@@ -1,0 +1,1 @@
+"""Parts of a decode step that a kernel computes at once: products, attention, latents, mixtures, recurrences."""

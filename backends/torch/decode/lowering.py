@@ -1,0 +1,151 @@
+"""The statements of a decode step: those of the kernels where a pattern fits, else those of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Value
+from weft.ir.op import Op
+from weft.passes import Trace
+
+from ..codegen.structure import Call, Loop, Method, structure
+from ..lower.lower import legal, lower, needed
+from ..program.registry import LOWERINGS
+from ..program.statements import TOP, Operand, Program, Var
+from ..program.states import cached_nodes
+from . import patterns, tables
+from .emitter import Choice, StepEmitter
+from .kernels import attention, mixtures, products, recurrences
+
+Fused = Callable[[StepEmitter, Node], "Var | None"]
+
+
+@dataclass
+class Step:
+    """The program of a decode step, as classes in `method`; `choices` tells of nodes with a kernel or a reason."""
+
+    program: Program
+    method: Method
+    choices: list[Choice]
+
+
+def refusal(graph: Graph) -> str | None:
+    """Why `graph` is not one that decode steps are made for; None if it is."""
+    if graph.meta.get("kind") != "decoder":
+        return "the model is no decoder"
+    if not cached_nodes(graph):
+        return "the model keeps nothing from call to call"
+    if "logits" not in graph.outputs:
+        return f"its outputs are {', '.join(graph.outputs)}, not logits"
+    more = set(graph.inputs) - {"input_ids", "position_ids"}
+    return f"the model reads {', '.join(sorted(more))}" if more else None
+
+
+def lower_step(graph: Graph) -> Step | str:
+    """The decode step of `graph`, whose caches are those of the model; or why there is none.
+
+    Raises:
+        WeftError: naming an op that cannot be written.
+    """
+    if reason := refusal(graph):
+        return reason
+    plain = lower(graph)
+    kept = nesting(structure(plain))
+    for moves in (True, False):  # what keeps a state moves where the states stay in their places
+        step = _lowered(graph, plain.functions, moves)
+        if nesting(step.method) == kept:
+            return step
+    return "its states would not be those of the model"
+
+
+def nesting(method: Method) -> object:
+    """What `new_cache` of a method makes, with the scopes and ops of what keeps states in the place of these."""
+    found: list[object] = []
+    for item in method.stateful:
+        if isinstance(item, Loop):
+            found.append(tuple(nesting(call.callee) for call in item.calls))
+        elif isinstance(item, Call):
+            found.append(nesting(item.callee))
+        else:
+            assert item.node is not None
+            found.append((item.node.scope, item.node.op.name))
+    alone = len(found) == 1 and (method.path != TOP or isinstance(method.stateful[0], Loop))
+    return found[0] if alone else tuple(found)
+
+
+def _lowered(graph: Graph, functions: dict[str, str], moves: bool) -> Step:
+    graph = legal(graph, Trace())
+    emitter = StepEmitter(graph, functions, moves)
+    for node in list(graph.nodes):
+        emitter.enter(node)
+        fused = FUSED.get(node.op)
+        made: Operand | Iterable[Operand] | None = None if fused is None else fused(emitter, node)
+        if made is None:
+            emitter.enter(node)
+            chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
+            made = chosen.emit(emitter, node)
+        if made is not None:
+            results = list(made) if isinstance(made, Iterable) else [made]
+            for value, operand in zip(node.outputs, results, strict=True):
+                emitter[value] = operand
+    emitter.leave()
+    program = emitter.program
+    program.outputs = {"logits": emitter[graph.outputs["logits"]]}
+    program.statements = emitter.ended(products.side_by_side(emitter, needed(program)))
+    tables.made_once(program, emitter.most_tickets)
+    made_by = {s.node for s in program.statements}
+    choices = [choice for choice in emitter.choices if choice.node in made_by]
+    return Step(program, structure(program, borrows=True), choices)
+
+
+def _norm(e: StepEmitter, node: Node) -> Var | None:
+    """A norm that not only kernels read; or that of a recurrence, with it."""
+    if (made := recurrences.ended(e, node)) is not None:
+        return made
+    e.enter(node)
+    if not patterns.is_norm(node) or node.inputs[0] is None:
+        return None
+    norm = e.norm_node(node)
+    e.within(norm)
+    return e.emit("{1}({0})", node.inputs[0], norm)
+
+
+def _sum(e: StepEmitter, node: Node) -> Var | None:
+    """A sum of what projections and experts add to a residual stream."""
+    values = patterns.terms(node) or []
+    added = {v: a for v in values if (a := patterns.added(v)) is not None}
+    mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and patterns.single(v)}
+    plain = [v for v in values if v not in added and v not in mixed]
+    if len(plain) == len(values) or len({*values}) != len(values):
+        return None
+    if not plain and not mixed:  # one of the projections is the stream
+        plain.append(next(iter(added)))
+        del added[plain[0]]
+    total: Value | Var | None = plain[0] if plain else None
+    for value in plain[1:]:
+        assert total is not None
+        total = e.emit("{0} + {1}", total, value, replaces=0)
+    for mixture in mixed.values():
+        total = mixtures.mixed(e, mixture, total)
+    for projection in added.values():
+        assert total is not None
+        total = products.added(e, total, projection)
+    assert isinstance(total, Var)
+    return total
+
+
+FUSED: dict[Op, Fused] = {
+    **dict.fromkeys((ops.attention, ops.relative_attention), attention.attention),
+    ops.add: _sum,
+    ops.moe: mixtures.mixture,
+    ops.mul: recurrences.ended,
+    ops.glu: products.gated,
+    ops.head_linear: products.by_head,
+    ops.linear: products.linear,
+    ops.rms_norm: _norm,
+    ops.layer_norm: _norm,
+    **dict.fromkeys((ops.relu, ops.relu2, ops.tanh, ops.sigmoid, ops.gelu, ops.swish), products.activated),
+    **dict.fromkeys((*recurrences.KERNELS, *recurrences.PLAIN), recurrences.recurrence),
+}

@@ -1,0 +1,305 @@
+"""What a kernel of the decode step computes at once, recognized in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft.ir import ops
+from weft.ir.graph import Node, Param, Value
+
+from ..kernels.shared.activation import ACTIVATIONS
+from ..program.quantized import is_kept
+from .kernels.gates import ending
+
+SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns that kernels have, and what they call the stride
+QUANTIZED = "weights stay in blocks, which quantized_linear multiplies by"
+
+
+@dataclass(frozen=True)
+class NormOf:
+    """`x`, or its norm where `node` is one."""
+
+    x: Value
+    node: Node | None = None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """norm(x) Wᵀ + b; `value` is the result."""
+
+    source: NormOf
+    weight: Param
+    bias: Param | None
+    value: Value
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The queries or keys of an attention: a projection, normed head by head by `norm`, turned by `rope`."""
+
+    projection: Projection
+    norm: Node | None
+    rope: Node | None
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """All that `norm_qkv` and `decode_attention` compute of the attention `node`."""
+
+    node: Node
+    q: Heads
+    k: Heads
+    v: Heads
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """ALiBi's slopes [heads], or none."""
+
+    slopes: Value | None
+
+
+@dataclass(frozen=True)
+class Added:
+    """scale · norm(x Wᵀ + b), which a residual stream takes up."""
+
+    projection: Projection
+    scale: float
+    norm: NormOf
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """scale · the mixture of experts `node`, whose weights come from the router `route`."""
+
+    node: Node
+    route: Node
+    scale: float = 1.0
+
+
+def single(value: Value) -> bool:
+    """Whether `value` is read once."""
+    return len(value.uses) == 1 and not value.is_output
+
+
+def is_norm(node: Node) -> bool:
+    """Whether `node` is a norm over the last axis with weights of its own, or none."""
+    return node.op in (ops.rms_norm, ops.layer_norm) and all(v is None or isinstance(v, Param) for v in node.inputs[1:])
+
+
+def norm_of(value: Value, alone: bool = False) -> NormOf:
+    """`value` taken as a norm, if it is one that kernels compute on their way: all that read it are projections, or
+    what asks reads it `alone`. That of a recurrence comes with that."""
+    node = value.producer
+    if node is None or not is_norm(node) or len(value.shape) != 3 or ending(node) is not None:
+        return NormOf(value)
+    x = node.inputs[0]
+    fits = alone or (not value.is_output and all(is_projection(reader) for reader in value.users))
+    return NormOf(x, node) if x is not None and fits else NormOf(value)
+
+
+def is_projection(node: Node) -> bool:
+    """Whether `node` is a linear map of tokens with weights of its own, which are numbers and not blocks of codes."""
+    weights = node.inputs[1:]
+    return (
+        node.op is ops.linear
+        and len(node.output.shape) == 3
+        and all(v is None or isinstance(v, Param) for v in weights)
+        and not is_kept(node)
+    )
+
+
+def quantized(*values: Value | None) -> bool:
+    """Whether one of `values` is what a linear map with weights in blocks makes, split, normed and turned or not."""
+    made = [v.producer for v in values if v is not None and v.producer is not None]
+    passing = (ops.split, ops.reshape, ops.rope, ops.rms_norm)
+    return any(is_kept(n) or (n.op in passing and quantized(n.inputs[0])) for n in made)
+
+
+def projection(value: Value | None) -> Projection | None:
+    """`value` taken as a linear map with weights of its own."""
+    node = None if value is None else value.producer
+    if node is None or not is_projection(node):
+        return None
+    x, weight, bias = node.operand("x"), node.operand("weight"), node.operand("bias")
+    assert x is not None and isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
+    return Projection(norm_of(x), weight, bias, node.output)
+
+
+def seen(node: Node) -> Slopes | str:
+    """How kernels add distance to the scores of the attention `node`; or why they do not take its scores."""
+    if node.op is ops.relative_attention:
+        return "its keys and values depend on distances"
+    if node.operand("key_mask") is not None:
+        return "it has a key mask"
+    a = node.attrs
+    if a["pattern"] != "dense" and (a["pattern"] not in SKIPPING or a["keep_first"] or node.operand("v") is None):
+        return f"its pattern is {a['pattern']}"
+    bias = node.operand("bias")
+    if bias is None:
+        return Slopes(None)
+    made = bias.producer
+    if made is None or made.op is not ops.alibi:
+        return "it has a bias that is not ALiBi's"
+    slopes, queries, keys = made.inputs
+    whole = isinstance(slopes, Param) and queries is keys and queries is not None and queries.producer is None
+    return Slopes(slopes) if whole else "its ALiBi does not count positions"
+
+
+def part(value: Value | None) -> Projection | None:
+    """`value` taken as a linear map, or as a part of what one is split into; then its weight is that of the whole."""
+    found, node = projection(value), None if value is None else value.producer
+    if found is not None or value is None or node is None or node.op is not ops.split:
+        return found
+    whole = projection(node.inputs[0])
+    last = node.attrs["axis"] in (-1, len(value.shape) - 1)
+    return replace(whole, value=value) if whole is not None and last else None
+
+
+def together(parts: Sequence[Projection]) -> bool:
+    """Whether `parts` have weights of their own, or are all that one projection is split into, in order."""
+    makers = [p.value.producer for p in parts]
+    if all(made is not None and made.op is ops.linear for made in makers):
+        return True
+    return makers[0] is not None and makers[0].outputs == tuple(p.value for p in parts)
+
+
+def self_attention(node: Node) -> SelfAttention | str:
+    """The attention `node` with the projections, norms and rotations before it; or why these are no one kernel."""
+    a = node.attrs
+    if node.operand("v") is None:
+        return "keys and values are one latent"
+    if quantized(*node.inputs[:3]):
+        return QUANTIZED
+    q, k, v = (_heads(node.operand(name)) for name in "qkv")
+    if q is None or k is None or v is None or v.rope is not None or v.norm is not None:
+        return "queries, keys or values are no projections"
+    if len({h.projection.source for h in (q, k, v)}) != 1 or not together([h.projection for h in (q, k, v)]):
+        return "queries, keys and values are not of the same value"
+    if not alike(q.rope, k.rope):
+        return "queries and keys are turned differently"
+    if not _normed_alike(q.norm, k.norm):
+        return "queries and keys are normed differently"
+    if len({h.projection.bias is None for h in (q, k, v)}) != 1:
+        return "some of the projections have a bias"
+    width = q.projection.value.width // a["heads"]
+    if v.projection.value.width != a["kv_heads"] * width:
+        return "values are not as wide as keys"
+    return SelfAttention(node, q, k, v)
+
+
+def _normed_alike(q: Node | None, k: Node | None) -> bool:
+    """Whether the heads of queries and keys have norms of one kind, or none."""
+    if q is None or k is None:
+        return q is k
+    return q.attrs["eps"] == k.attrs["eps"] and (q.operand("weight") is None) == (k.operand("weight") is None)
+
+
+def alike(q: Node | None, k: Node | None) -> bool:
+    """Whether queries and keys are turned by the same angles, or both are not."""
+    if q is None or k is None:
+        return q is k
+    named = ("interleaved", "amplitude")
+    return q.inputs[1:] == k.inputs[1:] and all(q.attrs[n] == k.attrs[n] for n in named)
+
+
+def _heads(value: Value | None) -> Heads | None:
+    node = None if value is None else value.producer
+    rope = node if node is not None and node.op is ops.rope else None
+    if rope is not None:
+        value = rope.inputs[0]
+    norm = None
+    if value is not None and (flat := value.producer) is not None and flat.op is ops.reshape:
+        inner = flat.inputs[0]
+        made = None if inner is None else inner.producer
+        if made is not None and made.op is ops.rms_norm and is_norm(made):
+            apart = made.inputs[0].producer if made.inputs[0] is not None else None
+            if apart is None or apart.op is not ops.reshape:
+                return None
+            norm, value = made, apart.inputs[0]
+    found = part(value)
+    return None if found is None else Heads(found, norm, rope)
+
+
+def terms(node: Node) -> list[Value] | None:
+    """The values of one shape that the addition `node` sums up; those of an addition that only it reads instead."""
+    found: list[Value] = []
+    for value in node.inputs:
+        if value is None or value.shape != node.output.shape or len(value.shape) != 3:
+            return None
+        inner = value.producer
+        more = terms(inner) if inner is not None and inner.op is ops.add and single(value) else None
+        found += [value] if more is None else more
+    return found
+
+
+def _scaled(value: Value) -> tuple[Value, float]:
+    """The value that `value` is a multiple of, and by which factor; only it reads that."""
+    made = value.producer
+    if made is None or made.op is not ops.affine or made.attrs["plus"] != 0 or made.inputs[0] is None:
+        return value, 1.0
+    return (made.inputs[0], made.attrs["by"]) if single(made.inputs[0]) else (value, 1.0)
+
+
+def added(value: Value) -> Added | None:
+    """`value` taken as what a projection, and a norm of that, add to a residual stream."""
+    if not single(value):
+        return None
+    inner, scale = _scaled(value)
+    norm = norm_of(inner, alone=True)
+    found = projection(norm.x)
+    if found is None or found.source.node is not None or not single(found.value):
+        return None
+    return Added(found, scale, norm)
+
+
+def mixture(value: Value) -> Mixture | str | None:
+    """`value` taken as a mixture of experts that kernels compute; or why they do not, if it is one."""
+    inner, scale = _scaled(value) if single(value) else (value, 1.0)
+    node = inner.producer
+    if node is None or node.op is not ops.moe:
+        return None
+    combine = node.operand("combine")
+    route = None if combine is None else combine.producer
+    if combine is None or route is None or route.op is not ops.route or not single(combine):
+        return "what weighs the experts is no router's choice alone"
+    experts = combine.shape[-1]
+    if (node.attrs["active"] or experts) != route.attrs["k"]:
+        return "not as many experts answer as the router chooses"
+    if activation_name(node.attrs["activation"]) is None:
+        return f"the activation is {node.attrs['activation']}"
+    if len(inner.shape) != 3:
+        return "tokens are not [batch, seq, width]"
+    return Mixture(node, route, scale)
+
+
+def activation_name(name: str) -> str | None:
+    """What kernels call the activation `name`, if they have it."""
+    name = {"swish(1.702)": "gelu_quick", "swish(1.0)": "silu"}.get(name, name)
+    return name if name in ACTIVATIONS else None
+
+
+def gated(node: Node) -> tuple[Projection, Projection] | str:
+    """The gate and up projections of the glu `node`; or why no kernel computes them with it."""
+    if quantized(*node.inputs[:2]):
+        return QUANTIZED
+    gate, up = part(node.inputs[0]), part(node.inputs[1])
+    if gate is None or up is None or not (single(gate.value) and single(up.value) and together((gate, up))):
+        return "gate and up are no projections of their own"
+    if activation_name(node.attrs["activation"]) is None:
+        return f"the activation is {node.attrs['activation']}"
+    if gate.source != up.source or (gate.bias is None) != (up.bias is None):
+        return "gate and up differ in what they read, or one has a bias"
+    return gate, up
+
+
+def activated(node: Node) -> tuple[Projection, str] | None:
+    """The projection under the activation `node`, and the name of that."""
+    name = {"relu": "relu", "relu2": "relu2", "tanh": "tanh", "sigmoid": "sigmoid"}.get(node.op.name)
+    if node.op is ops.gelu:
+        name = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}[node.attrs["approximate"]]
+    if node.op is ops.swish and node.attrs["beta"] == 1:
+        name = "silu"
+    found = projection(node.inputs[0])
+    return None if name is None or found is None or not single(found.value) else (found, name)

@@ -1,0 +1,82 @@
+"""The text of decode.py: the classes of a decode step, which take their weights from the modules of model.py."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from weft.ir.graph import Graph
+
+from ..codegen.classes import ClassWriter
+from ..codegen.method_writer import Writer
+from ..codegen.naming import Named
+from ..codegen.source import formatted, template
+from ..codegen.structure import Method
+from ..program.snippets import imports, library, names, used_parts
+from ..program.statements import Held, Var
+from .lowering import lower_step
+from .members import attributes, constructor
+
+LAUNCHERS = (  # of kernels, each in a file of its name
+    *("conv_step", "decode_attention", "latent_decode", "latent_qk", "linear_by_head", "linear_residual"),
+    *("moe_decode", "norm_glu", "norm_linear", "norm_qkv", "route", "selective_step", "ssd_step"),
+)
+HELPERS = {"Norm": "shared.norm", "Tickets": "shared.tickets"}
+OWN = {"pack", "pack_bias", "written", "written_latent"}  # parts that steps have, and models have not
+STEP = ("input_ids", "position_ids", "cache")  # what every step is given
+
+
+def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> tuple[str, list[str]]:
+    """The source of the decode step of `graph`, and the files of kernels that it imports from `package`; nothing, where
+    there is no step of the graph, or none of its kernels would be called.
+
+    What it has in common with the module's source it imports from the Python module `model`.
+    """
+    step = lower_step(graph)
+    if isinstance(step, str):
+        return "", []
+    for var in (v for s in step.program.statements for v in s.results if v.name in LAUNCHERS):
+        var.name = "y"
+    writer = _StepWriter(step.program)
+    writer.write(step.method)
+    given: dict[str, Any] = {"name": graph.name, "model": model, "classes": list(writer.classes.values())}
+    used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
+    own = used_parts(used & OWN)
+    shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
+    used = used.union(*(p.uses for p in own))
+    if not used.intersection(LAUNCHERS):
+        return "", []
+    files = {name: file for name, file in ({n: n for n in LAUNCHERS} | HELPERS).items() if name in used}
+    lines = [f"from {package}.{file} import {name}" for name, file in files.items()]
+    text = template("decode.py.j2").render(
+        **given, imports=imports(used), kernels=sorted(lines), shared=shared, parts=[p.source for p in own]
+    )
+    return formatted(text), sorted({*files.values()})
+
+
+class _Body(Writer):
+    trains = False
+
+    def __init__(self, method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> None:
+        super().__init__(method, given, hidden, top)
+        self.attributes = attributes(method)
+
+    def member(self, path: str) -> str:
+        return f"self.{self.attributes[path]}"
+
+
+class _StepWriter(ClassWriter):
+    top = "Step"
+    body = _Body
+
+    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return constructor(method, inner)
+
+    def given(self, method: Method) -> list[Named]:
+        known = {v.name: v for v in self.inputs}
+        more = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
+        return [*(known.get(name, Var(name)) for name in STEP), *more]
+
+    def state(self, method: Method) -> str:
+        return "cache: Any"

@@ -1,0 +1,119 @@
+"""Names of a graph as Python and `nn.Module` take them: the one place where generated code gets its identifiers.
+
+Names of graphs come from checkpoints, architecture files and IR text. Most are good attributes already and stay as they
+are; `class` becomes `class_`, `a-b` becomes `a_b`, and what `nn.Module` defines itself (`forward`, `training`, `type`)
+gets an underscore too. Siblings stay apart.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from torch import nn
+
+from weft.ir.graph import Graph
+
+from ..codegen.naming import RESERVED
+from ..program.snippets import library
+
+SPARSE = 1000  # of a list of modules, whose places between the numbers are filled with empty ones
+OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its parts
+
+
+def with_identifiers(graph: Graph) -> Graph:
+    """Return `graph`, or a copy whose scopes, values, parameters, inputs and outputs have names for Python."""
+    paths, inputs = _paths(graph), argument_names(graph)
+    outputs = _distinct([name for name, _ in graph.outputs.items()])
+    if all(old == new for names in (paths, inputs, outputs) for old, new in names.items()):
+        return graph
+    other = Graph(graph.name, graph.archive)
+    other.tokenize, other.meta, other.origins = graph.tokenize, dict(graph.meta), dict(graph.origins)
+    mapped = {}
+    for name, value in graph.inputs.items():
+        mapped[value] = other.add_input(inputs[name], value.type, paths[value.name])
+    for param in graph.params.values():
+        mapped[param] = other.add_param(paths[param.name], param.type, param.recipe)
+    for node in graph.nodes:
+        operands = [None if value is None else mapped[value] for value in node.inputs]
+        types, names = [v.type for v in node.outputs], [paths[v.name] for v in node.outputs]
+        copy = other.add_node(node.op, operands, node.attrs, types, names, paths.get(node.scope, ""))
+        mapped.update(zip(node.outputs, copy.outputs, strict=True))
+    for name, value in graph.outputs.items():
+        other.add_output(outputs[name], mapped[value])
+    return other
+
+
+def argument_names(graph: Graph) -> dict[str, str]:
+    """Return what the inputs of `graph` are called as arguments: a cache of `past.0.key` is `past_0_key`."""
+    return _distinct([*graph.inputs], avoid={*RESERVED, *library(), "last"})
+
+
+def parameter_names(graph: Graph) -> dict[str, str]:
+    """Return the names that the parameters of `graph` have in generated code, each with its name in `graph`."""
+    paths = _paths(graph)
+    return {paths[name]: name for name in graph.params}
+
+
+def _paths(graph: Graph) -> dict[str, str]:
+    """Map every dotted name of `graph` to one whose parts are attributes, or numbers of a list."""
+    values = (v.name for node in graph.nodes for v in node.outputs)
+    names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
+    tree: dict[str, dict[str, None]] = {}  # the parts below a path, in the order in which they come
+    for name in names:
+        *outer, last = name.split(".") if name else [""]
+        path = ""
+        for part in outer:
+            tree.setdefault(path, {})[part] = None
+            path += f"{part}."
+        tree.setdefault(path, {})[last] = None
+    below = {path: _siblings(parts, listed=bool(path)) for path, parts in tree.items()}
+    found = {name: _renamed(name, below) for name in names if name}
+    for name in graph.params:
+        if f"{name}." in tree:  # a tensor has no parts
+            others = {new for old, new in found.items() if old != name}
+            found[name] += "_"
+            while found[name] in others:
+                found[name] += "_"
+    return found
+
+
+def _renamed(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
+    path, parts = "", []
+    for part in name.split("."):
+        parts.append(below[path][part])
+        path += f"{part}."
+    return ".".join(parts)
+
+
+def _siblings(parts: Iterable[str], listed: bool) -> dict[str, str]:
+    """Map the names of siblings to identifiers; where all are numbers and they may be `listed`, they stay numbers."""
+    parts = [part for part in parts if part]
+    numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
+    if numbered and max(map(int, parts), default=0) < SPARSE + 4 * len(parts):
+        return {part: part for part in parts}
+    return {"": "_", **_distinct(parts)}
+
+
+def _distinct(names: list[str], avoid: Collection[str] = OWN) -> dict[str, str]:
+    """Map `names` to identifiers that differ from each other and from what is to `avoid`."""
+    taken = {name for name in names if _identifier(name, avoid) == name}
+    found = {}
+    for name in names:
+        new = base = _identifier(name, avoid)
+        number = 1
+        while new != name and new in taken:
+            number += 1
+            new = f"{base}_{number}"
+        taken.add(new)
+        found[name] = new
+    return found
+
+
+def _identifier(name: str, avoid: Collection[str]) -> str:
+    new = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    new = re.sub(r"^__+", "_", new)  # two underscores are mangled in a class
+    if not new or new[0].isdigit() or not new.strip("_"):
+        new = f"v_{new}".rstrip("_")
+    return f"{new}_" if keyword.iskeyword(new) or new in avoid else new

@@ -1,0 +1,79 @@
+"""What computes each node of a model when it generates, and why: on a GPU by kernels, elsewhere by torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import torch
+
+from weft.ir.graph import Graph, Node
+
+from ..decode.emitter import Choice
+from ..decode.lowering import lower_step
+from ..kernels.shared import rows
+from ..kernels.shared.launch import assumed
+
+HOPPER = (9, 0)  # the compute capability that is asked about by default
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How a decode step computes `node`, or a part of it, and its like in `count` layers: by `kernel`, which computes
+    `parts` of the model too; or by torch, and if a kernel could, `reason` says why it does not."""
+
+    node: str
+    op: str
+    count: int
+    kernel: str = ""
+    parts: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        times = f" × {self.count}" if self.count > 1 else ""
+        more = f" with {self.parts}" if self.parts else f", {self.reason}" if self.reason else ""
+        return f"{self.node} ({self.op}{times}): {self.kernel or 'torch'}{more}"
+
+
+def explain(
+    graph: Graph, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = HOPPER
+) -> list[Explained]:
+    """How one token is computed: every node that is left to compute, nodes alike in several layers once.
+
+    `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
+    """
+    step = lower_step(graph)
+    if isinstance(step, str):
+        return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {step}")]
+    chosen: dict[Node, list[Choice]] = {}
+    for choice in step.choices:
+        chosen.setdefault(choice.node, []).append(choice)
+    found: dict[tuple[str, Explained], int] = {}
+    first: dict[tuple[str, Explained], str] = {}
+    for node in dict.fromkeys(s.node for s in step.program.statements if s.node is not None):
+        for choice in chosen.get(node, [Choice(node)]):
+            told = _told(choice, dtype, capability)
+            key = re.sub(r"\d+", "*", node.output.name), told
+            found[key] = found.get(key, 0) + 1
+            first.setdefault(key, node.output.name)
+    return [replace(told, node=first[name, told], count=count) for (name, told), count in found.items()]
+
+
+def explain_cpu(dtype: torch.dtype) -> str:
+    """Return a line on how this CPU multiplies the few rows of a decode step by weights of `dtype`."""
+    reason = rows.refusal(dtype)
+    return "on this CPU: torch, weights packed by oneDNN" if reason is None else f"on this CPU: F.linear, {reason}"
+
+
+def _told(choice: Choice, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
+    """What is told of one choice, its node left out."""
+    op = choice.node.op.name
+    if not choice.kernel:
+        return Explained("", op, 1, reason=choice.reason)
+    if capability is None:
+        return Explained("", op, 1, reason=f"as {choice.kernel}: Triton does not run on a CPU")
+    with assumed(capability):
+        reasons = [reason for refused in choice.refusals if (reason := refused(dtype))]
+    if reasons:
+        return Explained("", op, 1, reason=f"as {choice.kernel}: {reasons[0]}")
+    return Explained("", op, 1, choice.kernel, choice.parts)

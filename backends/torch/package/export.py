@@ -1,0 +1,120 @@
+"""From graphs to folders of PyTorch: the generated model, the scripts beside it, and what its weights are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.ir.graph import Graph
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.types.dtypes import DType
+
+from ..codegen.source import Source, write_source
+from ..decode.source import write_step
+from ..program.constants import stored_dtype
+
+MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
+SCRIPTS = {
+    "decoder": ("load.py", "sampling.py", "generate.py"),
+    "encoder-decoder": ("load.py", "sampling.py", "generate.py"),
+    "encoder": ("load.py", "embed.py"),
+}
+_SHIPPED = Path(__file__).parent / "shipped"
+_KERNELS = Path(__file__).parent.parent / "kernels"
+
+
+class Weight(NamedTuple):
+    """A tensor of the state_dict: its numbers, to be stored as `dtype`."""
+
+    recipe: Recipe
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Built:
+    """A generated model of some `kind` (decoder …), whose weights are still recipes.
+
+    `keeps`: it takes a cache of what later calls need. `step` is the text of its decode step, empty where no kernel
+    would be of use. `kernels` are the files of those that either calls.
+    """
+
+    kind: str
+    source: Source
+    keeps: bool = False
+    step: str = ""
+    kernels: list[str] = field(default_factory=list)
+
+
+def build(graph: Graph) -> Built:
+    """The model of `graph`, and where it generates its decode step.
+
+    Raises:
+        WeftError: naming an op that cannot be written.
+    """
+    kind, source = graph.meta.get("kind", "decoder"), write_source(graph)
+    if "def new_cache" not in source.text:
+        return Built(kind, source, kernels=source.kernels)
+    step, kernels = write_step(graph)
+    return Built(kind, source, True, step if kernels else "", sorted({*source.kernels, *kernels}))
+
+
+def weights(built: Built, dtype: DType) -> dict[str, Weight]:
+    """The weights of a model by state_dict key, the widest numbers first, so that all are aligned in a file.
+
+    Those that are trained are stored as `dtype`, the others as `stored_dtype` says.
+    """
+    found = {
+        key: Weight(param.recipe, param.type.concrete({}), stored_dtype(param, dtype))
+        for key, param in built.source.weights.items()
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1].dtype.bits))
+
+
+def write_code(built: Built, folder: Path) -> None:
+    """Write the model into `folder`, and beside it the scripts that use it, its decode step and the kernels of that."""
+    (folder / MODEL).write_text(built.source.text, encoding="utf-8")
+    for name in SCRIPTS.get(built.kind, ()):
+        (folder / name).write_bytes((_SHIPPED / name).read_bytes())
+    if built.step:
+        (folder / STEP).write_text(built.step, encoding="utf-8")
+    for name in kernel_files(built.kernels) if built.kernels else ():
+        (folder / KERNELS / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / KERNELS / name).write_bytes((_KERNELS / name).read_bytes())
+
+
+def kernel_files(kernels: Iterable[str]) -> list[str]:
+    """Return the files of `kernels` (names of modules, as ``shared.launch``) and of all that they import."""
+    needed, queue = {"__init__"}, list(kernels)
+    while queue:
+        name = queue.pop()
+        if name in needed:
+            continue
+        package = name.rpartition(".")[0]
+        needed |= {name, f"{package}.__init__"} if package else {name}
+        for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = package if node.level == 1 else ""  # kernels are one folder deep at most
+                modules = (
+                    [node.module or ""]
+                    if _is_file(base, node.module)
+                    else [_join(node.module, a.name) for a in node.names]
+                )
+                queue += [_join(base, module) for module in modules]
+    return sorted(map(_path, needed))
+
+
+def _join(*parts: str | None) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _path(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _is_file(package: str, module: str | None) -> bool:
+    """Tell the import of names in a file, ``from .a import f``, from that of files, ``from . import a``."""
+    return module is not None and (_KERNELS / _path(_join(package, module))).is_file()

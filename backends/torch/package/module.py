@@ -1,0 +1,149 @@
+"""A graph as an `nn.Module` in this process: the generated source is run as a module of Python, without files."""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+import linecache
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Param
+from weft.ir.recipes.quantized import Stored
+from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.streams import stream
+
+from .. import kernels
+from ..codegen.source import Source, write_source
+from ..program.statements import TORCH_NAMES
+
+
+def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> nn.Module:
+    """The module of `graph`, its weights read from the recipes one after the other, in `dtype` on `device`.
+
+    Its class is `Model` of a generated Python module, whose text `inspect.getsource` and tracebacks show; it pickles.
+
+    Raises:
+        WeftError: if an op cannot be written, a weight cannot be read, or the device is not there.
+    """
+    place = checked_device(device)
+    source = write_source(graph, kernels.__name__)
+    with torch.device("meta"):
+        module: nn.Module = run_source(source.text).Model()
+    load(module, state_dict(source, graph.archive, dtype, place))
+    return module
+
+
+def build_step(graph: Graph, module: nn.Module) -> Callable[..., torch.Tensor]:
+    """The decode step of `graph` over the weights of `module`, which `build_module` made of the same graph.
+
+    ``step(input_ids [batch, 1], position_ids [batch, 1], cache)`` gives the logits [batch, 1, vocab] of one token of
+    each row. Weights that it packs are views of one tensor from then on, for the module too.
+    """
+    from ..decode.lowering import lower_step
+    from ..decode.source import write_step
+
+    text, _ = write_step(graph, type(module).__module__, kernels.__name__)
+    if not text:
+        reason = lower_step(graph)
+        raise WeftError(f"no decode step: {reason if isinstance(reason, str) else 'no kernel computes a part of it'}")
+    step: Callable[..., torch.Tensor] = run_source(text).Step(module)
+    return step
+
+
+def state_dict(
+    source: Source, archive: Archive, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """The weights of a generated source by state_dict key; constants keep their own dtype."""
+    return {key: tensor(param, archive, dtype).to(device) for key, param in source.weights.items()}
+
+
+def tensor(param: Param, archive: Archive, dtype: torch.dtype) -> torch.Tensor:
+    """A parameter of a graph on the CPU: weights in `dtype`, tables, whole numbers and scales of blocks as they are."""
+    kind = param.type.dtype
+    blocks = [np.atleast_1d(block) for block in stream(param.recipe, archive)]
+    array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
+    made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: archives keep theirs
+    if not kind.is_float:
+        return made.to(getattr(torch, TORCH_NAMES[kind.name]))
+    if param.recipe.constant:
+        return made.to(torch.float32)
+    return made.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
+
+
+def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Give `module` these weights, taken over as they are.
+
+    Raises:
+        WeftError: naming what is missing, unknown or of another shape.
+    """
+    own = module.state_dict()
+    if missing := own.keys() - tensors.keys():
+        raise WeftError(f"the state_dict has no {sorted(missing)[0]} ({len(missing)} missing of {len(own)})")
+    if extra := tensors.keys() - own.keys():
+        raise WeftError(f"the state_dict holds {sorted(extra)[0]}, which the model has not ({len(extra)} unknown)")
+    for key, value in tensors.items():
+        if value.shape != own[key].shape:
+            raise WeftError(f"{key} is {list(value.shape)} in the state_dict, but {list(own[key].shape)} in the model")
+    module.load_state_dict(tensors, assign=True)
+
+
+def run_source(text: str) -> types.ModuleType:
+    """The Python module that `text` makes; the same for the same text."""
+    name = f"weft_generated_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    path = f"<{name}>"
+    module = types.ModuleType(name)
+    module.__file__ = path
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, path, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == name:
+            copyreg.pickle(kind, _reduce)
+    return module
+
+
+def _reduce(instance: Any) -> tuple[Any, ...]:
+    """How an instance of a generated class pickles: its class by the text that makes it."""
+    kind = type(instance)
+    text = "".join(linecache.getlines(f"<{kind.__module__}>"))
+    items = iter(instance) if isinstance(instance, list) else None
+    return _rebuild, (text, kind.__qualname__), instance.__dict__, items
+
+
+def _rebuild(text: str, name: str) -> Any:
+    kind = getattr(run_source(text), name)
+    return kind.__new__(kind)
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """`device`, which must be there.
+
+    Raises:
+        WeftError: if it is not.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise WeftError(f"device {device!r} is not known to PyTorch; it takes cpu or cuda") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        built = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
+        raise WeftError(f"device cuda cannot be used: PyTorch {torch.__version__} {built}; use device cpu")
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # of a GPU by a number that none has, or another kind of device
+        raise WeftError(f"device {found} cannot be used: {str(error).splitlines()[0]}") from error
+    return found

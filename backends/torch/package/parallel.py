@@ -1,0 +1,244 @@
+"""Tensor parallelism: how a generated model is cut over the processes of a mesh, as a file to read beside it.
+
+Heads, hidden units and experts are divided: the linears into them by columns, those out of them by rows, so that what
+the processes make is added up once behind an attention and once behind a feed-forward (Shoeybi 2019, arXiv 1909.08053).
+So are tokens: the rows of the embedding, and the logits, which are gathered.
+What cannot be divided is computed whole by every process, and the file says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.ir import ops
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Trait
+from weft.passes.analysis.feed_forward import feed_forward
+from weft.passes.analysis.projections import Branch, Projections, projections
+
+from ..codegen.source import formatted, template
+from ..lower.identifiers import with_identifiers
+from ..lower.lower import lower
+from ..program.statements import Held, Leaf, Program, Slot
+
+COLUMNS, ROWS, EXPERTS = "ColwiseParallel()", "RowwiseParallel()", "ExpertParallel()"
+TOKENS, LOGITS = "RowwiseParallel(input_layouts=Replicate())", "ColwiseParallel(output_layouts=Replicate())"
+HEADS = "SequenceParallel(sequence_dim=2, use_local_output=True)"  # of a norm: its weights are the same for every head
+PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ by head
+
+
+@dataclass
+class Plan:
+    """How modules are cut, by path; the attentions whose caches are, and why what is left is computed whole."""
+
+    styles: dict[str, str] = field(default_factory=dict)
+    caches: list[str] = field(default_factory=list)
+    whole: dict[str, str] = field(default_factory=dict)
+
+
+def write_plan(graph: Graph, degree: int) -> str:
+    """The file parallel.py beside the generated model of `graph`: ``parallelize(model, mesh)`` for `degree` processes.
+
+    Raises:
+        WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
+    """
+    graph = with_identifiers(graph)
+    program = lower(graph)
+    plan, paths = make_plan(graph, degree, program), set(program.weights)
+    kinds = {style.partition("(")[0] for style in plan.styles.values()}
+    text = template("parallel.py.j2").render(
+        name=graph.name,
+        degree=degree,
+        styles=_folded(plan.styles, paths),
+        caches=_listed(plan.caches) if plan.caches else "",
+        whole=_folded(plan.whole, paths),
+        kinds=sorted(k if k != "ExpertParallel" else "ParallelStyle" for k in kinds),
+        vocabulary=any("Replicate" in style for style in plan.styles.values()),
+    )
+    return formatted(text)
+
+
+def make_plan(graph: Graph, degree: int, program: Program) -> Plan:
+    """How the model of `graph`, whose lowered form is `program`, is divided among `degree` processes.
+
+    Raises:
+        WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
+    """
+    if degree < 2:
+        raise WeftError(f"tensor parallelism of degree {degree} divides nothing; give at least 2")
+    modules, plan = _Modules(program), Plan()
+    for node in graph.nodes:
+        if node.op is ops.attention:
+            _attention(plan, modules, node, degree)
+        elif node.op is ops.moe:
+            _experts(plan, modules, node, degree)
+        elif node.op is ops.linear:
+            _feed_forward(plan, modules, node, degree)
+    if not plan.styles:
+        why = "; ".join(f"{path}: {reason}" for path, reason in list(plan.whole.items())[:1])
+        raise WeftError(f"nothing of {graph.name} can be divided among {degree} processes{why and f' ({why})'}")
+    _vocabulary(plan, modules, graph)
+    plan.caches = [path for path in modules.cached if path in plan.caches]
+    return plan
+
+
+class _Modules:
+    """Which modules of a program hold which parameters of its graph."""
+
+    def __init__(self, program: Program) -> None:
+        names = {key: param.name for key, param in program.weights.items()}
+        operands = [(s.scope, o) for s in program.statements for o in s.operands]
+        leaves = {o.path: o for _, o in operands if isinstance(o, Leaf)}
+        self.leaves = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
+        self.held = {o.path for _, o in operands if isinstance(o, Held)}
+        self.cached = [scope for scope, o in operands if isinstance(o, Slot) and o.type.endswith("KVCache")]
+        self.paths = {names[key]: key.rpartition(".")[0] for key in names}
+
+    def leaf(self, param: Value | None, kind: str) -> str | None:
+        """The path of the module of a `kind` (nn.Linear, …) whose weight is `param`."""
+        leaf = self.leaves.get(param.name) if isinstance(param, Param) else None
+        return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
+
+
+def _attention(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
+    found = _divided_heads(modules, node)
+    if isinstance(found, str):
+        plan.whole[node.scope or node.output.name] = found
+        return
+    heads, kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
+    if heads % degree or kv_heads % degree:
+        raise WeftError(
+            f"{degree} processes cannot share {heads} heads over {kv_heads} of keys and values evenly ({node.scope})"
+        )
+    plan.styles |= found
+    plan.caches.append(node.scope)
+
+
+def _divided_heads(modules: _Modules, node: Node) -> dict[str, str] | str:
+    """The styles of the linears and norms around the attention `node`, or why its heads cannot be told apart."""
+    around = projections(node)
+    if isinstance(around, str):
+        return around
+    if around.v is None:
+        return "its keys are its values too"
+    for name in PER_HEAD:
+        if node.operand(name) is not None:
+            return f"it has {name} of its own for every head"
+    styles: dict[str, str] = {}
+    for branch in around.branches:
+        path = modules.leaf(branch.weight, "nn.Linear")
+        if branch.packed or path is None:
+            return "its projections are not modules of their own"
+        styles[path] = COLUMNS
+        norms = _norms(modules, around, branch)
+        if isinstance(norms, str):
+            return norms
+        styles |= norms
+    path = modules.leaf(around.o.operand("weight"), "nn.Linear")
+    if path is None or path in styles:
+        return "its output projection is no module of its own"
+    return styles | {path: ROWS}
+
+
+def _norms(modules: _Modules, around: Projections, branch: Branch) -> dict[str, str] | str:
+    """The styles of what stands between a projection and the attention, or what of it spans several heads."""
+    styles = {}
+    for node in branch.between:
+        weights = [v for v in node.inputs[1:] if isinstance(v, Param)]
+        if node.op in (ops.rms_norm, ops.layer_norm):
+            width = node.inputs[0].width if node.inputs[0] is not None else 0
+            path = modules.leaf(node.operand("weight"), "nn.")
+            if width != around.head_dim or (weights and path is None):
+                return "its queries and keys are normed across heads"
+            if path is not None:
+                styles[path] = HEADS
+        elif weights and node.op is not ops.rope:
+            return f"{node.op.name} has weights between a projection and the scores"
+    return styles
+
+
+def _feed_forward(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
+    found = feed_forward(node)
+    if found is None or isinstance(found, str):
+        return
+    ins = [modules.leaf(p.params[0], "nn.Linear") for p in found.parts[:-1]]
+    out = modules.leaf(found.out.params[0], "nn.Linear")
+    if out is None or any(p.packed or p.normed for p in found.parts) or None in ins:
+        plan.whole[node.scope or node.output.name] = "its linears are not modules of their own"
+    elif found.hidden % degree:
+        plan.whole[node.scope or node.output.name] = f"its {found.hidden} hidden units do not divide evenly"
+    else:
+        plan.styles |= {path: COLUMNS for path in ins if path is not None} | {out: ROWS}
+
+
+def _experts(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
+    stacks = [v for v in node.inputs[2:] if v is not None]
+    homes = {modules.paths.get(v.name) for v in stacks}
+    (home, *others) = homes
+    count = stacks[0].shape[0]
+    if others or home is None or not home.startswith(f"{node.scope}."):
+        plan.whole[node.scope or node.output.name] = "its experts are no module of their own"
+    elif count % degree:
+        plan.whole[home] = f"its {count} experts do not divide evenly"
+    else:
+        plan.styles[home] = EXPERTS
+
+
+def _vocabulary(plan: Plan, modules: _Modules, graph: Graph) -> None:
+    """The embedding of tokens, and the head that makes the logits; where they are one weight, both stay whole."""
+    for node in graph.nodes:
+        ids = node.inputs[0]
+        if node.op is not ops.embedding or ids is None or not ids.name.endswith("input_ids"):
+            continue
+        path = modules.leaf(node.operand("table"), "nn.Embedding")
+        if path is not None and f"{path}.weight" in modules.held:
+            plan.whole[path] = "it is the head too"
+        elif path is not None:
+            plan.styles = {path: TOKENS, **plan.styles}
+    value = graph.outputs.get("logits")
+    while value is not None and value.producer is not None and value.producer.op is not ops.linear:
+        value = value.producer.inputs[0] if Trait.ELEMENTWISE in value.producer.op.traits else None
+    head = None if value is None or value.producer is None else value.producer.operand("weight")
+    path = modules.leaf(head, "nn.Linear")
+    if path is not None and path not in plan.styles:
+        plan.styles[path] = LOGITS
+
+
+def _folded(by_path: dict[str, str], paths: set[str]) -> dict[str, str]:
+    """`by_path` with one entry, ``layers.*.…``, for what is the same in all layers of a list; `paths` are all there
+    are in the model."""
+    numbers: dict[str, set[str]] = {}
+    for stem, number, _ in filter(None, map(_numbered, paths)):
+        numbers.setdefault(stem, set()).add(number)
+    folded: dict[str, str] = {}
+    for path, text in by_path.items():
+        match _numbered(path):
+            case stem, _, rest if all(by_path.get(f"{stem}.{n}{rest}") == text for n in numbers[stem]):
+                folded[f"{stem}.*{rest}"] = text
+            case _:
+                folded[path] = text
+    return folded
+
+
+def _listed(paths: list[str]) -> str:
+    """A list of `paths` as Python, those of the layers of a list by their numbers."""
+    runs: dict[tuple[str, str], list[int]] = {}
+    for path in paths:
+        stem, number, rest = _numbered(path) or (path, "-1", "")
+        runs.setdefault((stem, rest), []).append(int(number))
+    texts = []
+    for (stem, rest), numbers in runs.items():
+        first, last = numbers[0], numbers[-1]
+        over = f"range({first}, {last + 1})" if numbers == list(range(first, last + 1)) else str(tuple(numbers))
+        texts.append(f'"{stem}"' if first < 0 else f'*(f"{stem}.{{i}}{rest}" for i in {over})')
+    return f"[{', '.join(texts)}]"
+
+
+def _numbered(path: str) -> tuple[str, str, str] | None:
+    """Where a path counts: what is before the number, the number, what is behind it."""
+    parts = path.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[:i]), part, "".join(f".{p}" for p in parts[i + 1 :])
+    return None

@@ -1,0 +1,226 @@
+"""The model of this folder with its weights:  from load import load_model; model = load_model()"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import math
+import mmap
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FOLDER = Path(__file__).resolve().parent
+OLDEST = (2, 11)  # as weft itself asks for
+FEW = 8  # texts at once that the kernels of a step are made for
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_FACTS = {"kind": str, "vocab": int, "max_length": int}  # what scripts need of weft.json
+_KINDS = {  # of safetensors
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+}
+
+
+class Failure(Exception):
+    """What the user should know in one sentence."""
+
+
+def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = None) -> nn.Module:
+    """The model of `folder` on `device`; its weights in `dtype` (f32, bf16 or f16), as they are stored if None.
+
+    Raises:
+        Failure: if PyTorch is too old, the device is not there, or the weights are not those of the model.
+    """
+    check_torch(device)
+    with torch.device("meta"):
+        model: nn.Module = _imported("model", folder).Model()
+    tensors, own = read_weights(folder), model.state_dict()
+    if missing := own.keys() - tensors.keys():
+        raise Failure(f"{folder}: the weights hold no {min(missing)} ({len(missing)} of {len(own)} are missing)")
+    if extra := tensors.keys() - own.keys():
+        raise Failure(f"{folder}: the weights hold {min(extra)}, which the model has not ({len(extra)} such)")
+    for key, value in own.items():
+        if tensors[key].shape != value.shape:
+            shapes = f"{list(tensors[key].shape)} in the weights, but {list(value.shape)} in the model"
+            raise Failure(f"{folder}: {key} is {shapes}")
+        if tensors[key].is_floating_point() != value.is_floating_point():
+            raise Failure(f"{folder}: {key} is {tensors[key].dtype} in the weights, but {value.dtype} in the model")
+    cast = {key: DTYPES[dtype] for key, _ in model.named_parameters()} if dtype else {}
+    model.load_state_dict({k: t.to(device, cast.get(k)) for k, t in tensors.items()}, assign=True)
+    return model.eval()
+
+
+def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor, Any], Tensor]:
+    """What gives the logits [batch, 1, vocab] of a token of each text, by ids and positions [batch, 1] and the cache.
+
+    For a few texts the decode.py of `folder`, where that is there and of use; else `model` itself.
+    """
+    takes = inspect.signature(model.forward).parameters
+
+    def whole(ids: Tensor, positions: Tensor, cache: Any) -> Any:
+        at = {"position_ids": positions} if "position_ids" in takes else {}
+        return model(input_ids=ids, **at, cache=cache)
+
+    if not (folder / "decode.py").is_file() or not _is_of_use(model, folder):
+        return whole
+    few = _imported("decode", folder).Step(model)
+    return lambda ids, positions, cache: (few if len(ids) <= FEW else whole)(ids, positions, cache)
+
+
+def _is_of_use(model: nn.Module, folder: Path) -> bool:
+    """Whether kernels run on the GPU of `model`; on a CPU, whether there is room for weights in the order that torch
+    reads fastest, beside those that there are. Weights shared out among processes (DTensors) are for model.py alone."""
+    weights = list(model.parameters())
+    if any(hasattr(w, "device_mesh") for w in weights):
+        return False
+    if not weights[0].is_cuda:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        return sum(w.nbytes for w in weights) <= memory // 4
+    reason = _imported("kernels.shared.launch", folder).refusal(weights[0])
+    if reason is not None:
+        warnings.warn(f"{folder}: model.py computes the steps, not the kernels of decode.py: {reason}", stacklevel=3)
+    return reason is None
+
+
+def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
+    """What weft.json says of the model. Raises Failure if it cannot be read."""
+    path = folder / "weft.json"
+    try:
+        facts = _object(path.read_bytes())
+        if lost := _FACTS.keys() - facts.keys():
+            raise ValueError(f"it does not tell the {min(lost)}")
+        for key, kind in _FACTS.items():
+            if type(facts[key]) is not kind:
+                raise ValueError(f"{key} is {facts[key]!r:.60}, not of type {kind.__name__}")
+    except (OSError, ValueError) as e:
+        raise Failure(f"{path} cannot be read: {e}") from e
+    return facts
+
+
+def read_tokenizer(folder: Path = FOLDER) -> Any:
+    """The tokenizer of `folder`, by the package `tokenizers`. Raises Failure if either is not there."""
+    path, remedy = folder / "tokenizer.json", "give token ids instead, as in --ids 1,15,7"
+    if not path.is_file():
+        raise Failure(f"{folder} has no tokenizer.json: {remedy}")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise Failure(f"the package tokenizers is not installed: pip install tokenizers, or {remedy}") from None
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def parsed_ids(text: str) -> list[int]:
+    """Token ids such as 1,15,7, of a command line."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,15,7") from None
+
+
+def main(name: str, run: Callable[[], None]) -> None:
+    """`run` a script; what the user should know of a failure is one sentence, and status 2."""
+    try:
+        run()
+    except (Failure, torch.OutOfMemoryError) as failed:
+        print(f"{name}: {failed}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # who read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def check_torch(device: str) -> None:
+    """Raise Failure if this PyTorch is too old, or has no such device."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST:
+        raise Failure(f"PyTorch {torch.__version__} is too old: install {OLDEST[0]}.{OLDEST[1]} or newer")
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise Failure(f"device {device!r} is not known to PyTorch; it takes cpu or cuda") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
+        raise Failure(f"device cuda cannot be used: PyTorch {torch.__version__} {why}; use --device cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as e:  # of a GPU by a number that none has, or another kind of device
+        raise Failure(f"device {device} cannot be used: {str(e).splitlines()[0]}") from e
+
+
+def _imported(name: str, folder: Path) -> Any:
+    """The module `name` of `folder`. Raises Failure if a file of it is not there."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise Failure(f"{folder} is not whole: {e}") from e
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model*.safetensors by key, mapped from the files: they are read where they are used.
+
+    Raises:
+        Failure: if there is no such file, or one is not whole.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise Failure(f"{folder}: no model.safetensors in it")
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            start = 8 + int.from_bytes(data[:8], "little")
+            header = _object(data[8:start])
+            header.pop("__metadata__", None)
+            for key, entry in header.items():
+                tensors[key] = _tensor(data, start, entry["data_offsets"], entry["dtype"], entry["shape"])
+            end = 0
+            for first, last in sorted(entry["data_offsets"] for entry in header.values()):
+                if first != end:
+                    raise ValueError(
+                        f"a tensor is at byte {start + first}, not behind the one before, at {start + end}"
+                    )
+                end = last
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise Failure(f"{path}: not a whole safetensors file: {e}") from e
+    return tensors
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """The JSON object in `text`. Raises ValueError if there is none, or it has a key twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a key is there twice")
+        return found
+
+    try:
+        found = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("it holds no JSON object")
+    return found
+
+
+def _tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:
+    """The numbers `between` two offsets behind `start`."""
+    (first, last), dtype, count = between, _KINDS[kind], math.prod(shape)
+    if min((first, *shape)) < 0 or last - first != count * dtype.itemsize or start + last > len(data):
+        raise ValueError(f"{count} numbers are not at its bytes {start + first} to {start + last}")
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=start + first).reshape(shape)

@@ -1,0 +1,56 @@
+"""Parameters that are no weights: those that a line of Python makes, and those that are kept as constants."""
+
+from __future__ import annotations
+
+from weft.ir.graph import Param
+from weft.ir.recipes.frequencies import AlibiSlopes, RopeFrequencies
+from weft.ir.recipes.quantized import Stored
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+
+
+def formula(recipe: Recipe) -> str | None:
+    """Python text that makes what `recipe` does on the device of the tensor ``{0}``; None where none is short."""
+    if isinstance(recipe, AlibiSlopes):
+        return f"alibi_slopes({recipe.heads}, {recipe.max_bias!r}, {{0}}.device)"
+    if not isinstance(recipe, RopeFrequencies):
+        return None
+    r = recipe
+    if r.scaling in ("none", "linear", "ntk", "dynamic"):
+        theta = _number(_theta(r))
+        return f"rope_frequencies({r.dim}, {theta}, {{0}}.device)" + (
+            f" / {_number(r.factor)}" if r.scaling == "linear" else ""
+        )
+    if r.scaling == "llama3":
+        given = (r.factor, r.low_freq, r.high_freq, r.original)
+    elif r.scaling == "yarn" and r.truncate:
+        given = (r.factor, r.beta_fast, r.beta_slow, r.original)
+    else:
+        return None
+    numbers = ", ".join(map(_number, given))
+    theta = _number(r.theta)
+    return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {numbers})"
+
+
+def stored_dtype(param: Param, dtype: DType) -> DType:
+    """What a parameter is stored as by a model whose weights are of `dtype`: tables in f32, as they are whole numbers
+    and what blocks are made of."""
+    kind = param.type.dtype
+    if not kind.is_float or param.recipe.has(Stored):
+        return kind
+    return dtypes.f32 if param.recipe.constant else dtype
+
+
+def _theta(r: RopeFrequencies) -> float:
+    """The base after NTK-aware scaling."""
+    if r.scaling not in ("ntk", "dynamic"):
+        return r.theta
+    growth = r.factor
+    if r.scaling == "dynamic":
+        growth = max(1.0, growth * r.length / r.original - growth + 1)
+    return float(r.theta * growth ** (r.dim / (r.dim - 2)))
+
+
+def _number(x: float) -> str:
+    return str(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(x)

@@ -1,0 +1,117 @@
+"""Where a call begins and which keys it sees: the first lines of the forward of a model that generates."""
+
+from __future__ import annotations
+
+from weft.ir import ops
+from weft.ir.graph import Node, Value
+
+from .emitter import Emitter
+from .statements import Operand, Statement, Var
+from .states import encoder_inputs
+
+ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
+
+
+def begin(e: Emitter) -> None:
+    """Make `position_ids` optional, and count the tokens of the call where the model is given a cache."""
+    tokens = e.graph.inputs.get("input_ids")
+    positions = e.graph.inputs.get("position_ids")
+    if tokens is None:
+        return
+    if e.cached:
+        cache = e.give("cache", "None", "Cache | None")
+        e.start = e.emit("0 if {0} is None else {0}.advance({1}.shape[1])", cache, tokens, name="start")
+    for value in encoder_inputs(e.graph, e.crosses):
+        given = e[value]
+        assert isinstance(given, Var)
+        given.type, given.default, given.skips = "Tensor | None", "None", True
+    if positions is not None:
+        given = e[positions]
+        assert isinstance(given, Var)
+        given.type, given.default = "Tensor | None", "None"
+        e[positions] = _filled(e, given)
+
+
+def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
+    """`statements`, the tokens counted also where nothing asks how many there were."""
+    start = e.start
+    if start is None or any(start in s.results for s in statements):
+        return statements
+    cache, tokens = e.give("cache", "None", "Cache | None"), e[e.graph.inputs["input_ids"]]
+    text = "if {0} is not None: {0}.advance({1}.shape[1])"
+    return [Statement(text, (cache, tokens), (), ""), *statements]
+
+
+def query_positions(e: Emitter) -> Operand:
+    """The positions of the tokens of a call, [batch or 1, seq]."""
+    if (positions := e.graph.inputs.get("position_ids")) is not None:
+        return e[positions]
+    first_position(e)  # which asks before the name is given anew
+    given = e.give("position_ids", "None", "Tensor | None")
+    text, operands = _filling(e, given)
+    return e.hoist("position_ids", text, *operands, name="position_ids")
+
+
+def first_position(e: Emitter) -> Var | None:
+    """The position of the first token of a call, which in Python is None where positions are given, and may differ from
+    row to row; None if they always are."""
+    given = e.give("position_ids", "None", "Tensor | None")
+    if e.start is None or not given.default:
+        return None
+    return e.hoist("first", "{0} if {1} is None else None", e.start, given, name="first")
+
+
+def rolled(node: Node) -> tuple[int, int] | None:
+    """How many keys the cache of an attention with a window holds at most, and how many of the first ones stay; None
+    where it holds all: its bias then is not made of distances, or others read that too, for other keys."""
+    window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
+    if window is None:
+        return None
+    bias = node.operand("bias")
+    return (window + keep, keep) if bias is None or _is_of_distances(bias, window, keep) else None
+
+
+def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
+    """Whether `bias` is made of the distances to keys at `position_ids`, for attentions with such a window alone."""
+    maker = bias.producer
+    keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
+    wanted = {"window": window, "keep_first": keep, "causal": True}
+    same = all(reader.attrs.get(k) == v for reader, _ in bias.uses for k, v in wanted.items())
+    return keys is not None and keys.producer is None and keys.name == "position_ids" and same
+
+
+def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
+    """The positions of the keys that a query may see out of a rolling cache, [batch or 1, keys]."""
+    positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
+    assert e.start is not None
+    text = f"rolling_positions({{0}}, {{1}}, {{2}}, {slots}{f', {keep}' if keep else ''})"
+    return e.hoist(("keys", slots, keep), text, positions, e.start, cache, name="near_positions")
+
+
+def written_positions(e: Emitter) -> Operand:
+    """The positions of the tokens of a call that a rolling cache is to keep: not those behind `last`."""
+    positions, last = query_positions(e), e.give("last", "None", "Tensor | None")
+    text = "{0} if {1} is None else positions_up_to({0}, {1})"
+    return e.hoist("written", text, positions, last, name="kept_positions")
+
+
+def key_positions(e: Emitter) -> Var:
+    """The positions of the keys that a query may see, [batch or 1, keys]: those of the call, or all in the cache."""
+    positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
+    assert e.start is not None
+    text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"
+    return e.hoist("keys", text, positions, e.start, cache, name="key_positions")
+
+
+def _filled(e: Emitter, given: Var) -> Var:
+    """`given`, or where it is None the positions that follow what the cache holds."""
+    text, operands = _filling(e, given)
+    return e.emit(text, *operands, name="position_ids", replaces=0)
+
+
+def _filling(e: Emitter, given: Var) -> tuple[str, list[Value | Operand]]:
+    tokens = e.graph.inputs["input_ids"]
+    if e.start is None:
+        arange = "torch.arange({1}.shape[1], device={1}.device)[None]"
+        return f"{arange} if {{0}} is None else {{0}}", [given, tokens]
+    return f"{ARANGE} if {{0}} is None else {{0}}", [given, e.start, tokens]

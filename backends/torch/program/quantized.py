@@ -1,0 +1,105 @@
+"""Which weights of a graph stay in the quantized blocks that the checkpoint stores, and as which tensors.
+
+``graph.meta["keep_blocks"]`` asks for it: ``head`` or ``all``. Of the numbers of `kept` weights a module of the parts
+has the codes, the scales and the offsets, see `parts/quantized.py`; every other weight is widened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from weft.ir import ops
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.recipes import Permute
+from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.types import TensorType, dtypes
+from weft.ir.types.dtypes import DType
+
+BITS = {dtypes.q4_0.name: 4, dtypes.q4_1.name: 4, dtypes.q8_0.name: 8}
+NOT_ASKED = ""
+
+
+def kept(weight: Value | None) -> DType | str:
+    """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
+    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get("keep_blocks")):
+        return NOT_ASKED
+    if asked == "head" and weight.shape[0] != weight.graph.meta.get("vocab"):
+        return NOT_ASKED
+    linears = [node for node in weight.users if node.op is ops.linear]
+    if not linears:
+        return NOT_ASKED
+    home = weight.name.removesuffix(".weight")
+    if home == weight.name or not all(_reads(node, weight, home) for node in weight.users):
+        return "it is not the weight of linear maps alone, in a module of theirs"
+    if len({node.operand("bias") for node in linears}) > 1:
+        return "linear maps with different biases share it"
+    layout = stored_layout(weight.recipe, weight.graph.archive)
+    if isinstance(layout, DType) and embeds(weight) and dense(weight.graph) is None:
+        return "no other weight tells the dtype of the model"
+    return layout
+
+
+def is_kept(node: Node) -> bool:
+    """Whether `node` is a linear map whose weights stay in blocks."""
+    return node.op is ops.linear and isinstance(kept(node.operand("weight")), DType)
+
+
+def dense(graph: Graph) -> Param | None:
+    """A weight that is widened whatever is asked for: its dtype is that of the model."""
+    found = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
+    found = [p for p in found if not p.recipe.constant]
+    return min(found, key=lambda p: p.name.count("."), default=None)
+
+
+def block_params(weight: Param, layout: DType) -> dict[str, Param]:
+    """The tensors of a `kept` weight, by what its module calls them."""
+    out, width = weight.type.concrete({})
+    stem, groups = weight.name.removesuffix(".weight"), width // BLOCK
+    parts = {
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, width * BITS[layout.name] // 32)),
+        "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), dtypes.f16, (groups, out)),
+    }
+    if layout == dtypes.q4_1:
+        parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))
+    return {
+        name: Param(weight.graph, f"{stem}.{name}", TensorType(dtype, shape), recipe)
+        for name, (recipe, dtype, shape) in parts.items()
+    }
+
+
+def numbers(param: Param) -> int:
+    """How many weights a tensor of a module is: codes are what they stand for, and what goes with them is none."""
+    recipe = param.recipe
+    if isinstance(recipe, Stored):
+        return math.prod(recipe.item.shape(param.graph.archive))
+    return math.prod(param.type.concrete({})) if param.type.dtype.is_float and not recipe.has(Stored) else 0
+
+
+def summary(weights: Iterable[Param]) -> dict[str, int]:
+    """How many weights are kept, by their layout, of which a module has the tensors `weights`."""
+    found: dict[str, int] = {}
+    for param in weights:
+        if isinstance(param.recipe, Stored):
+            name = str(stored_layout(param.recipe.item, param.graph.archive))
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def widened(graph: Graph) -> list[str]:
+    """What is to be kept and cannot be, with the reason."""
+    weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
+    reasons = ((w.name, kept(w)) for w in weights)
+    return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
+
+
+def _reads(node: Node, weight: Param, home: str) -> bool:
+    """Whether `node` can multiply by, or look up rows of, a module at `home`."""
+    scope = node.scope
+    operand = {ops.linear: "weight", ops.embedding: "table"}.get(node.op)
+    return operand is not None and node.operand(operand) is weight and (not scope or home.startswith(f"{scope}."))
+
+
+def embeds(weight: Param) -> bool:
+    """Whether rows of `weight` are looked up, too."""
+    return any(node.op is ops.embedding for node in weight.users)

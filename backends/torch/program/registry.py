@@ -1,0 +1,43 @@
+"""The registry of lowerings: how ops become Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from weft.ir.graph import Node
+from weft.ir.op import Op
+
+from .emitter import Emitter
+from .statements import Operand
+
+Emit = Callable[[Emitter, Node], "Operand | Iterable[Operand] | None"]
+When = Callable[[Node], str | None]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One way to write `op`; `when` says why it refuses a node, None if it takes it."""
+
+    name: str
+    when: When
+    emit: Emit
+
+
+LOWERINGS: dict[str, list[Lowering]] = {}
+
+
+def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> Callable[[Emit], Emit]:
+    """Register the decorated function as a lowering of `ops`, tried after those registered before, or as the `first`.
+
+    It returns what the outputs of the node became, or None where it has told the emitter itself.
+    """
+
+    def register(emit: Emit) -> Emit:
+        for op in ops:
+            name = getattr(emit, "__name__", op.name)
+            known = LOWERINGS.setdefault(op.name, [])
+            known.insert(0 if first else len(known), Lowering(name, when, emit))
+        return emit
+
+    return register

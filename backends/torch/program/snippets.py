@@ -1,0 +1,118 @@
+"""The parts that generated sources are made of: their names, and the text of those that a source uses."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .. import snippets as parts
+
+IMPORTS = {  # what a name in a generated source stands for
+    "Callable": "from collections.abc import Callable",
+    "math": "import math",
+    "Any": "from typing import Any",
+    "Self": "from typing import Self",
+    "partial": "from functools import partial",
+    "torch": "import torch",
+    "F": "import torch.nn.functional as F",
+    "Tensor": "from torch import Tensor, nn",
+    "nn": "from torch import Tensor, nn",
+    "checkpoint": "from torch.utils.checkpoint import checkpoint",
+    "lru_cache": "from functools import lru_cache",
+    **dict.fromkeys(
+        ("AuxRequest", "create_block_mask", "flex_attention"),
+        "from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention",
+    ),
+}
+KERNELS = {  # what parts call of the kernels, by the file it is in
+    "learns": "shared.attend",
+    "shared_memory": "shared.attend",
+    "quantized_linear": "quantized_linear",
+    "refusal": "shared.launch",
+    "has_window_kernel": "window_attention",
+    "window_attention": "window_attention",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A function or class of `parts`: its source, and the names it uses."""
+
+    name: str
+    source: str
+    uses: frozenset[str]
+
+
+@functools.cache
+def library() -> dict[str, Part]:
+    """All parts by name, in the order of their files."""
+    found = {}
+    for info in sorted(pkgutil.iter_modules(parts.__path__), key=lambda i: i.name):
+        text = inspect.getsource(importlib.import_module(f"{parts.__name__}.{info.name}"))
+        lines = text.splitlines()
+        for node in ast.parse(text).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign)):
+                target = node.targets[0] if isinstance(node, ast.Assign) else None
+                name = target.id if isinstance(target, ast.Name) else getattr(node, "name", "")
+                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+                source = "\n".join(lines[first - 1 : node.end_lineno])
+                found[name] = Part(name, source, names(node) - bound(node))
+    return found
+
+
+def names(tree: ast.AST) -> frozenset[str]:
+    """The names that `tree` reads."""
+    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    for n in ast.walk(tree):  # annotations may be text
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier():
+            found.add(n.value)
+    return frozenset(found)
+
+
+def bound(tree: ast.AST) -> frozenset[str]:
+    """The names that `tree` gives to arguments and variables of its own."""
+    arguments = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    variables = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return frozenset(arguments | variables)
+
+
+def used_parts(wanted: Iterable[str]) -> list[Part]:
+    """The parts among the names `wanted` and what they use, in the order of the library."""
+    known = library()
+    needed: set[str] = set()
+    queue = [n for n in wanted if n in known]
+    while queue:
+        name = queue.pop()
+        if name not in needed:
+            needed.add(name)
+            queue += [n for n in known[name].uses if n in known]
+    return [part for name, part in known.items() if name in needed]
+
+
+def imports(used: Iterable[str], package: str = "") -> list[str]:
+    """The import lines for the names `used`, standard library first; kernels come from `package`, if one is given."""
+    wanted = {*used}
+    found = {IMPORTS[n] for n in wanted if n in IMPORTS}
+    if package:
+        found |= {f"from {package}.{KERNELS[n]} import {n}" for n in wanted & KERNELS.keys()}
+    lines = [line for line in found if not line.startswith("from")]
+    modules: dict[str, set[str]] = {}
+    for line in found.difference(lines):
+        module, _, names = line.removeprefix("from ").partition(" import ")
+        modules.setdefault(module, set()).update(names.split(", "))
+    lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in modules.items()]
+    ordered = sorted(lines, key=lambda s: (s.startswith("from"), s))
+    standard = [line for line in ordered if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    others = [line for line in ordered if line not in standard]
+    return [*standard, *([""] if standard and others else []), *others]
+
+
+def kernels(used: Iterable[str]) -> list[str]:
+    """The files of the kernels among the names `used`."""
+    return sorted({KERNELS[n] for n in used if n in KERNELS})

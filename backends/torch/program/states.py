@@ -1,0 +1,56 @@
+"""Which nodes of a decoder keep something from call to call, and which count the keys that such attentions see."""
+
+from __future__ import annotations
+
+from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
+from weft.passes.analysis.memory import remembers
+from weft.passes.analysis.recurrences import states
+from weft.passes.library.cache.key_axis import bias_makers
+
+
+def cached_nodes(graph: Graph) -> set[Node]:
+    """The causal self-attentions and the recurrences of a model that generates; none where the graph has caches itself
+    or no `input_ids` to count."""
+    if graph.meta.get("kind") not in ("decoder", "encoder-decoder") or remembers(graph):
+        return set()
+    if "input_ids" not in graph.inputs:
+        return set()
+    return {n for n in graph.nodes if (n.op.name in ATTENTIONS and n.attrs["causal"]) or states(n)}
+
+
+def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
+    """The nodes that make biases of the attentions in `cached`: what they count along the call are keys."""
+    biases = [b for n in cached if n.op in SOFTMAX and (b := n.operand("bias")) is not None]
+    return set(bias_makers(graph, biases)) if biases else set()
+
+
+def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
+    """The attentions of a decoder with caches to what an encoder made of inputs that the decoder does not read."""
+    if not cached:
+        return set()
+    ours = _reached(graph, {v for name, v in graph.inputs.items() if name in ("input_ids", "position_ids")})
+
+    def crosses(node: Node) -> bool:
+        if node.op.name != "attention":
+            return False
+        q, k, v = node.inputs[:3]
+        return v is not None and q in ours and not ours.intersection((k, v))
+
+    return {n for n in graph.nodes if n not in cached and crosses(n)}
+
+
+def encoder_inputs(graph: Graph, crosses: set[Node]) -> list[Value]:
+    """The inputs of `graph` that only its encoder and the attentions to it read."""
+    if not crosses:
+        return []
+    return [v for name, v in graph.inputs.items() if name.startswith("encoder_")]
+
+
+def _reached(graph: Graph, values: set[Value]) -> set[Value]:
+    """`values` and all that is made of them."""
+    found = set(values)
+    for node in graph.nodes:
+        if found.intersection(v for v in node.inputs if v is not None and not isinstance(v, Param)):
+            found.update(node.outputs)
+    return found

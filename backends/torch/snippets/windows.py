@@ -1,0 +1,189 @@
+"""Attention to some of the keys, or with bent scores: on a GPU block by block, elsewhere with a mask of all pairs.
+
+`attend` chooses: flex_attention where gradients are wanted; where they are not, a kernel that skips what is outside of
+a causal window; and torch's operator or plain products, with a mask, wherever neither can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+from ..kernels.shared.attend import learns, shared_memory
+from ..kernels.shared.launch import refusal
+from ..kernels.window_attention import has_window_kernel, window_attention
+from .indexing import wide
+from .softmax_attention import attention
+
+ENDLESS = 1 << 30  # as a window: more than any text
+WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads of more than 128 numbers need
+
+
+class Seen:
+    """Which keys the queries of a call see: those whose positions `sees` says so of. Layers share what is made of it.
+
+    queries [batch or 1, seq] and keys [batch or 1, n] are positions. `first` is that of the first query, where the call
+    goes on with the same consecutive positions in every row and only causality and a window decide what is seen.
+    """
+
+    def __init__(
+        self, queries: Tensor, keys: Tensor, sees: Callable[[Tensor, Tensor], Tensor], first: int | None = None
+    ) -> None:
+        self.queries, self.keys, self.sees, self.first = queries, keys, sees, first
+        self._mask: Tensor | None = None
+        self._blocks: Any = None
+        self._order: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """Of all pairs: booleans [batch or 1, 1, seq, n]."""
+        if self._mask is None:
+            self._mask = self.sees(self.queries[:, None, :, None], self.keys[:, None, None, :])
+        return self._mask
+
+    @property
+    def blocks(self) -> Any:
+        """Of blocks of pairs, as flex_attention takes it: a BlockMask."""
+        if self._blocks is None:
+            rows, sees = max(len(self.queries), len(self.keys)), self.sees
+            queries, keys = (x.expand(rows, -1).contiguous() for x in (self.queries, self.keys))
+
+            def in_row(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return sees(queries[b, i], keys[b, j])
+
+            def in_all(_b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return sees(queries[0, i], keys[0, j])
+
+            make, lengths = on_device(create_block_mask, queries), (queries.shape[1], keys.shape[1])
+            at, batch = (in_row, rows) if rows > 1 else (in_all, None)
+            self._blocks = make(at, batch, None, *lengths, device=queries.device)
+        return self._blocks
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """x [batch, heads, n, width] of keys by position: empty slots of a rolling cache come last."""
+        if self.keys.shape[1] == self._length:  # all keys of the text
+            return x
+        if self._order is None:
+            self._order = self.keys[0].argsort()
+        return x[:, :, self._order]
+
+    def first_key(self, keep_first: int) -> int | None:
+        """The position of the key behind the `keep_first` first ones, where keys of the text are missing there."""
+        missing = self._length - self.keys.shape[1]
+        return keep_first + missing if missing > 0 else None
+
+    @property
+    def _length(self) -> int:
+        """How many tokens the text has after the call."""
+        return (self.first or 0) + self.queries.shape[1]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Seen,
+    scale: float | None = None,
+    window: int | None = None,
+    keep_first: int = 0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale · q kᵀ) v of q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width], over keys `seen`.
+
+    `scale` is 1/√width by default; scores s become softcap · tanh(s / softcap); `sinks` [heads] add a key of that score
+    with value 0. `window` and `keep_first` repeat for the kernel what `seen` says: a query sees the last keys up to so
+    many, its own among them, and the first ones.
+    """
+    q, k, v = for_products(q, k, v)
+    if in_blocks(q, k, v, sinks):
+        return flex(q, k, v, seen.blocks, scale, softcap, sinks)
+    if seen.first is not None and skips(q, k, v, sinks):
+        k, v, first_key = seen.in_order(k), seen.in_order(v), seen.first_key(keep_first)
+        kernel = partial(window_attention, start=seen.first, first_key=first_key, keep_first=keep_first)
+        return kernel(q, k, v, window or ENDLESS, scale=scale, softcap=softcap, sinks=sinks)
+    if softcap is not None or sinks is not None:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return attention(q, k, v, scale, mask=seen.mask, softcap=softcap, sinks=sinks)
+    mask = None if window is not None and fits_window(seen, window) else seen.mask
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
+    """Whether flex_attention computes this: gradients are wanted, of texts of more than one block, on a GPU that Triton
+    compiles for, with heads that fit there. An exported program is for all devices."""
+    if not learns(q, k, v, sinks) or not q.is_cuda or q.shape[2] < 128 or torch.compiler.is_exporting():
+        return False
+    widest = max(q.shape[-1], v.shape[-1])
+    if min(q.shape[-1], v.shape[-1]) < 16 or widest > 256 or q.dtype == torch.float64:
+        return False
+    if torch.compiler.is_compiling():  # of the whole model: torch is asked then
+        return True
+    return refusal(q) is None and (widest <= 128 or shared_memory(q) >= WIDE_HEADS)
+
+
+def skips(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
+    """Whether the kernel for windows computes this: several tokens, on a GPU that it runs on, without gradients."""
+    return q.shape[2] > 1 and not torch.compiler.is_compiling() and has_window_kernel(q, k, v, sinks)
+
+
+def fits_window(seen: Seen, window: int) -> bool:
+    """Whether the keys are those of the queries, all within one window; an exported program, which is for all lengths,
+    cannot tell."""
+    queries, keys = seen.queries.shape[1], seen.keys.shape[1]
+    return not torch.compiler.is_exporting() and queries == keys and queries <= window
+
+
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, blocks: Any, scale: float | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """`attend` by flex_attention (Dong 2024, arXiv 2412.05496), whose kernels skip blocks that nobody sees."""
+    options: dict[str, Any] = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if softcap is not None:
+        options["score_mod"] = capping(softcap, q)
+    compute: Callable[..., Any] = partial(on_device(flex_attention, q), q, k, v, **options)
+    if sinks is None:
+        x: Tensor = compute()
+        return x
+    x, more = compute(return_aux=AuxRequest(lse=True))
+    share = torch.sigmoid(more.lse - wide(sinks)[:, None])  # of the keys, beside the sink
+    return (x * share[..., None]).to(v.dtype)
+
+
+def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
+    """softcap · tanh(score / softcap) of every score, as flex_attention asks for it; read from a tensor, since torch
+    would take a second number for one that varies, which flex_attention refuses."""
+    caps = torch.full((q.shape[1],), softcap, dtype=torch.float32, device=q.device)
+
+    def capped(score: Tensor, _b: Tensor, h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
+        return caps[h] * torch.tanh(score / caps[h])
+
+    return capped
+
+
+def for_products(*operands: Tensor) -> tuple[Tensor, ...]:
+    """`operands` as torch.autocast, where it is on, wants those of a product."""
+    kind = operands[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return operands
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in operands)
+
+
+def on_device(function: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
+    """`function` compiled for a GPU, which it is made for; as it is on a CPU, and in a model that is compiled whole."""
+    return compiled(function) if x.is_cuda and not torch.compiler.is_compiling() else function
+
+
+@lru_cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as torch compiles it, when it is first called; as a whole, or not at all: parts take much memory."""
+    return torch.compile(function, fullgraph=True)

@@ -1,0 +1,117 @@
+"""What is not the same of two operations that correspond: all of it for a panel, and the gist for the box."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ..model.labels import detail, titled
+from ..model.marks import Change
+from ..model.network import Vertex, Weight
+
+UNSET = "not set"
+QUOTED = re.compile(r"(['\"])(?:\\.|(?!\1).)*\1")
+
+Recipe = Callable[[Weight], str]
+
+
+def changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> list[Change]:
+    """Everything about `before` that is otherwise in `after`; `names` are what its values are called there, `recipe`
+    what to compare of how a weight is made."""
+    return [
+        *_texts("operation", before.op, after.op),
+        *(c for name in {**before.attrs, **after.attrs} for c in _attribute(name, before, after)),
+        *_reads(before, after, names),
+        *_texts("makes", ", ".join(before.types), ", ".join(after.types)),
+        *_weights(before.weights, after.weights, recipe),
+    ]
+
+
+def without_keys(text: str) -> str:
+    """A recipe without the names of the tensors that it takes from a checkpoint."""
+    return QUOTED.sub("''", text)
+
+
+def gist(before: Vertex, after: Vertex, found: Sequence[Change]) -> tuple[str, ...]:
+    """What is written on an operation that changed, at most two lines."""
+    lines = []
+    kinds = {c.what.partition(" ")[0] for c in found}
+    old, new = detail(before.meant), detail(after.meant)
+    if before.op != after.op:
+        lines.append(f"was {titled(before.meant)}")
+    elif old != new and old:
+        lines.append(f"was {old}")
+    else:
+        lines += [f"{c.what} was {c.before}" for c in found if c.what in {**before.attrs, **after.attrs}][:2]
+    if not lines and "reads" in kinds:
+        lines.append(_operands(before.roles, after.roles))
+    elif not lines and "makes" in kinds:
+        lines.append(f"was {_apart(before.types, after.types)}")
+    made = [c.what.removesuffix(": recipe") for c in found if c.what.endswith(": recipe")]
+    if made and before.op == after.op and old == new:
+        own = [name.removeprefix("weight ").replace("_", " ") for name in made if name != "weight"]
+        lines.append(f"other {_few(own)}" if len(own) == len(made) else "other weights")
+    return tuple(lines[:2])
+
+
+def _texts(what: str, before: str, after: str, named: bool = False) -> Iterator[Change]:
+    if before != after:
+        yield Change(what, before, after, named)
+
+
+def _attribute(name: str, before: Vertex, after: Vertex) -> Iterator[Change]:
+    old, new = (str(v.attrs.get(name, UNSET)) for v in (before, after))
+    if before.op == after.op or UNSET not in (old, new):
+        yield from _texts(name, old, new)
+
+
+def _reads(before: Vertex, after: Vertex, names: Mapping[str, str]) -> Iterator[Change]:
+    """The operands that are other values, by their roles."""
+    ours = _by_role(before, [names.get(name, name) for name in before.reads])
+    theirs = _by_role(after, after.reads)
+    said = _by_role(before, before.reads)
+    for role in {**ours, **theirs}:
+        if ours.get(role) != theirs.get(role):
+            old, new = (", ".join(found.get(role, ())) or UNSET for found in (said, theirs))
+            yield Change(f"reads {role}", old, new, named=True)
+
+
+def _by_role(v: Vertex, names: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for i, name in enumerate(names):
+        found.setdefault(v.roles[i] if i < len(v.roles) else "", []).append(name)
+    return found
+
+
+def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) -> Iterator[Change]:
+    """Weights by the order in which they are read: types, then recipes."""
+    for i in range(max(len(before), len(after))):
+        a, b = (w[i] if i < len(w) else None for w in (before, after))
+        name = (b or a or before[0]).name.rpartition(".")[2]
+        what = name if name == "weight" else f"weight {name}"
+        old, new = (f"{w.dtype}{w.shape}" if w else "none" for w in (a, b))
+        yield from _texts(f"{what}: type", old, new)
+        if a is None or b is None or recipe(a) != recipe(b):
+            old, new = (w.recipe if w else "none" for w in (a, b))
+            yield Change(f"{what}: recipe", old, new, named=True)
+
+
+def _operands(before: Sequence[str], after: Sequence[str]) -> str:
+    """Which operands there are now and were not, or no more."""
+    come, gone = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
+    if come:
+        return f"reads {_few(come)} too"
+    return f"reads no {_few(gone)} now" if gone else "reads other values"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join([*names[:2], *(["…"] if len(names) > 2 else [])])
+
+
+def _apart(before: Sequence[str], after: Sequence[str]) -> str:
+    """The first type that is another now: its dtype where only that is."""
+    pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
+    if not pairs:
+        return ", ".join(before)
+    (old, shape), (_, other) = ([*text.partition("[")[::2]] for text in pairs[0])
+    return old if shape == other else pairs[0][0]

@@ -1,0 +1,44 @@
+"""A picture as pixels, by resvg, with the fonts that come with weft."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from importlib.resources import as_file
+
+from weft.ir.errors import WeftError
+
+from ..layout.font import FONT
+
+BOLD = ".t,.name{font-family:'Inter SemiBold'}"  # as the font calls itself
+MOST = 100_000_000  # pixels; four bytes each, and twice that while they are packed
+
+
+def png(picture: str, scale: float = 2.0) -> bytes:
+    """The SVG `picture` as PNG, `scale` pixels for each of its own.
+
+    Raises:
+        WeftError: if resvg is not installed, or the picture would have no pixels, or too many.
+    """
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError as e:
+        raise WeftError(
+            "pictures as .png need the package resvg-py: pip install 'weft[viz]'; .svg needs nothing"
+        ) from e
+    found = re.search(r'width="(\d+)" height="(\d+)"', picture)
+    assert found is not None
+    wide, high = (round(int(n) * scale) for n in found.groups())
+    if not 0 < wide * high <= MOST:
+        raise WeftError(f"a picture of {wide:,} × {high:,} pixels cannot be drawn; try another scale than {scale:g}")
+    with contextlib.ExitStack() as files:
+        fonts = [str(files.enter_context(as_file(FONT / f"inter-{weight}.ttf"))) for weight in ("400", "600")]
+        made = svg_to_bytes(
+            svg_string=picture,
+            zoom=scale,
+            skip_system_fonts=True,
+            font_files=fonts,
+            sans_serif_family="Inter",
+            style_sheet=BOLD,
+        )
+    return bytes(made)

@@ -1,0 +1,92 @@
+"""How kinds of parts look, on paper and at night: colours, and marks for those who see colours otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.marks import CHANGED, KEPT, NEW, REMOVED
+from ..model.marks import kind as sign_kind
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of a kind: the colours of its boxes and of their borders, light and dark, and its mark, drawn in lines within
+    10 × 10 pixels (SVG path data); how wide the border is, and of what dashes."""
+
+    fill: str
+    edge: str
+    dark_fill: str
+    dark_edge: str
+    mark: str
+    wide: float = 1.0
+    dashes: str = ""
+
+
+LOOKS = {
+    "stream": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M5 1V9M1 5H9"),
+    "embedding": Look("#e4f4ff", "#548aa7", "#424689", "#9c9bec", "M1 1H9V9H1ZM1 5H9M5 1V9"),
+    "norm": Look("#edeea4", "#7e8431", "#5b4211", "#be954a", "M0 9C4 9 3.5 1 5 1S6 9 10 9"),
+    "attention": Look("#e7bfa3", "#945722", "#471601", "#b45f42", "M5 1L1 9M5 1V9M5 1L9 9"),
+    "position": Look("#f0d7e1", "#a26481", "#3c1839", "#a65d9e", "M0 5C1.5 -1 3.5 -1 5 5S8.5 11 10 5"),
+    "feed-forward": Look("#ccfadb", "#34925d", "#2e4731", "#59a364", "M1 5L5 1L9 5L5 9Z"),
+    "experts": Look("#a9e7fe", "#0b829e", "#045465", "#4eafc9", "M1 9V5M4 9V1M7 9V6M9.5 9V3"),
+    "recurrence": Look("#b8c4f8", "#3f64ae", "#370e78", "#8f6db7", "M9 5A4 4 0 1 1 7 1.6M7 1.6L4.5 .8M7 1.6L6 4"),
+    "linear": Look("#c2c6d7", "#55658f", "#484d50", "#8ca7b7", "M1 9L9 1"),
+    "tensor": Look("#cac7c1", "#6a655d", "#2a2522", "#7f7570", "M1.5 1.5H8.5V8.5H1.5Z"),
+    "group": Look("#f4f4f2", "#6f7480", "#20252d", "#8b94a3", "M1 3.5L5 1L9 3.5L5 6ZM1 6.5L5 9L9 6.5"),
+    "input": Look("#ffffff", "#6b7280", "#14171c", "#8b94a3", "M2 1L8 5L2 9"),
+}
+
+SIGNS = {
+    sign_kind(KEPT): Look("#f6f7f8", "#7d848f", "#1b1f26", "#737c89", "M1 3.5H9M1 6.5H9"),
+    sign_kind(REMOVED): Look("#fbd9c8", "#b23c07", "#4d1408", "#f08a5a", "M1 5H9", 2.0, "7 4"),
+    sign_kind(NEW): Look("#cfe3fb", "#1258a6", "#123a69", "#7cb4f2", "M5 1V9M1 5H9", 3.0),
+    sign_kind(CHANGED): Look("#f8eba6", "#84680a", "#5a5212", "#d8bb45", "M0 6C2 1 4 2 5 5S8 9 10 4", 2.0, "9 3 2 3"),
+}
+EVERY = LOOKS | SIGNS
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The colours around: of the page, of text, of text that says less, of lines, of an open part, of what is chosen,
+    and of what a search found."""
+
+    paper: str
+    ink: str
+    soft: str
+    line: str
+    open: str
+    rule: str
+    chosen: str
+    found: str
+
+
+LIGHT = Paper("#ffffff", "#1f2430", "#474e5b", "#3b4252", "#fafaf8", "#d9dce1", "#c2005a", "#7a4dff")
+DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "#ff6aa6", "#a98bff")
+
+
+def colours(dark: bool) -> dict[str, str]:
+    """Every colour by its name: that of a kind, "-edge" behind it for its border, or one of those around."""
+    made = dict(vars(DARK if dark else LIGHT))
+    for kind, look in EVERY.items():
+        made[kind] = look.dark_fill if dark else look.fill
+        made[f"{kind}-edge"] = look.dark_edge if dark else look.edge
+    return made
+
+
+def variables() -> str:
+    """The colours as variables of a style sheet, those of the night under `.dark`."""
+    return f":root{{{_listed(colours(False))}}}\n:root.dark{{{_listed(colours(True))}}}"
+
+
+def borders(selector: str) -> str:
+    """The rules of a style sheet for borders that are no plain line; `selector` has a place for the kind."""
+    return "\n".join(
+        f"{selector.format(kind=kind)}{{stroke-width:{look.wide:g};stroke-dasharray:{look.dashes or 'none'}}}"
+        for kind, look in SIGNS.items()
+        if look.wide != 1
+    )
+
+
+def _listed(colours: dict[str, str]) -> str:
+    return ";".join(f"--{name}:{value}" for name, value in colours.items())

@@ -1,0 +1,185 @@
+"""A picture to print: SVG with its fact sheet, its legend, and the font that it is measured with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from xml.sax.saxutils import escape, quoteattr
+
+from ..layout.font import faces, width, wrapped
+from ..layout.positions import GAP, HEAD, PAD, Placed, Point, place
+from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
+from ..model.labels import MEANINGS
+from .sheet import Sheet, in_words, kinds
+from .style import EVERY, SIGNS, borders, colours
+
+AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, between picture and sheet, the width of a sheet
+NAMES, ROW = 120.0, 18.0  # the width of the names on a sheet, the height of a line of it
+NAME, ABOUT = 22.0, 12.0  # sizes of text
+UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+ARROW = (
+    '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path class="tip" d="M0 1 7 4 0 7z"/></marker>'
+)
+
+
+def svg(root: Shape, opened: Collection[str], sheet: Sheet | None = None, dark: bool = False) -> str:
+    """The picture of `root`, the shapes in `opened` open, and its fact sheet."""
+    placed = place(root, opened)
+    wide, high = drawn_size(placed)
+    head = list(_head(sheet, wide + BESIDE + SHEET)) if sheet else []
+    top = AROUND + (head[-1][0] + 24 if head else 0)
+    beside = list(_sheet(sheet, placed)) if sheet else []
+    left = AROUND + wide + BESIDE
+    whole_width = left + SHEET + AROUND if sheet else wide + 2 * AROUND
+    whole_height = top + max(high, beside[-1][0] if beside else 0) + AROUND
+    w, h = round(whole_width), round(whole_height)
+    title = sheet.title if sheet else root.label.title
+    palette = colours(dark)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
+            'aria-labelledby="title desc">',
+            f'<title id="title">{text(title)}</title>',
+            f'<desc id="desc">{text(in_words(root, sheet))}</desc>',
+            f"<style>{faces()}\n{rules(palette.__getitem__)}</style>",
+            f"<defs>{ARROW}</defs>",
+            f'<rect class="paper" width="{w}" height="{h}"/>',
+            *(f'<g transform="translate({AROUND:g} {AROUND:g})">{line}</g>' for _, line in head),
+            f'<g transform="translate({left:g} {top:g})">',
+            *(line for _, line in beside),
+            "</g>",
+            f'<g transform="translate({AROUND:g} {top:g})">',
+            *picture(placed),
+            "</g>",
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def drawn_size(placed: Placed) -> Point:
+    """The width and height of what `picture` draws, which begins at 0, 0."""
+    return placed.width - 2 * PAD, placed.height - HEAD - 2 * GAP
+
+
+def picture(placed: Placed) -> Iterator[str]:
+    """What is in an open part, without its frame, its corner at 0, 0."""
+    yield f'<g transform="translate({-placed.x - PAD:g} {-placed.y - HEAD - GAP:g})">'
+    for inner in placed.inner:
+        yield from _drawn(inner)
+    yield from _wires(placed)
+    yield "</g>"
+
+
+def rules(colour: Callable[[str], str]) -> str:
+    """The style sheet of pictures, whose colours are what `colour` says of their names."""
+    made = [
+        f"text{{font-family:'Inter W',sans-serif;font-size:{LINE:g}px;fill:{colour('ink')};font-kerning:none}}",
+        f".t{{font-size:{TITLE:g}px;font-weight:600}} .m{{text-anchor:middle}} .s{{fill:{colour('soft')}}}",
+        f".name{{font-size:{NAME:g}px;font-weight:600}} .about{{font-size:{ABOUT:g}px}}",
+        f".paper{{fill:{colour('paper')}}} .rule{{stroke:{colour('rule')}}} .tip{{fill:{colour('line')}}}",
+        f".w,.sign{{fill:none;stroke:{colour('line')};stroke-width:1.4}} .w{{stroke-linejoin:round}}",
+        f"circle{{fill:{colour('paper')};stroke:{colour('stream-edge')};stroke-width:1.4}}",
+        ".mark{fill:none;stroke-width:1.5;stroke-linejoin:round;stroke-linecap:round}",
+    ]
+    for kind in EVERY:
+        edge = colour(f"{kind}-edge")
+        made.append(f".k-{kind}>rect{{fill:{colour(kind)};stroke:{edge}}} .k-{kind}>.mark{{stroke:{edge}}}")
+    made.append(f".open>rect{{fill:{colour('open')}}} .times>rect{{fill:{colour('paper')};stroke:{colour('soft')}}}")
+    made += [f".k-{sign}>circle{{fill:{colour(sign)};stroke:{colour(f'{sign}-edge')}}}" for sign in SIGNS]
+    return "\n".join([*made, borders(".k-{kind}:not(.open)>:is(rect,circle)")])
+
+
+def text(plain: str) -> str:
+    """`plain` as the text of an element, without what XML cannot have."""
+    return escape(UNPRINTABLE.sub("�", plain))
+
+
+# -- parts
+
+
+def _drawn(p: Placed) -> Iterator[str]:
+    """A part and what is in it."""
+    label = p.shape.label
+    yield f"<g class={quoteattr(f'k-{label.kind}' + (' open' if p.open else ''))}><title>{text(p.shape.key)}</title>"
+    yield from _circle(p) if label.symbol else _box(p)
+    for inner in p.inner:
+        yield from _drawn(inner)
+    yield from _wires(p)
+    yield "</g>"
+
+
+def _circle(p: Placed) -> Iterator[str]:
+    cx, cy, r, d = p.x + p.width / 2, p.y + p.height / 2, p.width / 2, 5
+    yield f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{r:g}"/>'
+    if p.shape.label.symbol == "+":
+        yield f'<path class="sign" d="M{cx - d:.1f} {cy:.1f}h{2 * d}M{cx:.1f} {cy - d:.1f}v{2 * d}"/>'
+    else:
+        yield _line(p.shape.label.symbol, cx, cy + 4.5, "t m")
+
+
+def _box(p: Placed) -> Iterator[str]:
+    label = p.shape.label
+    yield f'<rect x="{p.x:.1f}" y="{p.y:.1f}" width="{p.width:.1f}" height="{p.height:.1f}" rx="8"/>'
+    times = f"× {p.shape.part.count}" if p.shape.part.count > 1 else ""
+    pill = width(times, TITLE, True) + 16 if times else 0
+    wide = ICON + width(label.title, TITLE, True) + (8 + pill if times else 0)
+    x = p.x + (12 if p.open else (p.width - wide) / 2)
+    yield f'<path class="mark" transform="translate({x:.1f} {p.y + 9.5:.1f})" d="{EVERY[label.kind].mark}"/>'
+    yield _line(label.title, x + ICON, p.y + 19, "t")
+    if times:
+        left = x + wide - pill
+        yield f'<g class="times"><rect x="{left:.1f}" y="{p.y + 5:.1f}" width="{pill:.1f}" height="19" rx="9.5"/>'
+        yield _line(times, left + pill / 2, p.y + 19, "t m") + "</g>"
+    if not p.open:
+        lines = [(line, "m") for line in label.lines] + [(line, "m s") for line in p.shape.said]
+        for i, (line, style) in enumerate(lines, 1):
+            yield _line(line, p.x + p.width / 2, p.y + 19 + LEADING * i, style)
+
+
+def _line(plain: str, x: float, y: float, style: str) -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{text(plain)}</text>'
+
+
+def _wires(p: Placed) -> Iterator[str]:
+    for wire in p.wires:
+        corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in wire.points)
+        end = "" if wire.target is None else ' marker-end="url(#arrow)"'
+        yield f'<path class="w" d="M{corners}"{end}/>'
+
+
+# -- what is written around
+
+
+def _head(sheet: Sheet, room: float) -> Iterator[tuple[float, str]]:
+    """The title and what the model is, each line with the y where it stands."""
+    y = 18.0
+    for line in wrapped(sheet.title, room, NAME, True):
+        yield y, _line(line, 0, y, "name")
+        y += 28
+    y -= 7
+    for line in wrapped(sheet.about, room, ABOUT):
+        yield y, _line(line, 0, y, "about s")
+        y += 16
+
+
+def _sheet(sheet: Sheet, placed: Placed) -> Iterator[tuple[float, str]]:
+    """The rows of a sheet and the legend, each element with the y where it ends."""
+    y = 0.0
+    for name, value in sheet.rows:
+        yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>' + _line(name, 0, y + 17, "about s")
+        for line in wrapped(value, SHEET - NAMES, ABOUT):
+            yield y + 24, _line(line, NAMES, y + 17, "about")
+            y += ROW
+        y += 7
+    yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>'
+    shown = kinds(p.shape for p in placed.all())
+    for i, kind in enumerate(kind for kind in MEANINGS if kind in shown):
+        x, at = i % 2 * SHEET / 2, y + 20 + i // 2 * 25
+        yield at + 18, f'<g class="k-{kind}">{_swatch(x, at, kind)}{_line(MEANINGS[kind], x + 34, at + 13, "")}</g>'
+
+
+def _swatch(x: float, y: float, kind: str) -> str:
+    rect = f'<rect x="{x:g}" y="{y:g}" width="26" height="18" rx="5"/>'
+    return f'{rect}<path class="mark" transform="translate({x + 8:g} {y + 4:g})" d="{EVERY[kind].mark}"/>'

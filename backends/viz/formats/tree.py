@@ -1,0 +1,68 @@
+"""A picture for the terminal: parts as a tree, with sizes, how often they come, and their parameters."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...numbers import count
+from ..layout.font import one_line
+from ..layout.positions import Placed
+from ..model.outline import Part
+from .sheet import Sheet
+from .style import EVERY
+
+WIDE = 100_000  # columns of a file: nothing is cut or wrapped
+
+
+def tree(placed: Placed, sheet: Sheet | None = None) -> RenderableType:
+    """The parts of `placed` in lines, what is open with its parts below: name and times, what it is, its parameters."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    title = sheet.title if sheet else placed.shape.label.title
+    about = sheet.about if sheet else ""
+    table.add_row(Text(one_line(title), "bold"), Text(one_line(about)), _parameters(placed.shape.part))
+    for i, p in enumerate(placed.inner, 1):
+        for cells in _rows(p, "", i == len(placed.inner)):
+            table.add_row(*cells)
+    return table
+
+
+def plain_tree(placed: Placed, sheet: Sheet | None = None) -> str:
+    """The same without colours."""
+    file = io.StringIO()
+    Console(file=file, width=WIDE, color_system=None, legacy_windows=False).print(tree(placed, sheet))
+    return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
+
+
+def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
+    """The line of a part, and those of what is in it."""
+    label, part = p.shape.label, p.shape.part
+    lines = [line for line in (*label.lines, *p.shape.said) if line]
+    known = bool(lines) and lines[0] == part.name
+    name = part.name if known or label.symbol else label.title
+    told = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines
+    style = EVERY[label.kind].edge
+    yield (
+        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), _times(part)),
+        Text("" if p.open and not known else one_line(" · ".join(told)), style),
+        _parameters(part),
+    )
+    for i, inner in enumerate(p.inner, 1):
+        yield from _rows(inner, before + ("   " if last else "│  "), i == len(p.inner))
+
+
+def _times(part: Part) -> str:
+    return f" × {part.count}" if part.count > 1 else ""
+
+
+def _parameters(part: Part) -> Text:
+    """How many numbers the part has learned that no part before it has; nothing where there is none."""
+    learned = sum(w.learned for v in part.all_vertices() for w in v.weights)
+    return Text(count(learned) if learned else "")

@@ -1,0 +1,4 @@
+"""Layout: boxes, lines and text in pixels.
+
+Never here: output formats, facts.
+"""

@@ -1,0 +1,42 @@
+"""What reads what, for formats that lay out by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..model.outline import Part
+from .positions import Placed
+
+
+def links(placed: Placed) -> list[tuple[str, str]]:
+    """Pairs of keys of closed parts, the second of which reads what the first makes.
+
+    What a repeat makes that is drawn once comes from the parts of its first time.
+    """
+    closed = [p for p in placed.all() if not p.open]
+    made = {name: p.shape.key for p in closed for name in p.shape.part.made}
+    first = dict(pair for p in placed.all() if p.open for pair in _first_names(p.shape.part))
+    found: dict[tuple[str, str], None] = {}
+    for p in closed:
+        for name in p.shape.part.read:
+            while name not in made and name in first:
+                name = first[name]
+            if name in made:
+                found[made[name], p.shape.key] = None
+    return list(found)
+
+
+def ids(placed: Placed) -> dict[str, str]:
+    """A short name for every part by its key: n1, n2, …"""
+    return {p.shape.key: f"n{i}" for i, p in enumerate(placed.all())}
+
+
+def _first_names(part: Part) -> Iterator[tuple[str, str]]:
+    """The values that later times of a repeat make, with what they are called in its first time."""
+    for body in part.others:
+        for one, other in zip(_made(part.children), _made(body), strict=True):
+            yield other, one
+
+
+def _made(parts: list[Part]) -> Iterator[str]:
+    return (name for part in parts for v in part.all_vertices() for name in v.makes)

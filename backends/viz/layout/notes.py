@@ -1,0 +1,52 @@
+"""What is written for values that no line brings to a part, or takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..model.outline import Part
+
+PAST = "past"  # what names of inputs begin with that hold what was computed of earlier tokens
+
+
+def said(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
+    """Lines for `part`: what it reads besides what lines bring, and what it makes besides what they take:
+    outputs of the model that belong to its layer (`gives`), values that others read (`leaves`)."""
+    names = list(dict.fromkeys(called(name, part.path, name in part.shared) for name in read))
+    past = [name.removeprefix(f"{PAST} ") for name in names if name.startswith(f"{PAST} ")]
+    others = [name for name in names if not name.startswith(f"{PAST} ")]
+    if past:
+        others.append(f"{PAST} {', '.join(past)}")
+    if others:
+        yield f"with {', '.join(others)}"
+    given = [carried(name) for name in gives]
+    if given:
+        stem = given[0].partition(" ")[0]
+        given = [f"{stem} {', '.join(name.removeprefix(f'{stem} ') for name in given)}"]
+    if given := [*given, *dict.fromkeys(called(name, part.path) for name in leaves)]:
+        yield f"gives {', '.join(given)}"
+
+
+def called(value: str, path: str, shared: bool = False) -> str:
+    """What `value` is called beside the part at `path`: by the outermost part that made it and is not around both.
+
+    "layers.0.attn.k" is "k" in "layers.0.attn", "attn output" in "layers.0", "encoder.norm" is "encoder output" in
+    "decoder.layers.0"; "layers.0.mlp.down" is "mlp of the layer before" in "layers.1",
+    but "mlp of layer 0" where that is what all layers of a repeat read (`shared`).
+    """
+    if value.startswith(PAST):
+        return carried(value)
+    made, here = value.split("."), path.split(".")
+    while len(made) > 1 and here and made[0] == here[0]:
+        made, here = made[1:], here[1:]
+    if made[0].isdigit() and len(made) > 1:
+        before = not shared and here[:1] and here[0].isdigit() and int(here[0]) == int(made[0]) + 1
+        return f"{made[1]} of {'the layer before' if before else f'layer {made[0]}'}"
+    words = [word for word in made if not word.isdigit()]
+    return words[0] if len(words) < 2 else f"{words[0]} output"
+
+
+def carried(name: str) -> str:
+    """An input or output of one layer, without the number of that: "past_key_values.3.key" is "past key"."""
+    words = [word for word in name.replace("_", ".").split(".") if word and not word.isdigit()]
+    return f"{words[0]} {words[-1]}" if len(words) > 1 else name

@@ -1,0 +1,160 @@
+"""What a picture shows: operations that read and make values, each with the facts that a panel tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.ir import Graph, Node, Param, Value
+from weft.ir.graph.analysis import attributes
+from weft.ir.graph.origins import Origin
+from weft.ir.op import Cost, Trait
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.recipes.spelling import spell
+from weft.ir.types import sizes
+from weft.passes.analysis.counts import cached, elements, learned
+
+from .marks import Mark
+from .work import NONE, Work, of_node, state, step
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter: its name, shape and dtype, how many bytes it has, and the recipe that makes them.
+
+    `learned` is how many numbers of it count as the model's, in the first operation that reads it; `rotary` are the
+    frequencies that it is made of, if these are rotary positions.
+    """
+
+    name: str
+    shape: str
+    dtype: str
+    bytes: int
+    recipe: str
+    learned: int = 0
+    rotary: RopeFrequencies | None = None
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """One operation. `reads` and `makes` are names of values; weights are not among `reads`.
+
+    `roles` are the names of the operands that `reads` are given to, `types` tell what it makes ("f32[seq, 576]").
+    A `view` moves no data. `cost` is None where nobody knows it. `cache` is how many numbers it keeps of a token for
+    those after it, and of how many tokens at most (None: all); `state` what it keeps of every text, however long:
+    numbers in the dtype of the model, and bytes of others. `like` is the operation of weft that one of another format
+    amounts to. `work` is `cost` with numbers and bytes
+    apart, `step` the work for one more token; `mark` is what a comparison says of the operation.
+    """
+
+    name: str
+    op: str
+    scope: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    roles: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    weights: tuple[Weight, ...] = ()
+    cost: Cost | None = None
+    view: bool = False
+    cache: tuple[int, int | None] | None = None
+    state: tuple[int, int] = (0, 0)
+    asks: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    like: Vertex | None = None
+    mark: Mark | None = None
+    work: Work | None = None
+    step: Work = NONE
+
+    @property
+    def meant(self) -> Vertex:
+        """The operation in the words of weft, where there is one."""
+        return self.like or self
+
+
+@dataclass(frozen=True)
+class Network:
+    """Operations in an order in which they can be computed; `inputs` and `outputs` are values by name, with types.
+
+    `marks` are what a comparison says of inputs, by name, and of outputs, by "out." and name. `context` is how many
+    tokens the model is made for, if that is known; `origins` what the parts of a scope were made by: the text of the
+    module, and "file:line" where that is known; `unread` are weights that no operation reads.
+    """
+
+    name: str
+    vertices: tuple[Vertex, ...]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, tuple[str, str]]  # name -> value, type
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    context: int | None = None
+    origins: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
+    unread: tuple[Weight, ...] = ()
+
+
+def network(graph: Graph) -> Network:
+    """What there is to draw of a weft graph."""
+    unseen = {p: elements(p) for p in learned(graph)}
+    return Network(
+        graph.name,
+        tuple(_vertex(node, unseen) for node in graph.nodes),
+        {v.name: str(v.type) for v in graph.inputs.values()},
+        {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
+        context=graph.meta.get("context"),
+        origins={scope: _made(origin) for scope, origin in graph.origins.items() if scope},
+        unread=tuple(_weight(p, unseen.get(p, 0)) for p in graph.params.values() if not p.users),
+    )
+
+
+def _made(origin: Origin) -> tuple[str, str | None]:
+    """What a module is made as, and where."""
+    return repr(origin.made), origin.file and f"{Path(origin.file).name}:{origin.line}"
+
+
+def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
+    """What there is to draw of `node`, which takes the parameters that it reads first out of the `unseen` ones."""
+    read = list(_read(node))
+    kept = cached([node])
+    found = of_node(node)
+    return Vertex(
+        node.output.name,
+        node.op.name,
+        node.scope,
+        tuple(v.name for v, _ in read if not isinstance(v, Param)),
+        tuple(v.name for v in node.outputs),
+        tuple(role for v, role in read if not isinstance(v, Param)),
+        tuple(str(v.type) for v in node.outputs),
+        {k: spell(a) for k, a in attributes(node).items()},
+        tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
+        node.op.node_cost(node),
+        Trait.VIEW in node.op.traits,
+        kept[0] if kept else None,
+        state(node),
+        work=found,
+        step=step(found, node),
+    )
+
+
+def _read(node: Node) -> Iterable[tuple[Value, str]]:
+    """The operands that are there, with what the op calls them."""
+    for i, value in enumerate(node.inputs):
+        if value is not None:
+            yield value, node.op.operands[min(i, len(node.op.operands) - 1)].name
+
+
+def _weight(param: Param, learned: int) -> Weight:
+    kind = param.type
+    shape = ", ".join(map(str, kind.shape))
+    size = sizes.evaluate(kind.bytes, {})
+    return Weight(param.name, f"[{shape}]", kind.dtype.name, size, str(param.recipe), learned, _rotary(param.recipe))
+
+
+def _rotary(recipe: Recipe) -> RopeFrequencies | None:
+    """The frequencies of rotary positions in a recipe."""
+    if isinstance(recipe, RopeFrequencies):
+        return recipe
+    return next(filter(None, map(_rotary, recipe.parts)), None)

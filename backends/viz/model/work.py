@@ -1,0 +1,119 @@
+"""What operations do: FLOPs, and what they move, for a whole text and for one more token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from weft.ir import Node
+from weft.ir.types import TensorType, dtypes, sizes
+from weft.ir.types.sizes import Atom, Monomial, Poly, Size
+from weft.passes.analysis.counts import cached, state_bytes
+from weft.passes.analysis.recurrences import has_state
+
+TOKENS = "seq"  # the size that grows by one with every token
+MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # what the numbers of a model may be, as its user likes
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs and traffic, as polynomials over batch, seq, source.
+
+    `read` and `written` count numbers in the dtype of the model, whichever that is; `read_bytes` and `written_bytes`
+    the bytes of everything else (token ids, masks, packed weights, the sums of recurrences).
+    """
+
+    flops: Size = 0
+    read: Size = 0
+    written: Size = 0
+    read_bytes: Size = 0
+    written_bytes: Size = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def evaluate(self, binding: Mapping[str, int], item: int) -> dict[str, int]:
+        """FLOPs and bytes at given sizes, where a number of the model takes `item` bytes."""
+        at = {f.name: sizes.evaluate(getattr(self, f.name), binding) for f in fields(self)}
+        read, written = (at[name] * item + at[f"{name}_bytes"] for name in ("read", "written"))
+        return {"flops": at["flops"], "read": read, "written": written}
+
+
+NONE = Work()
+
+
+def total(works: Iterable[Work]) -> Work:
+    """The sum."""
+    every = list(works)
+    return Work(*(sizes.total(getattr(work, f.name) for work in every) for f in fields(Work)))
+
+
+def of_node(node: Node) -> Work:
+    """The work of an operation for all tokens of a text at once."""
+    operands = [None if v is None else v.type for v in node.inputs]
+    outputs = [v.type for v in node.outputs]
+
+    def cost(dtype: dtypes.DType) -> tuple[Size, Size, Size]:
+        def stored(t: TensorType | None) -> TensorType | None:
+            return t.with_dtype(dtype) if t is not None and t.dtype in MODEL else t
+
+        found = node.op.cost_of(list(map(stored, operands)), [stored(t) or t for t in outputs], node.attrs)
+        return found.flops, found.read, found.written
+
+    (flops, read, written), (_, wide_read, wide_written) = cost(dtypes.f16), cost(dtypes.f32)
+    reads, writes = sizes.floordiv(wide_read - read, 2), sizes.floordiv(wide_written - written, 2)
+    return Work(flops, reads, writes, read - reads * 2, written - writes * 2)
+
+
+def step(work: Work, node: Node) -> Work:
+    """The `work` of a node for one more token, when the text with this token is `seq` tokens long.
+
+    Weights are read once; keys and values of all tokens come from a cache, that of this one goes there; states are read
+    and written. What does not grow with the text, such as an encoder, is not computed again.
+    """
+    if not any(TOKENS in sizes.names(getattr(work, f.name)) for f in fields(work)):
+        return NONE
+    found = Work(*(_of_one(getattr(work, f.name)) for f in fields(work)))
+    if _goes_on(node):
+        return found  # a cache or a state is among what it reads
+    length, texts = sizes.sym(TOKENS), sizes.sym("batch")
+    for width, window in cached([node]):
+        kept = length if window is None else sizes.minimum(window, length)
+        found += Work(0, kept * width * texts, texts * width)
+    numbers, fixed = state(node)
+    return found + Work(0, texts * numbers, texts * numbers, texts * fixed, texts * fixed)
+
+
+def state(node: Node) -> tuple[int, int]:
+    """What a recurrence keeps of a text, however long: numbers in the dtype of the model, and bytes of others."""
+    fixed = state_bytes([node], 0)
+    return state_bytes([node], 1) - fixed, fixed
+
+
+def _goes_on(node: Node) -> bool:
+    """Whether a node already takes what the tokens before have left."""
+    past = "past_k" in (o.name for o in node.op.operands) and node.operand("past_k") is not None
+    return past or has_state(node)
+
+
+def _of_one(size: Size) -> Size:
+    """What is left for one token of a sum over all of them: of every term one factor `seq` is the token.
+
+    A term that has it only within min, max or a division (how many experts so many tokens ask for) is that of 1 token.
+    """
+    if not isinstance(size, Poly):
+        return size
+    found: Size = 0
+    for mono, coefficient in size.terms:
+        powers = dict(mono)
+        if TOKENS in powers:
+            powers[TOKENS] -= 1
+            found = found + _term(powers, coefficient)
+        else:
+            found = found + sizes.substitute(_term(powers, coefficient), {TOKENS: 1})
+    return found
+
+
+def _term(powers: dict[Atom, int], coefficient: int) -> Size:
+    mono: Monomial = tuple((atom, power) for atom, power in powers.items() if power)
+    return Poly(((mono, coefficient),)) if mono else coefficient

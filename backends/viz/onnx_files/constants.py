@@ -1,0 +1,205 @@
+"""Constants of an ONNX file: weights, small values that are told as text, and sizes computed from shapes.
+
+Exporters write the shape that a Reshape gives as a dozen operations on the shape of some value. Here they become what
+they compute: "[batch, seq, 8, 64]".
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import onnx
+
+from weft.ir.documents import shown
+from weft.ir.errors import WeftError
+
+from .types import BITS, dtype_name, short, tensor_text
+
+Terms = str | tuple[str, ...]  # a size, or sizes one by one; "f(x)" as a whole where they are not known so
+
+WHOLE = re.compile(r"-?\d+")
+SIGNS: Mapping[str, tuple[str, Callable[[int, int], int]]] = {
+    "Add": ("+", operator.add), "Sub": ("-", operator.sub), "Mul": ("*", operator.mul),
+    "Div": ("//", operator.floordiv), "Mod": ("%", operator.mod),
+}  # fmt: skip
+SAME = ("Cast", "Identity")
+_VALUES = (
+    "value",
+    "sparse_value",
+    *(f"value_{kind}" for kind in ("int", "ints", "float", "floats", "string", "strings")),
+)
+SIZING = {
+    "Shape", "Size", "Gather", "Squeeze", "Unsqueeze", "Concat", "Slice", "Reshape", "Equal", "Where", "Floor", "Ceil",
+    "Min", "Max", "Neg", "Sqrt", "ConstantOfShape", "ReduceProd", "Not", "And", "Or", "Greater", "Less",
+    *SIGNS, *SAME,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that no input changes but by its shape. `text` tells small ones and sizes; others are weights.
+
+    `source` is the tensor in the file that it is made from, where that has another name.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    terms: Terms | None
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.terms is None:
+            return ""
+        return short(self.terms if isinstance(self.terms, str) else f"[{', '.join(self.terms)}]")
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return -(-self.elements * BITS.get(self.dtype, 8) // 8)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it may be learned: numbers that are no indices."""
+        return (self.dtype[:1] in "fb" and self.dtype != "bool") or self.dtype in ("i8", "u8", "i4", "u4")
+
+
+def initializer(tensor: onnx.TensorProto) -> Constant:
+    """A tensor of the file: as text if it is one number, or a few whole ones."""
+    dtype, shape = dtype_name(tensor.data_type), tuple(tensor.dims)
+    plain = not shape or math.prod(shape) == 1 or (dtype[:1] in "iu" and len(shape) == 1) or dtype == "string"
+    text = tensor_text(tensor) if plain else ""
+    if not text:
+        return Constant(dtype, shape, None)
+    return Constant(dtype, shape, tuple(text[1:-1].split(", ")) if len(shape) == 1 and not text.endswith("…") else text)
+
+
+def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
+    """What a Constant node makes."""
+    name, given = next(iter(attrs.items()), ("", None))
+    if given is None or len(attrs) > 1 or name not in _VALUES:
+        raise WeftError(
+            f"a Constant has the attributes {', '.join(map(shown, attrs)) or 'none'}, but must have one value"
+        )
+    if name == "value":
+        return initializer(given.t)
+    if name == "sparse_value":
+        return Constant(dtype_name(given.sparse_tensor.values.data_type), tuple(given.sparse_tensor.dims), None)
+    value = onnx.helper.get_attribute_value(given)
+    dtype = {"i": "i64", "f": "f32", "s": "string"}[name.removeprefix("value_")[0]]
+    if isinstance(value, list):
+        return Constant(dtype, (len(value),), tuple(map(str, value)) if len(value) <= 16 else None)
+    return Constant(dtype, (), value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+
+
+def formula(
+    kind: str,
+    inputs: list[str],
+    attrs: Mapping[str, onnx.AttributeProto],
+    constants: Mapping[str, Constant],
+    types: Mapping[str, str],
+) -> Constant | None:
+    """What an operation computes from shapes and constants alone; None if it reads data, or makes such."""
+    if kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in attrs.values()):
+        return None
+    if kind in ("Shape", "Size") and inputs:
+        return Constant("i64", (), _shape(inputs[0], attrs, constants, types, kind))
+    given = [constants.get(x) for x in inputs if x]
+    if not given or any(c is None or c.terms is None for c in given):
+        return None
+    terms = [c.terms for c in given if c is not None and c.terms is not None]
+    return Constant("i64", (), _computed(kind, terms, attrs))
+
+
+def copied(
+    kind: str, inputs: list[str], attrs: Mapping[str, onnx.AttributeProto], constants: Mapping[str, Constant]
+) -> Constant | None:
+    """What an operation makes of a weight if it is only a form of that, as of one that others read too; else None."""
+    held = constants.get(inputs[0]) if inputs and inputs[0] else None
+    if held is None or held.terms is not None or any(x and x not in constants for x in inputs):
+        return None
+    shape = held.shape
+    if kind == "Transpose":
+        order = list(attrs["perm"].ints) if "perm" in attrs else range(len(shape))[::-1]
+        shape = tuple(shape[i] for i in order if i < len(shape))
+    elif kind not in (*SAME, "DequantizeLinear"):
+        return None
+    return replace(held, shape=shape, source=held.source or inputs[0])
+
+
+def _shape(
+    name: str,
+    attrs: Mapping[str, onnx.AttributeProto],
+    constants: Mapping[str, Constant],
+    types: Mapping[str, str],
+    kind: str,
+) -> Terms:
+    if name in constants and constants[name].terms is None:
+        dims = tuple(map(str, constants[name].shape))
+    elif "[" in types.get(name, ""):
+        inner = types[name].partition("[")[2].rstrip("]")
+        dims = tuple(inner.split(", ")) if inner else ()
+    else:
+        return kind.lower()
+    if kind == "Size":
+        return " * ".join(dims) or "1"
+    dims = tuple(f"size {i}" if d == "?" else d for i, d in enumerate(dims))
+    start, end = (attrs[k].i if k in attrs else None for k in ("start", "end"))
+    return dims[slice(start, end)]
+
+
+def _computed(kind: str, terms: list[Terms], attrs: Mapping[str, onnx.AttributeProto]) -> Terms:
+    """The sizes that an operation makes of sizes."""
+    first, *others = terms
+    if kind in SAME:
+        return first
+    if kind == "Unsqueeze":
+        return first if isinstance(first, tuple) else (first,)
+    if kind in ("Squeeze", "Reshape"):
+        return first[0] if isinstance(first, tuple) and len(first) == 1 and kind == "Squeeze" else first
+    if kind == "Concat" and all(isinstance(t, tuple) for t in terms):
+        return tuple(x for t in terms for x in t)
+    if kind in ("Gather", "Slice") and isinstance(first, tuple) and (found := _taken(kind, first, others)) is not None:
+        return found
+    if kind in SIGNS and len(terms) == 2:
+        return _each(kind, terms[0], terms[1])
+    return short(f"{kind}({', '.join(t if isinstance(t, str) else '[' + ', '.join(t) + ']' for t in terms)})")
+
+
+def _taken(kind: str, first: tuple[str, ...], others: list[Terms]) -> Terms | None:
+    """Some of the sizes, by their places; None where these are not known."""
+    numbers = [[t] if isinstance(t, str) else [*t] for t in others]
+    if not numbers or not all(WHOLE.fullmatch(x) for found in numbers for x in found):
+        return None
+    places = [[int(x) for x in found] for found in numbers]
+    if kind == "Gather":
+        if any(not -len(first) <= i < len(first) for i in places[0]):
+            return None
+        picked = tuple(first[i] for i in places[0])
+        return picked if isinstance(others[0], tuple) else picked[0]
+    if len(places) < 2 or any(len(found) != 1 for found in places):
+        return None
+    step = places[3][0] if len(places) > 3 else 1
+    return first[places[0][0] : places[1][0] : step] if step > 0 else None
+
+
+def _each(kind: str, a: Terms, b: Terms) -> Terms:
+    """A sum, product … of sizes, computed where both are numbers."""
+    if isinstance(a, str) and isinstance(b, str):
+        if WHOLE.fullmatch(a) and WHOLE.fullmatch(b) and (int(b) or kind not in ("Div", "Mod")):
+            return str(SIGNS[kind][1](int(a), int(b)))
+        return short(f"({a} {SIGNS[kind][0]} {b})")
+    left = (a,) if isinstance(a, str) else a
+    right = (b,) if isinstance(b, str) else b
+    if len(left) != len(right) and (1 not in (len(left), len(right)) or not (left and right)):
+        return short(f"{kind}({a}, {b})")
+    count = max(len(left), len(right))
+    left, right = left * (count // len(left) or 1), right * (count // len(right) or 1)
+    return tuple(str(_each(kind, x, y)) for x, y in zip(left, right, strict=False))

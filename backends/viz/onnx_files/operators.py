@@ -1,0 +1,189 @@
+"""ONNX operators in the words of weft: what an operation of a file amounts to, for labels, and what its operands are.
+
+Only what is the same in both worlds is translated: a MatMul by a weight is a linear map, a GroupQueryAttention is an
+attention with heads. Everything else keeps the name of its operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.documents import shown
+from weft.ir.errors import WeftError
+
+from ..model.network import Vertex, Weight
+
+MICROSOFT = "com.microsoft"
+
+# What operators outside of the standard call their operands; those of the standard have it in their schema.
+OPERANDS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(operands.split())
+    for name, operands in {
+        "Attention": "input weights bias mask_index past attention_bias past_sequence_length",
+        "MultiHeadAttention": "query key value bias key_padding_mask attention_bias past_key past_value",
+        "GroupQueryAttention": "query key value past_key past_value seqlens_k total_sequence_length cos_cache "
+        "sin_cache position_ids attention_bias head_sink",
+        "PagedAttention": "query key value key_cache value_cache cumulative_sequence_length past_seqlens block_table",
+        "RotaryEmbedding": "input position_ids cos_cache sin_cache",
+        "SkipLayerNormalization": "input skip gamma beta bias",
+        "SkipSimplifiedLayerNormalization": "input skip gamma bias",
+        "SimplifiedLayerNormalization": "X scale",
+        "EmbedLayerNormalization": "input_ids segment_ids word_embedding position_embedding segment_embedding gamma "
+        "beta mask position_ids",
+        "MatMulNBits": "A B scales zero_points g_idx bias",
+        "GatherBlockQuantized": "data indices scales zero_points",
+        "FusedMatMul": "A B",
+        "DynamicQuantizeMatMul": "A B b_scale b_zero_point bias",
+        "MoE": "input router_probs fc1_experts_weights fc1_experts_bias fc2_experts_weights fc2_experts_bias "
+        "fc3_experts_weights fc3_experts_bias",
+        "QMoE": "input router_probs fc1_experts_weights fc1_scales fc1_experts_bias fc2_experts_weights fc2_scales "
+        "fc2_experts_bias fc3_experts_weights fc3_scales fc3_experts_bias",
+        "BiasGelu": "A B",
+        "FastGelu": "X bias",
+        "CausalConvWithState": "input weight bias past_state",
+        "LinearAttention": "query key value past_state decay beta",
+    }.items()
+}
+
+_SAME = {
+    "Add": "add", "Sum": "add", "Mul": "mul", "Sub": "sub", "Div": "div",
+    "RMSNormalization": "rms_norm", "SimplifiedLayerNormalization": "rms_norm", "LayerNormalization": "layer_norm",
+    "SkipLayerNormalization": "add_norm", "SkipSimplifiedLayerNormalization": "add_norm",
+    "RotaryEmbedding": "rope", "MatMul": "matmul", "FusedMatMul": "matmul", "Gemm": "matmul", "MatMulInteger": "matmul",
+    "Gelu": "gelu", "FastGelu": "gelu", "BiasGelu": "gelu", "Relu": "relu", "Swish": "swish", "Elu": "elu",
+    "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus", "Split": "split", "Concat": "concat",
+    "CausalConvWithState": "causal_conv", "EmbedLayerNormalization": "embedding",
+}  # fmt: skip
+
+# Their results are their first operand in another shape, order or precision: they are drawn with what makes that.
+VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike", "Expand"}
+
+
+def alike(v: Vertex, given: Mapping[str, str]) -> Vertex | None:
+    """The operation of weft that `v` amounts to, with its attributes and weights as weft has them; None: none.
+
+    `given` are the types of its operands by their roles.
+    """
+    if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
+        heads = [_heads(given.get(role, "")) for role in ("Q", "K")]
+        return (
+            _attention(replace(v, attrs={**v.attrs, "q_num_heads": heads[0], "kv_num_heads": heads[1]}))
+            if all(heads)
+            else None
+        )
+    make = _MADE.get(v.op)
+    found = make(v) if make is not None else None
+    if found is None and v.op in _SAME:
+        found = replace(v, op=_SAME[v.op])
+    return found
+
+
+def _by_weight(v: Vertex) -> Vertex | None:
+    """A product by a weight of two dimensions is a linear map: weft has those as [out, in]."""
+    shape = _shape(v.weights[0]) if v.weights and "A" in v.roles else ()
+    if len(shape) != 2:
+        return None
+    turned = v.attrs.get("transB", "0") != "0"
+    return replace(v, op="linear", weights=(_reshaped(v.weights[0], shape if turned else shape[::-1]), *v.weights[1:]))
+
+
+def _packed(v: Vertex) -> Vertex | None:
+    """MatMulNBits: the weight is in blocks; its attributes tell how large it is."""
+    if not v.weights or not {"N", "K"} <= v.attrs.keys():
+        return None
+    return replace(v, op="linear", weights=(_reshaped(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:]))
+
+
+def _lookup(v: Vertex) -> Vertex | None:
+    """Rows of a table of weights by tokens or positions."""
+    table = v.weights[0] if v.weights and "indices" in v.roles else None
+    if table is None or len(_shape(table)) != 2 or v.attrs.get("axis", "0") != "0":
+        return None
+    return replace(v, op="embedding", weights=(table,))
+
+
+def _attention(v: Vertex) -> Vertex | None:
+    heads = v.attrs.get("num_heads") or v.attrs.get("q_num_heads")
+    if heads is None:
+        return None
+    attrs = {"heads": heads, "kv_heads": v.attrs.get("kv_num_heads", heads)}
+    window = v.attrs.get("local_window_size", "-1")
+    attrs |= {"window": window} if _number(v, "local_window_size", -1) > 0 else {}
+    cap = v.attrs.get("softcap", "0")
+    attrs |= {"softcap": cap} if _number(v, "softcap", 0) > 0 else {}
+    sinks = replace(v, roles=tuple("sinks" if role == "head_sink" else role for role in v.roles))
+    return replace(sinks, op="rotary_attention" if v.attrs.get("do_rotary", "0") != "0" else "attention", attrs=attrs)
+
+
+def _number(v: Vertex, name: str, otherwise: float) -> float:
+    """Return the attribute `name` as a number; files may hold any other kind under that name.
+
+    Raises:
+        WeftError: if it is none.
+    """
+    try:
+        return float(v.attrs.get(name, otherwise))
+    except ValueError:
+        raise WeftError(f"{v.name} ({v.op}): {name} is {shown(v.attrs[name])}, not a number") from None
+
+
+def _heads(kind: str) -> str:
+    """The number of heads of queries or keys of a type as f32[batch, heads, seq, head]; "" where that is not known."""
+    sizes = kind.partition("[")[2].rstrip("]").split(", ")
+    return sizes[1] if len(sizes) == 4 and sizes[1].isdigit() else ""
+
+
+def _experts(v: Vertex) -> Vertex | None:
+    return replace(v, op="moe", attrs={"active": v.attrs["k"]} if "k" in v.attrs else {})
+
+
+def _swish(v: Vertex) -> Vertex:
+    """x · sigmoid(alpha x): Swish where alpha is 1, else the sigmoid form of GELU."""
+    return replace(v, op="swish" if math.isclose(_number(v, "alpha", 1.702), 1) else "gelu")
+
+
+_MADE: Mapping[str, Callable[[Vertex], Vertex | None]] = {
+    "MatMul": _by_weight, "FusedMatMul": _by_weight, "Gemm": _by_weight, "MatMulInteger": _by_weight,
+    "DynamicQuantizeMatMul": _by_weight, "MatMulNBits": _packed, "Gather": _lookup, "GatherBlockQuantized": _lookup,
+    "Attention": _attention, "MultiHeadAttention": _attention, "GroupQueryAttention": _attention,
+    "PagedAttention": _attention, "MoE": _experts, "QMoE": _experts, "QuickGelu": _swish,
+}  # fmt: skip
+
+
+def _shape(weight: Weight) -> tuple[str, ...]:
+    inner = weight.shape.strip("[]")
+    return tuple(inner.split(", ")) if inner else ()
+
+
+def _reshaped(weight: Weight, shape: tuple[Any, ...]) -> Weight:
+    return replace(weight, shape=f"[{', '.join(map(str, shape))}]")
+
+
+def gates(vertices: list[Vertex]) -> list[Vertex]:
+    """`vertices`, with what they amount to together: x · sigmoid(x) is a Swish, its product with another value a gate.
+
+    Exporters write both in single operations.
+    """
+    made = {name: i for i, v in enumerate(vertices) for name in v.makes}
+    found = list(vertices)
+    for i, v in enumerate(vertices):
+        if v.op != "Mul" or len(v.reads) != 2:
+            continue
+        for a, b in (v.reads, v.reads[::-1]):
+            source, other = (found[made[x]] if x in made else None for x in (a, b))
+            if source is None:
+                continue
+            if source.op == "Sigmoid" and source.reads == (b,):
+                found[i] = replace(v, like=replace(v, op="swish"))
+            elif source.meant.op in _GATES and other is not None and other.meant.op in ("linear", "split"):
+                found[i] = replace(v, like=replace(v, op="glu", attrs={"activation": _GATES[source.meant.op]}))
+            else:
+                continue
+            break
+    return found
+
+
+_GATES = {"swish": "silu", "gelu": "gelu", "relu": "relu"}

@@ -1,0 +1,116 @@
+"""Equal stretches of operations, one after the other: the layers of a model whose names do not tell them.
+
+Two operations are equal if they have the same operator, attributes and shapes of weights, and if each of their operands
+is the same value, or was made equally far before them. The stretch that covers most comes first; then what is left of
+it and right of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .constants import Constant
+
+SHORTEST = 5  # operations of a layer
+
+
+class Operation(Protocol):
+    """What is asked of an operation."""
+
+    kind: str
+    attrs: dict[str, Any]
+    inputs: list[str]
+    outputs: list[str]
+
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def segments(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
+    """The scope of every operation: ("layers", "0") …, or () outside of layers."""
+    scopes: list[tuple[str, ...]] = [()] * len(ops)
+    kinds, reads = _coded(ops, constants)
+    names, left = iter(("layers", *(f"layers_{i}" for i in range(2, len(ops) + 2)))), [(0, len(ops))]
+    while left:
+        start, end = left.pop()
+        found = _longest(kinds[start:end], reads[start:end])
+        if found is None:
+            continue
+        first, period, count = found
+        first, name = _phase(ops, first + start, period, count), next(names)
+        count -= first + count * period > end
+        for i in range(first, first + period * count):
+            scopes[i] = (name, str((i - first) // period))
+        left += [(first + period * count, end), (start, first)]
+    return scopes
+
+
+def _coded(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
+    """What every operation is, as a number, and where each of its operands was made (below -1: inputs; -1: none)."""
+    numbers: dict[Hashable, int] = {}
+    inputs: dict[str, int] = {}
+    made = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
+    widest = max((len(op.inputs) for op in ops), default=0)
+    kinds = np.zeros(len(ops), np.int64)
+    reads = np.full((len(ops), widest), -1, np.int64)
+    for i, op in enumerate(ops):
+        weights = []
+        for k, x in enumerate(op.inputs):
+            held = constants.get(x)
+            weights.append(None if held is None else (held.dtype, held.shape, held.text))
+            if x and held is None:
+                reads[i, k] = made[x] if x in made else inputs.setdefault(x, -2 - len(inputs))
+        attrs = tuple(sorted((name, a.SerializeToString()) for name, a in op.attrs.items()))
+        kinds[i] = numbers.setdefault((op.kind, attrs, tuple(weights), len(op.outputs)), len(numbers))
+    return kinds, reads
+
+
+def _longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
+    """The first operation, the length and the number of the layers that cover most; of equals the shortest layer."""
+    best, found = 0, None
+    for period in range(SHORTEST, len(kinds) // 2 + 1):
+        same = kinds[period:] == kinds[:-period]
+        ahead = reads[period:] - reads[:-period]
+        alike = same & ((ahead == period) | (ahead == 0)).all(axis=1)
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], alike.astype(np.int8), [0]))))
+        for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            first = _earlier(start, period, same, reads)
+            covered = (end - first) // period + 1
+            if end - start >= SHORTEST and covered > 1 and covered * period > best:
+                best, found = covered * period, (first, period, covered)
+    return found
+
+
+def _earlier(start: int, period: int, same: Array, reads: Array) -> int:
+    """The first operation of the first layer, which may read from before it what others read of the layer before."""
+    names: dict[int, int] = {}
+    first = start
+    for i in range(start - 1, max(start - period, -1), -1):
+        if not same[i]:
+            break
+        for before, value in zip(reads[i].tolist(), reads[i + period].tolist(), strict=True):
+            if value in (before, before + period):
+                continue
+            if value < 0 or before < 0 or names.setdefault(value, before) != before:
+                return first
+        first = i
+    return first
+
+
+def _phase(ops: Sequence[Operation], first: int, period: int, count: int) -> int:
+    """Where layers begin: where the fewest values go from one to the next."""
+    made = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
+    last = list(range(len(ops)))
+    for i, op in enumerate(ops):
+        for x in op.inputs:
+            if x in made:
+                last[made[x]] = max(last[made[x]], i)
+    middle = first + period * max(0, count // 2 - 1)
+
+    def crossing(cut: int) -> int:
+        return sum(last[i] >= cut for i in range(max(0, cut - 2 * period), cut))
+
+    return first + min(range(period), key=lambda shift: crossing(middle + shift))

@@ -1,0 +1,87 @@
+"""A page of models side by side, to filter and to sort, each with its picture, its facts and the page that opens it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+
+from ..formats import style
+from ..formats.sheet import Sheet, in_words
+from ..formats.svg import ARROW, drawn_size, picture, rules
+from ..layout.font import faces
+from ..layout.positions import place
+from ..layout.scene import Shape
+from . import page
+
+FACES, TITLE, DATA = "\ue000", "\ue001", "\ue002"  # where the script puts what it has of a model into a page
+SELECTORS = re.compile(r"([^{}]+)\{")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A model of a gallery: its facts, its shapes with those that are open, `groups` to choose it by (a name for each
+    sort of group, with the groups it is in), and `numbers` to sort it by."""
+
+    sheet: Sheet
+    root: Shape
+    opened: Collection[str]
+    groups: Mapping[str, Sequence[str]]
+    numbers: Mapping[str, int]
+
+
+def gallery(cards: Sequence[Card], title: str) -> str:
+    """The page that shows `cards`."""
+    environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
+    web = files(__package__)
+    data = {
+        "cards": [{"name": name, **_card(card)} for name, card in zip(_names(cards), cards, strict=True)],
+        "common": page.common(),
+        "shell": page.shell(TITLE, DATA, FACES),
+        "places": {"faces": FACES, "title": TITLE, "data": DATA},
+    }
+    sheets = [style.variables(), within(".picture", rules(lambda name: f"var(--{name})"))]
+    return environment.get_template("gallery.html.j2").render(
+        title=title,
+        faces=faces(),
+        arrow=ARROW,
+        style="\n".join([*sheets, (web / "styles" / "gallery.css").read_text(encoding="utf-8")]),
+        data=page.as_json(data),
+        script=(web / "scripts" / "gallery.js").read_text(encoding="utf-8"),
+    )
+
+
+def within(place: str, sheet: str) -> str:
+    """The rules of a style sheet for what is in `place` only."""
+    return SELECTORS.sub(lambda m: ",".join(f"{place} {s.strip()}" for s in m[1].split(",")) + "{", sheet)
+
+
+def _names(cards: Sequence[Card]) -> list[str]:
+    """What cards are called in the address: by their titles, numbered where several have one."""
+    seen = Counter[str]()
+    names = []
+    for card in cards:
+        seen[card.sheet.title] += 1
+        names.append(card.sheet.title + (f"-{n}" if (n := seen[card.sheet.title]) > 1 else ""))
+    return names
+
+
+def _card(card: Card) -> dict[str, Any]:
+    placed = place(card.root, card.opened)
+    wide, high = drawn_size(placed)
+    return {
+        "title": card.sheet.title,
+        "about": card.sheet.about,
+        "rows": card.sheet.rows,
+        "words": in_words(card.root, None),
+        "groups": card.groups,
+        "numbers": card.numbers,
+        "size": [round(wide + 2), round(high + 2)],
+        "picture": "".join(picture(placed)),
+        "page": page.contents(card.root, card.opened),
+    }

@@ -1,0 +1,82 @@
+"""The page: one file with everything in it, which opens without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+
+from .. import panels
+from ..formats import style
+from ..layout import positions as place
+from ..layout.font import advances, faces
+from ..layout.scene import ALL, ICON, LEADING, LINE, TITLE, Shape
+from ..model import devices
+from ..model.labels import KINDS
+from . import plain
+
+MOST = 12_000  # shapes that are placed at once
+NUMBERS = ("GAP", "APART", "LANE", "PASS", "ACROSS", "PAD", "HEAD", "RAIL", "PORT", "SPREAD", "EDGE", "OVER", "BESIDE")
+SCRIPTS = (
+    *("base", "repeats", "views", "layout", "draw", "move", "lines", "names", "panel", "open", "search", "keys"),
+    *("numbers", "panels/chart", "panels/attention", "panels/positions", "panels/caches", "panels/experts", "sizes"),
+    *("panels/prompt", "diff", "steps", "state"),
+)
+STYLES = ("page", "charts", "diff")
+
+
+def page(root: Shape, opened: Collection[str], more: Mapping[str, Any] | None = None) -> str:
+    """The page that shows `root`, at first with the shapes in `opened` open; `more` is plain data for its scripts."""
+    return shell(root.label.title, as_json(common() | contents(root, opened) | {**(more or {})}), faces())
+
+
+def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
+    """The data of a page that are of its model."""
+    known: dict[str, Any] = {"root": plain.shape(root), "opened": sorted(opened)}
+    if root.network is not None:
+        context = root.network.context or devices.TOKENS
+        known |= {"tokens": min(devices.TOKENS, context), "panels": panels.data(root.network)}
+        known["origins"] = _origins(root.network.origins)
+    return known
+
+
+def _origins(found: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
+    """What parts were made by: distinct `modules`, and which of them made the parts of a scope (`of`)."""
+    modules = list(dict.fromkeys(found.values()))
+    places = {made: i for i, made in enumerate(modules)}
+    return {"modules": modules, "of": {scope: places[made] for scope, made in found.items()}}
+
+
+def common() -> dict[str, Any]:
+    """The data that every page has."""
+    return {
+        "most": MOST,
+        "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},
+        "advances": advances(bold=True),
+        "sizes": {name: getattr(place, name) for name in NUMBERS}
+        | {"TITLE": TITLE, "LINE": LINE, "LEADING": LEADING, "ICON": ICON, "ALL": ALL},
+        "numbers": devices.data(),
+    }
+
+
+def as_json(data: Any) -> str:
+    """Plain data for a script element."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def shell(title: str, data: str, faces: str) -> str:
+    """A page around its data and its fonts."""
+    environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
+    web = files(__package__)
+    sheets = [(web / "styles" / f"{name}.css").read_text(encoding="utf-8") for name in STYLES]
+    borders = style.borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        data=data,
+        scripts=[(web / "scripts" / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
+        style="\n".join([style.variables(), *sheets, borders]),
+        faces=faces,
+    )

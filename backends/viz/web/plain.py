@@ -1,0 +1,176 @@
+"""Shapes as plain data for a page. A repeat is told once, with what is not the same every time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..layout.arrange import Box, Branches, Column, Item, Pass
+from ..layout.scene import Shape, Size, times
+from ..model import facts
+from ..model.marks import KEPT, Mark
+from ..model.network import Vertex
+
+QUOTED = re.compile(r"""(['"])(.*?)\1""")
+NUMBER = re.compile(r"\d+")
+NUMBERED = re.compile(r"\d+(-\d+)?")
+
+
+def shape(s: Shape) -> dict[str, Any]:
+    """A shape and all that may be drawn in it."""
+    found: dict[str, Any] = {
+        "key": s.key,
+        "title": s.label.title,
+        "lines": s.label.lines,
+        "kind": s.label.kind,
+        "closed": _size(s.closed),
+    }
+    optional = {
+        "symbol": s.label.symbol,
+        "notes": s.said,
+        "ops": [_vertex(v) for v in s.part.vertices],
+        "facts": facts.data(facts.facts(s.part)),
+    }
+    found |= {name: value for name, value in optional.items() if value}
+    if s.arrangement is not None:
+        found["head"] = round(s.head, 2)
+        found |= {"rails": s.arrangement.rails} if s.arrangement.rails else {}
+        found["box"] = _box(s.arrangement.box)
+        found["wires"] = [[x.source, x.target, x.values, x.bend, x.region, x.lanes] for x in s.arrangement.lines]
+        found["inner"] = [shape(i) for i in s.inner]
+    if s.part.count > 1:
+        found["repeat"] = _repeat(s)
+    return found
+
+
+def _size(size: Size) -> list[float]:
+    return [round(size.width, 2), size.height, round(size.axis, 2)]
+
+
+def _box(box: Box) -> Any:
+    """A box as plain data: a number, ["c", …] for a column, ["b" or "p", …] for branches without and with a bypass,
+    ["r", lanes, rows], ["|", source, target] for a line that passes."""
+    if isinstance(box, Item):
+        return box.index
+    if isinstance(box, Pass):
+        return ["|", box.source, box.target]
+    if isinstance(box, Column):
+        return ["c", *map(_box, box.boxes)]
+    if isinstance(box, Branches):
+        return ["p" if box.bypass else "b", *map(_box, box.boxes)]
+    return ["r", box.lanes, *([_box(x) for x in row] for row in box.rows)]
+
+
+def _vertex(v: Vertex) -> dict[str, Any]:
+    return {
+        "name": v.name,
+        "op": v.op,
+        "attrs": dict(v.attrs),
+        "reads": list(itertools.zip_longest(v.roles, v.reads, fillvalue="")),
+        "makes": list(zip(v.makes, v.types, strict=False)),
+        "weights": [[w.name, w.shape, w.dtype, w.bytes, w.recipe] for w in v.weights],
+        **({"mark": _mark(v.mark)} if v.mark and v.mark.sign != KEPT else {}),
+    }
+
+
+def _mark(mark: Mark) -> dict[str, Any]:
+    """What a comparison says of an operation; what is nothing is left out."""
+    found = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
+    return {"sign": mark.sign} | {name: value for name, value in found.items() if value}
+
+
+# -- repeats
+
+
+@dataclass(frozen=True)
+class Move:
+    """How names change from one time of a repeat to another.
+
+    The number at place `depth` of names that begin with `prefix`, counted by dots, grows; in quoted text, that is in
+    recipes, the first number between dots that is one of those of this time, `low` to `high`.
+    """
+
+    prefix: str
+    depth: int
+    low: int
+    high: int
+
+    def moved(self, text: str, by: int) -> str:
+        """`text` with `by` added to the number of the names in it."""
+        if not text.startswith(self.prefix) or "." not in text:
+            return QUOTED.sub(lambda m: f"{m[1]}{self._key(m[2], by)}{m[1]}", text)
+        words = text.split(".")
+        if len(words) > self.depth and NUMBERED.fullmatch(words[self.depth]):
+            words[self.depth] = _added(words[self.depth], by)
+        return ".".join(words)
+
+    def _key(self, key: str, by: int) -> str:
+        words = key.split(".")
+        for i, word in enumerate(words):
+            if word.isdecimal() and self.low <= int(word) <= self.high:
+                return ".".join([*words[:i], str(int(word) + by), *words[i + 1 :]])
+        return key
+
+
+def _added(word: str, by: int) -> str:
+    return NUMBER.sub(lambda m: str(int(m[0]) + by), word)
+
+
+def _repeat(s: Shape) -> dict[str, Any]:
+    """How often a part is computed, and what its times look like.
+
+    `once` is the first time, the second is the first with the number in its names moved by `period`, every other one is
+    the second moved: but for what `changed` says, lists of a path and the value there, by the number of a time.
+    """
+    whole = times(s)
+    assert whole.arrangement is not None
+    rails = {line.region: line.values for line in whole.arrangement.lines if line.bend == "rail"}
+    rounds = [_normal(shape(i)) for i in whole.inner]
+    low, high = _span(rounds[0]["key"])
+    period = _span(rounds[1]["key"])[0] - low
+    prefix = ".".join([*rounds[0]["key"].split(".")[:-1], ""])
+    move = Move(prefix, prefix.count("."), low, high)
+    later = replace(move, low=low + period, high=high + period)
+    changed = {1: list(_changed(rounds[0], rounds[1], lambda text: move.moved(text, period)))}
+    for i in range(2, len(rounds)):
+        changed[i] = list(_changed(rounds[1], rounds[i], functools.partial(later.moved, by=(i - 1) * period)))
+    folded = len(s.part.children) == 1  # then the first time has in it what the folded part has
+    return {
+        "count": s.part.count,
+        "parallel": s.part.parallel,
+        "period": period,
+        "rails": list(rails.values()),
+        "moves": [vars(move), vars(later)],
+        "once": {k: v for k, v in rounds[0].items() if not folded or k not in ("inner", "box", "wires")},
+        "changed": {i: found for i, found in changed.items() if found},
+    }
+
+
+def _normal(plain: Any) -> Any:
+    """As JSON has it: sequences are lists."""
+    return json.loads(json.dumps(plain))
+
+
+def _span(key: str) -> tuple[int, int]:
+    """The first and last number of a layer, or of layers, by its key."""
+    numbers = [int(n) for n in NUMBER.findall(key.rpartition(".")[2])]
+    return numbers[0], numbers[-1]
+
+
+def _changed(before: Any, found: Any, moved: Callable[[str], str]) -> Iterator[tuple[list[str | int], Any]]:
+    """Where plain data is not what was before with its texts moved, and what is there."""
+    if isinstance(before, dict) and isinstance(found, dict) and before.keys() == found.keys():
+        pairs = [(name, before[name], found[name]) for name in found]
+    elif isinstance(before, list) and isinstance(found, list) and len(before) == len(found):
+        pairs = [(i, *both) for i, both in enumerate(zip(before, found, strict=True))]
+    else:
+        if (moved(before) if isinstance(before, str) else before) != found:
+            yield [], found
+        return
+    for name, a, b in pairs:
+        yield from (([name, *path], value) for path, value in _changed(a, b, moved))

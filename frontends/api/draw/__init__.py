@@ -1,0 +1,4 @@
+"""Pictures of sources, differences and galleries.
+
+Never here: layout, output formats.
+"""

@@ -1,0 +1,90 @@
+"""What can be drawn: every source, ONNX files of any exporter, and folders that weft compiled."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.backends.runtime.folder import MANIFEST, TORCH, read_manifest
+from weft.backends.viz.model.network import Network, network
+from weft.backends.viz.onnx_files.network import joined, onnx_network
+from weft.ir.documents import Record, expanded
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.passes import run_passes
+
+from ...formats.weft.recorded import recorded_source
+from ..source.sources import Model, load_source
+
+MODEL, ENCODER = "model.onnx", "encoder.onnx"
+
+
+def described(source: Any, trust: bool = False) -> Network:
+    """What there is to draw of `source`: whatever `load_source` takes, an ONNX file, or a compiled folder.
+
+    Raises:
+        WeftError: if it cannot be read, or is a folder of PyTorch whose source is gone, or is code that needs `trust`.
+    """
+    path = expanded(source) if isinstance(source, (str, Path)) else None
+    if path is None:
+        return network(load_source(source).graph)
+    if path.suffix == ".onnx":
+        return onnx_network(path)
+    if (path / MANIFEST).is_file():
+        return _compiled(path, trust)
+    if _is_onnx(path):
+        return replace(onnx_network(path / MODEL), name=path.name)
+    return network(load_source(source).graph)
+
+
+def loaded(source: Any) -> Model | None:
+    """The model that `source` is or names; None for an ONNX file or a compiled folder, which is one no more."""
+    path = expanded(source) if isinstance(source, (str, Path)) else None
+    built = path is not None and (path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path))
+    return None if built else load_source(source)
+
+
+def named_files(*sources: Any) -> list[Path]:
+    """Return the files that are named by `sources`, or read for them: nothing may be written in their place."""
+    found = [s.files if isinstance(s, Model) else (expanded(s),) for s in sources if _names(s)]
+    return [path for paths in found for path in paths if path.is_file()]
+
+
+def _names(source: Any) -> bool:
+    return isinstance(source, (str, Path, Model))
+
+
+def _is_onnx(folder: Path) -> bool:
+    """Whether a folder has an ONNX model, and no other weights of which that is one form."""
+    return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
+
+
+def _compiled(folder: Path, trust: bool) -> Network:
+    """The model in a folder of `weft compile`, with the name of what it came from."""
+    manifest = read_manifest(folder)
+    spec = manifest.record("source", {}).text("spec", None)
+    if manifest.text("target", None) == TORCH:
+        return network(_rebuilt(folder, manifest, trust))
+    files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
+    if not files:
+        raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is not whole; compile it anew")
+    found = joined([onnx_network(file) for file in files])
+    return replace(found, name=_name(spec)) if spec else found
+
+
+def _rebuilt(folder: Path, manifest: Record, trust: bool) -> Graph:
+    """Return the graph that a folder of PyTorch was made from: its source, rewritten by its pipeline."""
+    pipeline = manifest.text("pipeline", "")
+    try:
+        graph = recorded_source(folder, manifest, trust).graph
+    except WeftError as e:
+        raise WeftError(f"{folder} holds Python, which is drawn by way of its source: {e}") from e
+    return run_passes(graph, pipeline) if pipeline else graph
+
+
+def _name(spec: str) -> str:
+    """A source by the last word of its name: of a file or folder, or of an object in one."""
+    last = spec.rpartition(":")[2] if re.search(r"\.py:\w+$", spec) else Path(spec).name
+    return re.sub(r"\.(gguf|weft|onnx|py)$", "", last)

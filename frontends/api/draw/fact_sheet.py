@@ -1,0 +1,90 @@
+"""The facts of a model as rows to read: the numbers of `weft inspect --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from weft.backends.numbers import count, size
+from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.model.network import Network
+
+from ...models.presets import PRESETS
+from ..inspect.dimensions import Dimensions
+from ..inspect.inspection import Inspection, inspect
+from ..source.sources import Model
+
+MIXERS = {
+    "selective_scan": "Mamba",
+    "ssd": "Mamba-2",
+    "linear_attention": "linear attention",
+    "gated_linear_attention": "gated linear attention",
+}
+
+
+def fact_sheet(model: Model, found: Inspection | None = None) -> Sheet:
+    """What is written beside a picture of `model`, of which `found` is what `inspect` tells."""
+    found = found or inspect(model)
+    about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
+    return Sheet(titled(model), f"{about} · {found.kind}", tuple(_rows(found)))
+
+
+def titled(model: Model) -> str:
+    """What a model is called: by its preset, its file or folder, or its graph."""
+    file, _, name = model.spec.partition(".py:")
+    if name:
+        return Path(file).name if name == "model" else f"{Path(file).name} · {name}"
+    known = Path(model.spec).suffix in (".py", ".gguf", ".weft")
+    return (Path(model.spec).stem if known else Path(model.spec).name) or model.graph.name
+
+
+def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
+    sizes = found.dimensions
+    yield "Parameters", f"{found.parameters:,}"
+    if found.active_parameters != found.parameters:
+        yield "Active for a token", f"{found.active_parameters:,}"
+    yield "Layers", str(found.layers)
+    told = {
+        "Width": _numbers(sizes.width),
+        "Attention": _attention(sizes),
+        "Window": _numbers(sizes.windows),
+        "Recurrence": ", ".join(MIXERS[name] for name in sizes.recurrences),
+        "Feed-forward": _numbers(sizes.hidden),
+        "Experts": "; ".join(
+            f"{e.count} of {e.hidden:,}" + (f", {e.active} active" if e.active else "") for e in sizes.experts
+        ),
+        "Shared expert": _numbers(sizes.shared),
+        "Vocabulary": f"{found.vocab:,}" if found.vocab else "",
+        "Context": f"{found.context:,}" if found.context else "",
+        "Positions": "; ".join(sizes.positions),
+    }
+    yield from ((name, value) for name, value in told.items() if value)
+    kept = found.json()
+    for name, key in (("KV cache a token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
+        if taken := (kept[key] or {}).get("f16"):
+            yield name, f"{size(taken)} in f16"
+    yield "FLOPs a token", f"{count(found.flops_per_token)}, seeing {found.tokens:,} tokens"
+
+
+def _attention(sizes: Dimensions) -> str:
+    told = []
+    if sizes.heads:
+        told.append(f"{_numbers(sizes.heads)} heads")
+    if sizes.kv_heads and sizes.kv_heads != sizes.heads:
+        told.append(f"{_numbers(sizes.kv_heads)} KV heads")
+    if sizes.head_dim:
+        told.append(f"{_numbers(sizes.head_dim)} wide")
+    if sizes.latent:
+        told.append(f"latent of {_numbers(sizes.latent)}")
+    return ", ".join(told)
+
+
+def _numbers(found: Iterable[int]) -> str:
+    return " and ".join(f"{n:,}" for n in found)
+
+
+def short_sheet(network: Network) -> Sheet:
+    """The same for what is no model of weft: its name, and what can be counted of it."""
+    parameters = sum(w.learned for v in network.vertices for w in v.weights)
+    rows = (("Operations", f"{len(network.vertices):,}"), ("Parameters", f"{parameters:,}"))
+    return Sheet(network.name, f"{network.name} as it was compiled or exported", rows)

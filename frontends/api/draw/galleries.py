@@ -1,0 +1,78 @@
+"""`weft gallery`: models side by side, by default all presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.backends.storage import whole_file
+from weft.backends.viz.layout.scene import scene, unfolded
+from weft.backends.viz.model.network import network
+from weft.backends.viz.web.gallery import Card, gallery
+from weft.ir.errors import WeftError
+
+from ...models.presets import PRESETS
+from ..inspect.inspection import Inspection, inspect
+from ..source.sources import load_source
+from .drawable import named_files
+from .fact_sheet import fact_sheet
+
+
+def write_gallery(
+    out: Path, sources: Sequence[Any] = (), step: Callable[[str, int, int], None] = lambda stage, done, total: None
+) -> int:
+    """Write the page of `sources`, all presets if there are none, to `out`, whole or not at all; how many there are.
+
+    Raises:
+        WeftError: if a source cannot be read, or `out` does not end in .html or cannot be written.
+    """
+    if out.suffix != ".html":
+        raise WeftError(f"a gallery is a page: {out} must end in .html")
+    wanted = list(sources) or list(PRESETS)
+    cards = []
+    for i, source in enumerate(wanted):
+        step("drawing", i, len(wanted))
+        cards.append(card(source))
+    step("drawing", len(wanted), len(wanted))
+    with whole_file(out, named_files(*wanted)) as path:
+        path.write_text(gallery(cards, "Architectures"), encoding="utf-8")
+    return len(cards)
+
+
+def card(source: Any) -> Card:
+    """What a gallery shows of a source."""
+    model = load_source(source)
+    found = inspect(model)
+    root = scene(network(model.graph))
+    return Card(fact_sheet(model, found), root, unfolded(root), dict(_groups(found)), dict(_numbers(found)))
+
+
+def _groups(found: Inspection) -> Iterator[tuple[str, list[str]]]:
+    """What to choose a model by."""
+    sizes = found.dimensions
+    yield "Kind", [found.kind]
+    built = {"experts": sizes.experts, "recurrent": sizes.recurrences}
+    yield "Built", [name for name, has in built.items() if has] or ["dense"]
+    shared = any(kv < max(sizes.heads) for kv in sizes.kv_heads)
+    kinds = {
+        "multi-head": any(kv in sizes.heads for kv in sizes.kv_heads),
+        "grouped-query": shared,
+        "latent": sizes.latent,
+        "window": sizes.windows,
+        "none": not sizes.heads,
+    }
+    yield "Attention", [name for name, has in kinds.items() if has]
+    yield "Positions", list(dict.fromkeys(p.partition(",")[0] for p in sizes.positions)) or ["none"]
+
+
+def _numbers(found: Inspection) -> Iterator[tuple[str, int]]:
+    """What to sort models by; what a model does not have is left out."""
+    numbers = {
+        "parameters": found.parameters,
+        "active parameters": found.active_parameters,
+        "context": found.context,
+        "KV cache a token": found.cache_per_token,
+        "FLOPs a token": found.flops_per_token,
+    }
+    yield from ((name, number) for name, number in numbers.items() if number is not None)

@@ -1,0 +1,29 @@
+"""A prompt for the picture of a model: its tokens, and what the model does with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.backends.storage import scratch_folder
+from weft.backends.viz.panels import prompts
+from weft.ir.errors import WeftError
+
+from ..source.sources import Model
+
+
+def attended(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:
+    """What `model` attends to and expects in `prompt`; `step` hears how many operations are done, of how many.
+
+    Raises:
+        WeftError: if the model has no tokenizer or no weights, or the prompt cannot be shown.
+    """
+    from weft.backends.runtime.text.tokenizer import Tokenizer
+
+    if model.random_init:
+        raise WeftError(f"{model.description} has no weights, so what it attends to is random; give a checkpoint")
+    if model.tokenizer is None:
+        raise WeftError(f"{model.description} has no tokenizer to read the prompt with")
+    with scratch_folder() as folder:
+        model.tokenizer(folder)
+        tokenizer = Tokenizer(folder)
+    return {"text": prompt, **prompts.data(model.graph, tokenizer.encode(prompt), tokenizer.decode, step)}

@@ -1,0 +1,93 @@
+"""`weft.export`: a model, rewritten or not, as a checkpoint that others load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from weft.backends.storage import check_free
+from weft.ir.errors import WeftError
+from weft.passes import Report
+
+from .rewriting import rewrite
+from .source.source_like import SourceLike
+from .source.sources import load_source
+
+FORMATS = ("hf", "safetensors", "gguf")
+_FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
+_OTHERS = {".onnx": "`weft compile` writes", ".weft": "`weft opt` writes", ".bin": "pickles are", ".pt": "pickles are"}
+
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+
+
+def export(
+    source: SourceLike,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    passes: str = "",
+    dtype: str | None = None,
+    seed: int = 0,
+    adapters: Sequence[str | Path] = (),
+    report: Report | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> str:
+    """Write `source` (whatever `load_source` takes), rewritten by the pipeline `passes`, as a checkpoint of others.
+
+    Args:
+        format: ``hf``: a Hugging Face folder, for graphs that one of its families expresses; ``gguf``: a file for
+            llama.cpp, for graphs of an architecture it has; ``safetensors``: a file of all parameters by their names.
+            If None, what the suffix of `out` says: gguf, safetensors, or else hf.
+        passes: pipeline text, or ``@path`` of a file that holds it.
+        dtype: f32, f16, bf16, and for gguf q8_0; what holds the weights exactly if None.
+        seed: of the random initialization, where there is no checkpoint.
+        adapters: folders of PEFT adapters to merge into the weights, one after the other.
+        report: filled in with what the passes did.
+        progress: called with (stage, bytes done, bytes in all).
+
+    Returns:
+        The family or architecture that the graph was found to be of; "" for safetensors.
+
+    Raises:
+        WeftError: if the format is unknown, not that of the suffix, or cannot express the graph, or on any bad input;
+            an older `out` survives.
+    """
+    format = _format(out, format)
+    model = load_source(source, seed, adapters)
+    if format == "hf":
+        check_free(Path(out), model.files)
+    if passes.strip():
+        model = rewrite(model, passes, report=report)
+    if format == "hf":
+        from ..export.hf.folder import write_huggingface
+
+        return write_huggingface(model, out, dtype=dtype, progress=progress).family
+    if format == "gguf":
+        from ..export.gguf.file import write_gguf
+
+        return write_gguf(model, out, dtype=dtype, progress=progress)
+    from ..export.parameters import write_parameters
+
+    write_parameters(model, out, dtype=dtype, progress=progress)
+    return ""
+
+
+def _format(out: str | Path, given: str | None) -> str:
+    """The format to write, `given` or by the suffix of `out`; a folder that is there, or a name that ends in /, is one.
+
+    Raises:
+        WeftError: if there is no such format, or the suffix says another.
+    """
+    if given is not None and given not in FORMATS:
+        raise WeftError(f"unknown format {given!r}; weft exports {', '.join(FORMATS)}")
+    suffix = Path(out).suffix.lower()
+    if str(out).endswith(os.sep) or Path(out).is_dir():
+        return given or "hf"
+    named = _FILES.get(suffix)
+    if given is None and named is None and suffix in _OTHERS:
+        raise WeftError(f"{out} is called what {_OTHERS[suffix]}; name a folder, or a file .gguf or .safetensors")
+    if given is not None and named not in (None, given):
+        what = "a folder" if given == "hf" else f"a file .{given}"
+        raise WeftError(f"{out} is called a file of {named}, but --format {given} writes {what}: change one of them")
+    return given or named or "hf"

@@ -1,0 +1,4 @@
+"""Inspection: parameters, FLOPs, cache bytes, sizes.
+
+Never here: printing to a terminal.
+"""

@@ -1,0 +1,142 @@
+"""The sizes that tell architectures apart: widths, heads, experts, and how a model knows positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from weft.ir import Graph, Node, Param, Value
+from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.types import sizes
+from weft.passes.analysis.counts import learned
+
+T = TypeVar("T")
+RECURRENCES = ("selective_scan", "ssd", "linear_attention", "gated_linear_attention")
+ACTIVATIONS = ("glu", "gelu", "relu", "relu2", "swish", "elu", "tanh", "sigmoid")
+BETWEEN = (*ACTIVATIONS, "square", "mul", "split", "identity")  # the two maps of a feed-forward
+LINEAR = ("linear", "norm_linear")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Alternative feed-forwards of a layer: how many, how wide inside, and how many a token is sent to (None: by no
+    fixed number)."""
+
+    count: int
+    hidden: int
+    active: int | None
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Distinct sizes, in the order in which layers have them.
+
+    `width` is that of the residual stream, `head_dim` that of a query. `latent` is how many numbers latent attention
+    keeps of a token; its keys and values have no heads then. `hidden` is the inner width of feed-forwards, `shared` of
+    those beside experts.
+    """
+
+    width: tuple[int, ...]
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    head_dim: tuple[int, ...]
+    latent: tuple[int, ...]
+    windows: tuple[int, ...]
+    recurrences: tuple[str, ...]
+    hidden: tuple[int, ...]
+    shared: tuple[int, ...]
+    experts: tuple[Experts, ...]
+    positions: tuple[str, ...]
+
+
+def dimensions(graph: Graph) -> Dimensions:
+    """What the operations of `graph` tell."""
+    nodes = list(graph.nodes)
+    attentions = [node for node in nodes if node.op.name in ATTENTIONS]
+    latent = [node for node in attentions if node.attrs.get("value_dim")]
+    with_heads = [node for node in attentions if node not in latent]
+    mixed = [node for node in nodes if node.op.name == "moe"]
+    beside = {node.scope for node in mixed}
+    maps = [(node, width) for node in nodes if node.op.name in LINEAR and (width := _hidden(node))]
+    return Dimensions(
+        width=_distinct(_residual(nodes)),
+        heads=_distinct(node.attrs["heads"] for node in attentions),
+        kv_heads=_distinct(node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"] for node in with_heads),
+        head_dim=_distinct(
+            node.inputs[0].width // node.attrs["heads"] for node in with_heads if node.inputs[0] is not None
+        ),
+        latent=_distinct(k.width for node in latent if (k := node.operand("k")) is not None),
+        windows=_distinct(w for node in attentions if (w := node.attrs.get("window")) is not None),
+        recurrences=_distinct(node.op.name for node in nodes if node.op.name in RECURRENCES),
+        hidden=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] not in beside),
+        shared=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] in beside),
+        experts=_distinct(map(_experts, mixed)),
+        positions=_distinct(_positions(graph)),
+    )
+
+
+def _distinct(found: Iterable[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(found))
+
+
+def _residual(nodes: Iterable[Node]) -> Iterator[int]:
+    """The width of what every layer makes."""
+    last: dict[str, Value] = {}
+    for node in nodes:
+        words = node.scope.split(".")
+        numbers = [i for i, word in enumerate(words) if word.isdigit()]
+        if numbers:
+            last[".".join(words[: numbers[0] + 1])] = node.output
+    shapes = (value.type.shape for value in last.values())
+    return (shape[-1] for shape in shapes if shape and isinstance(shape[-1], int))
+
+
+def _hidden(node: Node) -> int | None:
+    """The inner width of the feed-forward whose last map `node` is; None if it is no such map."""
+    x = node.inputs[0]
+    assert x is not None
+    made = [value.producer for value in _back(x)]
+    ops = {producer.op.name for producer in made if producer is not None}
+    ends = [producer for producer in made if producer is None or producer.op.name not in BETWEEN]
+    mapped = all(end is not None and end.op.name in LINEAR and end.scope == node.scope for end in ends)
+    return x.width if mapped and ops.intersection(ACTIVATIONS) else None
+
+
+def _back(value: Value) -> Iterator[Value]:
+    """`value`, and what it is made of by operations between maps."""
+    yield value
+    if value.producer is not None and value.producer.op.name in BETWEEN:
+        for x in value.producer.inputs:
+            if x is not None and not isinstance(x, Param):
+                yield from _back(x)
+
+
+def _experts(node: Node) -> Experts:
+    down = node.operand("down")
+    assert down is not None
+    count, _, hidden = (sizes.evaluate(size, {}) for size in down.shape)
+    return Experts(count, hidden, node.attrs["active"])
+
+
+def _positions(graph: Graph) -> Iterator[str]:
+    """How positions come in, in the words of papers."""
+    trained = set(learned(graph))
+    for node in graph.nodes:
+        if node.op.name == "embedding":
+            table = next((v for v in node.inputs if isinstance(v, Param)), None)
+            if table is not None and table.shape[0] == graph.meta.get("max_positions"):
+                yield "learned" if table in trained else "sinusoidal"
+        elif node.op.name == "alibi":
+            yield "ALiBi"
+        elif node.op.name in ("relative_position_bias", "relative_attention"):
+            yield "relative"
+    for param in graph.params.values():
+        if isinstance(param.recipe, RopeFrequencies):
+            yield _rotation(param.recipe)
+
+
+def _rotation(table: RopeFrequencies) -> str:
+    scaled = f", {table.scaling} × {table.factor:g}" if table.scaling != "none" else ""
+    return f"RoPE, base {table.theta:,.0f}{scaled}"

@@ -1,0 +1,124 @@
+"""An inspection to read: its facts and blocks as rows, and those as text and as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from weft.backends.numbers import count, size
+
+from .inspection import CACHE_DTYPES, Inspection
+
+COLUMNS = ("block", "times", "parameters", "FLOPs/token", "cache", "ops")
+NUMERIC = ("times", "parameters", "FLOPs/token", "cache")  # aligned to the right
+WIDEST = 72  # characters of a text column
+
+
+def facts(found: Inspection) -> list[tuple[str, str]]:
+    """What is said of the whole model, by name."""
+    return [*_facts(found)]
+
+
+def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
+    stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in found.parameters_by_storage.items())
+    named = f"{found.model_type} " if found.model_type and found.model_type not in found.source else ""
+    yield "model", f"{found.source}: {named}{found.kind}"
+    yield "parameters", f"{found.parameters:,} ({stored}{'; random, no checkpoint' if found.random else ''})"
+    if found.active_parameters != found.parameters:
+        yield "active", f"{found.active_parameters:,} per token ({count(found.active_parameters)})"
+    yield "layers", str(found.layers)
+    yield "vocabulary", f"{found.vocab:,}" if found.vocab else "none"
+    yield "context", f"{found.context:,} tokens" if found.context else "not stated"
+    yield "FLOPs per token", f"{count(found.flops_per_token)} (seeing {found.tokens} tokens)"
+    yield "FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"
+    numbers = {
+        "cache per token": found.cache_per_token,
+        "cache of the context": found.cache_at_context,
+        "cache per source token": found.cache_per_source_token,
+    }
+    caches = {name: {d: (n or 0) * b for d, b in CACHE_DTYPES.items()} for name, n in numbers.items()}
+    for name, taken in {**caches, "constant state": found.state_bytes or {}}.items():
+        if any(taken.values()):
+            yield name, ", ".join(f"{size(b)} in {d}" for d, b in taken.items())
+
+
+def rows(found: Inspection) -> list[tuple[str, ...]]:
+    """A row of `COLUMNS` for every distinct block."""
+    return [
+        (
+            ranges(b.scopes),
+            f"× {len(b.scopes)}" if len(b.scopes) > 1 else "",
+            count(b.parameters),
+            count(b.flops),
+            count(b.cache) if b.cache else "",
+            ", ".join(b.ops),
+        )
+        for b in found.blocks
+    ]
+
+
+def remarks(found: Inspection) -> list[tuple[str, tuple[str, ...]]]:
+    """Lists of checkpoint keys that deserve a look, by title."""
+    lists = (("that nothing reads", found.unread), ("known to be of no use", found.ignored))
+    return [(f"checkpoint keys {title}", keys) for title, keys in lists if keys]
+
+
+def as_text(found: Inspection) -> str:
+    """The facts, the blocks and the remarks as aligned text."""
+    known = facts(found)
+    width = max(len(name) for name, _ in known)
+    lines = [f"{name:<{width}}  {value}" for name, value in known]
+    lines += ["", *_aligned([COLUMNS, *rows(found)])]
+    for title, keys in remarks(found):
+        lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
+    from ...cli.shown import printable
+
+    return printable("\n".join(lines))  # names in a checkpoint may hold what steers a terminal
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table whose last column has any width."""
+    cells = [[c if len(c) <= WIDEST or last else f"{c[: WIDEST - 1]}…" for c, last in _marked(row)] for row in table]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        texts = (c.rjust(w) if name in NUMERIC else c.ljust(w) for c, w, name in zip(row, widths, COLUMNS, strict=True))
+        yield "  ".join(texts).rstrip()
+
+
+def _marked(row: Sequence[str]) -> list[tuple[str, bool]]:
+    return [(cell, i == len(row) - 1) for i, cell in enumerate(row)]
+
+
+def as_html(found: Inspection) -> str:
+    """The same as tables for a notebook."""
+    known = "".join(_row("th", name, value) for name, value in facts(found))
+    head = "".join(_cell("th", column, column) for column in COLUMNS)
+    blocks = "".join(f"<tr>{''.join(map(_cell, ['td'] * len(row), COLUMNS, row))}</tr>" for row in rows(found))
+    lists = "".join(
+        f"<p>{html.escape(title)}:</p><ul>{''.join(f'<li><code>{html.escape(key)}</code></li>' for key in keys)}</ul>"
+        for title, keys in remarks(found)
+    )
+    return f"<table>{known}</table><table><thead><tr>{head}</tr></thead><tbody>{blocks}</tbody></table>{lists}"
+
+
+def _row(tag: str, name: str, value: str) -> str:
+    style = "style='text-align: left'"
+    return f"<tr><{tag} {style}>{html.escape(name)}</{tag}><td {style}>{html.escape(value)}</td></tr>"
+
+
+def _cell(tag: str, column: str, value: str) -> str:
+    side = "right" if column in NUMERIC else "left"
+    return f"<{tag} style='text-align: {side}'>{html.escape(value)}</{tag}>"
+
+
+def ranges(scopes: tuple[str, ...]) -> str:
+    """layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
+    stem, _, first = scopes[0].rpartition(".")
+    if not first.isdigit():
+        return ", ".join(scopes)
+    numbers = [int(s.rpartition(".")[2]) for s in scopes]
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
+    spelled = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{stem}.{','.join(spelled)}"

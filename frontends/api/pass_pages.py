@@ -1,0 +1,182 @@
+"""Pages that document the passes: one for each, made of its docstring and of its example, which is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.ir.recipes.spelling import spell
+from weft.ir.text.parser import parse
+from weft.passes import Pass, all_passes, run_passes
+
+INDEX = "README.md"
+PROMISES = {
+    "exact": "the same numbers",
+    "conditional": "the same numbers, under its condition",
+    "lossy": "nearly the same numbers; `weft eval` measures the price",
+    "changing": "other numbers, on purpose",
+}
+PURPOSES = {
+    "Simplify": (
+        "cse",
+        "dce",
+        "fold-constants",
+        "quiet-routers",
+    ),
+    "Fuse and take apart": (
+        "collapse-linears",
+        "fuse-glu",
+        "fuse-norm-linear",
+        "fuse-parallel-block",
+        "fuse-residual-norm",
+        "fuse-rope-attention",
+        "fuse-router",
+        "merge-shared-experts",
+        "pack-gate-up",
+        "pack-qkv",
+        "unfuse-residual-norm",
+        "unpack",
+    ),
+    "Fold into weights": (
+        "alibi-as-dimension",
+        "drop-double-norm",
+        "drop-k-bias",
+        "fold-embedding-norm",
+        "fold-norm-scale",
+        "fold-scale",
+        "fold-token-types",
+        "layernorm-to-rmsnorm",
+        "mla-absorb",
+        "mla-expand",
+        "norm-across-rope",
+        "precompute-first-layer",
+        "slim-attention",
+        "v-bias-to-o-bias",
+    ),
+    "Same function, other weights": (
+        "gqa-to-mha",
+        "pad-head-dim",
+        "pad-vocab",
+        "permute-heads",
+        "permute-neurons",
+        "rope-layout",
+        "rotate-residual",
+        "scale-residual-stream",
+    ),
+    "Convert heads, cut heads and layers": (
+        "gqa-to-mla",
+        "mha-to-gqa",
+        "prune-heads",
+        "prune-layers",
+    ),
+    "Positions and windows": (
+        "attention-pattern",
+        "dilate",
+        "extend-context",
+        "insert-rope",
+        "local-global",
+        "sliding-window",
+        "strip-positions",
+    ),
+    "Exchange parts and grow": (
+        "insert-layers",
+        "replace-activation",
+        "replace-norm",
+        "upcycle-to-moe",
+    ),
+    "Decode": (
+        "kv-cache",
+        "last-token-logits",
+        "rolling-buffer",
+    ),
+    "Numbers": ("cast",),
+}
+OTHER = "Other"
+
+
+def by_purpose() -> dict[str, list[str]]:
+    """The names of all passes by what they are for; those of no known purpose are `OTHER`."""
+    known = all_passes()
+    found = {purpose: [n for n in names if n in known] for purpose, names in PURPOSES.items()}
+    placed = {name for names in found.values() for name in names}
+    found[OTHER] = [name for name in known if name not in placed]
+    return {purpose: names for purpose, names in found.items() if names}
+
+
+def signature(found: type[Pass]) -> str:
+    """The arguments of a pass with their defaults, as a pipeline spells them."""
+    given = found.arguments()
+    return ", ".join(a.name if a.required else f"{a.name}={spell(a.default)}" for a in given)
+
+
+def write_pages(folder: Path) -> int:
+    """Write the page of every pass, and an index, into `folder`; how many there are.
+
+    Raises:
+        WeftError: if the example of a pass does not do what its effect promises.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {f"{name}.md": page(found) for name, found in all_passes().items()} | {INDEX: index()}
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return len(pages)
+
+
+def page(found: type[Pass]) -> str:
+    """The page of one pass, in Markdown.
+
+    Raises:
+        WeftError: if its example does not do what its effect promises.
+    """
+    parts = found.documentation()
+    before = str(parse(parts.graph, f"the example of {found.name}"))
+    after = str(run_passes(parse(parts.graph), parts.pipeline, verify=True))
+    sections = [
+        f"# {found.name}",
+        parts.summary,
+        f"**{found.effect.capitalize()}**: {PROMISES[found.effect]}. `--verify` shows: {_sentence(found.shows())}",
+        parts.text,
+        parts.condition and f"**Condition**: {_sentence(parts.condition)}",
+        found.tradeoff and f"**Trade-off**: {_sentence(found.tradeoff)}",
+        parts.source and f"**Source**: {_sentence(parts.source)}",
+        *_arguments(found),
+        f"## Example\n\n`{parts.pipeline}` makes of",
+        f"```weft\n{before}```",
+        "this:",
+        f"```weft\n{after}```",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def index() -> str:
+    """The page that lists all passes by purpose, in Markdown."""
+    sections = [
+        "# Passes",
+        "Every rewrite that weft knows. [How to use them, and how to write one](../passes.md); these pages are made by "
+        "`weft passes --write-docs docs/passes` from the docstrings, and their examples are run by a test.",
+    ]
+    known = all_passes()
+    for purpose, names in by_purpose().items():
+        rows = [f"| [{n}]({n}.md) | {known[n].effect} | {_cell(known[n].documentation().summary)} |" for n in names]
+        sections.append("\n".join([f"## {purpose}\n", "| pass | effect | what it does |", "|---|---|---|", *rows]))
+    return "\n\n".join(sections) + "\n"
+
+
+def _arguments(found: type[Pass]) -> list[str]:
+    """A table of the arguments, if there are any."""
+    given = found.arguments()
+    rows = [f"| `{a.name}` | {_cell(a.type_text)} | {_default(a.required, a.default)} |" for a in given]
+    return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
+
+
+def _default(required: bool, default: object) -> str:
+    return "must be given" if required else f"`{spell(default)}`"
+
+
+def _cell(text: str) -> str:
+    """`text` in a table."""
+    return text.replace("|", "&#124;")
+
+
+def _sentence(text: str) -> str:
+    """`text` with a full stop."""
+    return text if text.endswith((".", "!", "?", ")")) else f"{text}."

@@ -1,0 +1,103 @@
+"""Hugging Face folders as sources, with the PEFT adapters that are to be merged into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.backends.storage import stamps
+from weft.ir.documents import expanded, read_json
+from weft.ir.errors import WeftError
+
+from ...formats.hf import load_folder
+from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter
+from ...formats.hf.folder import copy_tokenizer, tokenizer_files
+from ...formats.hf.safetensors import weight_files
+from .sources import Model, hub_snapshot
+
+
+def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Model:
+    """The model of the Hugging Face folder `source`, or of the base of the adapter in it, with `adapters` merged.
+
+    The tokenizer is that of the last adapter that has one: it may know tokens and a template that the base does not.
+
+    Raises:
+        WeftError: if `source` is no such folder, the base of an adapter is not here, or one does not fit.
+    """
+    path = _folder(source) if isinstance(source, (str, Path)) else None
+    if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
+        spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
+        raise WeftError(f"{spec}: an adapter is merged into a Hugging Face folder only, whose names of weights it uses")
+    given = [_adapter(folder) for folder in adapters]
+    base = path
+    if is_adapter(path):
+        base = _base(path)
+        if not any(folder.samefile(path) for folder in given):
+            given = [path, *given]
+    before = stamps(file for home in (base, *given) for file in home.iterdir())
+    folder, loaded, merged = load_folder(base, given)
+    names = ", ".join(adapter.path.name for adapter in merged)
+    homes = [home for home in (folder.path, *given) if (home / "tokenizer.json").is_file()]
+    home = homes[-1] if homes else folder.path
+    own = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
+    lent = tokenizer_files(home) if home != folder.path else []
+    files = (*own, *lent, *(file for adapter in merged for file in adapter.files))
+    return Model(
+        loaded.graph,
+        str(source),
+        f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
+        module=loaded.module,
+        tokenizer=partial(copy_tokenizer, home) if tokenizer_files(home) else None,
+        unread=loaded.unread,
+        ignored=loaded.ignored,
+        files=files,
+        stamps={file: before[file] for file in files if file in before},
+        adapters=tuple(adapter.path for adapter in merged),
+    )
+
+
+def _folder(source: str | Path) -> Path | None:
+    """The folder that `source` names: a path, or a repository in the local hub cache."""
+    path = expanded(source)
+    return path if path.is_dir() else hub_snapshot(str(source))
+
+
+def _adapter(source: str | Path) -> Path:
+    path = _folder(source)
+    if path is None or not is_adapter(path):
+        raise WeftError(f"{source} is no adapter: there is no folder of that name with {ADAPTER_CONFIG} in it")
+    return path
+
+
+def _base(adapter: Path) -> Path:
+    """The folder of the base model of the adapter in the folder `adapter`.
+
+    Raises:
+        WeftError: if it is not here, or there are two.
+    """
+    config = read_json(adapter / ADAPTER_CONFIG)
+    name = config.get("base_model_name_or_path") or ""
+    if not isinstance(name, str):
+        raise WeftError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path={name!r} is no name")
+    own = (adapter / "config.json").is_file() and bool(weight_files(adapter))
+    named = (_folder(name) or _folder(adapter / name)) if name else None
+    if own and named is not None and not named.samefile(adapter):
+        raise WeftError(
+            f"{adapter} holds weights of its own beside an adapter whose base is {named}: give the base that is meant "
+            "as SOURCE, and the adapter by --adapter"
+        )
+    if own:
+        return adapter
+    if named is None:
+        told = f"whose base {name!r} is not here" if name else "which does not name its base"
+        raise WeftError(f"{adapter} is an adapter {told}: give the base as SOURCE, and --adapter {adapter}")
+    if named != expanded(name) and config.get("revision"):
+        raise WeftError(
+            f"{adapter / ADAPTER_CONFIG}: revision={config['revision']!r} of the base is asked for: give its folder as "
+            f"SOURCE, and --adapter {adapter}"
+        )
+    if not (named / "config.json").is_file() or is_adapter(named):
+        raise WeftError(f"{adapter} is an adapter whose base {named} is no Hugging Face model folder; merge that first")
+    return named

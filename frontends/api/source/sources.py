@@ -1,0 +1,302 @@
+"""SOURCE: whatever a command names, as a graph: a preset, an architecture file, a checkpoint, IR text."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.backends.storage import Stamp, check_unchanged, scratch_folder, stamps
+from weft.backends.storage.contents import sha256
+from weft.ir.display import Displayable
+from weft.ir.documents import check_regular, expanded, read_text
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes import RANDOM
+from weft.ir.recipes.readers import Archive
+
+from .source_like import SourceLike
+
+
+@dataclass(frozen=True)
+class Model(Displayable):
+    """A graph and where it comes from.
+
+    `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
+    checkpoint keys that nothing reads, `ignored` those known to be useless. `files` are what it was read from, `stamps`
+    tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
+    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
+    has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
+    their files too.
+    """
+
+    graph: Graph
+    spec: str
+    description: str
+    seed: int = 0
+    module: Any = None
+    tokenizer: Callable[[Path], None] | None = None
+    unread: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    files: tuple[Path, ...] = ()
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+    random_init: bool = False
+    pipeline: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:
+            self.graph.tokenize = partial(_tokenize, self.tokenizer)
+
+    def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
+        """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
+        return {self._label(path): sha256(path, abandoned) for path in self.files}
+
+    def check_unchanged(self) -> None:
+        """Check that the files are those that the graph was read from; to be asked when its weights have been read.
+
+        Raises:
+            WeftError: naming the first file that was written to, replaced or removed since.
+        """
+        check_unchanged(self.stamps)
+
+    def _label(self, path: Path) -> str:
+        """The name of one of the `files` in records: those of adapters share theirs."""
+        at = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
+        return path.name if at is None or not path.name.startswith("adapter_") else f"adapter{at}/{path.name}"
+
+
+def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of `texts` by the tokenizer whose files `write` writes into a folder."""
+    from weft.backends.runtime.text.tokenizer import Tokenizer
+
+    with scratch_folder() as folder:
+        write(folder)
+        tokenizer = Tokenizer(folder)
+        return [tokenizer.encode(text) for text in texts]
+
+
+def load_source(source: SourceLike, seed: int = 0, adapters: Sequence[str | Path] = ()) -> Model:
+    """The model that `source` is or names.
+
+    A preset ("gpt2"), an architecture file ("model.py" or "model.py:Mistral"), a Hugging Face folder (or the id of a
+    repository in the local hub cache), a model folder of ``weft opt``, a .gguf file, or a file of IR text; in Python
+    also a `Decoder`, an `Encoder` or any object with such a ``graph`` method, a `Graph`, or a `Model`. Without a
+    checkpoint, parameters get their declared random initialization with `seed`. The PEFT adapters in the folders
+    `adapters` are merged into the weights of a Hugging Face folder, one after the other; the folder of an adapter whose
+    base is here is a source itself.
+
+    Raises:
+        WeftError: saying what is wrong with the source, or what can be one.
+    """
+    if seed < 0:
+        raise WeftError(f"seed is {seed}, but it must be at least 0")
+    if adapters:
+        from .adapters import load_with_adapters
+
+        return load_with_adapters(source, adapters)
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, Graph):
+        return Model(source, source.name, f"graph {source.name}", seed, random_init=_is_random(source))
+    if not isinstance(source, (str, Path)):
+        kind = type(source).__name__
+        if not callable(getattr(source, "graph", None)) or isinstance(source, type):
+            raise WeftError(f"a {kind} is no source: {_POSSIBLE}")
+        return _initialized(source, kind.lower(), kind, f"a {kind}", seed)
+    spec = str(source)
+    path = expanded(spec)
+    check_regular(path)
+    if (file := architecture_file(spec)) is not None:
+        return _from_python(spec, file, spec.rpartition(".py:")[2] if ".py:" in spec else None, seed)
+    if path.suffix in _INSTEAD and not path.is_dir():
+        raise WeftError(f"{path} is {_INSTEAD[path.suffix]}")
+    if path.suffix == ".gguf":
+        return _from_gguf(spec, path)
+    if path.is_dir():
+        return _from_folder(spec, path)
+    if path.is_file():
+        return _from_text(spec, path)
+    return _from_name(spec, seed)
+
+
+def architecture_file(spec: str) -> Path | None:
+    """Return the file of Python that loading `spec` runs ("model.py", "model.py:Mistral"); None where it runs none."""
+    match = re.fullmatch(r"(.+\.py)(?::\w+)?", spec)
+    return expanded(match[1]) if match else None
+
+
+def _from_gguf(spec: str, path: Path) -> Model:
+    from ...formats.gguf.load import load_gguf
+    from ...formats.gguf.tokenizer import has_tokenizer, write_tokenizer
+
+    before = stamps([path])
+    archive, loaded = load_gguf(path)
+    return Model(
+        loaded.graph,
+        spec,
+        f"GGUF file {path.name}",
+        module=loaded.module,
+        tokenizer=(lambda out: write_tokenizer(archive.metadata, out)) if has_tokenizer(archive.metadata) else None,
+        unread=loaded.unread,
+        ignored=loaded.ignored,
+        files=(path,),
+        stamps=before,
+    )
+
+
+def _from_folder(spec: str, path: Path) -> Model:
+    from ...formats.weft.model_folder import GRAPH, read_model
+    from .adapters import load_with_adapters
+
+    if (path / GRAPH).is_file():
+        return read_model(spec, path)
+    if (path / "weft.json").is_file():
+        raise WeftError(
+            f"{path} is compiled already: `weft run {path}` runs it; to compile anew, name what it came from"
+        )
+    return load_with_adapters(spec)
+
+
+def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
+    from .architecture import run_file, running
+
+    before = stamps([path])
+    namespace = run_file(path)
+    with running(path):
+        models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
+    listed = ", ".join(models) or "none"
+    if name is None:
+        if "model" not in models and len(models) != 1:
+            raise WeftError(f"{path}: say which model, as {path}:NAME; it defines {listed}")
+        name = "model" if "model" in models else next(iter(models))
+    if name not in namespace:
+        raise WeftError(f"{path} defines no {name!r}; its models are {listed}")
+    found = namespace[name]
+    with running(path):
+        if name not in models and callable(found):
+            found = found()
+        is_model = callable(getattr(found, "graph", None))
+    if not is_model:
+        raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that makes one")
+    with running(path):
+        return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, before)
+
+
+def _from_text(spec: str, path: Path) -> Model:
+    from weft.ir.graph.verifier import verify
+    from weft.ir.text.parser import MOST_BYTES, parse
+
+    from ...formats.weft.metadata import check_metadata
+
+    before = stamps([path])
+    try:
+        text = read_text(path, MOST_BYTES)
+    except WeftError as e:
+        raise WeftError(f"{path} is neither a checkpoint nor IR text: {e}") from e
+    if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
+        raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
+    graph = parse(text, str(path))
+    check_metadata(graph, str(path))
+    open_archive(graph, str(path))
+    verify(graph, recipes=True)
+    return Model(graph, spec, f"IR text {path.name}", files=(path,), stamps=before, random_init=_is_random(graph))
+
+
+def open_archive(graph: Graph, name: str) -> None:
+    """Open the checkpoint that the IR text called `name` refers to, if `graph`, which it spells, reads any.
+
+    Raises:
+        WeftError: if it names none, or one that is not there.
+    """
+    key = next((key for p in graph.params.values() for key in p.recipe.sources()), None)
+    if key is None:
+        return
+    origin = graph.meta.get("source")
+    at = Path(origin["path"]) if isinstance(origin, dict) and isinstance(origin.get("path"), str) else None
+    if at is None or not at.exists():
+        where = f"{at}, which is not there" if at else 'none (meta source = {"path": …})'
+        raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
+    assert isinstance(origin, dict)
+    graph.archive = _archive(at, [Path(folder) for folder in origin.get("adapters", ())])
+
+
+def _archive(path: Path, adapters: Sequence[Path]) -> Archive:
+    from ...formats.gguf import GGUFArchive
+    from ...formats.hf import Folder, SafetensorsArchive, join_adapters
+    from ...formats.weft.model_folder import GRAPH
+
+    if adapters:
+        return join_adapters(Folder.open(path).weights(), adapters)
+
+    if path.suffix == ".gguf":
+        return GGUFArchive(path)
+    return SafetensorsArchive(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
+
+
+def _from_name(spec: str, seed: int) -> Model:
+    from ...models.presets import PRESETS
+
+    if spec in PRESETS:
+        return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
+    if (snapshot := hub_snapshot(spec)) is not None:
+        return _from_folder(spec, snapshot)
+    if _HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
+        raise WeftError(
+            f"{spec!r} is no preset and no such file or folder; if it is meant as the id of a Hugging Face repository, "
+            f"that is not in the local cache: fetch it with `hf download {spec}`"
+        )
+    near = difflib.get_close_matches(spec, PRESETS, 1)
+    hint = f"; did you mean the preset {near[0]}?" if near else ""
+    raise WeftError(f"{spec!r} is no preset and no such file or folder{hint or '; ' + _POSSIBLE}")
+
+
+_POSSIBLE = (
+    "a source is a preset (see `weft presets`), an architecture file model.py:NAME, a Hugging Face folder, "
+    "the folder of a PEFT adapter, a model folder of `weft opt`, a .gguf file, or IR text (.weft)"
+)
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+_PICKLED = (
+    "a file of pickled PyTorch weights, which run code when they are read, so weft never does: load the model with "
+    "transformers, `save_pretrained` it as safetensors, and name that folder"
+)
+_INSTEAD = {  # what files that people name hold, and what to name instead
+    ".safetensors": "a file of weights, which do not say what computes with them: name the folder with its config.json",
+    ".onnx": "an ONNX model, a result rather than a source: `weft viz` draws it, and `weft run` runs its folder",
+    **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pkl"), _PICKLED),
+}
+
+
+def hub_snapshot(spec: str) -> Path | None:
+    """The newest local snapshot of the hub repository `spec`, if it was downloaded before."""
+    if not _HUB_ID.fullmatch(spec):
+        return None
+    try:
+        home = expanded(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    except WeftError:  # no home folder, so there is no cache in it
+        return None
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    repository = cache / f"models--{spec.replace('/', '--')}"
+    ref = repository / "refs" / "main"
+    snapshot = repository / "snapshots" / (read_text(ref).strip() if ref.is_file() else "")
+    return snapshot if ref.is_file() and snapshot.is_dir() else None
+
+
+def _initialized(
+    module: Any, name: str, spec: str, description: str, seed: int, before: Mapping[Path, Stamp] | None = None
+) -> Model:
+    graph: Graph = module.graph(seed=seed, name=name)
+    read = before or {}
+    return Model(graph, spec, description, seed, module, files=tuple(read), stamps=read, random_init=_is_random(graph))
+
+
+def _is_random(graph: Graph) -> bool:
+    return any(p.recipe.has(*RANDOM) for p in graph.params.values())

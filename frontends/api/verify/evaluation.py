@@ -1,0 +1,308 @@
+"""What rewrites cost in quality: models on a text, beside the original that they were made from.
+
+Decoders predict every token of the text but the first, in windows; encoders embed its lines. All models read the same
+tokens before any goes on, so that no more logits than those of a few tokens are held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.backends.runtime import load
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.device import place_for
+from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
+from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.storage import scratch_folder
+from weft.ir.documents import Record, open_regular
+from weft.ir.errors import WeftError
+from weft.ir.types import dtypes
+from weft.passes import default_pipeline
+from weft.passes.fitting.calibration import CHARACTERS
+
+from ..compile import compile
+from ..rewriting import rewrite
+from ..source.sources import Model, load_source
+from .scoring import score_embeddings, score_tokens, seconds_per_token, stream_errors
+
+Progress = Callable[[str, int, int], None]  # stage, done, in all
+WINDOW = 512  # tokens that are read with nothing before them, unless a model takes fewer
+WATCHED = 64  # tokens that are compared inside the models
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one model scores on the text.
+
+    `nll` is the mean of −ln q(token), `kl` that of Σ p ln(p/q) over positions, with q this model's distribution and p
+    the original's, both in nats; `agreement` is how often both hold the same token for the likeliest. Encoders have
+    `cosine` instead: the mean, over lines, between the model's embedding and the original's. `layers` holds the
+    relative error of the residual stream after each layer, where asked for. `seconds` are those of a decoding step, or
+    of a token that an encoder reads. `parameters`, and `cache_bytes` of a token, are None where a folder does not tell.
+    """
+
+    name: str
+    nll: float | None
+    kl: float | None
+    agreement: float | None
+    cosine: float | None
+    seconds: float
+    parameters: int | None
+    cache_bytes: int | None
+    layers: Mapping[str, float]
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp(nll), infinite where that is beyond what a float holds."""
+        return None if self.nll is None else math.exp(self.nll) if self.nll < 700 else math.inf
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores side by side, the original's first, over `tokens` tokens of the file `text` in windows of `context`."""
+
+    text: str
+    tokens: int
+    context: int
+    scores: tuple[Score, ...]
+
+    def json(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        found = asdict(self)
+        for plain, score in zip(found["scores"], self.scores, strict=True):
+            plain["perplexity"] = score.perplexity
+        return found
+
+
+def evaluate(
+    models: Sequence[Any] = (),
+    *,
+    against: Any,
+    text: str | Path,
+    rewrites: Mapping[str, str] | None = None,
+    adapters: Sequence[str | Path] = (),
+    tokens: int = 4096,
+    context: int | None = None,
+    layers: bool = False,
+    device: str = "auto",
+    trust: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+) -> Evaluation:
+    """Score the original `against`, `models`, and `rewrites` and `adapters` of the original on the file `text`.
+
+    Args:
+        models: compiled folders, or whatever `load_source` takes; sources are compiled into a temporary folder.
+        rewrites: pipelines, or files that hold one, by the name of what they make of the original.
+        adapters: folders of PEFT adapters; each is merged into the original by itself.
+        tokens: the most that are predicted, or for encoders read.
+        context: tokens of a window, or the most of a line that an encoder reads; 512, or what the models take, if None.
+        layers: also compare what the layers hand on, over the first tokens.
+        device: "auto", "cpu" or "cuda".
+        trust: run the Python of compiled folders that have it (target torch).
+
+    Raises:
+        WeftError: if a model or the text cannot be read, no model has a tokenizer, or they cannot be compared.
+    """
+    for name, given in (("tokens", tokens), ("context", 1 if context is None else context)):
+        if given < 1:
+            raise WeftError(f"{name} is {given}, but it must be at least 1")
+    content = _read(Path(text), CHARACTERS * (tokens + 1))
+    with scratch_folder() as scratch:
+        opened = _open_all(models, against, rewrites or {}, adapters, scratch, device, trust, progress)
+        window = _window(opened, context)
+        runners = [c.model for c in opened]
+        encode = _tokenizer(opened)
+        encoders = [m for m in runners if isinstance(m, Encoder)]
+        found: list[dict[str, float]]
+        if encoders:
+            rows = _lines(content, lambda line: encode(line, window), tokens)
+            ids, read = max(rows, key=len, default=[]), sum(map(len, rows))
+            if not ids:
+                raise WeftError(f"{text} has no text to embed: it is empty")
+            found = [{"cosine": c} for c in score_embeddings(encoders, rows, progress)]
+        else:
+            ids = encode(content, None)[: tokens + 1]
+            read = len(ids) - 1
+            if read < 1:
+                raise WeftError(f"{text} has {'one token' if ids else 'no tokens'}: nothing in it can be predicted")
+            decoders = [m for m in runners if isinstance(m, Generator)]
+            whole = any(c.manifest.flag("compares_tokens", False) for c in opened)
+            found = [asdict(tally) for tally in score_tokens(decoders, ids, window, whole, progress)]
+        inside = stream_errors(runners, ids[: min(WATCHED, window)]) if layers else [{} for _ in runners]
+        seconds = seconds_per_token(runners, ids[:window], progress)
+    scores = (
+        Score(
+            name=c.name,
+            **{key: f.get(key) for key in ("nll", "kl", "agreement", "cosine")},
+            seconds=s,
+            parameters=c.manifest.integer("parameters", None),
+            cache_bytes=c.cache_bytes,
+            layers=e,
+        )
+        for c, f, s, e in zip(opened, found, seconds, inside, strict=True)
+    )
+    return Evaluation(str(text), read, window, tuple(scores))
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """An open model, and the manifest of its folder (an empty one where it has none)."""
+
+    name: str
+    model: Generator | Encoder
+    manifest: Record
+
+    @property
+    def longest(self) -> int:
+        return self.model.max_length if isinstance(self.model, Encoder) else self.model.decoder.max_length
+
+    @property
+    def vocab(self) -> int:
+        return self.model.vocab if isinstance(self.model, Encoder) else self.model.decoder.vocab
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes that its caches keep for a token."""
+        if "cache" not in self.manifest:
+            return None
+        caches, dtype = self.manifest.records("cache"), self.manifest.choice("dtype", ("f32", "f16", "bf16"))
+        widths = (c.integer("kv_heads", least=0) * c.integer("head_dim", least=0) for c in caches)
+        numbers: int = sum((1 if c.flag("latent", False) else 2) * n for c, n in zip(caches, widths, strict=True))
+        return numbers * dtypes.parse(dtype).bits // 8
+
+
+def _open_all(
+    models: Sequence[Any],
+    against: Any,
+    rewrites: Mapping[str, str],
+    adapters: Sequence[str | Path],
+    scratch: Path,
+    device: str,
+    trust: bool,
+    progress: Progress,
+) -> list[_Candidate]:
+    """All models, the original first; what is no compiled folder becomes one in `scratch`.
+
+    Raises:
+        WeftError: if one cannot be read, or is of another kind or vocabulary than the first, or none has a tokenizer.
+    """
+    wanted = [(_name(m), m if _compiled(m) else load_source(m)) for m in (against, *models)]
+    name, original = wanted[0]
+    if rewrites and not isinstance(original, Model):
+        raise WeftError(f"{name} is compiled already, and a pipeline rewrites a source: name what it was compiled from")
+    for label, pipeline in rewrites.items():
+        wanted.append((label, rewrite(original, pipeline, progress=progress)))
+    for adapter in adapters:
+        wanted.append((f"with {adapter}", load_source(against, adapters=[adapter])))
+    if not any(_reads_text(source) for _, source in wanted):  # said before gigabytes are written
+        raise _no_tokenizer(name for name, _ in wanted)
+    found: list[_Candidate] = []
+    for i, (name, source) in enumerate(wanted):
+        folder = scratch / str(i) if isinstance(source, Model) else Path(source)
+        if isinstance(source, Model):
+            _check_kind(name, source.graph.meta.get("kind"))
+            _compile(source, folder, device, progress)
+        manifest = read_manifest(folder)
+        _check_kind(name, manifest.text("kind", None))
+        found.append(_Candidate(name, load(folder, device, trust=trust or isinstance(source, Model)), manifest))
+        first, last = found[0], found[-1]
+        if isinstance(first.model, Encoder) != isinstance(last.model, Encoder):
+            raise WeftError(f"{first.name} and {name} cannot be compared: one is an encoder, the other a decoder")
+        if first.vocab != last.vocab:
+            raise WeftError(
+                f"{first.name} and {name} cannot be compared: one has {first.vocab} tokens, the other {last.vocab}"
+            )
+    return found
+
+
+def _name(model: Any) -> str:
+    return str(model) if isinstance(model, (str, Path)) else load_source(model).description
+
+
+def _compiled(model: Any) -> bool:
+    return isinstance(model, (str, Path)) and any((Path(model) / name).is_file() for name in (MANIFEST, GENAI))
+
+
+def _reads_text(source: Any) -> bool:
+    """Whether a model, or a compiled folder, has a tokenizer."""
+    return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
+
+
+def _no_tokenizer(names: Iterable[str]) -> WeftError:
+    return WeftError(f"no tokenizer to read the text with: none of {', '.join(names)} has one")
+
+
+def _check_kind(name: str, kind: Any) -> None:
+    if kind == "encoder-decoder":
+        raise WeftError(f"{name} is an encoder-decoder, whose answers depend on a source: eval scores the other kinds")
+
+
+def _compile(model: Model, folder: Path, device: str, progress: Progress) -> None:
+    """Compile `model` with the logits of all positions."""
+    place, default = place_for(device), default_pipeline(model.graph)
+    last = place.target != "torch" and any(p.name == "last-token-logits" for p in default.passes)
+    compile(
+        model,
+        folder,
+        target=place.target,
+        dtype=place.dtype,
+        passes="default,-last-token-logits" if last else "default",
+        progress=lambda _, done, total: progress(f"compiling {model.description}", done, total),
+    )
+
+
+def _window(opened: Sequence[_Candidate], context: int | None) -> int:
+    shortest = min(opened, key=lambda c: c.longest)
+    if shortest.longest < 2:
+        raise WeftError(f"{shortest.name} takes texts of one token only: there is nothing to compare")
+    if context is not None and context > shortest.longest:
+        raise WeftError(f"a context of {context} tokens is more than the {shortest.longest} that {shortest.name} takes")
+    return context or min(WINDOW, shortest.longest)
+
+
+def _tokenizer(opened: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
+    """What makes tokens of a text, at most so many: the first tokenizer there is."""
+    for candidate in opened:
+        folder = candidate.model.folder
+        if folder is not None and (folder / "tokenizer.json").is_file():
+            tokenizer, vocab = candidate.model.tokenizer, candidate.vocab
+            break
+    else:
+        raise _no_tokenizer(c.name for c in opened)
+
+    def encode(content: str, limit: int | None) -> list[int]:
+        ids = tokenizer.encode(content, limit=limit)
+        if strange := [i for i in ids if i >= vocab]:
+            raise WeftError(f"the tokenizer of {candidate.name} makes token {strange[0]}, but it has only {vocab}")
+        return ids
+
+    return encode
+
+
+def _read(path: Path, characters: int) -> str:
+    """The first `characters` of a text file.
+
+    Raises:
+        WeftError: if there is no such file, or it is no text.
+    """
+    try:
+        with open(open_regular(path), encoding="utf-8") as file:
+            return file.read(characters)
+    except UnicodeDecodeError as error:
+        raise WeftError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise WeftError(f"the text {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+
+
+def _lines(content: str, encode: Callable[[str], list[int]], tokens: int) -> list[list[int]]:
+    """The tokens of every line that is not blank, until there are `tokens`."""
+    rows, count = list[list[int]](), 0
+    for line in content.splitlines():
+        if line.strip() and count < tokens:
+            rows.append(encode(line))
+            count += len(rows[-1])
+    return rows

@@ -1,0 +1,213 @@
+"""Values inside a compiled ONNX model: which ones there are, and what they are for given inputs.
+
+Compiled values carry the names of the IR values they come from, so they can be set beside those of the interpreter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.backends.runtime.ort.session import Session, failures, onnxruntime
+from weft.ir.errors import WeftError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from weft.backends.runtime.core.generate import Generator
+    from weft.backends.runtime.ort.encoder import Encoder
+
+Array = NDArray[Any]
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+_PAST, _CACHE = "past_", "past_key_values"
+
+
+class Internals:
+    """The graph of the model `file` in `folder`, its weights left on disk; it runs where `session` runs."""
+
+    def __init__(self, folder: Path, session: Session, file: str = "model.onnx") -> None:
+        import onnx
+
+        self.folder, self.session = folder, session
+        self.proto: onnx.ModelProto = onnx.load(folder / file, load_external_data=False)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs that a call says, which caches and states are not."""
+        return [value.name for value in self.proto.graph.input if not value.name.startswith(_PAST)]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The values that nodes make, in order."""
+        return [name for node in self.proto.graph.node for name in node.output if name]
+
+    @cached_property
+    def boundaries(self) -> dict[str, str]:
+        """The last value of each layer that another layer reads: layer ("layers.3") to value name, in order."""
+        found: dict[str, str] = {}
+        readers: dict[str, set[str]] = {}
+        for node in self.proto.graph.node:
+            layers = {layer_of(name) for name in node.output if name}
+            for name in node.input:
+                readers.setdefault(name, set()).update(layers)
+        outputs = {value.name for value in self.proto.graph.output}
+        for name in self.names:
+            layer = "" if name in outputs else layer_of(name)
+            if layer and readers.get(name, set()) - {layer}:
+                found[layer] = name
+        return found
+
+    @cached_property
+    def streams(self) -> dict[str, tuple[str, ...]]:
+        """The residual stream after each layer, as values that add up to it: layer to value names, in order.
+
+        They are two where a fused norm adds them and hands on nothing but the norm of the sum, as after the last layer.
+        """
+        order = {name: i for i, name in enumerate(self.names)}
+        fused = (
+            tuple(n.input[:2]) for n in self.proto.graph.node if n.op_type.startswith("Skip") and len(n.output) < 4
+        )
+        sums = {max(pair, key=lambda name: order.get(name, -1)): pair for pair in fused}
+        return {layer: sums.get(name, (name,)) for layer, name in self.boundaries.items()}
+
+    @property
+    def reduction(self) -> int:
+        """The widest sum a matrix product makes, to the smaller side of its weight."""
+        return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
+
+    def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
+        """The values called `names` in float32, for `inputs` by name (integers, or what `outputs` gave); caches start
+        empty, as long as the input.
+
+        Raises:
+            WeftError: with ONNX Runtime's own words when it fails.
+        """
+        wanted = list(names)
+        if not wanted:
+            return {}
+        with failures(str(self.folder)):
+            session = self._extended(wanted)
+            binding = session.io_binding()
+            keep = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
+            for name in self.inputs:
+                if isinstance(inputs[name], np.ndarray):
+                    binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
+                else:
+                    binding.bind_ortvalue_input(name, inputs[name])
+            for i in range(len(wanted)):
+                binding.bind_output(_watched(i), "cpu")
+            session.run_with_iobinding(binding)
+            found = binding.get_outputs()[-len(wanted) :]
+            del keep
+        return {name: value.numpy() for name, value in zip(wanted, found, strict=True)}
+
+    def outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """The outputs of a model without caches, as ONNX Runtime holds them, for another to read.
+
+        Raises:
+            WeftError: with ONNX Runtime's own words when it fails.
+        """
+        session = self.session.ort
+        with failures(str(self.folder)):
+            binding = session.io_binding()
+            for name in self.inputs:
+                binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
+            names = [value.name for value in session.get_outputs()]
+            for name in names:
+                binding.bind_output(name, self.session.device)
+            session.run_with_iobinding(binding)
+            return dict(zip(names, binding.get_outputs(), strict=True))
+
+    def _extended(self, names: list[str]) -> Any:
+        """A session whose outputs include the named values, cast to float32."""
+        import onnx
+        from onnx import TensorProto, helper
+
+        extended = onnx.ModelProto()
+        extended.CopyFrom(self.proto)
+        for i, name in enumerate(names):
+            extended.graph.node.append(helper.make_node("Cast", [name], [_watched(i)], to=TensorProto.FLOAT))
+            extended.graph.output.append(helper.make_tensor_value_info(_watched(i), TensorProto.FLOAT, None))
+        ort = onnxruntime()
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.folder))
+        providers = self.session.ort.get_providers()
+        return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
+
+    def _bind_past(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
+        """Bind an empty cache as past and present, or an empty state as past; returns what owns its memory."""
+        if not value.name.startswith(_PAST):
+            return None
+        from onnx import TensorProto, helper
+
+        ids, kind, cache = inputs["input_ids"].shape, value.type.tensor_type, value.name.startswith(_CACHE)
+        sizes = [d.dim_value for d in kind.shape.dim]
+        shape = (sizes[0] or ids[0], sizes[1], (sizes[2] or ids[1]) if cache else sizes[2], *sizes[3:])
+        number = kind.elem_type
+        dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)
+        memory = onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
+        binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())
+        if cache:
+            present = value.name.replace(_CACHE, "present")
+            binding.bind_output(present, self.session.device, 0, number, shape, memory.data_ptr())
+        return memory
+
+
+def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] = ()) -> dict[str, Array]:
+    """Model inputs by name, [1, tokens], for one row of the tokens `ids`, which answers `source` in encoder-decoders.
+
+    Raises:
+        WeftError: if there is a name that no text determines.
+    """
+    row, read = (np.asarray(x, np.int64)[None] for x in (ids, source))
+    known = {
+        "input_ids": row,
+        "attention_mask": np.ones_like(row),
+        "position_ids": np.arange(row.size)[None],
+        "token_type_ids": np.zeros_like(row),
+        "encoder_input_ids": read,
+        "encoder_attention_mask": np.ones_like(read),
+    }
+    names = list(names)
+    if unknown := [n for n in names if n not in known]:
+        raise WeftError(f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with")
+    return {name: known[name] for name in names}
+
+
+def internals_of(runnable: Generator | Encoder) -> list[Internals]:
+    """The ONNX models behind what `load` returned, in the order they run; none of a folder of PyTorch."""
+    from weft.backends.runtime.ort.decoder import OrtDecoder
+    from weft.backends.runtime.ort.encoder import OrtEncoder
+
+    folder, model = runnable.folder, getattr(runnable, "decoder", runnable)
+    if folder is None or not isinstance(model, OrtEncoder | OrtDecoder):
+        return []
+    sources = model.sources if isinstance(model, OrtDecoder) else None
+    encoders = [] if sources is None else [Internals(folder, sources.session, "encoder.onnx")]
+    return [*encoders, Internals(folder, model.session)]
+
+
+def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
+    """How many layers the models behind `runnable` have, and the widest sum that one of their products makes."""
+    if graphs := internals_of(runnable):
+        return sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)
+    module: Any = getattr(runnable, "decoder", runnable)
+    weights: Mapping[str, Any] = module.model.state_dict()
+    return len({layer_of(key) for key in weights} - {""}), max(min(w.shape) for w in weights.values() if w.ndim == 2)
+
+
+def layer_of(name: str) -> str:
+    """The layer a value belongs to ("layers.3" of "layers.3.attn.q"), "" if none."""
+    found = _LAYER.match(name)
+    return found[1] if found else ""
+
+
+def _watched(index: int) -> str:
+    return f"weft.watched.{index}"

@@ -1,0 +1,178 @@
+"""Open models held against the first of them on the same tokens: likelihood, divergence, errors inside, time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.core.protocols import Context, Decoder
+from weft.backends.runtime.ort.encoder import Encoder
+from weft.ir.errors import WeftError
+
+from .internals import internals_of, stock_inputs
+from .verification import log_softmax
+
+Array = NDArray[Any]
+Progress = Callable[[str, int, int], None]  # stage, done, in all
+_NUMBERS = 1 << 22  # logits of a chunk: tokens × vocabulary
+_LINES = 32  # that an encoder reads together
+_ROUNDS, _STEPS, _PROMPT = 9, 4, 64  # rounds of timing, steps of a round, tokens before them
+
+
+@dataclass
+class Tally:
+    """Means over the tokens predicted so far: of −ln q(token), of KL(p ‖ q), and of whether the likeliest are the same,
+    p being the first model's distribution and q this one's."""
+
+    tokens: int = 0
+    nll: float = 0.0
+    kl: float = 0.0
+    agreement: float = 0.0
+
+    def add(self, nll: Array, kl: Array, agreement: Array) -> None:
+        """Take in the values of some more tokens, each [tokens]."""
+        self.tokens += len(nll)
+        for name, new in (("nll", nll), ("kl", kl), ("agreement", agreement)):
+            mean = getattr(self, name)
+            setattr(self, name, float(mean + (new - mean).sum() / self.tokens))
+
+
+def score_tokens(
+    models: Sequence[Generator], ids: Sequence[int], window: int, whole: bool, progress: Progress
+) -> list[Tally]:
+    """Predict every token of `ids` but the first from at most `window` tokens before it.
+
+    Windows do not overlap: the first token of one is predicted by the last of the one before. Logits are held for a
+    chunk of a window at a time, all of it where `whole` (tokens of a call compete).
+    """
+    tallies, vocab = [Tally() for _ in models], models[0].decoder.vocab
+    chunk = window if whole else max(1, min(window, _NUMBERS // vocab))
+    with contextlib.ExitStack() as stack:
+        contexts = [stack.enter_context(m.decoder.context(1, min(window, len(ids) - 1))) for m in models]
+        for start in range(0, len(ids) - 1, window):
+            for context in contexts:
+                context.reset()
+            end = min(start + window, len(ids) - 1)
+            for at in range(start, end, chunk):
+                upto = min(at + chunk, end)
+                given, targets = ids[at:upto], np.asarray(ids[at + 1 : upto + 1])
+                rows = zip(models, contexts, strict=True)
+                _compare(tallies, (_extended(m.decoder, context, given) for m, context in rows), targets)
+                progress("reading", upto, len(ids) - 1)
+    return tallies
+
+
+def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) -> None:
+    """Add a chunk: `logits` [tokens, vocab] of each model in turn, `targets` [tokens]."""
+    first: Array | None = None
+    for tally, scores in zip(tallies, logits, strict=True):
+        own = log_softmax(scores)
+        if first is None:
+            first, likely = own, np.exp(own)
+        kl = np.einsum("tv,tv->t", likely, first - own)
+        tally.add(-own[np.arange(len(targets)), targets], kl, own.argmax(-1) == first.argmax(-1))
+
+
+def _extended(decoder: Decoder, context: Context, ids: Sequence[int]) -> Array:
+    """The logits of `ids` after what `context` holds, [tokens, vocab]: of one call, or where a model gives but those of
+    the last token, of one call each."""
+    if decoder.every_position:
+        return context.extend(ids)
+    return np.concatenate([context.extend([token]) for token in ids])
+
+
+def score_embeddings(models: Sequence[Encoder], rows: Sequence[Sequence[int]], progress: Progress) -> list[float]:
+    """The mean cosine between each model's embeddings of `rows` and the first model's.
+
+    Raises:
+        WeftError: if the embeddings differ in width.
+    """
+    sums = [0.0 for _ in models]
+    for at in range(0, len(rows), _LINES):
+        found = [np.asarray(m.encode(rows[at : at + _LINES], normalize=True), np.float64) for m in models]
+        if wrong := [v.shape[1] for v in found if v.shape != found[0].shape]:
+            raise WeftError(f"embeddings of {found[0].shape[1]} and of {wrong[0]} numbers cannot be compared")
+        sums = [s + float((v * found[0]).sum()) for s, v in zip(sums, found, strict=True)]
+        progress("embedding", min(at + _LINES, len(rows)), len(rows))
+    return [s / len(rows) for s in sums]
+
+
+def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> list[dict[str, float]]:
+    """For each model, ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer: x is what the layer hands on for `ids`, x₀ what that of the
+    first model does. Where one has more layers than the other only what the last hands on is compared; what has another
+    shape is left out.
+    """
+    want: dict[str, Array] = {}
+    found = []
+    for model in models:
+        got = _handed_on(model, ids)
+        want = want or got
+        if len(got) != len(want):
+            got = dict(zip([*want][-1:], [*got.values()][-1:], strict=False))
+        shared = {layer: x for layer, x in got.items() if layer in want and x.shape == want[layer].shape}
+        found.append({layer: _distance(x, want[layer]) for layer, x in shared.items()})
+    return found
+
+
+def _handed_on(model: Generator | Encoder, ids: Sequence[int]) -> dict[str, Array]:
+    """The residual stream after each layer, [1, tokens, dim] in float64, through a second session."""
+    if not (graphs := internals_of(model)):
+        raise WeftError(f"{model.folder}: what layers hand on is compared inside ONNX models, and this one is PyTorch")
+    inside = graphs[-1]
+    names = dict.fromkeys(name for parts in inside.streams.values() for name in parts)
+    values = inside.run(stock_inputs(inside.inputs, ids), names)
+    found = {layer: [values[name].astype(np.float64) for name in parts] for layer, parts in inside.streams.items()}
+    return {layer: sum(parts[1:], parts[0]) for layer, parts in found.items()}
+
+
+def _distance(got: Array, want: Array) -> float:
+    return float(np.linalg.norm(got - want) / max(float(np.linalg.norm(want)), np.finfo(np.float64).tiny))
+
+
+def seconds_per_token(models: Sequence[Generator | Encoder], ids: Sequence[int], progress: Progress) -> list[float]:
+    """How long each model takes for a token: a step of decoding after some of `ids`, or for encoders its share of
+    embedding `ids`. The models take turns, so that what else the machine does hits all; medians over the turns.
+    """
+    taken: list[list[float]] = [[] for _ in models]
+    with contextlib.ExitStack() as stack:
+        turns = [stack.enter_context(_turn(m, ids)) for m in models]
+        for done in range(_ROUNDS + 1):
+            for turn, seconds in zip(turns, taken, strict=True):
+                start = time.perf_counter()
+                tokens = turn()
+                seconds.append((time.perf_counter() - start) / tokens)
+            progress("timing", done + 1, _ROUNDS + 1)
+    return [median(seconds[1:]) for seconds in taken]  # the first warms up
+
+
+@contextlib.contextmanager
+def _turn(model: Generator | Encoder, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
+    """What a model does in one turn; it returns for how many tokens."""
+    if isinstance(model, Encoder):
+        encoder = model
+        yield lambda: len(encoder.hidden([ids])[0])
+        return
+    decoder = model.decoder
+    room = decoder.max_length - 1
+    steps = max(1, min(_STEPS, room // (_ROUNDS + 1)))
+    prompt = list(ids[: max(1, min(_PROMPT, room - steps * (_ROUNDS + 1)))])
+    with decoder.context(1, min(decoder.max_length, len(prompt) + steps * (_ROUNDS + 1))) as context:
+        context.prefill([prompt])
+        token = np.array(prompt[-1:])
+
+        def turn() -> int:
+            if int(context.lengths[0]) + steps > context.capacity:
+                context.prefill([prompt])
+            for _ in range(steps):
+                context.step(token)
+            return steps
+
+        yield turn

@@ -1,0 +1,360 @@
+"""Whether a compiled folder computes what its source means: logits, cached decoding, and the first layer that differs.
+
+The reference is the float64 interpreter of the source's graph, or a Hugging Face folder run by transformers in float32.
+Decoders are teacher-forced: the prompt goes in as two chunks, then the model's own greedy tokens one at a time, so that
+caches, chunked prefill and single steps are all compared with one full pass over the same tokens. Encoder-decoders read
+the prompt with their encoder, and answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.backends.runtime import load
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.folder import MANIFEST, read_manifest
+from weft.backends.runtime.ort.encoder import Encoder
+from weft.backends.storage import check_contents
+from weft.ir import interpret
+from weft.ir.documents import Record
+from weft.ir.errors import WeftError
+from weft.ir.graph import Node
+from weft.ir.types import dtypes
+from weft.passes import parse_pipeline, run_passes
+from weft.passes.library.cleanup.quiet_routers import noises
+
+from ...formats.weft.recorded import recorded_source
+from ...models.tables.rope_config import at_length
+from ..rewriting import rewrite
+from ..source.sources import Model
+from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
+
+Array = NDArray[Any]
+Progress = Callable[[str, int, int], None]  # stage, done, in all
+PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
+WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
+# What compiling does of itself, which is judged; what other passes change is changed in the reference too.
+JUDGED = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
+COMPARING = {"expert_choice", "limit_capacity"}  # routers that compare the tokens of a call
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where the compiled model leaves the reference: a layer, and in it a value where names allow."""
+
+    layer: str
+    error: float
+    value: str | None = None
+    value_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far a compiled model is from its reference.
+
+    Errors are over all compared `positions`; relative ones are divided by the largest number of the reference. `layers`
+    holds the relative error of what each layer hands on. KL is Σ p ln(p/q) in nats, p the reference's. The three about
+    tokens are None for encoders.
+    """
+
+    folder: Path
+    reference: str
+    dtype: str
+    positions: int
+    max_absolute: float
+    max_relative: float
+    tolerance: float
+    argmax_agreement: float | None
+    kl_mean: float | None
+    kl_max: float | None
+    layers: Mapping[str, float]
+    divergence: Divergence | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the relative error is within the tolerance (so never where it is not a number)."""
+        return self.max_relative <= self.tolerance
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The tokens `ids` that are run, of which the first `watched` are compared inside the model, and for an
+    encoder-decoder the `source` that they answer."""
+
+    ids: list[int]
+    source: list[int]
+    watched: int
+
+    def inputs(self, names: Collection[str], tokens: int | None = None) -> dict[str, Array]:
+        """Model inputs by name, for one row of the first `tokens` tokens, all by default."""
+        return stock_inputs(names, self.ids[:tokens], self.source)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a reference found: the output, [positions, width], and values inside by name, [1, some positions, width]."""
+
+    output: Array
+    inside: Mapping[str, Array]
+
+
+def verify_folder(
+    folder: str | Path,
+    *,
+    against: str | Path | None = None,
+    prompt: str | None = None,
+    tokens: int = 16,
+    device: str = "auto",
+    trust: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+) -> Verification:
+    """Compare the compiled model in `folder` with its source, or with the Hugging Face folder `against`.
+
+    The checksums of its files come first. `prompt` is a text (a stock sentence, or random tokens where there is no
+    tokenizer); `tokens` greedy ones follow, but for models whose experts choose among the tokens of a call: those read
+    the prompt in one. `trust` lets code run: the model.py of a folder of PyTorch, and the architecture file that the
+    manifest names as the source.
+
+    Raises:
+        WeftError: if the folder or its source cannot be read, the folder is damaged, the source has changed since it
+            was compiled, or code would run without `trust`.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if "files" in manifest:
+        check_contents(folder)
+    runnable = load(folder, device, trust=trust)
+    if not manifest.data:
+        raise WeftError(f"{folder}: no {MANIFEST} in it, so it does not say what it was compiled from")
+    dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
+    model = None if against is not None else _source(folder, manifest, trust)
+    graphs = internals_of(runnable)
+    ids, source = _prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
+    encoder = isinstance(runnable, Encoder)
+    if isinstance(runnable, Encoder):
+        got, at = runnable.hidden([ids])[0], list(range(len(ids)))
+        texts = _Texts(ids, source, len(ids))
+    else:
+        if runnable.decoder.start is not None:
+            ids, source = list(runnable.decoder.start), ids
+        watched = min(len(ids) if not source else tokens + 1, WATCHED)  # of what sees only the past
+        calls = 2
+        if model is not None and _compete(model, len(ids) + tokens):
+            watched, tokens, calls = len(ids), 0, 1  # what a token sees depends on the call it comes in
+        got, at = _teach(runnable, ids, source, tokens, calls, progress)
+        texts = _Texts(ids, source, watched)
+    if model is not None:
+        reference, name = _interpreted(model, texts, progress), f"the float64 meaning of {model.description}"
+    else:
+        reference = _transformed(Path(str(against)), texts, encoder, graphs)
+        name = f"transformers on {against}"
+    want = reference.output[at]
+    if want.shape != got.shape:
+        raise WeftError(f"{folder}: its output is {got.shape[-1]} wide, but that of {name} is {want.shape[-1]}")
+    depth, reduction = size_of(runnable)
+    tolerance = tolerated(dtype, depth, reduction)
+    layers, divergence = _compare_layers(graphs, texts, reference.inside, tolerance)
+    absolute = np.abs(got - want).max()
+    kl = None if encoder else divergences(want, got)
+    return Verification(
+        folder=folder,
+        reference=name,
+        dtype=dtype,
+        positions=len(at),
+        max_absolute=float(absolute),
+        max_relative=relative_error(got, want),
+        tolerance=tolerance,
+        argmax_agreement=float((got.argmax(-1) == want.argmax(-1)).mean()) if not encoder else None,
+        kl_mean=None if kl is None else float(kl.mean()),
+        kl_max=None if kl is None else float(kl.max()),
+        layers=layers,
+        divergence=divergence,
+    )
+
+
+def _compete(model: Model, tokens: int) -> bool:
+    """Whether experts choose among `tokens` tokens of a call, or cannot take all of them."""
+    routers = (node for node in model.graph.nodes if node.op.name in COMPARING)
+    return any(n.op.name == "expert_choice" or (n.attrs["capacity"] or 0) < tokens for n in routers)
+
+
+def tolerated(dtype: str, layers: int, reduction: int) -> float:
+    """The largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
+
+    Sums of `reduction` products are kept in f32 and err like a random walk; what is stored in `dtype` between them, and
+    the weights, are rounded once; each of the two sublayers of a layer adds its error to the residual independently.
+    """
+    stored = 0.0 if dtype == "f32" else dtypes.parse(dtype).eps
+    return 4 * math.sqrt(2 * max(layers, 1)) * (dtypes.f32.eps * math.sqrt(reduction) + stored)
+
+
+def relative_error(got: Array, want: Array) -> float:
+    """The largest difference over the largest number of `want`."""
+    return float(np.abs(got - want).max() / max(np.abs(want).max(), np.finfo(np.float64).tiny))
+
+
+def divergences(want: Array, got: Array) -> Array:
+    """KL divergence of softmax(got) from softmax(want), per row, in nats."""
+    p, q = log_softmax(want), log_softmax(got)
+    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+
+
+def log_softmax(x: Array) -> Array:
+    """In float64, along the last axis."""
+    x = x.astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+def _source(folder: Path, manifest: Record, trust: bool) -> Model:
+    """The source that the manifest names, unchanged since, rewritten by those passes of its pipeline that compute
+    something else; without the noise of routers, which compiling leaves out."""
+    model = recorded_source(folder, manifest, trust)
+    at_length(model.graph, manifest.integer("max_length", 0))
+    if noises(model.graph):
+        model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
+    passes = parse_pipeline(manifest.text("pipeline", "")).passes
+    other = ", ".join(str(p) for p in passes if p.effect != "exact" and p.name not in JUDGED)
+    return replace(rewrite(model, other), description=f"{model.description} after {other}") if other else model
+
+
+def _prompt(runnable: Generator | Encoder, prompt: str | None, vocab: int) -> list[int]:
+    folder = runnable.folder
+    if prompt is not None or (folder is not None and (folder / "tokenizer.json").is_file()):
+        ids = runnable.tokenizer.encode(PROMPT if prompt is None else prompt)
+    else:
+        ids = np.random.default_rng(0).integers(0, vocab, WATCHED).tolist()
+    longest = runnable.max_length if isinstance(runnable, Encoder) else runnable.decoder.max_prompt
+    if not ids:
+        raise WeftError("the prompt has no tokens: give it at least one")
+    if prompt is not None and len(ids) > longest:
+        raise WeftError(f"a prompt of {len(ids)} tokens is longer than the maximum of {longest} tokens; shorten it")
+    return ids[:longest]
+
+
+def _teach(
+    runnable: Generator, ids: list[int], source: list[int], tokens: int, calls: int, progress: Progress
+) -> tuple[Array, list[int]]:
+    """Run the prompt in one or two `calls`, or read the source, then greedy steps whose tokens are added to `ids`:
+    logits and their positions."""
+    decoder = runnable.decoder
+    steps = min(tokens, decoder.max_length - len(ids))
+    logits: list[Array] = []
+    at: list[int] = []
+    with decoder.context(1, len(ids) + steps) as context:
+        if source:
+            logits.append(context.prefill([source]).copy())
+            at.append(len(ids) - 1)
+        else:
+            context.reset()
+        half = len(ids) // 2 if calls == 2 else 0
+        for first, last in ((0, half), (half, len(ids))) if not source else ():
+            if first < last:
+                rows = context.extend(ids[first:last])
+                logits.append(rows)
+                at += range(last - len(rows), last)
+        for i in range(steps):
+            ids.append(int(logits[-1][-1].argmax()))
+            logits.append(context.step(np.array(ids[-1:])).copy())
+            at.append(len(ids) - 1)
+            progress("decoding", i + 1, steps)
+    return np.concatenate(logits), at
+
+
+def _interpreted(model: Model, texts: _Texts, progress: Progress) -> _Reference:
+    """One full pass of the source's graph in float64."""
+    graph, inside, done = model.graph, dict[str, Array](), 0
+    kept = max(texts.watched, len(texts.source))
+    output = "logits" if "logits" in graph.outputs else "last_hidden_state"
+    if output not in graph.outputs:
+        raise WeftError(f"{model.description}: it has neither logits nor last_hidden_state to compare")
+
+    def watch(node: Node, results: tuple[Array, ...]) -> None:
+        nonlocal done
+        done += 1
+        for value, array in zip(node.outputs, results, strict=True):
+            if layer_of(value.name) and array.ndim == 3 and array.shape[1] in (len(texts.ids), len(texts.source)):
+                inside[value.name] = array[:, :kept].astype(np.float32)
+        progress("interpreting", done, len(graph))
+
+    found = interpret(graph, texts.inputs(graph.inputs), watch=watch)
+    return _Reference(found[output][0], inside)
+
+
+def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[Internals]) -> _Reference:
+    """The same by transformers, in float32 on the CPU; the values inside are what it calls hidden states."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise WeftError(f"--against needs transformers and torch ({error}): install weft[hf,torch]") from error
+    if not (folder / "config.json").is_file():
+        raise WeftError(f"{folder}: no config.json in it, so it is no Hugging Face folder")
+    quiet: Any = transformers.utils.logging  # partly typed
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    kind: Any = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    arguments = {"input_ids": torch.tensor([texts.ids])}
+    if texts.source:
+        kind = transformers.AutoModelForSeq2SeqLM
+        arguments = {"input_ids": torch.tensor([texts.source]), "decoder_input_ids": torch.tensor([texts.ids])}
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if quantized := getattr(config, "quantization_config", None):
+            quantized["dequantize"] = True  # as the import does
+        net = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (ImportError, OSError, ValueError, KeyError) as error:
+        raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
+    with torch.no_grad():
+        found = net.eval()(**arguments, output_hidden_states=True)
+    halves = [found.encoder_hidden_states, found.decoder_hidden_states] if texts.source else [found.hidden_states]
+    inside: dict[str, Array] = {}
+    for graph, hidden in zip(graphs, halves, strict=bool(graphs)):
+        layers = list(graph.boundaries.values())[: len(hidden) - 1]  # an encoder's, before keys and values of another
+        # the first hidden state is the embedding; the last has been through the final norm where there is one
+        if len(hidden) == len(layers) + 1:
+            inside |= dict(zip(layers, (h.numpy() for h in hidden[1:-1]), strict=False))
+    return _Reference((found.last_hidden_state if encoder else found.logits)[0].double().numpy(), inside)
+
+
+def _compare_layers(
+    graphs: Sequence[Internals], texts: _Texts, inside: Mapping[str, Array], tolerance: float
+) -> tuple[dict[str, float], Divergence | None]:
+    """The relative error of what each layer hands on, and the first place beyond `tolerance`."""
+    layers: dict[str, float] = {}
+    made: dict[str, Any] = {}
+    for graph in graphs:
+        last = graph is graphs[-1]
+        inputs = texts.inputs([n for n in graph.inputs if n not in made], texts.watched) | made
+        want = {name: array[:, : texts.watched if last else None] for name, array in inside.items()}
+        shared = {layer: name for layer, name in graph.boundaries.items() if name in want}
+        errors = _errors(graph.run(inputs, shared.values()), want)
+        layers |= {layer: errors[name] for layer, name in shared.items() if name in errors}
+        first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
+        if first is not None:
+            closer = [name for name in graph.names if layer_of(name) == first and name in want]
+            within = _errors(graph.run(inputs, closer), want)
+            value = next((name for name, error in within.items() if not error <= tolerance), None)
+            return layers, Divergence(first, layers[first], value, None if value is None else within[value])
+        made = {} if last else graph.outputs(inputs)
+    return layers, None
+
+
+def _errors(got: Mapping[str, Array], want: Mapping[str, Array]) -> dict[str, float]:
+    """The relative error of each value that has the shape of its reference."""
+    return {name: relative_error(a, want[name]) for name, a in got.items() if a.shape == want[name].shape}

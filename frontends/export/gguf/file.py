@@ -1,0 +1,160 @@
+"""A graph as a GGUF file, which llama.cpp and its relatives load.
+
+Layout: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.backends.storage import whole_file
+from weft.ir.documents import shown
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.streams import stream
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+
+from ...api.source.sources import Model
+from ...formats.gguf.family import FAMILIES
+from ...formats.hf.writing import STORED, Progress, Tensor, counted, stored_blocks
+from ...models.families import describe
+from ..fitting import Candidate, Fit, exact_dtype, fit
+from ..infer_settings import read_settings
+from ..inversion import Made
+from .keys import ARCHITECTURES, INTERNAL, divide_frequencies, factors, propose, tensors_there
+from .tokens import tokenizer_metadata
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+KINDS = (*STORED, dtypes.q8_0)
+_FILE_TYPES = {dtypes.f32: 0, dtypes.f16: 1, dtypes.q8_0: 7, dtypes.bf16: 32}  # general.file_type
+_MOST = float(np.finfo(np.float32).max)
+_BLOCK = 32  # numbers of a row that share a scale in q8_0
+
+
+def write_gguf(
+    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+) -> str:
+    """Write `model` as the GGUF file `out`, which appears whole; returns its architecture.
+
+    Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 numbers, rounded to the
+    nearest), or in the one that holds all of them exactly; vectors in f32. They are evaluated a block at a time.
+
+    Raises:
+        WeftError: if no architecture expresses the graph, naming the nearest and where it differs; if `out` cannot be
+            written; or if a number exceeds the range of `dtype`.
+    """
+    wanted = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
+    if wanted is not None and wanted not in KINDS:
+        raise WeftError(f"a GGUF file cannot be written in {wanted}; choose {', '.join(map(str, KINDS))}")
+    found = fit(model, partial(_candidates, model), "architecture of llama.cpp")
+    archive = model.graph.archive
+    kind = wanted or exact_dtype(model.graph, (made for made in found.tensors.values() if len(made.shape) > 1))
+    tensors = {name: _tensor(made, kind, archive) for name, made in found.tensors.items()}
+    with whole_file(Path(out), model.files) as path:
+        _write(path, found, {**tokenizer_metadata(model), **_facts(model, kind)}, tensors, progress)
+        model.check_unchanged()
+    return found.family
+
+
+def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
+    settings = read_settings(graph)
+    own = graph.meta.get("model_type")
+    for name in sorted(ARCHITECTURES, key=lambda name: own not in ARCHITECTURES[name].split()):
+        with contextlib.suppress(WeftError):  # an architecture that cannot say this
+            config = propose(name, settings)
+            loaded = describe(FAMILIES[name], config, tensors_there(name, settings), f"the metadata of a {name} model")
+            besides = {**divide_frequencies(graph, loaded.graph), **factors(settings)}
+            yield Candidate(name, config, loaded, besides=besides)
+
+
+def _tensor(made: Made, kind: DType, archive: Archive) -> Tensor:
+    """How a tensor is stored: what kernels do not take in `kind` in f32, rows that are no whole blocks in f16."""
+    if len(made.shape) == 1:
+        kind = dtypes.f32
+    elif kind == dtypes.q8_0 and made.shape[-1] % _BLOCK:
+        kind = dtypes.f16
+    return Tensor(made.shape, kind, partial(stream, made.recipe, archive))
+
+
+def _facts(model: Model, kind: DType) -> dict[str, Any]:
+    quantized = {"general.quantization_version": 2} if kind == dtypes.q8_0 else {}
+    return {"general.name": model.graph.name, "general.file_type": _FILE_TYPES[kind], **quantized}
+
+
+def _write(
+    path: Path, found: Fit, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], progress: Progress
+) -> None:
+    from gguf import GGUFWriter
+    from gguf.constants import GGMLQuantizationType
+
+    writer = GGUFWriter(path, found.family)
+    try:
+        for key, value in metadata.items():
+            _add(writer, key, value)
+        for key, value in found.config.items():
+            if key not in INTERNAL:
+                _add(writer, f"{found.family}.{key}", value)
+        for name, tensor in tensors.items():
+            raw = GGMLQuantizationType[tensor.dtype.name.upper()]
+            writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        assert writer.fout is not None
+        (file,), step = writer.fout, counted(progress, tensors)
+        writer.write_padding(file, file.tell())
+        for name, tensor in tensors.items():
+            for block in _blocks(name, tensor):
+                file.write(block.data)
+                step(block.nbytes)
+            writer.write_padding(file, tensor.nbytes)
+    finally:
+        writer.close()
+
+
+def _blocks(name: str, tensor: Tensor) -> Iterator[Array]:
+    """The bytes of a tensor."""
+    if tensor.dtype != dtypes.q8_0:
+        yield from stored_blocks(name, tensor)
+        return
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    for values in tensor.blocks():
+        rows = np.ascontiguousarray(values, np.float32).reshape(-1, tensor.shape[-1])
+        yield quantize(rows, GGMLQuantizationType.Q8_0).reshape(-1)
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    """A key of the type that its value says: whole numbers are unsigned, of 32 bits.
+
+    Raises:
+        WeftError: if a number does not fit that.
+    """
+    several = isinstance(value, (list, tuple))
+    least, most = (-(1 << 31), 1 << 31) if several else (0, 1 << 32)  # lists have a sign
+    for number in value if several else (value,):
+        wide = isinstance(number, int) and not least <= number < most
+        if wide or (isinstance(number, float) and math.isfinite(number) and abs(number) > _MOST):
+            raise WeftError(f"{key} is {shown(number)}, which the numbers of 32 bits in a GGUF file cannot hold")
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_array(key, value)

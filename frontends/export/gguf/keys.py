@@ -1,0 +1,196 @@
+"""What GGUF files say of a model in llama.cpp's keys, proposed from what a graph says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes import Literal, Map, Scale
+from weft.ir.recipes.frequencies import RopeFrequencies, yarn_amplitude
+
+from ...dsl import RoPE
+from ...formats.gguf.family import FREQUENCIES, LONG, SHORT
+from ...formats.gguf.sparse import RECURRENT, SPARSE
+from ...models.families import Settings
+from ..inversion import Made
+
+# The architectures that can be proposed, the plainest first, and whose names they have in transformers.
+ARCHITECTURES = {
+    "llama": "llama mistral mixtral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3 gemma3_text",
+    "phi2": "phi",
+    "phi3": "phi3",
+    "gpt2": "gpt2 gpt_bigcode",
+    "gptneox": "gpt_neox",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "olmo2": "olmo2",
+    "olmo": "olmo",
+    "granite": "granite",
+    "smollm3": "smollm3",
+    "command-r": "cohere",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+    "granitemoe": "granitemoe",
+}
+_MIXED = ("llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # may have experts; all but llama must
+# What llama.cpp's graphs and loaders of an architecture take: heads that turn in part, heads that are not the width
+# divided by their number, norms of queries and keys.
+_PARTLY = ("gptneox", "phi2", "phi3", "stablelm")
+_FREE = ("llama", "granite", "granitemoe", "smollm3", "gemma", "gemma2", "gemma3", "qwen3", "qwen3moe")
+_NORMED = ("qwen3", "qwen3moe", "gemma3", "stablelm", "command-r", "olmo2", "olmoe")
+# The biases that llama.cpp's loaders want, and those they take: of norms, q k v, output, feed-forward, head.
+_BIASES = {
+    **dict.fromkeys(("llama", "granite", "granitemoe"), ("", "qof")),
+    **dict.fromkeys(("gpt2", "gptneox", "starcoder2"), ("nqof", "")),
+    **dict.fromkeys(("qwen2", "qwen2moe"), ("q", "")),
+    "phi2": ("nqofh", ""),
+    "stablelm": ("n", "q"),
+}
+_WINDOWED = ("gemma2", "gemma3")  # llama.cpp reads a window in others too, but does not apply it
+INTERNAL = (SPARSE, RECURRENT, SHORT, LONG)  # what the importer finds in the tensors, not in the metadata
+_MANY = 131_072  # positions, where the model does not say
+
+
+def propose(architecture: str, s: Settings) -> dict[str, Any]:
+    """The keys of `s`, without the architecture before them; what is not said stands for nothing special.
+
+    Raises:
+        WeftError: if the architecture cannot say something of the kind.
+    """
+    partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in _each(s, "rope"))
+    if (s.moe is not None and architecture not in _MIXED) or (s.moe is None and architecture in _MIXED[1:]):
+        raise WeftError(f"{architecture} has {'no' if s.moe is not None else 'only'} experts")
+    if partial and architecture not in _PARTLY:
+        raise WeftError(f"{architecture} turns whole heads")
+    if s.head_size * (s.heads or 1) != s.dim and architecture not in _FREE:
+        raise WeftError(f"{architecture} has heads of the width divided by their number")
+    eps = "layer_norm_rms_epsilon" if s.norm == "rms" else "layer_norm_epsilon"
+    windows = [w for w in _each(s, "window") if w is not None and architecture in _WINDOWED]
+    plain = s.head_size**-0.5
+    unusual = s.scale is not None and not isinstance(s.scale, tuple) and abs(s.scale / plain - 1) > 1e-6
+    said = {
+        "vocab_size": s.vocab,
+        "context_length": s.learned_positions or s.context or _MANY,
+        "embedding_length": s.dim,
+        "block_count": s.layers,
+        "feed_forward_length": s.ffn or (s.moe is not None and s.first("moe").hidden) or None,
+        "attention.head_count": s.heads,
+        "attention.head_count_kv": s.groups,
+        "attention.key_length": s.head_dim,
+        "attention.value_length": s.head_dim,
+        f"attention.{eps}": s.eps,
+        "attention.sliding_window": windows[0] if windows else None,
+        "attention.scale": s.scale if unusual else None,
+        "attn_logit_softcapping": s.softcap,
+        "final_logit_softcapping": s.logit_softcap,
+        "use_parallel_residual": s.arrangement.startswith("parallel"),
+        "embedding_scale": s.embed_scale if s.embed_scale != 1 else None,
+        "residual_scale": s.residual_scale if s.residual_scale != 1 else None,
+        "attention.clamp_kqv": s.clip,
+        **_logit_scale(architecture, s),
+        **_ropes(s),
+        **_experts(s),
+    }
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def _each(s: Settings, name: str) -> tuple[Any, ...]:
+    """A setting of every layer."""
+    value = getattr(s, name)
+    return value if isinstance(value, tuple) else (value,) * s.layers
+
+
+def _logit_scale(architecture: str, s: Settings) -> dict[str, Any]:
+    """The factor of the logits, by which Granite divides."""
+    if architecture.startswith("granite"):
+        return {"logit_scale": 1 / s.logit_scale}
+    return {"logit_scale": s.logit_scale} if architecture == "command-r" else {}
+
+
+def tensors_there(architecture: str, s: Settings) -> frozenset[str]:
+    """Tensors whose presence decides settings, which are in a checkpoint of `s`: biases if llama.cpp loads them."""
+    must, may = _BIASES.get(architecture, ("", ""))
+    biases = {
+        "n": ("blk.0.attn_norm.bias", s.norm_bias),
+        "q": ("blk.0.attn_q.bias", s.qkv_bias),
+        "o": ("blk.0.attn_output.bias", s.out_bias),
+        "f": ("blk.0.ffn_up.bias", s.ffn_bias),
+        "h": ("output.bias", s.head_bias),
+    }
+    there = {name: letter in must or (letter in may and has) for letter, (name, has) in biases.items()}
+    there |= {
+        "output.weight": not s.tie,
+        "blk.0.attn_q_norm.weight": s.qk_norm != "none" and architecture in _NORMED,
+        "blk.0.ffn_norm.weight": s.arrangement != "parallel",
+    }
+    return frozenset(name for name, is_there in there.items() if is_there)
+
+
+def _ropes(s: Settings) -> dict[str, Any]:
+    """Rotary positions; a second base, of the layers with windows, is Gemma 3's."""
+    both = zip(_each(s, "rope"), _each(s, "window"), strict=True)
+    pairs = [(rope, window) for rope, window in both if rope is not None]
+    if not pairs:
+        return {}
+    wide = next((rope for rope, window in pairs if window is None), pairs[0][0])
+    local = next((rope for rope, window in pairs if window is not None), wide)
+    said = _rope(wide) | {"rope.dimension_count": wide.dim or s.head_size}
+    return said if local == wide else {**said, "rope.freq_base_swa": local.theta}
+
+
+def _rope(rope: RoPE) -> dict[str, Any]:
+    said: dict[str, Any] = {"rope.freq_base": rope.theta}
+    if rope.scaling in ("linear", "yarn"):
+        said |= {"rope.scaling.type": rope.scaling, "rope.scaling.factor": rope.factor}
+    if rope.scaling == "yarn":
+        said["rope.scaling.attn_factor"] = rope.amplitude / yarn_amplitude(rope.factor)
+    if rope.scaling == "longrope":
+        said |= {"rope.scaling.attn_factor": rope.amplitude, SHORT: rope.factors, LONG: rope.long_factors}
+    if rope.scaling in ("yarn", "longrope"):
+        said["rope.scaling.original_context_length"] = rope.original
+    return said
+
+
+def _experts(s: Settings) -> dict[str, Any]:
+    if s.moe is None:
+        return {SPARSE: []}
+    moe = s.first("moe")
+    return {
+        "expert_shared_feed_forward_length": None if moe.shared is None else moe.shared.hidden,
+        "expert_count": moe.experts,
+        "expert_used_count": moe.k,
+        "expert_feed_forward_length": moe.hidden,
+        SPARSE: [i for i, layer in enumerate(_each(s, "moe")) if layer is not None],
+    }
+
+
+def divide_frequencies(graph: Graph, theirs: Graph) -> dict[str, Made]:
+    """The tensor of divisors by which the rotary frequencies of `theirs` become those of `graph`, where they have a
+    formula that GGUF does not know (Llama 3's); the parameter of `theirs` reads them from now on."""
+    ours, plain = ([p for p in g.params.values() if isinstance(p.recipe, RopeFrequencies)] for g in (graph, theirs))
+    recipes = [p.recipe for p in (*ours, *plain) if isinstance(p.recipe, RopeFrequencies)]
+    if len(ours) != 1 or len(plain) != 1 or recipes[0].scaling != "llama3" or recipes[0].dim != recipes[1].dim:
+        return {}
+    divisors = Literal.of((recipes[1].frequencies() / recipes[0].frequencies()).astype(np.float32))
+    plain[0].recipe = Scale(recipes[1], Map(divisors, "reciprocal"))
+    return {FREQUENCIES: Made(divisors, divisors.dims)}
+
+
+def factors(s: Settings) -> dict[str, Made]:
+    """LongRoPE's divisors, which are tensors."""
+    rope = s.first("rope") if s.rope is not None else None
+    if rope is None or rope.scaling != "longrope":
+        return {}
+    both = {SHORT: rope.factors, LONG: rope.long_factors}
+    if not all(both.values()):
+        raise WeftError("LongRoPE needs both lists of factors")
+    return {name: Made(Literal(values, (len(values),)), (len(values),)) for name, values in both.items()}

@@ -1,0 +1,131 @@
+"""A tokenizer as GGUF metadata: that of the GGUF file a model came from, or made of its tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.backends.storage import scratch_folder
+from weft.ir.documents import read_json, read_text
+from weft.ir.errors import WeftError
+
+from ...api.source.sources import Model
+from ...formats.gguf import GGUFArchive
+from ...formats.gguf.splits import SPLITS
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # token types of the specification
+_GPT2 = SPLITS["gpt-2"]
+
+
+def tokenizer_metadata(model: Model) -> dict[str, Any]:
+    """The metadata that describe the tokenizer of `model`; nothing if it has none.
+
+    Raises:
+        WeftError: if it is of a kind that GGUF has no words for.
+    """
+    origin = model.graph.meta.get("source")
+    if isinstance(origin, Mapping) and origin.get("format") == "gguf" and Path(origin["path"]).is_file():
+        metadata = GGUFArchive(origin["path"]).metadata
+        return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    if model.tokenizer is None:
+        return {}
+    with scratch_folder() as scratch:
+        model.tokenizer(scratch)
+        return _of_files(scratch, model)
+
+
+def _of_files(folder: Path, model: Model) -> dict[str, Any]:
+    from tokenizers import Tokenizer
+
+    if not (folder / "tokenizer.json").is_file():
+        raise WeftError(f"{model.spec}: its tokenizer has no tokenizer.json, so GGUF metadata cannot be made of it")
+    try:
+        Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as e:  # tokenizers raises nothing more specific
+        raise WeftError(f"{model.spec}: its tokenizer.json is not a readable tokenizer: {e}") from e
+    read = read_json(folder / "tokenizer.json")
+    config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = read_json(config_file) if config_file.is_file() else {}
+    template = read_text(template_file) if template_file.is_file() else config.get("chat_template")
+    tokens, types = _tokens(read, model)
+    said: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}
+    meta = model.graph.meta
+    eos = meta.get("eos_token_ids") or [None]
+    index = {token: i for i, token in enumerate(tokens)}
+    unknown = read["model"].get("unk_token") or _text(config.get("unk_token"))
+    ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
+    ids["unknown"] = index.get(unknown) if unknown else None
+    said |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
+    said["add_bos_token"] = _begins(read, ids["bos"], index)
+    named = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
+
+
+def _text(token: Any) -> str | None:
+    """The text of a special token, which a config may describe at length."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
+def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]]:
+    """Tokens by id, with fillers where the embedding has more rows than that, and their types."""
+    vocab, added = read["model"].get("vocab"), {t["id"]: t for t in read.get("added_tokens", [])}
+    if not isinstance(vocab, Mapping) or read["model"].get("type") != "BPE":
+        other = read["model"].get("type")
+        raise WeftError(
+            f"{model.spec}: its tokenizer is {other}, and GGUF describes BPE; without tokenizer.json the file has none"
+        )
+    by_id = {i: token for token, i in vocab.items()} | {i: t["content"] for i, t in added.items()}
+    count = max(max(by_id) + 1, model.graph.meta.get("vocab") or 0)
+    unknown = vocab.get(read["model"].get("unk_token"))
+
+    def kind(i: int) -> int:
+        if i == unknown:
+            return _UNKNOWN
+        if i in added:
+            return _CONTROL if added[i]["special"] else _USER_DEFINED
+        token = by_id.get(i, "")
+        return _BYTE if len(token) == 6 and token.startswith("<0x") and read["model"].get("byte_fallback") else _NORMAL
+
+    return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]
+
+
+def _merging(read: Mapping[str, Any], tokens: list[str], types: list[int], model: Model) -> dict[str, Any]:
+    """How pieces become tokens: ranked merges of bytes, or scores of a SentencePiece vocabulary."""
+    merges = [m if isinstance(m, str) else " ".join(m) for m in read["model"]["merges"]]
+    if read["model"].get("byte_fallback"):
+        made = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed(list(enumerate(merges)))}
+        lowest = -float(len(merges))
+        scores = [made.get(t, lowest) if kind == _NORMAL else 0.0 for t, kind in zip(tokens, types, strict=True)]
+        normalizer = json.dumps(read.get("normalizer")) + json.dumps(read.get("pre_tokenizer"))
+        prefix = "Prepend" in normalizer or '"prepend_scheme": "first"' in normalizer or '"always"' in normalizer
+        return {"model": "llama", "scores": scores, "add_space_prefix": prefix}
+    return {"model": "gpt2", "pre": _split(read, model), "merges": merges, "add_space_prefix": False}
+
+
+def _split(read: Mapping[str, Any], model: Model) -> str:
+    """The name llama.cpp has for the way text is cut before merging."""
+    outer = read.get("pre_tokenizer") or {}
+    steps = outer.get("pretokenizers", [outer])
+    patterns: list[str] = []
+    for step in steps:
+        if step.get("type") == "Split":
+            patterns.append(step["pattern"].get("Regex", step["pattern"].get("String")))
+        elif step.get("type") == "Digits":
+            patterns.append(r"\p{N}" if step.get("individual_digits") else r"\p{N}+")
+        elif step.get("type") == "ByteLevel" and step.get("use_regex"):
+            patterns += _GPT2
+    found = next((name for name, split in SPLITS.items() if split == tuple(patterns) and name != "default"), None)
+    if found is None:
+        raise WeftError(f"{model.spec}: llama.cpp has no name for how the tokenizer cuts text, {patterns}")
+    return found
+
+
+def _begins(read: Mapping[str, Any], bos: int | None, index: Mapping[str, int]) -> bool:
+    """Whether encoding a text puts the first token before it."""
+    template = read.get("post_processor") or {}
+    steps = [template, *template.get("processors", [])]
+    starts = [s["single"][0].get("SpecialToken", {}).get("id") for s in steps if s.get("single")]
+    return bos is not None and any(index.get(start) == bos for start in starts)

@@ -1,0 +1,4 @@
+"""A graph as a Hugging Face folder: config, weights, tokenizer.
+
+Never here: the reader of such folders.
+"""

@@ -1,0 +1,218 @@
+"""Configs of Hugging Face families, proposed from what a graph says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+from ...dsl import RoPE
+from ...models.families import Family, Settings
+from ...models.tables.settings import ACTIVATIONS
+
+# The families whose configs can be proposed and their classes in transformers, the plainest first.
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "phi": "PhiForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "gptj": "GPTJForCausalLM",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+}
+_PARTIAL = ("gpt_neox", "phi", "stablelm")  # turn a part of each head unless told otherwise
+_NAMES = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {"gelu_tanh": "gelu_pytorch_tanh"}
+_SYNONYMS = {
+    key: keys for keys in (("num_experts", "num_local_experts"),) for key in keys
+}  # some classes know one only
+_TWICE = ("original_max_position_embeddings",)  # also in rope_parameters, which Phi-3 overrides
+_MANY = 131_072  # positions, where the model does not say
+
+
+def propose(name: str, family: Family, s: Settings) -> dict[str, Any]:
+    """The config of the family `name` that says what `s` does, as far as the family asks for it.
+
+    Raises:
+        WeftError: if something in `s` is in no config.
+    """
+    said = _said(s, partial=name in _PARTIAL)
+    config = {key: value for key, value in said.items() if key in _TWICE or _asked(family, said, key)}
+    return {"architectures": [CLASSES[name]], "model_type": name, **config}
+
+
+def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
+    """Whether the family's table reads `key`, or would if nothing else said the same: without it, or with nonsense in
+    its place, the settings are others."""
+    rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
+    usual = _outcome(family, {**rest, key: config[key]})
+    return any(_outcome(family, other) != usual for other in (rest, {**rest, key: object()}, {**rest, key: None}))
+
+
+def _outcome(family: Family, config: Mapping[str, Any]) -> Any:
+    try:
+        return family.read(config, frozenset(), "config.json")
+    except WeftError:
+        return None
+
+
+def _said(s: Settings, partial: bool) -> dict[str, Any]:
+    """All that configs of any family say of `s`, by every name that they have for it."""
+    activation = _NAMES.get(s.activation)
+    if activation is None:
+        raise WeftError(f"no config has a name for the activation {s.activation}")
+    bias, context = s.qkv_bias or s.out_bias, s.context or s.learned_positions or _MANY
+    return {
+        **_same("vocab_size", s.vocab),
+        **_same("hidden_size n_embd", s.dim),
+        **_same("num_hidden_layers n_layer num_layers", s.layers),
+        **_same("num_attention_heads n_head num_heads", s.heads),
+        **_same("num_key_value_heads", s.groups),
+        **_same("multi_query", s.groups == 1),
+        **_same("head_dim", s.head_dim),
+        **_same("intermediate_size n_inner", s.ffn),
+        **_same("hidden_act hidden_activation activation_function", activation),
+        **_same("max_position_embeddings n_positions", s.learned_positions or context),
+        **_same("rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon", s.eps),
+        **_same("attention_bias", bias),
+        **_same("use_qkv_bias qkv_bias", s.qkv_bias),
+        **_same("use_bias", bias or s.ffn_bias),
+        **_same("mlp_bias", s.ffn_bias),
+        **_same("tie_word_embeddings", s.tie),
+        **_same("use_parallel_residual", s.arrangement.startswith("parallel")),
+        **_same("qk_layernorm use_qk_norm", s.qk_norm != "none"),
+        **_same("clip_qkv", s.clip),
+        **_same("attn_logit_softcapping", s.softcap),
+        **_same("final_logit_softcapping", s.logit_softcap),
+        **_same("embedding_multiplier", s.embed_scale),
+        **_same("residual_multiplier", s.residual_scale),
+        **_same("logit_scale", s.logit_scale),
+        **_same("logits_scaling", 1 / s.logit_scale if s.logit_scale else None),
+        **_scales(s),
+        **_windows(s),
+        **_ropes(s, partial),
+        **_experts(s),
+    }
+
+
+def _same(names: str, value: Any) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), value)
+
+
+def _each(value: Any, layers: int) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,) * layers
+
+
+def _scales(s: Settings) -> dict[str, Any]:
+    """The scale of attention scores."""
+    plain = s.head_size**-0.5
+    scales = [plain if scale is None else scale for scale in _each(s.scale, s.layers)]
+    by_layer = s.layers > 1 and abs(scales[0] / scales[1] - 2) < 1e-6
+    return {
+        "attention_multiplier": scales[0],
+        "query_pre_attn_scalar": _whole(scales[0] ** -2) if scales[0] > 0 else None,
+        "scale_attn_weights": abs(scales[0] - plain) < 1e-6 * plain,
+        "scale_attn_by_inverse_layer_idx": by_layer,
+    }
+
+
+def _whole(number: float) -> float:
+    """`number`, or the whole number that it is but for rounding."""
+    return round(number) if abs(number - round(number)) < 1e-6 * number else number
+
+
+def _windows(s: Settings) -> dict[str, Any]:
+    """Sliding windows: their size, and in which layers they are."""
+    windows = _each(s.window, s.layers)
+    sizes = [w for w in windows if w is not None]
+    size = sizes[0] if sizes else None
+    return {
+        "sliding_window": size,
+        "use_sliding_window": bool(sizes),
+        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
+        "window_size": size,
+        "attention_types": [[["global" if w is None else "local" for w in windows], 1]],
+    }
+
+
+def _ropes(s: Settings, partial: bool) -> dict[str, Any]:
+    ropes, windows = _each(s.rope, s.layers), _each(s.window, s.layers)
+    known = [rope for rope in ropes if rope is not None]
+    if not known:
+        return {"no_rope_layers": [0] * s.layers}
+    by_kind = {
+        kind: next((r for r, w in zip(ropes, windows, strict=True) if r is not None and (w is None) == full), None)
+        for kind, full in (("full_attention", True), ("sliding_attention", False))
+    }
+    both = all(by_kind.values()) and by_kind["full_attention"] != by_kind["sliding_attention"]
+    said = {kind: _rope(rope, s, partial) for kind, rope in by_kind.items() if rope is not None}
+    longrope = {_TWICE[0]: known[0].original} if known[0].scaling == "longrope" else {}
+    return {
+        **longrope,
+        "rope_parameters": said if both else _rope(known[0], s, partial),
+        "rotary_dim": known[0].dim or s.head_size,
+        "no_rope_layers": [int(rope is not None) for rope in ropes],
+    }
+
+
+def _rope(rope: RoPE, s: Settings, partial: bool) -> dict[str, Any]:
+    """rope_parameters that `families.rope` reads as `rope`."""
+    fraction = (rope.dim or s.head_size) / s.head_size
+    said: dict[str, Any] = {
+        "rope_type": "default" if rope.scaling == "none" else rope.scaling,
+        "rope_theta": rope.theta,
+    }
+    if partial or fraction != 1:
+        said["partial_rotary_factor"] = fraction
+    return said | dict(_scaling(rope))
+
+
+def _scaling(rope: RoPE) -> Iterator[tuple[str, Any]]:
+    if rope.scaling not in ("none", "longrope"):
+        yield "factor", rope.factor
+    if rope.scaling in ("yarn", "llama3", "longrope"):
+        yield "original_max_position_embeddings", rope.original
+    if rope.scaling == "llama3":
+        yield from (("low_freq_factor", rope.low_freq), ("high_freq_factor", rope.high_freq))
+    if rope.scaling in ("yarn", "longrope"):
+        yield "attention_factor", rope.amplitude
+    if rope.scaling == "yarn":
+        yield from (("beta_fast", rope.beta_fast), ("beta_slow", rope.beta_slow), ("truncate", rope.truncate))
+    if rope.scaling == "longrope":
+        yield from (("short_factor", list(rope.factors)), ("long_factor", list(rope.long_factors)))
+
+
+def _experts(s: Settings) -> dict[str, Any]:
+    """Mixtures; those of the layers that have one are alike."""
+    if s.moe is None:
+        return {}
+    layers = _each(s.moe, s.layers)
+    moe = s.first("moe")
+    return {
+        **_same("num_experts num_local_experts", moe.experts),
+        "num_experts_per_tok": moe.k,
+        "mlp_only_layers": [i for i, layer in enumerate(layers) if layer is None],
+        "norm_topk_prob": moe.renormalize,
+        "moe_intermediate_size": moe.hidden,
+        "intermediate_size": s.ffn or moe.hidden,
+        "shared_expert_intermediate_size": moe.shared.hidden if moe.shared is not None else None,
+    }

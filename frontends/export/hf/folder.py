@@ -1,0 +1,115 @@
+"""A graph as a Hugging Face folder: config.json, safetensors and tokenizer that `AutoModelForCausalLM` loads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.backends.storage import seal, whole_folder
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes.streams import stream
+
+from ...api.source.sources import Model
+from ...formats.hf import Folder
+from ...formats.hf.checkpoint import CONFIG_NAMES
+from ...formats.hf.folder import check_inside
+from ...formats.hf.writing import Progress, Tensor, counted, parse_stored, write_shards
+from ...formats.weft.manifest import PROVENANCE, hashing, provenance
+from ...models.families import FAMILIES, describe
+from ..fitting import Candidate, Fit, exact_dtype, fit
+from ..infer_settings import read_settings
+from ..inversion import Shape
+from .configs import CLASSES, propose
+
+
+def write_huggingface(
+    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+) -> Fit:
+    """Write `model` as the Hugging Face folder `out`, which appears whole, and say as what.
+
+    The weights are stored in `dtype` (f32, f16, bf16), or in the one that holds all of them exactly, f32 if there is
+    none smaller; they are evaluated a block at a time.
+
+    Raises:
+        WeftError: if no family expresses the graph, naming the nearest and where it differs; if `out` cannot be
+            written; or if a number exceeds the range of `dtype`.
+    """
+    wanted = None if dtype is None else parse_stored(dtype)
+    found = fit(model, partial(_candidates, model), "Hugging Face family")
+    archive = model.graph.archive
+    kind = wanted or exact_dtype(model.graph, found.tensors.values())
+    tensors = {
+        name: Tensor(made.shape, kind, partial(stream, made.recipe, archive)) for name, made in found.tensors.items()
+    }
+    config = {**found.config, "dtype": CONFIG_NAMES[kind]}
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+        write_shards(folder, tensors, step=counted(progress, tensors))
+        _write_json(folder / "config.json", config)
+        _write_generation(model, folder)
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        seal(folder, PROVENANCE, provenance(model, hashes()))
+    return found
+
+
+def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
+    """What the source itself says, then what can be read off the graph, for every family that can say it.
+
+    Raises:
+        WeftError: if nothing can be read off the graph.
+    """
+    origin = model.graph.meta.get("source")
+    own = origin["path"] if isinstance(origin, Mapping) and origin.get("format") == "safetensors" else None
+    if own is not None and Path(own).is_dir():
+        source = Folder.open(Path(own))
+        gone = ("quantization_config", "torch_dtype")  # what is written are numbers, in another dtype
+        config = {key: value for key, value in source.config.items() if key not in gone}
+        weights = source.weights()
+        yield _candidate(config["model_type"], config, {key: weights.shape(key) for key in list(weights.keys())})
+    settings = read_settings(graph)
+    sparse = settings.moe is not None
+
+    def unlikely(name: str) -> tuple[bool, bool]:
+        return name != graph.meta.get("model_type"), ("moe" in FAMILIES[name].settings) != sparse
+
+    for name in sorted(CLASSES, key=unlikely):
+        config = propose(name, FAMILIES[name], settings)
+        with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
+            yield _candidate(name, {**config, **_tokens(model)}, {})
+
+
+def _candidate(name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Candidate:
+    loaded = describe(FAMILIES[name], config, frozenset(shapes), f"the config of a {name} model")
+    return Candidate(name, config, loaded, shapes)
+
+
+def _tokens(model: Model) -> dict[str, Any]:
+    """Special tokens in a config; null, where there is none, keeps a class from its own."""
+    meta = model.graph.meta
+    eos = meta.get("eos_token_ids") or [None]
+    return {
+        "bos_token_id": meta.get("bos_token_id"),
+        "eos_token_id": eos if len(eos) > 1 else eos[0],
+        "pad_token_id": meta.get("pad_token_id"),
+    }
+
+
+def _write_generation(model: Model, folder: Path) -> None:
+    origin = model.graph.meta.get("source")
+    path = Path(origin["path"]) / "generation_config.json" if isinstance(origin, Mapping) else None
+    if path is not None and path.is_file():
+        check_inside(path.parent, path)
+        shutil.copyfile(path, folder / path.name)
+    else:
+        said = {key: value for key, value in _tokens(model).items() if value is not None}
+        _write_json(folder / "generation_config.json", said)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,27 @@
+"""The parameters of a graph, by their names, as one safetensors file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.backends.storage import whole_file
+
+from ..api.source.sources import Model
+from ..formats.hf.writing import Progress, counted, parse_stored, write_file
+from ..formats.weft.model_folder import parameters
+
+
+def write_parameters(
+    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+) -> None:
+    """Write every parameter of `model` that holds weights to the file `out`, which appears whole.
+
+    They are stored in `dtype` (f32, f16, bf16), or each in the dtype that holds it exactly.
+
+    Raises:
+        WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
+    """
+    tensors = parameters(model.graph, None if dtype is None else parse_stored(dtype))
+    with whole_file(Path(out), model.files) as partial:
+        write_file(partial, tensors, counted(progress, tensors))
+        model.check_unchanged()

@@ -1,0 +1,110 @@
+"""Tensors of a GGUF file, a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types.dtypes import DType
+
+from .header import TensorInfo, read_header
+
+DECODE_BLOCKS = 4096  # blocks dequantized at once: temporaries stay in cache
+
+
+class GGUFArchive:
+    """The tensors and metadata of the GGUF file at `path`, read on demand.
+
+    Names, values and row order are the file's own (llama.cpp's: for the llama family the rows of q and k are permuted
+    for interleaved rotary embedding). Weights are read with plain file reads, never mapped, so only the rows asked for
+    take memory.
+
+    Raises:
+        WeftError: at once, if the file is missing, not GGUF, cut, inconsistent, or holds a tensor type that cannot be
+            decoded.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        header = read_header(self.path)
+        self.version = header.version
+        self.metadata: Mapping[str, Any] = header.metadata
+        self._tensors = header.tensors
+
+    def __repr__(self) -> str:
+        return f"GGUFArchive({str(self.path)!r}, {len(self._tensors)} tensors)"
+
+    def keys(self) -> Iterable[str]:
+        """Tensor names, in file order."""
+        return self._tensors.keys()
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Shape of tensor `key` in numpy order: axis 0 outermost, so a matrix is [out, in]."""
+        return self._info(key).shape
+
+    def dtype(self, key: str) -> DType:
+        """How the file stores tensor `key`: a dense type, or the block layout that `read` dequantizes."""
+        return self._info(key).dtype
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0 of tensor `key`, [stop - start, *shape[1:]]: float32, or integers as stored.
+
+        Raises:
+            WeftError: if there is no such tensor or row, or the file has shrunk since it was opened.
+        """
+        info = self._info(key)
+        if not 0 <= start <= stop <= info.shape[0]:
+            raise WeftError(f"{self.path}: rows {start}:{stop} of tensor {key} do not exist; it has {info.shape[0]}")
+        width, block = math.prod(info.shape[1:]), info.dtype.block
+        first, last = start * width // block, -(-stop * width // block)  # only a 1-D tensor can be cut inside a block
+        values = self._decode(info, first, last)
+        return values[start * width - first * block :][: (stop - start) * width].reshape(stop - start, *info.shape[1:])
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of matrix `key` as its blocks are stored, u8 [rows, blocks in a row, bytes of a block].
+
+        Raises:
+            WeftError: if the file has shrunk since it was opened.
+        """
+        info = self._info(key)
+        blocks, size = info.shape[-1] // info.dtype.block, info.dtype.block_bytes
+        raw = self._load(info, start * blocks * size, (stop - start) * blocks * size)
+        return raw.reshape(stop - start, blocks, size)
+
+    def _info(self, key: str) -> TensorInfo:
+        if key not in self._tensors:
+            raise WeftError(f"{self.path} has no tensor {key}")
+        return self._tensors[key]
+
+    def _decode(self, info: TensorInfo, first: int, last: int) -> Array:
+        """Blocks `first:last` of a tensor (numbers, if it has none) as a flat array."""
+        size = info.dtype.bytes_for(info.dtype.block)
+        raw = self._load(info, first * size, (last - first) * size)
+        if not info.dtype.is_block:
+            numbers = raw.view(info.dtype.numpy)
+            return numbers.astype(np.float32, copy=False) if info.dtype.is_float else numbers
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        kind = GGMLQuantizationType(info.ggml_type)
+        out = np.empty((last - first) * info.dtype.block, np.float32)
+        for at in range(0, last - first, DECODE_BLOCKS):
+            part = raw[at * size : (at + DECODE_BLOCKS) * size]
+            out[at * info.dtype.block :][: len(part) // size * info.dtype.block] = dequantize(part, kind)
+        return out
+
+    def _load(self, info: TensorInfo, start: int, count: int) -> Array:
+        try:
+            raw = np.fromfile(self.path, np.uint8, count, offset=info.offset + start)
+        except OSError as error:
+            raise WeftError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        if len(raw) < count:
+            raise WeftError(f"{self.path} ends inside tensor {info.name}: it has shrunk since it was opened")
+        return raw

@@ -1,0 +1,344 @@
+"""Adapters of PEFT (LoRA, https://arxiv.org/abs/2106.09685): what the two files in the folder of one say.
+
+A tensor is called after the module of the base model that it belongs to. Its last part says what it is: one of the two
+factors of a low-rank update, a magnitude of DoRA (https://arxiv.org/abs/2402.09353), rows for some tokens, or a tensor
+that replaces one of the base model. Nothing here knows the base model; `merging` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.ir.documents import read_json
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types.dtypes import DType
+
+from .safetensors import ADAPTER_WEIGHTS, SafetensorsFile
+
+ADAPTER_CONFIG = "adapter_config.json"
+_PREFIX = "base_model.model."
+_PARTS = re.compile(
+    r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
+    r"|lora_magnitude_vector(?:\.weight)?|token_adapter\.trainable_tokens_delta)"
+)
+_FACTORS = {"lora_A.weight": "down", "lora_embedding_A": "down", "lora_B.weight": "up", "lora_embedding_B": "up"}
+# Keys that say how the adapter was trained, or that the tensors themselves answer: which modules have an update.
+_OF_TRAINING = {
+    *("auto_mapping", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules"),
+    *("fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout"),
+    *("lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"),
+    *("target_modules", "task_type", "base_model_name_or_path"),
+}
+_READ = {
+    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "init_lora_weights"),
+    *("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias"),
+}
+_INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base weights alone
+
+
+class AdapterArchive:
+    """The tensors of one adapter."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, SafetensorsFile(path / ADAPTER_WEIGHTS)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def keys(self) -> Iterable[str]:
+        return tuple(self._file.tensors)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self._file.tensors[key].shape
+
+    def dtype(self, key: str) -> DType:
+        return self._file.tensors[key].dtype
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0 of tensor `key`, as float32."""
+        return self._file.read(key, start, stop)
+
+
+@dataclass
+class Update:
+    """An adapter's update of the weight of one module: the keys of its tensors, and the factor `scale`.
+
+    `down` is the factor A [rank, in], `up` the factor B [out, rank]; `embedding` if the weight is a table [rows, width]
+    for which `in` are the rows. `magnitude` is DoRA's vector, `bias` what is added to the bias. `stacked` if the weight
+    may be one of all experts: then the ranks of all of them lie in one axis.
+    """
+
+    down: str = ""
+    up: str = ""
+    magnitude: str = ""
+    bias: str = ""
+    scale: float = 1.0
+    rank: int = 0
+    embedding: bool = False
+    stacked: bool = False
+
+
+class Tokens(NamedTuple):
+    """Rows of an embedding that the adapter replaces: the key of the rows, and which they are."""
+
+    key: str
+    indices: tuple[int, ...]
+
+
+@dataclass
+class Adapter:
+    """An adapter, by names of weights of its base model.
+
+    `updates` are low-rank updates; `resaved` are weights below an update that the adapter brings along, `replaced`
+    others that it brings (modules_to_save, biases); `tokens` are rows of embeddings.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    archive: AdapterArchive
+    updates: dict[str, Update] = field(default_factory=dict)
+    resaved: dict[str, str] = field(default_factory=dict)
+    replaced: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, Tokens] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it is read from."""
+        return self.path / ADAPTER_CONFIG, self.path / ADAPTER_WEIGHTS
+
+    def shown(self, *keys: str) -> str:
+        """Return the tensors called `keys` with their shapes, for errors."""
+        return " and ".join(f"{key} {list(self.archive.shape(key))}" for key in keys if key)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether there is an adapter in `folder`."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def open_archive(folder: Path) -> AdapterArchive:
+    """Open the tensors of the adapter in `folder`.
+
+    Raises:
+        WeftError: if there are none, or they are unsound.
+    """
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        hint = "; it holds pickled weights: load it with PEFT and save it as safetensors" if pickled else ""
+        raise WeftError(f"the adapter {folder} has no {ADAPTER_WEIGHTS}{hint}")
+    return AdapterArchive(folder)
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read the adapter in `folder`.
+
+    Raises:
+        WeftError: naming the file, key or tensor that is missing, unsound or cannot be merged.
+    """
+    if not is_adapter(folder):
+        raise WeftError(f"{folder} is no adapter: there is no {ADAPTER_CONFIG} in it")
+    config = read_json(folder / ADAPTER_CONFIG)
+    _check_config(config, folder / ADAPTER_CONFIG)
+    adapter = Adapter(folder, config, open_archive(folder))
+    modules: dict[tuple[str, int], Update] = {}
+    for key in tuple(adapter.archive.keys()):
+        if not adapter.archive.dtype(key).is_float:
+            raise WeftError(f"the adapter {folder}: tensor {key!r} holds {adapter.archive.dtype(key)}, not floats")
+        _sort(adapter, key, modules)
+    wrapped: dict[str, int] = {}
+    for module, depth in modules:
+        wrapped[module] = max(wrapped.get(module, 0), depth + 1)
+    for (module, depth), update in modules.items():
+        _complete(adapter, module, update)
+        name = f"{module}.weight"
+        if parameters := _targeted(config, module):
+            if len(parameters) != wrapped[module]:
+                raise WeftError(
+                    f"the adapter {folder}: {module} has {wrapped[module]} updates, but target_parameters names "
+                    f"{', '.join(parameters)}"
+                )
+            name = f"{module}.{parameters[-1 - depth]}"  # the last parameter is wrapped last, so it is outermost
+        elif depth:
+            raise WeftError(f"the adapter {folder}: nothing says which parameter {update.down!r} belongs to")
+        update.stacked = bool(parameters)
+        if parameters and (extra := update.magnitude or update.bias):
+            raise WeftError(
+                f"the adapter {folder}: {extra!r} cannot be merged into {name}, which target_parameters names"
+            )
+        _set_scale(adapter, name if parameters else module, update)
+        adapter.updates[name] = update
+    if not (adapter.updates or adapter.replaced or adapter.tokens):
+        raise WeftError(f"the adapter {folder} has no tensors")
+    return adapter
+
+
+def _sort(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) -> None:
+    """Put the tensor `key` where it belongs; factors go to their module, and how often that is wrapped."""
+    name = key.removeprefix(_PREFIX)
+    match = _PARTS.fullmatch(name)
+    if match is None:
+        if ".lora_" in name or ".token_adapter." in name:
+            raise WeftError(f"the adapter {adapter.path}: tensor {key!r} is of no kind that weft can merge")
+        below = name.replace(".base_layer.", ".")
+        (adapter.replaced if below == name else adapter.resaved)[below] = key
+        return
+    module, part = match.groups()
+    if part.startswith("token_adapter"):
+        adapter.tokens[f"{module}.weight"] = Tokens(key, _indices(adapter, module, key))
+        return
+    depth = 0
+    while module.endswith(".base_layer"):
+        module, depth = module.removesuffix(".base_layer"), depth + 1
+    update = modules.setdefault((module, depth), Update())
+    of = _FACTORS.get(part) or ("bias" if part == "lora_B.bias" else "magnitude")
+    if before := getattr(update, of):
+        raise WeftError(f"the adapter {adapter.path}: {before!r} and {key!r} are the same part of {module}")
+    setattr(update, of, key)
+    update.embedding |= "embedding" in part
+
+
+def _indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
+    """The tokens whose rows the tensor `key` of `module` holds."""
+    said = adapter.config.get("trainable_token_indices")
+    if isinstance(said, Mapping):
+        said = next((indices for name, indices in said.items() if module.endswith(name)), None)
+    shape = adapter.archive.shape(key)
+    if (
+        not isinstance(said, list)
+        or not all(type(i) is int and i >= 0 for i in said)
+        or len(set(said)) != len(said)
+        or len(shape) != 2
+        or shape[0] != len(said)
+    ):
+        raise WeftError(
+            f"the adapter {adapter.path}: trainable_token_indices={said!r} does not say whose rows "
+            f"{adapter.shown(key)} are"
+        )
+    return tuple(said)
+
+
+def _complete(adapter: Adapter, module: str, update: Update) -> None:
+    """Check that `update` of `module` has both factors, which fit, and a magnitude where one belongs."""
+    where = f"the adapter {adapter.path}"
+    if not (update.down and update.up):
+        there, missing = (update.down, "B") if update.down else (update.up or update.bias or update.magnitude, "A")
+        raise WeftError(f"{where}: {module} has {there!r} but no factor {missing}; the file is incomplete")
+    down, up = adapter.archive.shape(update.down), adapter.archive.shape(update.up)
+    if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
+        raise WeftError(f"{where}: {adapter.shown(update.up, update.down)} are no two factors of one rank")
+    dora = bool(adapter.config.get("use_dora"))
+    if dora != bool(update.magnitude):
+        told = "says use_dora, but there is no magnitude" if dora else "does not say use_dora, but has a magnitude"
+        raise WeftError(f"{where} {told} for {module}")
+
+
+def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
+    """Set the rank and the scale, α/r or α/√r (rsLoRA, https://arxiv.org/abs/2312.03732), of the update of `name`."""
+    config = adapter.config
+    update.rank = _by_pattern(config, "rank_pattern", name, config.get("r", 8))
+    alpha = _by_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
+    rows = adapter.archive.shape(update.down)[0]
+    if rows % update.rank or (rows != update.rank and not update.stacked):
+        raise WeftError(
+            f"the adapter {adapter.path}: {adapter.shown(update.down)} is not of rank {update.rank}, "
+            f"which {ADAPTER_CONFIG} says"
+        )
+    update.scale = alpha / (update.rank**0.5 if config.get("use_rslora") else update.rank)
+
+
+def _by_pattern(config: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
+    """The value of the first pattern of `config[key]` that is `name`, or its end."""
+    for pattern, value in (config.get(key) or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", name):
+            return value
+    return default
+
+
+def _targeted(config: Mapping[str, Any], module: str) -> list[str]:
+    """The parameters of `module` that target_parameters names, in the order in which PEFT wraps them.
+
+    That is the order in which the module declares them: experts have gate_up_proj before down_proj. A name without its
+    module matches every module; which has such a parameter is known of experts only, and all others have a weight.
+    """
+    targets = config.get("target_parameters") or ()
+    names = {target.rpartition(".")[2] for target in targets}
+    hit = {name for name in names if any(f".{module}.{name}".endswith(f".{target}") for target in targets)}
+    hit = hit - {"weight"} if module.endswith("experts") else hit & {"weight"}
+    return sorted(hit, key=lambda name: (name.startswith("down"), name))
+
+
+def _check_config(config: Mapping[str, Any], path: Path) -> None:
+    """Check that the adapter is one that can be merged, and that what is read of `config` has its type."""
+    if (kind := config.get("peft_type")) != "LORA":
+        raise WeftError(f"{path}: peft_type is {kind!r}; only LORA can be merged into weights here")
+    for key, value in config.items():
+        if value and key not in _OF_TRAINING | _READ:
+            raise WeftError(f"{path}: {key}={value!r} is a kind of LoRA that weft cannot merge")
+    if (start := config.get("init_lora_weights", True)) not in _INITIALIZATIONS:
+        raise WeftError(
+            f"{path}: init_lora_weights={start!r} changes the weights of the base model as well; convert the adapter "
+            "to plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)"
+        )
+    for key, fault in _faults(config):
+        raise WeftError(f"{path}: {key}={config[key]!r} {fault}")
+
+
+def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the values that are read of `config`."""
+    for key, fits, wanted in (
+        ("r", _positive, "is no positive integer"),
+        ("lora_alpha", _number, "is no number"),
+        (
+            "rank_pattern",
+            lambda found: _values(found, _positive),
+            "maps names to no ranks",
+        ),
+        (
+            "alpha_pattern",
+            lambda found: _values(found, _number),
+            "maps names to no numbers",
+        ),
+        ("modules_to_save", _names, "is no list of names"),
+        ("target_parameters", _names, "is no list of names"),
+    ):
+        left_out = key not in ("r", "lora_alpha") and config.get(key) is None
+        if key in config and not left_out and not fits(config[key]):
+            yield key, wanted
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in config.get(key) or {}:
+            if fault := _fault_of_pattern(pattern):
+                yield key, f"has the pattern {pattern!r}, which {fault}"
+
+
+def _fault_of_pattern(pattern: str) -> str:
+    """What is wrong with a regular expression of a file, which must end in little time whatever it is matched with."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as e:
+        return f"is no regular expression ({e})"
+    bare = re.sub(r"\\.", "", pattern)
+    if re.search(r"[)\]][*+{]", re.sub(r"\[[^\]]*\]", "x", bare)) or len(re.findall(r"[*+{]", bare)) > 3:
+        return "repeats too much: weft takes patterns with at most three of * + {, none of them after a group"
+    return ""
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= 1e30
+
+
+def _values(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(map(fits, value.values()))
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) and name for name in value)

@@ -1,0 +1,83 @@
+"""A model back into a Hugging Face folder: config.json, safetensors in shards, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from weft.backends.storage import PROVENANCE, seal, whole_folder
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+
+from ...api.source.sources import Model
+from ...export.inverse import groups, restore
+from ..weft.manifest import hashing, provenance
+from .folder import Folder, check_inside
+from .writing import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
+
+CONFIG_NAMES = {dtypes.f32: "float32", dtypes.f16: "float16", dtypes.bf16: "bfloat16"}
+
+
+def write_folder(
+    model: Model,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    params: Mapping[str, Array] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write `model`, loaded from a Hugging Face folder, as such a folder: transformers loads it as before.
+
+    The tensors are computed from the parameters, whose values the recipes or `params` (by name) say; those that the
+    model does not read (masks, heads of other tasks) are left out. `dtype` is f32, f16, bf16, or as the source stores
+    each tensor (f32 for quantized ones). Memory is needed for the tensors that hang together, not for the model. The
+    folder appears whole.
+
+    Raises:
+        WeftError: if the model comes from elsewhere, is not understood in full, or does not determine its tensors; or
+            if a number exceeds the range of `dtype`.
+    """
+    origin = model.graph.meta.get("source")
+    if not isinstance(origin, Mapping) or origin.get("format") != "safetensors":
+        raise WeftError(f"{model.description} comes from no Hugging Face folder, so it cannot be written as one")
+    if origin.get("adapters"):
+        raise WeftError(f"{model.description} has merged weights, which its base has not: `weft export` writes them")
+    if model.unread:
+        raise WeftError(f"{model.spec}: nothing reads tensor {model.unread[0]!r}, so its values cannot be restored")
+    wanted = None if dtype is None else parse_stored(dtype)
+    source = Folder.open(Path(origin["path"]))
+    config = dict(source.config)
+    config.pop("quantization_config", None)  # what is written are the numbers
+    if wanted is not None:
+        config.pop("torch_dtype", None)  # its older name
+        config["dtype"] = CONFIG_NAMES[wanted]
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if (generation := source.path / "generation_config.json").is_file():
+            check_inside(source.path, generation)
+            shutil.copyfile(generation, folder / generation.name)
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        write_shards(folder, _tensors(model.graph, wanted, params), shard_bytes)
+        seal(folder, PROVENANCE, provenance(model, hashes()))
+
+
+def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
+    """The checkpoint's tensors by key, to be written in this order: groups are restored as they come."""
+    archive, restored = graph.archive, restore(graph, params=params)
+
+    def blocks() -> Iterator[Array]:
+        yield next(restored)[1]
+
+    keys = [key for group in groups(graph) for key in group.keys]
+    return {key: Tensor(archive.shape(key), dtype or _kind(archive.dtype(key)), blocks) for key in keys}
+
+
+def _kind(stored: DType) -> DType:
+    """The dtype to write what the source stores in `stored`."""
+    return stored if stored in STORED else dtypes.f32

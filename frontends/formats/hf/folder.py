@@ -1,0 +1,170 @@
+"""A Hugging Face folder: what its files say beside the weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.ir.documents import Record, read_json
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Archive
+
+from ...models.families import FAMILIES, Loaded, load
+from .adapter import Adapter
+from .merging import load_merged
+from .quantized import dequantized
+from .safetensors import SafetensorsArchive, weight_files
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
+SPECIAL_TOKENS = (
+    "bos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of sentence-transformers: ours
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """The tokenizer's files in `folder`.
+
+    Raises:
+        WeftError: if one is a link that leads out of the folder: a copy of it would publish what it points to.
+    """
+    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    for file in found:
+        check_inside(folder, file)
+    return found
+
+
+def check_inside(folder: Path, file: Path) -> None:
+    """Check that `file` lies in `folder`, links followed; snapshots of the hub's cache link to blobs beside them.
+
+    Raises:
+        WeftError: if it does not.
+    """
+    home, real = folder.resolve(), file.resolve()
+    root = home.parents[1] if home.parent.name == "snapshots" else home
+    if not real.is_relative_to(root):
+        raise WeftError(f"{file} is a link to {real}, outside of the model's folder: copy the file if it belongs there")
+
+
+def copy_tokenizer(folder: Path, out: Path) -> None:
+    """Copy the tokenizer's files from `folder` to the folder `out`."""
+    for file in tokenizer_files(folder):
+        shutil.copyfile(file, out / file.name)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder and its configs; `generation` is empty if it has no generation_config.json."""
+
+    path: Path
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """Read the configs of the folder at `path`.
+
+        Raises:
+            WeftError: if the folder or its config.json is missing or no JSON object.
+        """
+        if not path.is_dir():
+            raise WeftError(f"{path} is no folder")
+        if not (path / "config.json").is_file():
+            raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
+        generation = path / "generation_config.json"
+        return cls(path, read_json(path / "config.json"), read_json(generation) if generation.is_file() else {})
+
+    @property
+    def tokenizer_files(self) -> list[Path]:
+        """The tokenizer's files that are there."""
+        return tokenizer_files(self.path)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Everything that is read: config, generation config, tokenizer, weights."""
+        configs = [self.path / name for name in ("config.json", "generation_config.json")]
+        return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
+
+    def weights(self) -> Archive:
+        """The tensors; quantized ones as the numbers they stand for.
+
+        Raises:
+            WeftError: if there are none, a file is unsound, or they are quantized in a way that cannot be read.
+        """
+        return dequantized(SafetensorsArchive(self.path), self.config, str(self.path / "config.json"))
+
+    def write_tokenizer(self, out: Path) -> None:
+        """Copy the tokenizer's files into folder `out`."""
+        copy_tokenizer(self.path, out)
+
+    def token_facts(self) -> dict[str, Any]:
+        """Special tokens in the form of graph.meta: generation_config.json before config.json."""
+
+        def ids(name: str) -> list[int]:
+            for file, said in (("generation_config.json", self.generation), ("config.json", self.config)):
+                if said.get(name) not in (None, -1):  # -1 is how the first Llamas say that there is none
+                    return Record(self.path / file, said).tokens(name)
+            return []
+
+        single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
+        return {"eos_token_ids": ids("eos_token_id"), **{k: v for k, v in single.items() if v is not None}}
+
+    def embedding_facts(self) -> dict[str, Any]:
+        """How sentence-transformers makes one vector of an encoder's, in the form of graph.meta: pooling (cls, mean or
+        max) and normalize; nothing where the folder does not say, or says more than that."""
+        if not (self.path / "modules.json").is_file():
+            return {}
+        modules = read_json(self.path / "modules.json", list)
+        kinds = {str(m.get("type")).rpartition(".")[2]: str(m.get("path")) for m in modules if isinstance(m, Mapping)}
+        if not {"Transformer", "Pooling"} <= kinds.keys() <= {"Transformer", "Pooling", "Normalize"}:
+            return {}
+        pooling = self.path / kinds["Pooling"] / "config.json"
+        check_inside(self.path, pooling)
+        config = read_json(pooling)
+        modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]
+        if len(modes) != 1 or modes[0] not in POOLING:
+            return {}
+        return {"pooling": POOLING[modes[0]], "normalize": "Normalize" in kinds}
+
+
+def load_folder(path: Path, adapters: Sequence[Path] = ()) -> tuple[Folder, Loaded, list[Adapter]]:
+    """Load the model of the Hugging Face folder at `path`, its parameters pointing at the weights.
+
+    The PEFT adapters in the folders `adapters` are merged into it, one after the other, and returned too.
+
+    Raises:
+        WeftError: naming the file, key or tensor that is missing, unsound or not supported.
+    """
+    folder = Folder.open(path)
+    source = str(path / "config.json")
+    model_type = folder.config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise WeftError(f"{source}: model_type {model_type!r} is not known; weft imports {known}")
+    family, weights, merged = FAMILIES[model_type], folder.weights(), list[Adapter]()
+    if adapters:
+        loaded, merged = load_merged(family, folder.config, weights, source, adapters)
+    else:
+        loaded = load(family, folder.config, weights, source)
+    origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
+    if merged:
+        origin["adapters"] = [str(adapter.path.absolute()) for adapter in merged]
+    loaded.graph.meta.update(folder.token_facts(), **folder.embedding_facts(), source=origin)
+    return folder, loaded, merged

@@ -1,0 +1,387 @@
+"""Merging adapters into the model of a Hugging Face folder: every weight W becomes the recipe W + s · B · A.
+
+With DoRA the columns of the sum get the lengths that the adapter has learned: m · (W + s · B · A) / ‖W + s · B · A‖.
+Several adapters are merged one after the other. The recipes read base and adapters from one archive; their arithmetic
+is in float32, and the cast to what a target stores comes last, as for every recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes.matrices import MatMul, Norms
+from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.types.dtypes import DType
+
+from ...models.tables.family import Family, Loaded, describe, load
+from .adapter import Adapter, AdapterArchive, Tokens, Update, open_archive, read_adapter
+
+_EXPERTS = ("gate_up_proj", "down_proj")  # as transformers calls the weights of all experts
+
+
+@dataclass(frozen=True)
+class JoinedArchive:
+    """The tensors of `base`, and those of the adapters under ``adapter0:key``, ``adapter1:key`` …"""
+
+    base: Archive
+    adapters: tuple[AdapterArchive, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    def keys(self) -> Iterable[str]:
+        added = (map(partial(_key, number), adapter.keys()) for number, adapter in enumerate(self.adapters))
+        return [*self.base.keys(), *chain.from_iterable(added)]
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        archive, key = self._find(key)
+        return archive.shape(key)
+
+    def dtype(self, key: str) -> DType:
+        archive, key = self._find(key)
+        return archive.dtype(key)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
+        archive, key = self._find(key)
+        return archive.read(key, start, stop)
+
+    def _find(self, key: str) -> tuple[Archive, str]:
+        prefix, colon, rest = key.partition(":")
+        number = prefix.removeprefix("adapter")
+        if colon and prefix != number and number.isdecimal() and int(number) < len(self.adapters):
+            archive = self.adapters[int(number)]
+            if rest not in tuple(archive.keys()):
+                raise WeftError(f"the adapter {archive.path} has no tensor {rest!r}")
+            return archive, rest
+        return self.base, key
+
+
+@dataclass(frozen=True)
+class _Untied:
+    """The archive `base` with the tensor `head`, which is its tensor `embed`."""
+
+    base: Archive
+    head: str
+    embed: str
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    def keys(self) -> Iterable[str]:
+        return dict.fromkeys((*self.base.keys(), self.head))
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.base.shape(self.embed if key == self.head else key)
+
+    def dtype(self, key: str) -> DType:
+        return self.base.dtype(self.embed if key == self.head else key)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0 of tensor `key`."""
+        return self.base.read(self.embed if key == self.head else key, start, stop)
+
+
+def join_adapters(base: Archive, folders: Sequence[Path]) -> Archive:
+    """Join the tensors of `base` and those of the adapters in `folders`, for a graph that was merged before."""
+    return JoinedArchive(base, tuple(map(open_archive, folders)))
+
+
+def load_merged(
+    family: Family, config: Mapping[str, Any], base: Archive, source: str, folders: Sequence[Path]
+) -> tuple[Loaded, list[Adapter]]:
+    """Load the model of `config` and `base` with the adapters in `folders` merged into it, in that order.
+
+    Where an adapter changes the embedding or the head of a model that ties them, they become two weights: that is what
+    PEFT computes before it merges.
+
+    Raises:
+        WeftError: naming the adapter, and the key or tensor that is unsound, that does not fit the base model, or that
+            nothing reads.
+    """
+    adapters = [read_adapter(folder) for folder in folders]
+    loaded = load(family, config, base, source)
+    merger = _Merger(family, config, base, source, loaded)
+    if loaded.settings.tie and any(merger.unties(adapter) for adapter in adapters):
+        merger = merger.untied()
+    joined = JoinedArchive(base, tuple(adapter.archive for adapter in adapters))
+    for number, adapter in enumerate(adapters):
+        merger.add(number, adapter, joined)
+    merger.apply(joined)
+    return merger.loaded, adapters
+
+
+class _Merger:
+    """The weights of a model, by checkpoint key, while adapters are merged into them."""
+
+    def __init__(
+        self, family: Family, config: Mapping[str, Any], base: Archive, source: str, loaded: Loaded, head: str = ""
+    ) -> None:
+        self.family, self.config, self.base, self.source, self.loaded = family, config, base, source, loaded
+        self.head = head  # the key of a head that the checkpoint does not have, as it was tied to the embedding
+        self.keys = frozenset(base.keys()) | ({head} if head else set())
+        self.weights: dict[str, Recipe] = {}
+        self.owner: dict[str, str] = {}  # of a weight that is not the base's: what said so
+        self.stacks: dict[str, tuple[Adapter, list[Recipe]]] = {}  # updates of what the checkpoint has by expert
+        self.turned = {key for p in loaded.graph.params.values() for key in _turned(p.recipe)}
+        self.read = {key for p in loaded.graph.params.values() for key in p.recipe.sources()}
+
+    @property
+    def embed(self) -> str:
+        """The key of the token embedding; "" if there is none."""
+        param = self.loaded.graph.params.get("embed.weight")
+        return next(param.recipe.sources(), "") if param else ""
+
+    def unties(self, adapter: Adapter) -> bool:
+        """Whether `adapter` changes the embedding or the head of a model that ties them alone."""
+        names = (*adapter.updates, *adapter.replaced)
+        return any(self.find(name) == self.embed or self.is_head(name) for name in names)
+
+    def is_head(self, name: str) -> bool:
+        """Whether `name` is the weight of the head."""
+        head = self.family.names.get("lm_head")
+        return isinstance(head, str) and name.removeprefix(self.family.prefix) == f"{head}.weight"
+
+    def untied(self) -> _Merger:
+        """The same model with a head of its own, whose weight is the embedding's."""
+        head, embed = f"{self.family.names.get('lm_head')}.weight", self.embed
+        config = {**self.config, "tie_word_embeddings": False}
+        loaded = load(self.family, config, _Untied(self.base, head, embed), self.source)
+        if replace(loaded.settings, tie=True) != self.loaded.settings or "lm_head.weight" not in loaded.graph.params:
+            raise WeftError(
+                f"{self.source}: an adapter changes the embedding or the head, which this model ties; "
+                f"weft cannot part them in {self.family.model_types[0]} models"
+            )
+        merger = _Merger(self.family, config, self.base, self.source, loaded, head)
+        merger.weights[head] = Source(embed)
+        return merger
+
+    def find(self, name: str) -> str | None:
+        """The checkpoint key of the weight that an adapter calls `name`."""
+        aliases = self.family.aliases.items()
+        spelled = [name, *(name.replace(a, b) for a, b in aliases), *(name.replace(b, a) for a, b in aliases)]
+        prefix = self.family.prefix
+        tried = (way for s in spelled for way in (s, prefix + s, s.removeprefix(prefix)))
+        return next((key for key in tried if key in self.keys), None)
+
+    def known(self, name: str, key: str, adapter: Adapter) -> str:
+        """As `find`, for the tensor `key` of `adapter`; raises WeftError if the model does not read such a weight."""
+        found = self.find(name)
+        if found is None or found not in self.read:
+            raise WeftError(
+                f"the adapter {adapter.path}: nothing in {self.source} reads what {key!r} belongs to; "
+                "is it an adapter of this model?"
+            )
+        return found
+
+    def add(self, number: int, adapter: Adapter, archive: Archive) -> None:
+        """Merge `adapter`, whose tensors have the keys of that `number` in `archive`."""
+        self._check_saved(adapter)
+        changed = dict(self.owner)
+        for names in (adapter.resaved, adapter.replaced, adapter.updates):
+            homes = [home for home in map(self.find, names) if home is not None]
+            if doubled := [home for home in homes if homes.count(home) > 1]:
+                raise WeftError(f"the adapter {adapter.path} has two tensors for {doubled[0]}")
+        for name, key in adapter.resaved.items():
+            home = self.known(name, key, adapter)
+            self._put(home, key, number, adapter, changed)
+            if self.head and home == self.embed and not changed.get(self.head):
+                self.weights[self.head] = self.weights[home]  # one tensor, while they were tied
+        for name, key in adapter.replaced.items():
+            self._put(self.known(name, key, adapter), key, number, adapter, changed)
+        for name, tokens in adapter.tokens.items():
+            home = self.known(name, tokens.key, adapter)
+            if self.head or {home} & {self.find(other) for other in (*adapter.updates, *adapter.replaced)}:
+                raise WeftError(
+                    f"the adapter {adapter.path}: trainable_token_indices beside other changes of the embedding, or "
+                    "of a head that is tied to it, cannot be merged"
+                )
+            self._put_tokens(home, tokens, number, adapter)
+        for name, update in adapter.updates.items():
+            if update.stacked and self.find(name) is None:
+                self.stacks.setdefault(name, (adapter, []))[1].append(_stacked(update, adapter, number, False))
+                continue
+            home = self.known(name, update.down, adapter)
+            self.weights[home] = self._updated(home, update, number, adapter)
+            self.owner[home] = str(adapter.path)
+            self._check(home, archive, adapter, update.up, update.down, update.magnitude)
+            if update.bias:
+                bias = self.known(name.removesuffix("weight") + "bias", update.bias, adapter)
+                added = _scaled(Source(_key(number, update.bias)), update.scale)
+                self.weights[bias] = Add((self.weight(bias), added))
+                self._check(bias, archive, adapter, update.bias)
+
+    def weight(self, key: str) -> Recipe:
+        """The weight `key` as it is so far."""
+        return self.weights.get(key, Source(key))
+
+    def _updated(self, home: str, update: Update, number: int, adapter: Adapter) -> Recipe:
+        """The weight `home` after `update`."""
+        turned = home in self.turned
+        if len(self._shape(home)) == 3:
+            return Add((self.weight(home), _stacked(update, adapter, number, turned)))
+        if adapter.archive.shape(update.down)[0] != update.rank:
+            raise WeftError(
+                f"the adapter {adapter.path}: {adapter.shown(update.down)} is not of rank {update.rank}, "
+                "which its config says"
+            )
+        turned = turned or update.embedding
+        down, up = Source(_key(number, update.down)), Source(_key(number, update.up))
+        product = MatMul(_transposed(down), _transposed(up)) if turned else MatMul(up, down)
+        merged = Add((self.weight(home), _scaled(product, update.scale)))
+        if not update.magnitude:
+            return merged
+        axis = 1 if turned else 0
+        lengths = Map(Norms(merged, axis), "reciprocal")
+        return Scale(merged, Scale(Source(_key(number, update.magnitude)), lengths), axis)
+
+    def _put(self, home: str, key: str, number: int, adapter: Adapter, changed: Mapping[str, str]) -> None:
+        """Let the tensor `key` of `adapter` take the place of the weight `home`, unless an earlier one `changed` it."""
+        if home in changed:
+            raise WeftError(f"the adapter {adapter.path} replaces {home}, which {changed[home]} has changed before")
+        if adapter.archive.shape(key) != self._shape(home):
+            raise WeftError(
+                f"the adapter {adapter.path}: {adapter.shown(key)} does not fit {home} {list(self._shape(home))}; "
+                "was it trained after the vocabulary was resized, or on another model?"
+            )
+        self.weights[home] = Source(_key(number, key))
+        self.owner[home] = str(adapter.path)
+
+    def _put_tokens(self, home: str, tokens: Tokens, number: int, adapter: Adapter) -> None:
+        """Let rows of `adapter` take the place of those of the weight `home`."""
+        rows, *widths = self._shape(home)
+        if list(adapter.archive.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
+            raise WeftError(
+                f"the adapter {adapter.path}: {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
+                f"not fit {home} {[rows, *widths]}"
+            )
+        self.weights[home] = _with_rows(self.weight(home), rows, tokens, Source(_key(number, tokens.key)))
+        self.owner[home] = str(adapter.path)
+
+    def _shape(self, home: str) -> tuple[int, ...]:
+        return self.base.shape(self.embed if home == self.head else home)
+
+    def _check(self, home: str, archive: Archive, adapter: Adapter, *keys: str) -> None:
+        """Check that the weight `home` has kept its shape."""
+        try:
+            fits = self.weights[home].shape(archive) == self._shape(home)
+        except WeftError:
+            fits = False
+        if not fits:
+            raise WeftError(
+                f"the adapter {adapter.path}: {adapter.shown(*keys)} do not fit {home} {list(self._shape(home))}; "
+                "is it an adapter of this model?"
+            )
+
+    def _check_saved(self, adapter: Adapter) -> None:
+        """Check that every tensor of the modules that `adapter` says it has saved is there."""
+        saved = tuple(adapter.config.get("modules_to_save") or ())
+        replaced = {self.find(name) for name in adapter.replaced}
+        for key in self.read - replaced if saved else ():
+            parts = key.split(".")
+            if any(".".join(parts[:i]).endswith(saved) for i in range(1, len(parts))):
+                raise WeftError(f"the adapter {adapter.path} lacks {key!r}, though modules_to_save names its module")
+
+    def apply(self, archive: Archive) -> None:
+        """Let the parameters read the merged weights from `archive`."""
+        graph = self.loaded.graph
+        added = self._of_stacks()
+        for param in graph.params.values():
+            param.recipe = param.recipe.substituted(self.weights)
+            if param.name in added:
+                adapter, update = added[param.name]
+                param.recipe = Add((param.recipe, update))
+                try:
+                    fits = param.recipe.shape(archive) == param.shape
+                except WeftError:
+                    fits = False
+                if not fits:
+                    raise WeftError(f"the adapter {adapter.path} does not fit {param.name} {list(param.shape)}")
+        graph.archive = archive
+
+    def _of_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
+        """What is added to parameters whose checkpoint tensors are one of each expert, by updates of one of all.
+
+        Which parts of the one make which parameter is what the family says of a checkpoint that has it.
+        """
+        if not self.stacks:
+            return {}
+        siblings = {f"{name.rpartition('.')[0]}.{expert}" for name in self.stacks for expert in _EXPERTS}
+        imagined = describe(self.family, self.config, self.keys | siblings, self.source).graph
+        updates = {name: parts[0] if len(parts) == 1 else Add(tuple(parts)) for name, (_, parts) in self.stacks.items()}
+        found, read = {}, set()
+        for param in imagined.params.values():
+            mine = self.stacks.keys() & set(param.recipe.sources())
+            for name in mine:
+                found[param.name] = self.stacks[name][0], param.recipe.substituted(updates)
+                read.add(name)
+        for name in self.stacks.keys() - read:
+            adapter = self.stacks[name][0]
+            raise WeftError(f"the adapter {adapter.path}: nothing in {self.source} reads {name!r}, which it updates")
+        return found
+
+
+def _key(number: int, key: str) -> str:
+    return f"adapter{number}:{key}"
+
+
+def _scaled(recipe: Recipe, factor: float) -> Recipe:
+    return recipe if factor == 1 else Scale(recipe, factor)
+
+
+def _transposed(recipe: Recipe) -> Recipe:
+    return Permute(recipe, (1, 0))
+
+
+def _turned(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
+    """The keys that `recipe` reads with their last two axes swapped: of weights stored [in, out] (Conv1D)."""
+    if isinstance(recipe, Source) and flipped:
+        yield recipe.key
+    if isinstance(recipe, Permute) and recipe.axes in ((1, 0), (0, 2, 1)):
+        flipped = not flipped
+    for part in recipe.parts:
+        yield from _turned(part, flipped)
+
+
+def _stacked(update: Update, adapter: Adapter, number: int, turned: bool) -> Recipe:
+    """The update of a weight of all experts, [experts, out, in] or `turned` [experts, in, out].
+
+    Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
+    """
+    (ranks, width), (height, _) = adapter.archive.shape(update.down), adapter.archive.shape(update.up)
+    experts, down, up = ranks // update.rank, Source(_key(number, update.down)), Source(_key(number, update.up))
+    items = []
+    for i in range(experts):
+        a = Slice(down, 0, i * update.rank, (i + 1) * update.rank)
+        b = Slice(up, 1, i, ranks, experts)
+        product = MatMul(_transposed(a), _transposed(b)) if turned else MatMul(b, a)
+        items.append(Reshape(product, (1, width, height) if turned else (1, height, width)))
+    return _scaled(Concat(tuple(items)), update.scale)
+
+
+def _with_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
+    """`table` of `count` rows with `rows` in the place of those of `tokens`."""
+    order = sorted(range(len(tokens.indices)), key=tokens.indices.__getitem__)
+    items: list[Recipe] = []
+    done = 0
+    while order:
+        first = tokens.indices[order[0]]
+        run = [i for at, i in enumerate(order) if tokens.indices[i] == first + at]
+        order = order[len(run) :]
+        if first > done:
+            items.append(Slice(table, 0, done, first))
+        items.append(Take(rows, tuple(run)))
+        done = first + len(run)
+    if done < count:
+        items.append(Slice(table, 0, done, count))
+    return Concat(tuple(items)) if len(items) > 1 else items[0]

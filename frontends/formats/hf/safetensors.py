@@ -1,0 +1,247 @@
+"""Tensors of safetensors files, a few rows at a time.
+
+The files are read with `os.preadv`, not mapped: pages of a mapped file count as resident memory.
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.ir.documents import Record, open_regular, parse_json
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+
+from ..tiling import check_tiled
+
+DTYPES: Mapping[str, DType] = {
+    "F64": dtypes.f64,
+    "F32": dtypes.f32,
+    "F16": dtypes.f16,
+    "BF16": dtypes.bf16,
+    "F8_E4M3": dtypes.f8e4m3,
+    "F8_E5M2": dtypes.f8e5m2,
+    "I64": dtypes.i64,
+    "I32": dtypes.i32,
+    "I16": dtypes.i16,
+    "I8": dtypes.i8,
+    "U64": dtypes.u64,
+    "U32": dtypes.u32,
+    "U16": dtypes.u16,
+    "U8": dtypes.u8,
+    "BOOL": dtypes.bool_,
+}
+INDEX = "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of an adapter in the same folder; no part of the model
+MAX_HEADER = 100_000_000  # bytes, the format's own limit
+MOST_VALUES = 2_000_000  # in a header: some 200,000 tensors; Python takes 1.5 kB for one
+MOST_AXES = 32  # numpy 1 has no more
+_OF_BYTES = {  # looking numbers of a byte up is several times faster than casting them
+    dtype: np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
+    for dtype in (dtypes.f8e4m3, dtypes.f8e5m2)
+}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int  # of the first byte in the file
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last byte."""
+        return self.offset + self.dtype.bytes_for(math.prod(self.shape))
+
+
+class SafetensorsFile:
+    """One file; its header is checked when it is opened.
+
+    Raises:
+        WeftError: if it is missing, no safetensors file, or cut.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = open_regular(path)
+        except OSError as e:
+            raise WeftError(f"{path} cannot be opened: {e.strerror}") from e
+        weakref.finalize(self, os.close, self._fd)
+        self.tensors = self._header()
+
+    def _header(self) -> dict[str, _Tensor]:
+        size = os.fstat(self._fd).st_size
+        length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
+        if size < 8 or not 2 <= length <= MAX_HEADER:
+            raise WeftError(
+                f"{self.path} is not a safetensors file: it begins with no header length; fetch the file again"
+            )
+        if 8 + length > size:
+            raise WeftError(
+                f"{self.path} is truncated or not safetensors: header of {length} bytes in {size}; fetch it again"
+            )
+        header = parse_json(
+            os.pread(self._fd, length, 8), f"the header of {self.path}", unique=True, values=MOST_VALUES
+        )
+        Record(f"the header of {self.path}", header).get("__metadata__", dict[str, str], {})
+        entries = {k: v for k, v in header.items() if k != "__metadata__"}
+        tensors = {key: self._tensor(key, entry, 8 + length) for key, entry in entries.items()}
+        check_tiled(str(self.path), {key: (t.offset, t.end) for key, t in tensors.items()}, 8 + length, size)
+        if size > (end := max((t.end for t in tensors.values()), default=8 + length)):
+            raise WeftError(
+                f"{self.path} is damaged: its tensors end at byte {end}, the file at {size}; fetch it again"
+            )
+        return tensors
+
+    def _tensor(self, key: str, entry: Any, start: int) -> _Tensor:
+        try:
+            name, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            sound = isinstance(name, str) and all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, begin, end))
+        except (TypeError, KeyError, ValueError):
+            sound = False
+        if not sound or len(shape) > MOST_AXES:
+            raise WeftError(f"{self.path}: the header entry of tensor {key!r} is malformed")
+        if name not in DTYPES:
+            raise WeftError(
+                f"{self.path}: tensor {key!r} has dtype {name}, which weft cannot read; convert the checkpoint"
+            )
+        if end - begin != DTYPES[name].bytes_for(math.prod(shape)):
+            raise WeftError(f"{self.path}: tensor {key!r} of {name} {list(shape)} cannot take {end - begin} bytes")
+        return _Tensor(DTYPES[name], shape, start + begin)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0: float32, or integers as stored."""
+        t = self.tensors[key]
+        row = math.prod(t.shape[1:])
+        raw = np.empty((stop - start) * row, t.dtype.numpy)
+        self._fill(raw.view(np.uint8).data, t.offset + start * row * raw.itemsize)
+        return _widened(raw, t.dtype).reshape(stop - start, *t.shape[1:])
+
+    def _fill(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            try:
+                got = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as e:
+                raise WeftError(f"{self.path} cannot be read: {e.strerror or e}") from e
+            if not got:
+                raise WeftError(f"{self.path} has become shorter while it was read")
+            done += got
+
+
+def _widened(raw: Array, dtype: DType) -> Array:
+    if dtype == dtypes.bf16:  # the upper half of a float32
+        bits = raw.view(np.uint16).astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
+    if dtype in _OF_BYTES:
+        return _OF_BYTES[dtype].take(raw.view(np.uint8))
+    return raw.astype(np.float32, copy=False) if dtype.is_float else raw
+
+
+class SafetensorsArchive:
+    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
+
+    Raises:
+        WeftError: if there are no weights, a shard is missing on disk or from the index, or a file is unsound.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        names = _weight_map(folder)
+        self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(names.values()))}
+        if set(names) == set(self.files):  # no index: every file says what it holds
+            names = {}
+            for name, file in self.files.items():
+                if twice := names.keys() & file.tensors.keys():
+                    raise WeftError(
+                        f"{folder}: tensor {min(twice)!r} is in {names[min(twice)]} and in {name}, and no {INDEX} says "
+                        "which counts; take one of the files out of the folder"
+                    )
+                names |= dict.fromkeys(file.tensors, name)
+        for key, name in names.items():
+            if key not in self.files[name].tensors:
+                raise WeftError(f"{folder / INDEX} says tensor {key!r} is in {name}, but it is not there")
+        self._home = names
+
+    def __repr__(self) -> str:
+        return f"SafetensorsArchive({str(self._folder)!r}, {len(self._home)} tensors)"
+
+    @property
+    def path(self) -> Path:
+        return self._folder
+
+    def keys(self) -> Iterable[str]:
+        return self._home.keys()
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self._file(key).tensors[key].shape
+
+    def dtype(self, key: str) -> DType:
+        return self._file(key).tensors[key].dtype
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
+        return self._file(key).read(key, start, stop)
+
+    def _file(self, key: str) -> SafetensorsFile:
+        if key not in self._home:
+            raise WeftError(f"{self._folder} has no tensor {key!r}")
+        return self.files[self._home[key]]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files in `folder` that hold weights of the model itself."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS)
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name; without an index, file name -> file name."""
+    if (folder / "model.safetensors").is_file():
+        return {"model.safetensors": "model.safetensors"}
+    found = [path.name for path in weight_files(folder)]
+    if not (folder / INDEX).is_file():
+        if not found:
+            other = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
+            hint = "; it holds pickled PyTorch weights: load and save_pretrained them as safetensors" if other else ""
+            raise WeftError(f"{folder} has no safetensors weights{hint}")
+        _complete(folder, found)
+        return {name: name for name in found}
+    try:
+        names: dict[str, str] = Record.read(folder / INDEX).get("weight_map", dict[str, str])
+    except WeftError as e:
+        raise WeftError(f"{folder / INDEX} is not a safetensors index: {e}") from e
+    if not names or any("/" in file for file in names.values()):
+        raise WeftError(f"{folder / INDEX} is not a safetensors index: its weight_map is empty or names other folders")
+    for name in sorted(set(names.values())):
+        if name not in found:
+            raise WeftError(f"{folder} lacks the shard {name} that {INDEX} names; fetch it too")
+    for name in found:
+        if name not in names.values() and _shard(name):
+            raise WeftError(f"{folder / name} is missing from {INDEX}")
+    return dict(names)
+
+
+def _shard(name: str) -> re.Match[str] | None:
+    return re.fullmatch(r"(.*-)(\d+)-of-(\d+)(\.safetensors)", name)
+
+
+def _complete(folder: Path, found: list[str]) -> None:
+    for name in found:
+        if match := _shard(name):
+            stem, digits, count, end = match.groups()
+            for i in range(1, int(count) + 1):
+                if (wanted := f"{stem}{i:0{len(digits)}d}-of-{count}{end}") not in found:
+                    raise WeftError(f"{folder} lacks the shard {wanted}; fetch it too")

@@ -1,0 +1,115 @@
+"""Safetensors files, written a block of rows at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+
+from .safetensors import DTYPES, INDEX
+
+SHARD_BYTES = 5_000_000_000  # at most in one file, unless one tensor is larger
+STORED = (dtypes.f32, dtypes.f16, dtypes.bf16)
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Step = Callable[[int], None]  # bytes just written
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+
+
+class Tensor(NamedTuple):
+    """A tensor to be written as `dtype`: `blocks` makes its numbers in row-major order when its turn comes."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    blocks: Callable[[], Iterable[Array]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.bytes_for(math.prod(self.shape))
+
+
+def counted(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
+    """Tell `progress` how much of `tensors` is written."""
+    done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
+
+    def step(written: int) -> None:
+        nonlocal done
+        done += written
+        progress("weights", done, total)
+
+    return step
+
+
+def parse_stored(dtype: str) -> DType:
+    """The dtype called `dtype`, in which weights can be written.
+
+    Raises:
+        WeftError: if it is none of f32, f16 and bf16.
+    """
+    found = dtypes.parse(dtype, map(str, STORED))
+    if found not in STORED:
+        raise WeftError(f"a checkpoint cannot be written in {found}; choose {', '.join(map(str, STORED))}")
+    return found
+
+
+def write_shards(
+    folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES, step: Step = lambda done: None
+) -> None:
+    """Write `tensors`, in their order, as model.safetensors into `folder`, or as shards and their index.
+
+    Raises:
+        WeftError: if a number exceeds the range of its dtype.
+    """
+    shards: list[dict[str, Tensor]] = [{}]
+    for key, tensor in tensors.items():
+        if shards[-1] and tensor.nbytes + sum(t.nbytes for t in shards[-1].values()) > shard_bytes:
+            shards.append({})
+        shards[-1][key] = tensor
+    count = len(shards)
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors" for i in range(count)]
+    for name, shard in zip(names, shards, strict=True):
+        write_file(folder / name, shard, step)
+    if count > 1:
+        home = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": home}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda done: None) -> None:
+    """Write `tensors` as the one file `path`; errors as of `write_shards`."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[key] = {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for key, tensor in tensors.items():
+            for block in stored_blocks(key, tensor):
+                file.write(block.data)
+                step(block.nbytes)
+
+
+def stored_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
+    """The bytes of `tensor`, called `key`, as its dtype stores them.
+
+    Raises:
+        WeftError: if a number exceeds the range of the dtype.
+    """
+    for values in tensor.blocks():
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(values.astype(tensor.dtype.numpy, copy=False))
+        if stored.dtype != values.dtype and not np.array_equal(np.isfinite(stored), np.isfinite(values)):
+            raise WeftError(f"tensor {key!r} holds numbers beyond the range of {tensor.dtype}; write it in f32")
+        yield stored.reshape(-1).view(np.uint8)

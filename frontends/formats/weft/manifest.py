@@ -1,0 +1,118 @@
+"""What weft's folders say of what they came from: weft.json of compiled ones, provenance.json of models."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import Any
+
+from weft.backends.storage import PROVENANCE as PROVENANCE
+from weft.backends.targets import Target
+from weft.ir.documents import expanded
+from weft.ir.graph import Graph
+from weft.passes.analysis.counts import parameter_count
+from weft.passes.analysis.memory import cache_records, state_records
+from weft.passes.library.cache.kv_cache import ROUTERS
+
+from ...api.source.sources import Model
+
+
+def record(
+    graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
+) -> dict[str, Any]:
+    """The manifest of `graph`, rewritten by `pipeline` for texts of `length` tokens; `hashes` are those of the files
+    that `model` comes from."""
+    from weft import __version__
+
+    meta = graph.meta
+    logits = graph.outputs.get("logits")
+    return {
+        "weft": __version__,
+        "kind": meta.get("kind", "decoder"),
+        "target": target.name,
+        "dtype": dtype,
+        "vocab": meta.get("vocab"),
+        "parameters": parameter_count(graph),
+        "max_length": length,
+        "logits": None if logits is None else "last" if logits.shape[1] == 1 else "all",
+        "eos_token_ids": meta.get("eos_token_ids", []),
+        "bos_token_id": meta.get("bos_token_id"),
+        "pad_token_id": meta.get("pad_token_id"),
+        **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
+        **{name: meta[name] for name in ("pooling", "normalize") if name in meta},
+        "cache": cache_records(graph),
+        "states": state_records(graph),
+        "compares_tokens": any(node.op.name in ROUTERS for node in graph.nodes),
+        "pipeline": pipeline,
+        "source": _origin(model, hashes),
+        "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
+    }
+
+
+def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
+    """The record beside a model that is written as such: what it was made from, and by which passes."""
+    from weft import __version__
+
+    return {"weft": __version__, "pipeline": model.pipeline, "source": _origin(model, hashes)}
+
+
+def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
+    """The source of `model`: how to name it, the hashes of its files, and what its own record says."""
+    return {
+        "spec": _absolute(model.spec),
+        "description": model.description,
+        "seed": model.seed,
+        "hashes": hashes,
+        **model.graph.meta.get("source", {}),
+        **({"provenance": model.provenance} if model.provenance else {}),
+    }
+
+
+def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
+    """What the manifest of an encoder-decoder says besides: the length of sources, the tokens that answers begin and
+    end with (where nothing says, they begin with bos, pad, or token 0)."""
+    starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
+    return {
+        "max_source_length": max_source(graph, length),
+        "decoder_start_token_id": next((token for token in starts if token is not None), 0),
+        **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
+    }
+
+
+def max_source(graph: Graph, length: int) -> int:
+    """The longest source of an encoder-decoder compiled for answers of `length` tokens."""
+    limit = max(length, graph.meta.get("source_context") or 0)
+    return min(limit, graph.meta.get("max_source_positions") or limit)
+
+
+def _absolute(spec: str) -> str:
+    """A source by a name that holds in every working folder; links are not followed, they may lead to other names."""
+    file, colon, name = spec.rpartition(":")  # model.py:NAME
+    path = expanded(file if file.endswith(".py") else spec)
+    if not path.exists():
+        return spec
+    return f"{path.absolute()}{colon}{name}" if file.endswith(".py") else str(path.absolute())
+
+
+@contextlib.contextmanager
+def hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
+    """Hash the files of `model` beside the block; given up when the block ends without asking for the result.
+
+    Asking raises WeftError where a file has changed since the model was read.
+    """
+
+    def result() -> dict[str, str]:
+        hashes = task.result()
+        model.check_unchanged()
+        return hashes
+
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(model.hashes, over.is_set)
+        try:
+            yield result
+        finally:
+            over.set()

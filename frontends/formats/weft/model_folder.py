@@ -1,0 +1,123 @@
+"""Model folders: a graph as text beside its weights and tokenizer, complete in themselves.
+
+::
+
+    model.weft           the graph; parameters with weights read the tensors of their own names
+    model.safetensors    those tensors (or shards and their index)
+    tokenizer.json …     as the source had them
+    provenance.json      weft's version, the pipeline, the source and the hashes of its files
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.backends.storage import check_format, seal, stamps, whole_folder
+from weft.backends.storage.contents import SEALED
+from weft.ir.documents import read_json, read_text
+from weft.ir.graph import Graph
+from weft.ir.graph.verifier import verify
+from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
+from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.recipe import Recipe
+from weft.ir.recipes.streams import stream
+from weft.ir.text.parser import MOST_BYTES, parse
+from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
+
+from ...api.source.sources import Model
+from ..hf.folder import copy_tokenizer, tokenizer_files
+from ..hf.safetensors import SafetensorsArchive
+from ..hf.writing import STORED, Progress, Tensor, counted, parse_stored, write_shards
+from .manifest import PROVENANCE, hashing, provenance
+from .metadata import check_metadata
+
+GRAPH = "model.weft"
+_MOVING = (Source, Concat, Full, Permute, Reshape, Slice, Take)
+
+
+def write_model(
+    model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
+) -> None:
+    """Write `model` as the model folder `out`, which appears whole; an older one survives until then.
+
+    Every parameter that is made of checkpoint tensors or random numbers is evaluated, a block at a time, and stored in
+    `dtype` (f32, f16, bf16), or in the dtype that holds it exactly: the checkpoint's, where its numbers only move, else
+    the parameter's. What follows from a formula, such as rotary frequencies, stays one.
+
+    Raises:
+        WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
+    """
+    graph, wanted = model.graph.clone(), None if dtype is None else parse_stored(dtype)
+    tensors = parameters(graph, wanted)
+    for name in tensors:
+        graph.params[name].recipe = Source(name)
+    graph.meta.pop("source", None)  # the folder itself, wherever it will be
+    with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+        write_shards(folder, tensors, step=counted(progress, tensors))
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        (folder / GRAPH).write_text(str(graph), encoding="utf-8")
+        seal(folder, PROVENANCE, provenance(model, hashes()))
+
+
+def read_model(spec: str, path: Path) -> Model:
+    """The model in the model folder at `path`, which the user called `spec`.
+
+    Raises:
+        WeftError: if its text is no graph, or its weights are missing or unsound.
+    """
+    before = stamps(path.iterdir())
+    graph = parse(read_text(path / GRAPH, MOST_BYTES), str(path / GRAPH))
+    check_metadata(graph, str(path / GRAPH))
+    graph.meta["source"] = {"format": "weft", "path": str(path)}
+    graph.archive = SafetensorsArchive(path)
+    verify(graph, recipes=True)
+    read = {key for p in graph.params.values() for key in p.recipe.sources()}
+    tokenizer = tokenizer_files(path)
+    files = (path / GRAPH, *tokenizer, *sorted(path.glob("*.safetensors")))
+    return Model(
+        graph,
+        spec,
+        f"model folder {path.name}",
+        tokenizer=partial(copy_tokenizer, path) if tokenizer else None,
+        unread=sorted(set(graph.archive.keys()) - read),
+        files=files,
+        stamps={file: before[file] for file in files if file in before},
+        provenance=_provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {},
+    )
+
+
+def _provenance(path: Path) -> dict[str, Any]:
+    """Return the record of what a model folder was made from, without the list of its files."""
+    found = read_json(path)
+    check_format(path, found)
+    return {key: value for key, value in found.items() if key not in SEALED}
+
+
+def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:
+    """The parameters of `graph` that hold weights, by name: to be stored as `write_model` says."""
+    found = {}
+    for name, param in graph.params.items():
+        if param.recipe.has(Source, *RANDOM):
+            own = exact(param.recipe, param.type.dtype, graph.archive)
+            kind = dtype if dtype is not None and own.is_float else own
+            found[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.archive))
+    return found
+
+
+def exact(recipe: Recipe, dtype: DType, archive: Archive) -> DType:
+    """The dtype that holds a tensor of `dtype` made by `recipe` exactly, in the fewest bytes a checkpoint can have."""
+    if dtype != dtypes.f32 or not _moves(recipe):
+        return dtype
+    stored = {archive.dtype(key) for key in recipe.sources()}
+    return next(iter(stored)) if len(stored) == 1 and stored <= set(STORED) else dtypes.f32
+
+
+def _moves(recipe: Recipe) -> bool:
+    """Whether `recipe` only moves numbers of checkpoint tensors, and adds none but zeros and ones."""
+    if isinstance(recipe, Full):
+        return recipe.value in (0, 1)
+    return isinstance(recipe, _MOVING) and all(map(_moves, recipe.parts))

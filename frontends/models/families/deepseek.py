@@ -1,0 +1,142 @@
+"""DeepSeek-V2 and V3: multi-head latent attention, group-limited routing, shared experts, dense first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.recipes import Recipe, Reshape, Slice
+from weft.ir.recipes.frequencies import yarn_temperature
+
+from ...dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
+from ..tables.family import Config, Fetch, Rule, Template, in_layers, key
+from ..tables.rope_config import rope_of
+from ..tables.settings import Settings
+from .experts import SPARSE, activation
+from .llama import LLAMA
+
+_NORM = RMSNorm(1e-6)  # of the latents, whatever the config says of the other norms
+
+
+def _rows_of_heads(name: str, which: str) -> Template:
+    """The rows for keys or values among those of `name`, where every head's keys stand above its values."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        mla: MLA = settings.mixer
+        keys, both = mla.head_dim, mla.head_dim + mla.v_head_dim
+        start, stop = (0, keys) if which == "k" else (keys, both)
+        mine = Slice(Reshape(fetch(name), (mla.heads, both, -1)), 1, start, stop)
+        return Reshape(mine, (mla.heads * (stop - start), -1))
+
+    return template
+
+
+def _rope(config: Config) -> RoPE:
+    return replace(rope_of(config), interleaved=config.get("rope_interleave", True))
+
+
+def _scale(config: Config) -> float | None:
+    """1/√d, times the square of what YaRN multiplies the scores with where it is told to (mscale_all_dim)."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind, mscale = rope.get("rope_type") or rope.get("type") or "default", rope.get("mscale_all_dim")
+    if kind == "default" or not mscale:
+        return None
+    width: int = key("qk_nope_head_dim")(config) + key("qk_rope_head_dim")(config)
+    return float(width**-0.5 * yarn_temperature(float(key("factor")(rope)), float(mscale)) ** 2)
+
+
+def _mla(config: Config) -> MLA:
+    return MLA(
+        key("num_attention_heads")(config),
+        key("kv_lora_rank")(config),
+        key("qk_nope_head_dim")(config),
+        key("qk_rope_head_dim")(config),
+        key("v_head_dim")(config),
+        _rope(config),
+        config.get("q_lora_rank"),
+        _NORM,
+        _scale(config),
+    )
+
+
+def _layers(routing: Rule, first_dense: int) -> Rule:
+    """The rule for `moe`: none in the first layers; `routing` says how the experts of the others are chosen."""
+
+    def sparse(config: Config) -> Iterator[bool]:
+        dense = config.get("first_k_dense_replace", first_dense)
+        return (i >= dense for i in range(key("num_hidden_layers")(config)))
+
+    def make(config: Config) -> MoE:
+        hidden, act = key("moe_intermediate_size")(config), activation(config)
+        shared = GatedMLP(hidden * key("n_shared_experts")(config), act, config.get("mlp_bias", False))
+        return MoE(
+            key("n_routed_experts")(config),
+            hidden,
+            key("num_experts_per_tok")(config),
+            act,
+            shared=shared,
+            **routing(config),
+        )
+
+    return in_layers(make, sparse)
+
+
+def _v2(config: Config) -> dict[str, Any]:
+    limited = config.get("topk_method", "greedy") == "group_limited_greedy"
+    plain = {"renormalize": False, "scale": float(config.get("routed_scaling_factor", 1.0))}
+    if not limited:
+        return plain
+    return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
+
+
+def _v3(config: Config) -> dict[str, Any]:
+    return {
+        "scoring": "sigmoid",
+        "correction": True,
+        "renormalize": config.get("norm_topk_prob", True),
+        "scale": float(config.get("routed_scaling_factor", 2.5)),
+        "groups": config.get("n_group", 8),
+        "top_groups": config.get("topk_group", 4),
+    }
+
+
+DEEPSEEK_V2 = LLAMA.but(
+    "deepseek_v2",
+    names={
+        **SPARSE,
+        "layers.{i}.attn.q_down": "layers.{i}.self_attn.q_a_proj",
+        "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_a_layernorm",
+        "layers.{i}.attn.q_up": "layers.{i}.self_attn.q_b_proj",
+        "layers.{i}.attn.kv_down": "layers.{i}.self_attn.kv_a_proj_with_mqa",
+        "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
+        "layers.{i}.attn.k_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
+        "layers.{i}.attn.v_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
+        "layers.{i}.ffn.shared.gate": "layers.{i}.mlp.shared_experts.gate_proj",
+        "layers.{i}.ffn.shared.up": "layers.{i}.mlp.shared_experts.up_proj",
+        "layers.{i}.ffn.shared.down": "layers.{i}.mlp.shared_experts.down_proj",
+    },
+    refuse={
+        "attention_bias": (False, None),
+        "moe_layer_freq": (1, None),
+        "norm_topk_prob": (False, None),
+        "scoring_func": ("softmax", None),
+        "topk_method": ("greedy", "group_limited_greedy", None),
+    },
+    kv_heads=None,
+    head_dim=None,
+    rope=_rope,
+    mixer=_mla,
+    moe=_layers(_v2, first_dense=0),
+)
+DEEPSEEK_V3 = DEEPSEEK_V2.but(
+    "deepseek_v3",
+    names={"layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"},
+    refuse={
+        "norm_topk_prob": (True, False, None),
+        "scoring_func": ("sigmoid", None),
+        "topk_method": ("noaux_tc", None),
+    },
+    unused=(*LLAMA.unused, "model.layers.61.*"),  # a further layer, trained to predict two tokens ahead
+    moe=_layers(_v3, first_dense=3),
+)

@@ -1,0 +1,83 @@
+"""Gemma: norms by 1 + weight, scaled embeddings, GeGLU; from Gemma 2 norms around both sublayers and local layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...dsl import RoPE
+from ..tables.family import Config, key
+from ..tables.rope_config import rope_of
+from ..tables.templates import shifted
+from .llama import LLAMA, windows
+
+
+def _activation(config: Config) -> Any:
+    """The oldest configs say gelu and mean its tanh form."""
+    name = key("hidden_activation", "hidden_act", default="gelu")(config)
+    return "gelu_pytorch_tanh" if name == "gelu" else name
+
+
+def _windows(every: int) -> Any:
+    """Every `every`-th layer is global, the others local."""
+
+    def rule(config: Config) -> tuple[int | None, ...]:
+        pattern, layers = config.get("sliding_window_pattern") or every, range(config["num_hidden_layers"])
+        types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in layers]
+        return windows(config, config.get("sliding_window", 4096), types)
+
+    return rule
+
+
+def _two_ropes(config: Config) -> tuple[RoPE, ...]:
+    """Gemma 3: other frequencies in global layers than in local ones."""
+    given = config.get("rope_parameters") or {}
+    if "full_attention" in given or "sliding_attention" in given:
+        wide, local = ({"rope_parameters": given.get(f"{kind}_attention")} for kind in ("full", "sliding"))
+        both = rope_of({"rope_theta": 1e6, **config, **wide}), rope_of({**config, "rope_theta": 1e4, **local})
+    else:
+        both = rope_of({"rope_theta": 1e6, **config}), rope_of({"rope_theta": config.get("rope_local_base_freq", 1e4)})
+    return tuple(both[window is not None] for window in _windows(6)(config))
+
+
+GEMMA = LLAMA.but(
+    "gemma",
+    names={
+        "layers.{i}.attn_norm": shifted("layers.{i}.input_layernorm"),
+        "layers.{i}.ffn_norm": shifted("layers.{i}.post_attention_layernorm"),
+        "final_norm": shifted("norm"),
+    },
+    refuse={"use_bidirectional_attention": (False, None)},
+    kv_heads=key("num_key_value_heads", default=16),
+    head_dim=key("head_dim", default=256),
+    activation=_activation,
+    embed_scale=lambda c: math.sqrt(c["hidden_size"]),
+    tie=key("tie_word_embeddings", default=True),
+)
+GEMMA2 = GEMMA.but(
+    "gemma2",
+    names={
+        "layers.{i}.attn_post_norm": shifted("layers.{i}.post_attention_layernorm"),
+        "layers.{i}.ffn_norm": shifted("layers.{i}.pre_feedforward_layernorm"),
+        "layers.{i}.ffn_post_norm": shifted("layers.{i}.post_feedforward_layernorm"),
+    },
+    kv_heads=key("num_key_value_heads", default=4),
+    arrangement="sandwich",
+    scale=lambda c: c.get("query_pre_attn_scalar", 256) ** -0.5,
+    softcap=lambda c: c.get("attn_logit_softcapping", 50.0),
+    logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0),
+    window=_windows(2),
+)
+GEMMA3 = GEMMA2.but(
+    "gemma3_text",
+    names={
+        "layers.{i}.attn.q_norm": shifted("layers.{i}.self_attn.q_norm"),
+        "layers.{i}.attn.k_norm": shifted("layers.{i}.self_attn.k_norm"),
+    },
+    context=key("max_position_embeddings", default=None),
+    qk_norm="head",
+    rope=_two_ropes,
+    window=_windows(6),
+    softcap=None,  # of attention: the config has it, transformers does not apply it
+    logit_softcap=key("final_logit_softcapping", default=None),
+)

@@ -1,0 +1,177 @@
+"""Llama and its relatives: RoPE and a gated feed-forward in pre-norm blocks, but for what each table says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...dsl import RoPE
+from ..tables.family import Config, Family, key
+from ..tables.rope_config import context_of, rope_of, rope_with
+from ..tables.templates import flattened, half, joined, packed_parts
+
+NAMES = {
+    "embed": "embed_tokens",
+    "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
+    "layers.{i}.attn.q": "layers.{i}.self_attn.q_proj",
+    "layers.{i}.attn.k": "layers.{i}.self_attn.k_proj",
+    "layers.{i}.attn.v": "layers.{i}.self_attn.v_proj",
+    "layers.{i}.attn.o": "layers.{i}.self_attn.o_proj",
+    "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_norm",
+    "layers.{i}.attn.k_norm": "layers.{i}.self_attn.k_norm",
+    "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
+    "layers.{i}.ffn.gate": "layers.{i}.mlp.gate_proj",
+    "layers.{i}.ffn.up": "layers.{i}.mlp.up_proj",
+    "layers.{i}.ffn.down": "layers.{i}.mlp.down_proj",
+    "final_norm": "norm",
+    "lm_head": "lm_head",
+}
+
+LLAMA = Family(
+    model_types=("llama",),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": key("hidden_size"),
+        "layers": key("num_hidden_layers"),
+        "heads": key("num_attention_heads"),
+        "kv_heads": key("num_key_value_heads", default=None),
+        "head_dim": key("head_dim", default=None),
+        "ffn": key("intermediate_size"),
+        "activation": key("hidden_act", default="silu"),
+        "eps": key("rms_norm_eps", default=1e-6),
+        "qkv_bias": key("attention_bias", default=False),
+        "out_bias": key("attention_bias", default=False),
+        "ffn_bias": key("mlp_bias", default=False),
+        "tie": key("tie_word_embeddings", default=False),
+        "rope": rope_of,
+        "context": context_of,
+    },
+    names=NAMES,
+    prefix="model.",
+    unused=("*.rotary_emb.inv_freq", "lm_head.weight"),
+)
+
+
+def windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
+    """`window` in the layers that the config's layer_types (or else `types`) call sliding."""
+    return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
+
+
+def layer_windows(config: Config) -> Any:
+    """Windows of Qwen models: use_sliding_window, and layer_types or else max_window_layers say which layers."""
+    window, layers = config.get("sliding_window", 4096), config["num_hidden_layers"]
+    if not config.get("use_sliding_window") or window is None:
+        return None
+    full = config.get("max_window_layers", 28)
+    return windows(config, window, ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
+
+
+MISTRAL = LLAMA.but(
+    "mistral", kv_heads=key("num_key_value_heads", default=8), window=lambda c: c.get("sliding_window", 4096)
+)
+QWEN2 = LLAMA.but("qwen2", window=layer_windows, qkv_bias=True, out_bias=False)
+QWEN3 = LLAMA.but("qwen3", window=layer_windows, head_dim=key("head_dim", default=128), qk_norm="head")
+OLMO2 = LLAMA.but(
+    "olmo2",
+    names={
+        "layers.{i}.attn_post_norm": "layers.{i}.post_attention_layernorm",
+        "layers.{i}.ffn_post_norm": "layers.{i}.post_feedforward_layernorm",
+    },
+    eps=key("rms_norm_eps", default=1e-5),
+    arrangement="post_sublayer",
+    qk_norm="full",
+)
+OLMO = LLAMA.but(
+    "olmo",
+    norm="layer",
+    norm_weight=False,
+    eps=1e-5,
+    clip=key("clip_qkv", default=None),
+)
+GRANITE = LLAMA.but(
+    "granite",
+    embed_scale=key("embedding_multiplier", default=1.0),
+    scale=key("attention_multiplier", default=1.0),
+    residual_scale=key("residual_multiplier", default=1.0),
+    logit_scale=lambda c: 1 / c.get("logits_scaling", 1.0),
+)
+
+
+def _smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
+    """RoPE where no_rope_layers has a 1; by default all but every no_rope_layer_interval-th layer."""
+    every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
+    rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
+    rope = rope_with(rope_theta=2e6)(config)
+    return tuple(rope if r else None for r in rotary)
+
+
+def _smollm3_windows(config: Config) -> tuple[int | None, ...] | None:
+    if not config.get("use_sliding_window"):
+        return None
+    types = ["full_attention" if rope else "sliding_attention" for rope in _smollm3_ropes(config)]
+    return windows(config, config.get("sliding_window"), types)
+
+
+SMOLLM3 = LLAMA.but(
+    "smollm3",
+    kv_heads=key("num_key_value_heads", default=4),
+    rope=_smollm3_ropes,
+    window=_smollm3_windows,
+    tie=key("tie_word_embeddings", default=True),
+)
+PHI3 = LLAMA.but(
+    "phi3",
+    names={
+        **packed_parts("layers.{i}.attn", "layers.{i}.self_attn.qkv_proj"),
+        "layers.{i}.ffn.gate": half("layers.{i}.mlp.gate_up_proj", 0),
+        "layers.{i}.ffn.up": half("layers.{i}.mlp.gate_up_proj", 1),
+    },
+    eps=key("rms_norm_eps", default=1e-5),
+    window=key("sliding_window", default=None),
+    qkv_bias=False,
+    out_bias=False,
+)
+STARCODER2 = LLAMA.but(
+    "starcoder2",
+    names={"layers.{i}.ffn.up": "layers.{i}.mlp.c_fc", "layers.{i}.ffn.down": "layers.{i}.mlp.c_proj"},
+    kv_heads=key("num_key_value_heads", default=2),
+    norm="layer",
+    eps=key("norm_epsilon", default=1e-5),
+    window=key("sliding_window", default=None),
+    activation=key("hidden_act", default="gelu_pytorch_tanh"),
+    gated=False,
+    qkv_bias=key("use_bias", default=True),
+    out_bias=key("use_bias", default=True),
+    ffn_bias=key("use_bias", default=True),
+    tie=key("tie_word_embeddings", default=True),
+)
+STABLELM = LLAMA.but(
+    "stablelm",
+    names={
+        "layers.{i}.norm": "layers.{i}.input_layernorm",  # the one norm of a parallel block
+        "layers.{i}.attn.q_norm": joined("layers.{i}.self_attn.q_layernorm.norms.{h}"),
+        "layers.{i}.attn.k_norm": joined("layers.{i}.self_attn.k_layernorm.norms.{h}", of_keys=True),
+    },
+    norm="layer",
+    eps=key("layer_norm_eps", default=1e-5),
+    arrangement=lambda c: "parallel" if c.get("use_parallel_residual") else "pre",
+    rope=rope_with(partial_rotary_factor=0.25),
+    qk_norm=lambda c: "each" if c.get("qk_layernorm") else "none",
+    qkv_bias=key("use_qkv_bias", default=False),
+    out_bias=False,
+)
+COHERE = LLAMA.but(
+    "cohere",
+    names={
+        "layers.{i}.norm": "layers.{i}.input_layernorm",
+        "layers.{i}.attn.q_norm": flattened("layers.{i}.self_attn.q_norm"),
+        "layers.{i}.attn.k_norm": flattened("layers.{i}.self_attn.k_norm"),
+    },
+    norm="layer",
+    norm_bias=False,
+    eps=key("layer_norm_eps", default=1e-5),
+    arrangement="parallel",
+    rope=rope_with(rope_theta=5e5, interleaved=True),
+    qk_norm=lambda c: "each" if c.get("use_qk_norm") else "none",
+    logit_scale=key("logit_scale", default=0.0625),
+    tie=key("tie_word_embeddings", default=True),
+)

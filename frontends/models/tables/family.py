@@ -1,0 +1,325 @@
+"""What a family table is and how one is applied to a config and a checkpoint."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, get_type_hints
+
+from weft.ir.documents import fits, shown
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Param
+from weft.ir.recipes import Recipe, Source
+from weft.ir.recipes.readers import Archive
+
+from ...dsl import Decoder, Encoder, EncoderDecoder
+from .settings import Settings, build
+
+Config = Mapping[str, Any]
+Rule = Callable[[Config], Any]  # of a setting
+REQUIRED = object()
+_OUTSIDE = ("lm_head", "embed_out")  # heads, which stand without the prefix of the model below them
+_ABSENT = object()
+_DEPTHS = (  # config keys that count layers
+    "num_hidden_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "n_layer",
+    "n_layers",
+    "block_count",
+)
+MOST_LAYERS = 4096  # that share weights, or have none to be counted by
+_UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a wrong value raises somewhere
+_HINTS = get_type_hints(Settings)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """The tensors that a checkpoint has under `keys`, by names without `prefix` and with {i} for `layer`."""
+
+    keys: frozenset[str]
+    prefix: str
+    aliases: Mapping[str, str]
+    layer: str
+
+    def __call__(self, name: str) -> Recipe:
+        """The tensor `name`, whether or not the checkpoint has it."""
+        tried = self._spellings(name)
+        usual = tried[0 if name.startswith(_OUTSIDE) else 1]
+        return Source(next((k for k in tried if k in self.keys), usual))
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has the tensor `name`."""
+        return not self.keys.isdisjoint(self._spellings(name))
+
+    def _spellings(self, name: str) -> tuple[str, ...]:
+        full = name.replace("{i}", self.layer)
+        other = next((full.replace(a, b) for a, b in self.aliases.items() if a in full), full)
+        return full, self.prefix + full, other, self.prefix + other
+
+
+Template = Callable[[Fetch, str, Settings], Recipe]  # fetch, "weight" or "bias", settings -> recipe
+Names = dict[str, str | Template]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A setting read from the first of the config keys `keys` that is there and not null."""
+
+    keys: tuple[str, ...]
+    default: Any = REQUIRED
+
+    def __call__(self, config: Config) -> Any:
+        for key in self.keys:
+            if config.get(key) is not None:
+                return config[key]
+        if self.default is REQUIRED:
+            raise WeftError(f"no key {self.keys[0]!r}")
+        return self.default
+
+
+def key(*keys: str, default: Any = REQUIRED) -> Lookup:
+    """The setting under the first of `keys` that is present; required unless there is a `default`."""
+    return Lookup(keys, default)
+
+
+def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
+    """The rule for a setting that is what `make` says in the layers that are `chosen`, and None in the others."""
+
+    def rule(config: Config) -> tuple[Any, ...]:
+        has = list(chosen(config))
+        made = make(config) if any(has) else None
+        return tuple(made if h else None for h in has)
+
+    return rule
+
+
+@dataclass(frozen=True)
+class Family:
+    """A table of differences.
+
+    `settings`: each setting's `key` in the config, a constant, or a function of the config. `names`: checkpoint name
+    (or `Template`) of each parameter, {i} being the layer; a name without its last part stands for weight and bias.
+    Checkpoint names may stand with or without `prefix`. `found`: settings that the checkpoint's keys decide. `unused`:
+    patterns of checkpoint keys that are known to be of no use (masks, buffers, training heads). `refuse`: config keys
+    (`outer.inner` for one inside a mapping) and the values of each that the family can express. `aliases`: other
+    spellings inside checkpoint names.
+    """
+
+    model_types: tuple[str, ...]
+    settings: Mapping[str, Any]
+    names: Mapping[str, str | Template]
+    prefix: str = ""
+    found: Mapping[str, Callable[[frozenset[str]], Any]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    refuse: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def but(
+        self,
+        *model_types: str,
+        names: Mapping[str, str | Template | None] | None = None,
+        refuse: Mapping[str, tuple[Any, ...] | None] | None = None,
+        prefix: str | None = None,
+        found: Mapping[str, Callable[[frozenset[str]], Any]] | None = None,
+        unused: tuple[str, ...] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Family:
+        """This table for other `model_types`, with other settings; names and refusals (None takes one out), aliases and
+        what is found are added, `prefix` and `unused` replaced."""
+        merged = {**self.names, **(names or {})}
+        refused = {**self.refuse, **(refuse or {})}
+        return replace(
+            self,
+            model_types=model_types,
+            settings={**self.settings, **settings},
+            names={k: v for k, v in merged.items() if v is not None},
+            refuse={k: v for k, v in refused.items() if v is not None},
+            prefix=self.prefix if prefix is None else prefix,
+            found={**self.found, **(found or {})},
+            unused=self.unused if unused is None else unused,
+            aliases={**self.aliases, **(aliases or {})},
+        )
+
+    def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
+        """The settings of a `config` (called `source` in errors) and the checkpoint names `keys`.
+
+        Raises:
+            WeftError: naming the key that is missing, refused or has a value of no use.
+        """
+        for name, allowed in self.refuse.items():
+            given = _lookup(config, name, source)
+            if given is not _ABSENT and given not in allowed:
+                raise WeftError(f"{source}: {name}={given!r} is not supported for {self.model_types[0]} models")
+        values: dict[str, Any] = {}
+        for f in fields(Settings):
+            if f.name in self.found:
+                values[f.name] = self.found[f.name](keys)
+            elif f.name in self.settings:
+                rule = partial(_setting, f.name, self.settings[f.name])
+                try:
+                    values[f.name] = rule(config)
+                except (WeftError, *_UNFIT) as e:
+                    told = _blaming(e, rule, config)
+                    raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
+        return Settings(**values)
+
+
+def _lookup(config: Config, path: str, source: str) -> Any:
+    """The value at a dotted `path`, or _ABSENT."""
+    *outer, last = path.split(".")
+    for name in outer:
+        inner = config.get(name) or {}
+        if not isinstance(inner, Mapping):
+            raise WeftError(f"{source}: {name}={inner!r} is no mapping")
+        config = inner
+    return config.get(last, _ABSENT)
+
+
+def _setting(name: str, rule: Any, config: Config) -> Any:
+    """What `rule`, a constant or function of the config, says for the setting `name`."""
+    value = rule(config) if callable(rule) else rule
+    if not fits(value, _HINTS[name]):
+        raise WeftError(f"{name}={shown(value)} should be of type {Settings.__annotations__[name]}")
+    return value
+
+
+def _blaming(e: Exception, make: Rule, config: Config) -> WeftError:
+    """`e`, which `make(config)` raised, after the keys to blame: without them there is no such failure.
+
+    Positive whole numbers are not blamed: they are of the right type, and taking them away may only hide the fault.
+    """
+    suspects = (k for k, v in config.items() if not (isinstance(v, int) and v > 0))
+    blamed = [k for k in suspects if _failure(make, {n: v for n, v in config.items() if n != k}) != str(e)]
+    values = (f"{k}={reprlib.repr(config[k])}" for k in blamed)
+    return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))
+
+
+def _failure(make: Rule, config: Config) -> str | None:
+    """What `make(config)` fails with."""
+    try:
+        make(config)
+    except (WeftError, *_UNFIT) as e:
+        return str(e)
+    return None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its weights: `unread` are checkpoint keys that nothing reads, `ignored` those declared useless."""
+
+    graph: Graph
+    module: Decoder | Encoder | EncoderDecoder
+    settings: Settings
+    unread: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+
+def load(family: Family, config: Config, archive: Archive, source: str) -> Loaded:
+    """Build the model of `config` and point its parameters at `archive`; `source` is what errors call the config.
+
+    Raises:
+        WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
+    """
+    keys, read = frozenset(archive.keys()), set[str]()
+    _check_depth(family, config, keys, source)
+
+    def check(param: Param) -> None:
+        _check(param, archive, keys)
+        read.update(param.recipe.sources())
+
+    loaded = describe(family, config, keys, source, check)
+    loaded.graph.archive = archive
+    left = sorted(keys - read)
+    ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
+    return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored)
+
+
+def _check_depth(family: Family, config: Config, keys: frozenset[str], source: str) -> None:
+    """Raise WeftError if `config` counts more layers than the tensors `keys` can be of, before a rule counts to it."""
+    most = MOST_LAYERS if not keys or "shared_layers" in family.settings else len(keys)
+    for name in _DEPTHS:
+        value = config.get(name)
+        if isinstance(value, int) and value > most:
+            has = (
+                f"and its checkpoint has {len(keys)} tensors in all"
+                if most == len(keys)
+                else f"and {most} are the most"
+            )
+            raise WeftError(f"{source}: {name}={shown(value)} layers, {has}; the config is damaged or another model's")
+
+
+def describe(
+    family: Family,
+    config: Config,
+    keys: frozenset[str],
+    source: str,
+    check: Callable[[Param], None] = lambda param: None,
+) -> Loaded:
+    """The model of `config` whose parameters name the tensors of a checkpoint that has `keys`, or, where it has no
+    such, the tensors that it should have; `check` sees each parameter that is named.
+
+    Raises:
+        WeftError: if a setting is missing or not supported.
+    """
+    settings = family.read(config, keys, source)
+
+    def model(config: Config) -> tuple[Decoder | Encoder | EncoderDecoder, Graph]:
+        module = build(family.read(config, keys, source))
+        return module, module.graph(name=family.model_types[0])
+
+    try:
+        module, graph = model(config)
+    except (WeftError, *_UNFIT) as e:
+        raise WeftError(f"{source}: {_blaming(e, model, config)}") from e
+    for param in graph.params.values():
+        recipe = _recipe(family, settings, param, keys)
+        if recipe is not None:
+            param.recipe = recipe
+            check(param)
+    return Loaded(graph, module, settings)
+
+
+def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[str]) -> Recipe | None:
+    pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", param.name)
+    index = re.search(r"(?<=\.)\d+(?=\.)", param.name)
+    stem, _, part = pattern.rpartition(".")
+    fetch = Fetch(keys, family.prefix, family.aliases, index.group() if index else "")
+    for found, suffix in ((family.names.get(pattern), ""), (family.names.get(stem), f".{part}")):
+        if isinstance(found, str):
+            return fetch(found + suffix)
+        if found is not None:
+            return found(fetch, part, settings)
+    if not param.recipe.constant:
+        raise WeftError(
+            f"the table of {family.model_types[0]} models says no checkpoint name for parameter {param.name}"
+        )
+    return None
+
+
+def _check(param: Param, archive: Archive, keys: frozenset[str]) -> None:
+    for key in param.recipe.sources():
+        if key not in keys:
+            raise WeftError(
+                f"{archive.path} has no tensor {key!r}, which parameter {param.name} is read from; "
+                "either the checkpoint is incomplete or its config is another model's"
+            )
+        if not (archive.dtype(key).is_float or archive.dtype(key).is_block):
+            raise WeftError(
+                f"{archive.path}: tensor {key!r} holds {archive.dtype(key)}, but a weight must hold floats; "
+                "was the checkpoint quantized by another tool?"
+            )
+    read = ", ".join(f"{key} {list(archive.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
+    try:
+        shape = param.recipe.shape(archive)
+    except WeftError as e:
+        raise WeftError(f"{archive.path}: {read} does not fit {param.name} {list(param.shape)}: {e}") from e
+    if shape != param.shape:
+        raise WeftError(f"{archive.path}: {read} does not fit {param.name}, which the config makes {list(param.shape)}")

@@ -1,0 +1,248 @@
+"""The flat vocabulary that families are described in, and the one place that turns it into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from weft.ir.errors import WeftError
+
+from ...dsl import (
+    MLP,
+    Attention,
+    Block,
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    Repeat,
+    RMSNorm,
+    RoPE,
+    Sinusoidal,
+    T5Bias,
+)
+from ...dsl.layers import Norm
+
+# Activations by their names in configs.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+    "quick_gelu": "gelu_quick",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A transformer in numbers; defaults are the plain Llama. A tuple says one value for each layer.
+
+    `heads` and `ffn` (the inner width) may be None where `mixer` takes the place of attention and `moe` that of the
+    feed-forward, or where a layer has none. `qk_norm` is none, head (one weight for all heads), each (weights of its
+    own for each head) or full (over all heads at once). `shared_layers` is how many layers have weights of their own,
+    each repeated (ALBERT; None: all), `embed_dim` the width of narrower embeddings. An encoder-decoder is described by
+    its encoder; `decoder` says which settings are others in the decoder, whose blocks also attend to the encoder.
+    """
+
+    vocab: int
+    dim: int
+    layers: int
+    heads: int | None = None
+    ffn: int | tuple[int | None, ...] | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    context: int | None = None
+    kind: str = "decoder"
+    # blocks
+    norm: str = "rms"  # rms, layer
+    norm_weight: bool = True
+    norm_bias: bool = True
+    eps: float = 1e-6
+    arrangement: str = "pre"
+    residual_scale: float = 1.0
+    shared_layers: int | None = None
+    # attention
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: str | tuple[str, ...] = "none"
+    clip: float | None = None
+    rope: RoPE | tuple[RoPE | None, ...] | None = None
+    bias: Any = None  # ALiBi, T5Bias
+    window: int | tuple[int | None, ...] | None = None
+    scale: float | tuple[float | None, ...] | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    mixer: Any = None
+    # feed-forward
+    activation: str = "silu"
+    gated: bool = True
+    ffn_bias: bool = False
+    moe: Any = None
+    # both ends
+    embed_dim: int | None = None
+    embed_scale: float = 1.0
+    embed_norm: bool = False
+    learned_positions: int | None = None
+    position_offset: int = 0  # the row of the first position in the learned table
+    sinusoids: int | None = None  # positions of all sines before all cosines
+    position_bias: T5Bias | None = None
+    token_types: int = 0
+    pooler: bool = False
+    tie: bool = False
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    decoder: Mapping[str, Any] = field(default_factory=dict)
+    share_embeddings: bool = True
+
+    @property
+    def head_size(self) -> int:
+        """The width of one attention head."""
+        return self.head_dim or self.dim // (self.heads or 1)
+
+    def first(self, name: str) -> Any:
+        """The setting `name` of the first layer that has it."""
+        return next(value for value in _each(getattr(self, name), None) if value is not None)
+
+    @property
+    def groups(self) -> int:
+        """How many key/value heads there are."""
+        return self.kv_heads or self.heads or 1
+
+
+def build(s: Settings) -> Decoder | Encoder | EncoderDecoder:
+    """The model that settings describe.
+
+    Raises:
+        WeftError: naming the setting that is unknown or does not fit.
+    """
+    for name in ("vocab", "dim", "layers", "heads", "ffn"):
+        if any(value is not None and value < 1 for value in _each(getattr(s, name), None)):
+            raise WeftError(f"{name}={getattr(s, name)} must be positive")
+    if s.kind == "encoder-decoder":
+        decoder = _decoder(replace(s, **s.decoder), cross=True)
+        return EncoderDecoder(_encoder(s), decoder, s.share_embeddings)
+    return _encoder(s) if s.kind == "encoder" else _decoder(s)
+
+
+def _encoder(s: Settings) -> Encoder:
+    norm = _norm(s)
+    return Encoder(
+        s.vocab,
+        s.dim,
+        *_layers(s),
+        _positions(s),
+        s.token_types,
+        embed_norm=norm if s.embed_norm else None,
+        final_norm=None if s.arrangement == "post" else norm,
+        pooler=s.pooler,
+        context=s.context,
+        embed_scale=s.embed_scale,
+        position_bias=s.position_bias,
+        embed_dim=s.embed_dim,
+    )
+
+
+def _decoder(s: Settings, cross: bool = False) -> Decoder:
+    return Decoder(
+        s.vocab,
+        s.dim,
+        *_layers(s, cross),
+        tie_embeddings=s.tie,
+        positions=_positions(s),
+        embed_scale=s.embed_scale,
+        embed_norm=_norm(s) if s.embed_norm else None,
+        head_bias=s.head_bias,
+        logit_scale=s.logit_scale,
+        logit_softcap=s.logit_softcap,
+        context=s.context,
+        position_bias=s.position_bias,
+    )
+
+
+def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
+    """The arguments `layers` and `block` of a model."""
+    norm, own = _norm(s), s.shared_layers or s.layers
+    if s.layers % own:
+        raise WeftError(f"shared_layers={own} does not divide layers={s.layers}")
+    blocks: list[Any] = [_block(_layer(s, i), norm, cross) for i in range(own)]
+    if s.shared_layers:
+        blocks = [Repeat(block, s.layers // own) for block in blocks]
+    return (own, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
+
+
+def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
+    if s.sinusoids:
+        return Sinusoidal(s.sinusoids, interleaved=False)
+    return LearnedPositions(s.learned_positions, s.position_offset) if s.learned_positions else None
+
+
+_Layer = Any  # the Settings of one layer: no value is a tuple
+
+
+def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
+    """The block of a layer's settings, with attention to an encoder if `cross`."""
+    apart = replace(s, rope=None, bias=None, window=None)  # positions of the source are not those of the text
+    memory = _attention(apart, norm, CrossAttention) if cross else None
+    ffn = s.moe or _feed_forward(s)
+    return Block(s.mixer or _attention(s, norm), ffn, norm, s.arrangement, s.residual_scale, memory)
+
+
+def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
+    if s.heads is None:
+        return None
+    return kind(
+        heads=s.heads,
+        kv_heads=s.kv_heads,
+        head_dim=s.head_dim,
+        rope=s.rope,
+        bias=s.bias,
+        window=s.window,
+        qkv_bias=s.qkv_bias,
+        out_bias=s.out_bias,
+        qk_norm=None if s.qk_norm == "none" else norm,
+        qk_norm_full=s.qk_norm == "full",
+        qk_norm_each=s.qk_norm == "each",
+        clip=s.clip,
+        scale=s.scale,
+        softcap=s.softcap,
+        sinks=s.sinks,
+    )
+
+
+def _feed_forward(s: _Layer) -> MLP | GatedMLP | None:
+    if s.ffn is None:
+        return None
+    if s.activation not in ACTIVATIONS:
+        raise WeftError(f"unknown activation {s.activation!r}; known are {', '.join(ACTIVATIONS)}")
+    return (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias)
+
+
+def _norm(s: Settings) -> Norm:
+    if s.norm == "rms":
+        return RMSNorm(s.eps, s.norm_weight)
+    return LayerNorm(s.eps, s.norm_weight, s.norm_weight and s.norm_bias)
+
+
+def _layer(s: Settings, i: int) -> _Layer:
+    """The settings of layer `i` alone."""
+    varied = {f.name: getattr(s, f.name) for f in fields(s) if isinstance(getattr(s, f.name), tuple)}
+    return replace(s, **{name: _each(value, s.layers)[i] for name, value in varied.items()})
+
+
+def _each(value: Any, layers: int | None) -> tuple[Any, ...]:
+    found = value if isinstance(value, tuple) else (value,) * (layers or 1)
+    if layers is not None and len(found) != layers:
+        raise WeftError(f"{len(found)} layer types are given for {layers} layers")
+    return found

@@ -1,0 +1,63 @@
+"""The analysis view of a graph: networkx does the graph algorithms."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import networkx as nx
+
+from ..recipes.spelling import spell
+from ..schema.op import Cost
+from ..types import sizes
+from .graph import Graph, Node, Value
+
+
+def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
+    """The chain of dependent nodes with the most FLOPs under `binding`, and that number."""
+    view = graph.to_networkx()
+    for source, _, data in view.edges(data=True):
+        flops = source.op.node_cost(source).flops if isinstance(source, Node) else 0
+        data["weight"] = sizes.evaluate(flops, binding)
+    path = nx.dag_longest_path(nx.DiGraph(view), weight="weight")
+    nodes = [n for n in path if isinstance(n, Node)]
+    return nodes, sum(sizes.evaluate(n.op.node_cost(n).flops, binding) for n in nodes)
+
+
+def scopes(graph: Graph) -> dict[str, list[Node]]:
+    """Nodes by scope, in order of first appearance."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        found.setdefault(node.scope, []).append(node)
+    return found
+
+
+def block_hash(nodes: Iterable[Node]) -> str:
+    """A hash of the structure of some nodes: equal for blocks that differ in names and weights only."""
+    order: dict[Value, str] = {}
+    text = []
+    for node in nodes:
+        args = []
+        for v in node.inputs:
+            if v is not None and v not in order:
+                order[v] = f"{len(order)}:{v.type}"
+            args.append("_" if v is None else order[v])
+        for v in node.outputs:
+            order[v] = f"{len(order)}:{v.type}"
+        attrs = ",".join(f"{k}={spell(a)}" for k, a in node.attrs.items())
+        text.append(f"{node.op.name}({','.join(args)};{attrs})")
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+
+
+def total_cost(nodes: Iterable[Node]) -> Cost:
+    """Sum of the costs of some nodes."""
+    total = Cost(0, 0, 0)
+    for node in nodes:
+        total = total + node.op.node_cost(node)
+    return total
+
+
+def attributes(node: Node) -> dict[str, Any]:
+    """Attributes of a node that differ from their defaults."""
+    return {k: v for k, v in node.attrs.items() if node.op.attrs[k].default != v}

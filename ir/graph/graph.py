@@ -1,0 +1,399 @@
+"""Graph, Node, Value, Param: flat SSA with use lists.
+
+A `Graph` owns an ordered list of `Node`s; a node applies an `Op` to `Value`s and defines new ones. A `Param` is a value
+whose bytes come from a recipe. Hierarchy is a string on the node, its `scope` ("layers.3.attn").
+
+The graph keeps the uses of every value: they change only through `Graph` and `Node` methods and cannot go stale.
+Walking ``graph.nodes`` while editing is defined, see `linked`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..display import Displayable
+from ..errors import WeftError
+from ..recipes import Recipe
+from ..recipes.readers import EMPTY, Archive
+from ..recipes.spelling import spell, spell_recipe
+from ..schema.op import Cost, OpSchema
+from ..types import TensorType
+from .linked import Linked, LinkedList
+from .operators import Operators
+from .origins import Origin
+from .outputs import Outputs
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+AttrValue = Any  # int | float | bool | str | DType | Size | tuple of those | None: what text can spell
+
+
+class Value(Operators["Value"]):
+    """A tensor in the graph: a graph input, a parameter, or an output of a node.
+
+    ``x * 2 + y`` emits ops (see `operators`). Only code that keeps the graph well typed (`verify`) may assign `type`.
+    """
+
+    __slots__ = ("_uses", "graph", "index", "name", "producer", "type")
+
+    def __init__(self, graph: Graph, name: str, type: TensorType, producer: Node | None = None, index: int = 0) -> None:
+        self.graph, self.name, self.type = graph, name, type
+        self.producer, self.index = producer, index
+        self._uses: dict[tuple[Node, int], None] = {}
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+    def __emit__(
+        self,
+        op: OpSchema[Any],
+        operands: Sequence[Value | None],
+        attrs: Mapping[str, AttrValue],
+        name: str | Sequence[str] | None,
+    ) -> tuple[Value, ...]:
+        """Apply `op` at the insertion point of the graph."""
+        full = op.check_attrs(attrs)
+        types = op.types([None if v is None else v.type for v in operands], full)
+        hints = [name] * len(types) if isinstance(name, str) else list(name or op.names_for(len(types)))
+        prefix = self.graph.insertion_scope
+        names = [f"{prefix}.{hint}" if prefix else hint for hint in hints]
+        assert isinstance(op, Op)
+        return self.graph.add_node(op, operands, full, types, names).outputs
+
+    @property
+    def uses(self) -> tuple[tuple[Node, int], ...]:
+        """(node, operand index) of every use, in order of creation. Graph outputs are not uses."""
+        return tuple(self._uses)
+
+    @property
+    def users(self) -> tuple[Node, ...]:
+        """The nodes that read this value, each once."""
+        return tuple(dict.fromkeys(node for node, _ in self._uses))
+
+    @property
+    def is_output(self) -> bool:
+        return bool(self.graph.outputs.names(self))
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.type.shape
+
+    @property
+    def width(self) -> int:
+        """Size of the last axis.
+
+        Raises:
+            WeftError: if it is symbolic.
+        """
+        size = self.type.shape[-1]
+        if not isinstance(size, int):
+            raise WeftError(f"the last axis of {self!r} has no fixed size")
+        return size
+
+    def replace_uses(self, new: Value, keep: Iterable[Node] = ()) -> None:
+        """Make every user (but those in `keep`) and every graph output read `new` instead."""
+        kept = set(keep)
+        for node, i in self.uses:
+            if node not in kept:
+                node.set_input(i, new)
+        for name in self.graph.outputs.names(self):
+            self.graph.outputs[name] = new
+
+
+class Param(Value):
+    """A value whose bytes come from `recipe`. Never mutated in place by passes: derive a new one."""
+
+    __slots__ = ("__weakref__", "recipe")
+
+    def __init__(self, graph: Graph, name: str, type: TensorType, recipe: Recipe) -> None:
+        super().__init__(graph, name, type)
+        self.recipe = recipe
+
+
+class Op(OpSchema[Value]):
+    """One operation on values: its schema, and what it makes of a node."""
+
+    def node_cost(self, node: Node) -> Cost:
+        """The cost of one node of this op; every operand is read once unless the op says otherwise."""
+        operands = [None if v is None else v.type for v in node.inputs]
+        return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
+
+    def expand(self, node: Node) -> tuple[Value, ...]:
+        """Emit the body in place of `node` (at the current insertion point) and return the values it defines."""
+        return self.expanded(node.inputs, node.attrs)
+
+
+class Node(Linked):
+    """One application of `op` to `inputs` (None where an optional operand is absent)."""
+
+    __slots__ = ("attrs", "graph", "inputs", "op", "outputs", "scope")
+
+    def __init__(
+        self, graph: Graph, op: Op, inputs: Sequence[Value | None], attrs: Mapping[str, AttrValue], scope: str
+    ):
+        super().__init__()
+        self.graph = graph
+        self.op = op
+        self.inputs: tuple[Value | None, ...] = tuple(inputs)
+        self.attrs: dict[str, AttrValue] = dict(attrs)
+        self.outputs: tuple[Value, ...] = ()
+        self.scope = scope
+
+    def __repr__(self) -> str:
+        args = ", ".join("_" if v is None else f"%{v.name}" for v in self.inputs)
+        return f"{self.op.name}({args}) in {self.scope or 'the top scope'}"
+
+    def __str__(self) -> str:
+        """The line of the text form: outputs with types, op, operands, attributes that differ from their default."""
+
+        cut = len(self.scope)
+        inside = f"{self.scope}." if cut else ""
+
+        def ref(v: Value | None) -> str:
+            if v is None:
+                return "_"
+            return f"%{v.name[cut:]}" if cut and v.name.startswith(inside) else f"%{v.name}"
+
+        outputs = ", ".join(f"{ref(v)}: {v.type}" for v in self.outputs)
+        args = [ref(v) for v in self.inputs]
+        args += [f"{k}={spell(v)}" for k, v in self.attrs.items() if self.op.attrs[k].default != v]
+        return f"{outputs} = {self.op.name}({', '.join(args)})"
+
+    @property
+    def output(self) -> Value:
+        return self.outputs[0]
+
+    def operand(self, name: str) -> Value | None:
+        """The operand called `name` in the signature of the op; None if absent."""
+        i = self.op.operand_index(name)
+        return self.inputs[i] if i < len(self.inputs) else None
+
+    def set_input(self, index: int, value: Value | None) -> None:
+        """Replace one operand, keeping use lists right; absent ones at the end are dropped, as where nodes are made."""
+        old = self.inputs[index]
+        if old is value:
+            return
+        if old is not None:
+            del old._uses[self, index]
+        if value is not None:
+            self.graph._check_owned(value)
+            value._uses[self, index] = None
+        inputs = [*self.inputs[:index], value, *self.inputs[index + 1 :]]
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        self.inputs = tuple(inputs)
+
+
+class Graph(Displayable):
+    """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
+
+    `meta` holds facts of the whole model that text can spell (kind of model, special tokens …); `archive` is the
+    checkpoint that `Source` recipes refer to, and `tokenize` makes token ids of texts, where the model came with a
+    tokenizer; `origins` say by scope what emitted it, where a frontend knows. None of these is part of equality.
+    """
+
+    def __init__(self, name: str = "model", archive: Archive = EMPTY) -> None:
+        self.name, self.archive = name, archive
+        self.tokenize: Callable[[Sequence[str]], list[list[int]]] | None = None
+        self.origins: dict[str, Origin] = {}
+        self.meta: dict[str, AttrValue] = {}
+        self.inputs: dict[str, Value] = {}
+        self.outputs: Outputs[Value] = Outputs()
+        self.params: dict[str, Param] = {}
+        self._names: dict[str, int] = {}
+        self.nodes: LinkedList[Node] = LinkedList()  # in execution order
+        self._anchor: Node | None = None  # new nodes go before it; None means at the end
+        self._scope = ""
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __str__(self) -> str:
+        """The text form, which `weft.ir.text` describes; it ends in a newline."""
+        lines = [f"graph {self.name} {{", *(f"  meta {k} = {json.dumps(v)}" for k, v in self.meta.items())]
+        for name, v in self.inputs.items():
+            lines.append(f"  input %{v.name}: {v.type}" + ("" if name == v.name else f" as {name}"))
+        lines += [f"  param %{p.name}: {p.type} = {spell_recipe(p.recipe)}" for p in self.params.values()]
+        scope = ""
+        for node in self.nodes:
+            if node.scope != scope:
+                scope = node.scope
+                lines.append(f"  scope {scope or '_'}")
+            lines.append(("    " if scope else "  ") + str(node))
+        lines += [f"  output {name} = %{v.name}" for name, v in self.outputs.items()]
+        return "\n".join([*lines, "}"]) + "\n"
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other) if isinstance(other, Graph) else NotImplemented
+
+    __hash__ = object.__hash__
+
+    # -- names and scopes
+
+    def fresh(self, hint: str) -> str:
+        """A value name not used before: `hint`, or `hint` with the next free number."""
+        if hint not in self._names:
+            self._names[hint] = 1
+            return hint
+        while True:
+            self._names[hint] += 1
+            name = f"{hint}_{self._names[hint]}"
+            if name not in self._names:
+                self._names[name] = 1
+                return name
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """New nodes and parameters inside get `name` appended to their scope."""
+        outer = self._scope
+        self._scope = f"{outer}.{name}" if outer and name else outer or name
+        try:
+            yield
+        finally:
+            self._scope = outer
+
+    @property
+    def insertion_scope(self) -> str:
+        """The scope that new nodes get."""
+        return self._scope
+
+    @contextlib.contextmanager
+    def inserting(self, *, before: Node | None = None, after: Node | None = None) -> Iterator[None]:
+        """New nodes inside go before (or after) the given node and take over its scope."""
+        node = before or after
+        assert node is not None and node.graph is self
+        outer = self._anchor, self._scope
+        self._anchor, self._scope = (before or node._next), node.scope
+        try:
+            yield
+        finally:
+            self._anchor, self._scope = outer
+
+    # -- building
+
+    def add_input(self, name: str, type: TensorType, value_name: str | None = None) -> Value:
+        """A new graph input; its value is called `value_name`, or like the input."""
+        if name in self.inputs:
+            raise WeftError(f"graph {self.name} already has an input {name!r}")
+        value = Value(self, self.fresh(value_name or name), type)
+        self.inputs[name] = value
+        return value
+
+    def add_param(self, name: str, type: TensorType, recipe: Recipe) -> Param:
+        """A new parameter; a taken name gets a number."""
+        unique = self.fresh(name)
+        param = Param(self, unique, type, recipe)
+        self.params[unique] = param
+        return param
+
+    def add_output(self, name: str, value: Value) -> None:
+        """Make `value` the graph output called `name`."""
+        self._check_owned(value)
+        if name in self.outputs:
+            raise WeftError(f"graph {self.name} already has an output {name!r}")
+        self.outputs[name] = value
+
+    def add_node(
+        self,
+        op: Op,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, AttrValue],
+        types: Sequence[TensorType],
+        names: Sequence[str],
+        scope: str | None = None,
+    ) -> Node:
+        """Insert a node at the insertion point. Ops call this after checking; prefer calling the op on values."""
+        node = Node(self, op, inputs, attrs, self._scope if scope is None else scope)
+        node.outputs = tuple(
+            Value(self, self.fresh(n), t, node, i) for i, (n, t) in enumerate(zip(names, types, strict=True))
+        )
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                self._check_owned(value)
+                value._uses[node, i] = None
+        self.nodes.insert(node, self._anchor)
+        return node
+
+    def _check_owned(self, value: Value) -> None:
+        if value.graph is not self:
+            raise ValueError(f"value {value!r} belongs to another graph")
+        if value.producer is not None and value.producer.erased:
+            raise ValueError(f"value {value!r} was erased")
+
+    # -- erasing and replacing
+
+    def erase(self, node: Node) -> None:
+        """Remove a node whose outputs nobody reads.
+
+        Raises:
+            ValueError: if an output is still in use.
+        """
+        for value in node.outputs:
+            if value._uses or value.is_output:
+                raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")
+        for i, operand in enumerate(node.inputs):
+            if operand is not None:
+                del operand._uses[node, i]
+        self.nodes.remove(node)
+
+    def erase_param(self, param: Param) -> None:
+        """Remove a parameter that nobody reads; its name is free again."""
+        if param._uses or param.is_output:
+            raise ValueError(f"cannot erase parameter {param!r}: still in use")
+        del self.params[param.name], self._names[param.name]
+
+    def replace(self, node: Node, *new: Value) -> None:
+        """Make users read `new` instead of the outputs of `node`, hand over their names, and erase the node."""
+        for old, value in zip(node.outputs, new, strict=True):
+            old.replace_uses(value)
+            if value.producer is not None and not value.producer.erased:
+                old.name, value.name = value.name, old.name
+        self.erase(node)
+
+    def clone(self) -> Graph:
+        """An independent copy sharing ops, recipes and the archive."""
+        other = Graph(self.name, self.archive)
+        other.tokenize, other.meta, other.origins = self.tokenize, dict(self.meta), dict(self.origins)
+        mapped: dict[Value, Value] = {}
+        for name, v in self.inputs.items():
+            mapped[v] = other.add_input(name, v.type, v.name)
+        for p in self.params.values():
+            mapped[p] = other.add_param(p.name, p.type, p.recipe)
+        for node in self.nodes:
+            operands = [None if v is None else mapped[v] for v in node.inputs]
+            outs = node.outputs
+            copy = other.add_node(
+                node.op, operands, node.attrs, [v.type for v in outs], [v.name for v in outs], node.scope
+            )
+            mapped.update(zip(outs, copy.outputs, strict=True))
+        for name, v in self.outputs.items():
+            other.add_output(name, mapped[v])
+        other._names = dict(self._names)
+        return other
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The analysis view: nodes, inputs, parameters and outputs as a multigraph; an edge per operand.
+
+        Vertices are `Node`s, input and parameter `Value`s, and output names (str), each with `kind` and `label`; an
+        edge carries `value` and operand `index`.
+        """
+        import networkx as nx  # it takes a fifth of a second
+
+        view: nx.MultiDiGraph = nx.MultiDiGraph(name=self.name)
+        for v in self.inputs.values():
+            view.add_node(v, kind="input", label=v.name)
+        for p in self.params.values():
+            view.add_node(p, kind="param", label=p.name)
+        for node in self.nodes:
+            view.add_node(node, kind="node", label=node.op.name, scope=node.scope)
+            for i, operand in enumerate(node.inputs):
+                if operand is not None:
+                    view.add_edge(operand.producer or operand, node, value=operand, index=i)
+        for name, value in self.outputs.items():
+            view.add_node(name, kind="output", label=name)
+            view.add_edge(value.producer or value, name, value=value, index=0)
+        return view

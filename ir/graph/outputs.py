@@ -1,0 +1,37 @@
+"""The outputs of a graph."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class Outputs(UserDict[str, V], Generic[V]):
+    """Values by name, in order. Finding the names of a value takes no longer the more outputs there are: a decoder with
+    caches has two for every layer."""
+
+    def __init__(self) -> None:
+        self._names: dict[V, dict[str, None]] = {}
+        super().__init__()
+
+    def names(self, value: V) -> tuple[str, ...]:
+        """The names of `value`, none if it is no output."""
+        return tuple(self._names.get(value, ()))
+
+    def __setitem__(self, name: str, value: V) -> None:
+        if name in self.data:
+            self._forget(name)
+        self.data[name] = value
+        self._names.setdefault(value, {})[name] = None
+
+    def __delitem__(self, name: str) -> None:
+        self._forget(name)
+        del self.data[name]
+
+    def _forget(self, name: str) -> None:
+        names = self._names[self.data[name]]
+        del names[name]
+        if not names:
+            del self._names[self.data[name]]

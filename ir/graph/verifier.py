@@ -1,0 +1,95 @@
+"""The verifier: what must hold of every graph, as a table of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..errors import WeftError
+from ..schema.op import OPS
+from .graph import Graph, Value
+
+Rule = Callable[[Graph], Iterator[str]]
+
+
+def verify(graph: Graph, recipes: bool = False) -> None:
+    """Check `graph`; with `recipes`, also that every recipe makes the shape of its parameter.
+
+    Raises:
+        WeftError: with the first broken rule.
+    """
+    for rule in [*RULES, *([recipes_fit] if recipes else [])]:
+        for complaint in rule(graph):
+            raise WeftError(f"graph {graph.name}: {complaint}")
+
+
+def values_defined_before_use(graph: Graph) -> Iterator[str]:
+    known: set[Value] = {*graph.inputs.values(), *graph.params.values()}
+    for node in graph.nodes:
+        for v in node.inputs:
+            if v is not None and v not in known:
+                yield f"{node!r} reads {v!r} before it is defined"
+        known.update(node.outputs)
+    for name, v in graph.outputs.items():
+        if v not in known:
+            yield f"output {name} is {v!r}, which nothing defines"
+
+
+def uses_are_exact(graph: Graph) -> Iterator[str]:
+    counted: dict[Value, set[tuple[object, int]]] = {}
+    for node in graph.nodes:
+        for i, v in enumerate(node.inputs):
+            if v is not None:
+                counted.setdefault(v, set()).add((node, i))
+        for i, v in enumerate(node.outputs):
+            if v.producer is not node or v.index != i:
+                yield f"{v!r} does not know that {node!r} produces it"
+    for v in [*graph.inputs.values(), *graph.params.values(), *(o for n in graph.nodes for o in n.outputs)]:
+        if set(v.uses) != counted.get(v, set()):
+            yield f"the use list of {v!r} is stale"
+
+
+def names_are_unique(graph: Graph) -> Iterator[str]:
+    seen: set[str] = set()
+    for v in [*graph.inputs.values(), *graph.params.values(), *(o for n in graph.nodes for o in n.outputs)]:
+        if v.name in seen:
+            yield f"two values are called %{v.name}"
+        seen.add(v.name)
+    for name, p in graph.params.items():
+        if p.name != name:
+            yield f"parameter {name} calls itself {p.name}"
+
+
+def ops_are_registered(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        if OPS.get(node.op.name) is not node.op:
+            yield f"{node!r} applies an op that is not registered"
+
+
+def types_agree(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        try:
+            node.op.check_operands(node.inputs)
+            attrs = node.op.check_attrs(node.attrs)
+            types = node.op.types([None if v is None else v.type for v in node.inputs], attrs)
+        except WeftError as e:
+            yield f"{node!r}: {e}"
+            continue
+        declared = tuple(v.type for v in node.outputs)
+        if declared != types:
+            yield f"{node!r} makes {', '.join(map(str, types))} but its outputs say {', '.join(map(str, declared))}"
+
+
+def recipes_fit(graph: Graph) -> Iterator[str]:
+    for p in graph.params.values():
+        shape = p.recipe.shape(graph.archive)
+        if shape != p.type.shape:
+            yield f"parameter {p!r} has a recipe of shape {list(shape)}"
+
+
+RULES: tuple[Rule, ...] = (
+    values_defined_before_use,
+    uses_are_exact,
+    names_are_unique,
+    ops_are_registered,
+    types_agree,
+)

@@ -1,0 +1,400 @@
+"""The recipes: reading checkpoint tensors, drawing and writing out numbers, moving data, arithmetic."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.random import Generator, default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
+
+from ..errors import WeftError
+from .readers import Archive, Array
+from .recipe import Recipe as Recipe  # also to be had here, beside its kinds
+
+
+@dataclass(frozen=True)
+class Source(Recipe):
+    """The checkpoint tensor called `key`."""
+
+    key: str
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return archive.shape(self.key)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return archive.read(self.key, start, stop)
+
+    def sources(self) -> Iterator[str]:
+        yield self.key
+
+    def substituted(self, table: Mapping[str, Recipe]) -> Recipe:
+        return table.get(self.key, self)
+
+
+@dataclass(frozen=True)
+class Literal(Recipe):
+    """Numbers written out: `values` in row-major order, of shape `dims`."""
+
+    trained: ClassVar[bool] = False
+    values: tuple[float | int | bool, ...]
+    dims: tuple[int, ...] = ()
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        if math.prod(self.dims) != len(self.values):
+            raise WeftError(f"literal of shape {self.dims} needs {math.prod(self.dims)} values, has {len(self.values)}")
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        array = np.array(self.values)
+        return array.reshape(self.dims)[start:stop] if self.dims else array
+
+    @staticmethod
+    def of(array: Any) -> Literal:
+        """The literal that spells out `array` (anything numpy takes)."""
+        a = np.asarray(array)
+        return Literal(tuple(a.reshape(-1).tolist()), a.shape)
+
+
+@dataclass(frozen=True)
+class Full(Recipe):
+    """`value` everywhere."""
+
+    value: float
+    dims: tuple[int, ...]
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return np.full((stop - start, *self.dims[1:]), self.value, np.float32)
+
+
+@dataclass(frozen=True)
+class Normal(Recipe):
+    """Random initialization: normal numbers of deviation `std` around `mean`, drawn from (`seed`, `stream`).
+
+    Every block of rows can be drawn by itself: row r uses its own counter, so slices agree with the whole.
+    """
+
+    dims: tuple[int, ...]
+    std: float
+    stream: str
+    seed: int = 0
+    mean: float = 0.0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        drawn = _drawn(self, start, stop, Generator.standard_normal)
+        return drawn * np.float32(self.std) + np.float32(self.mean)
+
+
+@dataclass(frozen=True)
+class Uniform(Recipe):
+    """Random initialization: numbers spread evenly over `low` to `high`, drawn from (`seed`, `stream`) as `Normal`."""
+
+    dims: tuple[int, ...]
+    low: float
+    high: float
+    stream: str
+    seed: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        drawn = _drawn(self, start, stop, Generator.random)
+        return drawn * np.float32(self.high - self.low) + np.float32(self.low)
+
+
+RANDOM = (Normal, Uniform)
+
+
+def _drawn(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., Array]) -> Array:
+    """Return rows ``start:stop`` of float32 numbers that `draw` makes of (generator, shape, dtype)."""
+    width = math.prod(recipe.dims[1:])
+    chunk = max(1, 65_536 // max(1, width))  # rows that share one generator
+    key = zlib.crc32(recipe.stream.encode())
+    out = np.empty((stop - start, width), np.float32)
+    for c in range(start // chunk, -(-stop // chunk)):
+        drawn = draw(default_rng((recipe.seed, key, c)), (chunk, width), np.float32)
+        first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
+        out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
+    return out.reshape(stop - start, *recipe.dims[1:])
+
+
+@dataclass(frozen=True)
+class Concat(Recipe):
+    """`items` one after the other along `axis`."""
+
+    items: tuple[Recipe, ...]
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shapes = [p.shape(archive) for p in self.items]
+        rest = {(*s[: self.axis], *s[self.axis + 1 :]) for s in shapes}
+        if len(rest) != 1 or any(not 0 <= self.axis < len(s) for s in shapes):
+            raise WeftError(f"cannot concatenate shapes {shapes} along axis {self.axis}")
+        total = sum(s[self.axis] for s in shapes)
+        return (*shapes[0][: self.axis], total, *shapes[0][self.axis + 1 :])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axis:
+            return np.concatenate([p.read(archive, start, stop) for p in self.items], self.axis)
+        taken, offset = [], 0
+        for p in self.items:
+            rows = p.shape(archive)[0]
+            first, last = max(start - offset, 0), min(stop - offset, rows)
+            if first < last:
+                taken.append(p.read(archive, first, last))
+            offset += rows
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+
+@dataclass(frozen=True)
+class Slice(Recipe):
+    """Every `step`-th index of ``start:stop`` along `axis` of `item`."""
+
+    item: Recipe
+    axis: int
+    start: int
+    stop: int
+    step: int = 1
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
+            raise WeftError(f"cannot take {self.start}:{self.stop} along axis {self.axis} of a tensor of shape {shape}")
+        return (*shape[: self.axis], len(range(self.start, self.stop, self.step)), *shape[self.axis + 1 :])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axis == 0:
+            first, last = self.start + start * self.step, self.start + (stop - 1) * self.step + 1
+            return self.item.read(archive, first, last)[:: self.step]
+        index = (slice(None),) * self.axis + (slice(self.start, self.stop, self.step),)
+        return self.item.read(archive, start, stop)[index]
+
+
+@dataclass(frozen=True)
+class Permute(Recipe):
+    """`item` with its axes in the order `axes` (a transposition for ``(1, 0)``)."""
+
+    item: Recipe
+    axes: tuple[int, ...]
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if sorted(self.axes) != list(range(len(shape))):
+            raise WeftError(f"axes {self.axes} are no permutation of the axes of a tensor of shape {shape}")
+        return tuple(shape[a] for a in self.axes)
+
+    @property
+    def sweeps(self) -> bool:
+        return self.axes[0] != 0 or self.item.sweeps
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axes[0] == 0:
+            return self.item.read(archive, start, stop).transpose(self.axes)
+        cut = (slice(None),) * self.axes[0] + (slice(start, stop),)
+        taken = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(archive)]
+        return np.concatenate(taken).transpose(self.axes)
+
+
+@dataclass(frozen=True)
+class Reshape(Recipe):
+    """`item` read in row-major order as shape `dims`; a last size of -1 stands for what is left."""
+
+    item: Recipe
+    dims: tuple[int, ...]
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        inner = self.item.shape(archive)
+        dims = self.dims
+        if dims and dims[-1] == -1:
+            dims = (*dims[:-1], math.prod(inner) // max(1, math.prod(dims[:-1])))
+        if math.prod(inner) != math.prod(dims):
+            raise WeftError(f"cannot reshape a tensor of shape {inner} to {self.dims}")
+        return dims
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        inner, dims = self.item.shape(archive), self.shape(archive)
+        row_in, row_out = math.prod(inner[1:]), math.prod(dims[1:])
+        first, last = start * row_out // row_in, -(-stop * row_out // row_in)
+        rows = self.item.read(archive, first, last) if inner else self.item.evaluate(archive)
+        flat = rows.reshape(-1)[start * row_out - first * row_in :][: (stop - start) * row_out]
+        return flat.reshape(stop - start, *dims[1:])
+
+
+@dataclass(frozen=True)
+class Take(Recipe):
+    """`item` with the rows (indices along `axis`) of `indices`: permutations, gathers, repeats."""
+
+    item: Recipe
+    indices: tuple[int, ...]
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape) or not all(0 <= i < shape[self.axis] for i in self.indices):
+            raise WeftError(f"indices of take exceed axis {self.axis} of a tensor of shape {shape}")
+        return (*shape[: self.axis], len(self.indices), *shape[self.axis + 1 :])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        if self.axis:
+            return np.asarray(np.take(self.item.read(archive, start, stop), self.indices, self.axis))
+        return _gathered(self.item, archive, np.array(self.indices[start:stop]))
+
+
+@dataclass(frozen=True)
+class Shuffle(Recipe):
+    """`item` with the indices start:stop along `axis` in a random order, drawn from `seed` and their number alone."""
+
+    item: Recipe
+    axis: int
+    start: int
+    stop: int
+    seed: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
+            part = f"{self.start}:{self.stop} along axis {self.axis}"
+            raise WeftError(f"cannot shuffle {part} of a tensor of shape {shape}")
+        return shape
+
+    def order(self, count: int) -> Array:
+        """All `count` indices of the axis in their order."""
+        drawn = default_rng(self.seed).permutation(self.stop - self.start) + self.start
+        return np.concatenate([np.arange(self.start), drawn, np.arange(self.stop, count)])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        order = self.order(self.item.shape(archive)[self.axis])
+        if self.axis:
+            return np.asarray(np.take(self.item.read(archive, start, stop), order, self.axis))
+        return _gathered(self.item, archive, order[start:stop])
+
+
+def _gathered(item: Recipe, archive: Archive, wanted: Array) -> Array:
+    """The rows `wanted` of `item`, reading what lies between them only where that is little, or costs nothing more."""
+    low, high = int(wanted.min()), int(wanted.max()) + 1
+    if item.sweeps or high - low <= 2 * len(wanted):
+        return np.asarray(item.read(archive, low, high)[wanted - low])
+    sorted_ = np.unique(wanted)
+    runs = np.split(sorted_, np.flatnonzero(np.diff(sorted_) > 1) + 1)
+    found = np.concatenate([item.read(archive, int(run[0]), int(run[-1]) + 1) for run in runs])
+    return np.asarray(found[np.searchsorted(sorted_, wanted)])
+
+
+@dataclass(frozen=True)
+class Scale(Recipe):
+    """`item` times the number `factor`, or times a tensor that broadcasts along `axis` (its only axis)."""
+
+    item: Recipe
+    factor: float | Recipe
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if isinstance(self.factor, Recipe) and self.factor.shape(archive) != (shape[self.axis],):
+            raise WeftError(f"cannot scale axis {self.axis} of {shape} by shape {self.factor.shape(archive)}")
+        return shape
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        rows = self.item.read(archive, start, stop)
+        if not isinstance(self.factor, Recipe):
+            return rows * self.factor
+        vector = self.factor.read(archive, start, stop) if self.axis == 0 else self.factor.evaluate(archive)
+        return rows * vector.reshape((1,) * self.axis + (-1,) + (1,) * (rows.ndim - self.axis - 1))
+
+
+@dataclass(frozen=True)
+class Add(Recipe):
+    """Sum of tensors of one shape, or of `items` and the number `offset`."""
+
+    items: tuple[Recipe, ...]
+    offset: float = 0.0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shapes = {p.shape(archive) for p in self.items}
+        if len(shapes) != 1:
+            raise WeftError(f"cannot add tensors of shapes {sorted(shapes)}")
+        return shapes.pop()
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        total = self.items[0].read(archive, start, stop)
+        for p in self.items[1:]:
+            total = total + p.read(archive, start, stop)
+        return total + self.offset if self.offset else total
+
+
+@dataclass(frozen=True)
+class Map(Recipe):
+    """`fn` of every element; see `MAPS` for the functions."""
+
+    item: Recipe
+    fn: str
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        if self.fn not in MAPS:
+            raise WeftError(f"unknown function {self.fn!r} in a map recipe; known are {', '.join(MAPS)}")
+        return self.item.shape(archive)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        result: Array = MAPS[self.fn](self.item.read(archive, start, stop))
+        return result
+
+
+MAPS: dict[str, Callable[[Array], Array]] = {
+    "neg": np.negative,
+    "exp": np.exp,
+    "log": np.log,
+    "reciprocal": np.reciprocal,
+    "cos": np.cos,
+    "sin": np.sin,
+    "inverse_softplus": lambda x: x + np.log(-np.expm1(-x)),
+}
+
+
+@dataclass(frozen=True)
+class MeanPool(Recipe):
+    """Mean over groups: axis 0 holds heads·dim rows; heads fall into `groups` runs that are averaged (Ainslie 2023)."""
+
+    item: Recipe
+    heads: int
+    groups: int
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.heads % self.groups or shape[0] % self.heads:
+            raise WeftError(f"cannot pool {self.heads} heads of a tensor of shape {shape} into {self.groups} groups")
+        return (shape[0] // self.heads * self.groups, *shape[1:])
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        shape = self.item.shape(archive)
+        dim, members = shape[0] // self.heads, self.heads // self.groups
+        first, last = start // dim, -(-stop // dim)
+        rows = self.item.read(archive, first * members * dim, last * members * dim)
+        pooled = rows.reshape(last - first, members, dim, *shape[1:]).mean(1, dtype=rows.dtype)
+        return np.asarray(pooled.reshape(-1, *shape[1:])[start - first * dim : stop - first * dim])
+
+
+@dataclass(frozen=True)
+class Cast(Recipe):
+    """`item` rounded to `dtype` and back to float32 (storage in fewer bits than the parameter has)."""
+
+    item: Recipe
+    dtype: str
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.item.shape(archive)
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        from ..types import dtypes
+
+        rows = self.item.read(archive, start, stop)
+        return rows.astype(dtypes.parse(self.dtype).numpy).astype(rows.dtype)

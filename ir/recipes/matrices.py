@@ -1,0 +1,171 @@
+"""Recipes of linear algebra: products of matrices, centring, norms of rows, orthogonal matrices, the identity.
+
+Products are summed in float64 and rounded once to the precision of what they read (float32 from checkpoints), so that
+a block of rows is the same whether it is computed alone or with others. Centred and normalized rows stay float64.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
+
+from ..errors import WeftError
+from .readers import Archive, Array
+from .recipe import Recipe
+
+
+def _product(left: Array, right: Array) -> Array:
+    product = left.astype(np.float64) @ right.astype(np.float64)
+    return np.asarray(product.astype(np.result_type(left, right)))
+
+
+@dataclass(frozen=True)
+class MatMul(Recipe):
+    """`left` [..., m, k] times `right` [k, n] or [k]: [..., m, n] or [..., m]."""
+
+    left: Recipe
+    right: Recipe
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        left, right = self.left.shape(archive), self.right.shape(archive)
+        if len(left) < 2 or len(right) not in (1, 2) or left[-1] != right[0]:
+            raise WeftError(f"cannot multiply a tensor of shape {left} by one of shape {right}")
+        return (*left[:-1], *right[1:])
+
+    @property
+    def sweeps(self) -> bool:
+        return True  # all of `right`
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return _product(self.left.read(archive, start, stop), self.right.evaluate(archive))
+
+
+@dataclass(frozen=True)
+class Centre(Recipe):
+    """`item` minus its mean along `axis`: (I − 11ᵀ/n) applied to that axis."""
+
+    item: Recipe
+    axis: int
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape):
+            raise WeftError(f"cannot centre axis {self.axis} of a tensor of shape {shape}")
+        return shape
+
+    @property
+    def sweeps(self) -> bool:
+        return self.axis == 0 or self.item.sweeps
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        rows = self.item.read(archive, start, stop)
+        if self.axis:
+            return np.asarray(rows - rows.mean(self.axis, keepdims=True, dtype=np.float64))
+        total, count = np.float64(0), self.item.shape(archive)[0]
+        for block in self.item.blocks(archive):
+            total = total + block.sum(0, dtype=np.float64)
+        return np.asarray(rows - total / count)
+
+
+@dataclass(frozen=True)
+class RowNorm(Recipe):
+    """The rows (last axis) of `item` normalized as by rms_norm or layer_norm (`kind` rms or layer), times `weight` and
+    plus `bias` [width] if they are given."""
+
+    item: Recipe
+    kind: str
+    eps: float
+    weight: Recipe | None = None
+    bias: Recipe | None = None
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        for part in self.parts[1:]:
+            if part.shape(archive) != shape[-1:]:
+                raise WeftError(f"{part.shape(archive)} does not fit the rows of a tensor of shape {shape}")
+        return shape
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        rows = self.item.read(archive, start, stop).astype(np.float64)
+        if self.kind == "layer":
+            rows = rows - rows.mean(-1, keepdims=True)
+        rows = rows / np.sqrt(np.square(rows).mean(-1, keepdims=True) + self.eps)
+        rows = rows if self.weight is None else rows * self.weight.evaluate(archive)
+        return np.asarray(rows if self.bias is None else rows + self.bias.evaluate(archive))
+
+
+@dataclass(frozen=True)
+class Norms(Recipe):
+    """The Euclidean norms of the slices of `item` along `axis`: a vector as long as that axis."""
+
+    item: Recipe
+    axis: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        shape = self.item.shape(archive)
+        if self.axis >= len(shape):
+            raise WeftError(f"a tensor of shape {shape} has no axis {self.axis} to take norms along")
+        return (shape[self.axis],)
+
+    @property
+    def sweeps(self) -> bool:
+        return self.axis != 0 or self.item.sweeps
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        others = tuple(a for a in range(len(self.item.shape(archive))) if a != self.axis)
+        if self.axis == 0:
+            squares = np.square(self.item.read(archive, start, stop), dtype=np.float64).sum(others)
+        else:
+            squares = np.zeros(self.shape(archive))
+            for block in self.item.blocks(archive):
+                squares += np.square(block, dtype=np.float64).sum(others)
+            squares = squares[start:stop]
+        return np.asarray(np.sqrt(squares).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Identity(Recipe):
+    """The identity matrix [size, size]."""
+
+    size: int
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.size, self.size
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return np.eye(stop - start, self.size, start, np.float32)
+
+
+@dataclass(frozen=True)
+class RandomOrthogonal(Recipe):
+    """A random orthogonal matrix [size, size] that spreads every vector over all places, drawn from `seed`.
+
+    Random signs of the rows, times the Kronecker product of the Hadamard matrix of the largest power of two in `size`
+    with a uniformly random orthogonal matrix of the odd rest (randomized Hadamard transform; QuaRot, Ashkboos 2024).
+    """
+
+    size: int
+    seed: int = 0
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        return self.size, self.size
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        return _orthogonal(self.size, self.seed)[start:stop]
+
+
+@functools.lru_cache(maxsize=1)
+def _orthogonal(size: int, seed: int) -> Array:
+    rng = default_rng(seed)
+    power = size & -size
+    odd, triangle = np.linalg.qr(rng.standard_normal((size // power,) * 2))
+    odd = odd * np.sign(np.diag(triangle))
+    hadamard = np.ones((1, 1))
+    while len(hadamard) < power:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    matrix: Array = rng.choice((-1.0, 1.0), (size, 1)) * np.kron(hadamard / np.sqrt(power), odd)
+    matrix.flags.writeable = False
+    return matrix

@@ -1,0 +1,159 @@
+"""Where weights come from: the small interface every checkpoint reader offers.
+
+A reader hands out rows, never whole files, so that a compilation needs memory for a slice of the largest tensor and not
+for the model. It reads with plain file reads (pages of mapped files count as resident memory).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ..errors import WeftError
+from ..types import dtypes
+from ..types.dtypes import DType
+
+Array = np.ndarray[Any, Any]
+
+
+@runtime_checkable
+class Archive(Protocol):
+    """A set of named tensors on disk or in memory."""
+
+    @property
+    def path(self) -> Path:
+        """What error messages name."""
+        ...
+
+    def keys(self) -> Iterable[str]:
+        """Names of all tensors."""
+        ...
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Shape, axis 0 outermost."""
+        ...
+
+    def dtype(self, key: str) -> DType:
+        """Stored element type."""
+        ...
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows ``start:stop`` of axis 0; floats as float32, integers as stored."""
+        ...
+
+
+@runtime_checkable
+class BlockArchive(Archive, Protocol):
+    """An archive that can also hand out quantized blocks as they are stored."""
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """The blocks of rows ``start:stop`` of a matrix, u8 [rows, blocks in a row, bytes of a block]."""
+        ...
+
+
+class MemoryArchive:
+    """Named numpy arrays behind the `Archive` interface (tests, converted models)."""
+
+    def __init__(self, arrays: Mapping[str, Array], path: str = "<memory>") -> None:
+        self.arrays = dict(arrays)
+        self._path = Path(path)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def keys(self) -> Iterable[str]:
+        return self.arrays
+
+    def _get(self, key: str) -> Array:
+        if key not in self.arrays:
+            raise WeftError(f"{self._path} has no tensor {key!r}")
+        return self.arrays[key]
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._get(key).shape)
+
+    def dtype(self, key: str) -> DType:
+        return dtypes.of(self._get(key))
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        array = self._get(key)
+        rows = array[start:stop] if array.ndim else array
+        return rows.astype(np.float32) if self.dtype(key).is_float and rows.dtype != np.float64 else rows
+
+
+class Overlay:
+    """The archive `base` with computed tensors on top: what passes that must look at weights make.
+
+    The computed tensors are spilled to an unnamed temporary file, so that memory is needed for one of them only.
+
+    Raises:
+        WeftError: if there is nowhere to make such a file.
+    """
+
+    def __init__(self, base: Archive) -> None:
+        self.base = base
+        with contextlib.ExitStack() as files:
+            try:
+                self._file = files.enter_context(tempfile.TemporaryFile())
+            except OSError as e:
+                raise WeftError(f"no temporary file for computed tensors can be made: {e.strerror or e}") from e
+            weakref.finalize(self, files.pop_all().close)  # it lives as long as this object
+        self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """Names of the computed tensors."""
+        return tuple(self._places)
+
+    def put(self, key: str, array: Array) -> None:
+        """Add the tensor `key`, float32 or float64; one of that name is hidden from now on.
+
+        Raises:
+            WeftError: if the temporary folder has no room.
+        """
+        offset = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(np.ascontiguousarray(array).data)
+            self._file.flush()
+        except OSError as e:
+            raise WeftError(f"no room for tensor {key!r} in {tempfile.gettempdir()}: {e.strerror}") from e
+        self._places[key] = (offset, array.shape, array.dtype)
+
+    def keys(self) -> Iterable[str]:
+        return dict.fromkeys((*self.base.keys(), *self._places))
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self._places[key][1] if key in self._places else self.base.shape(key)
+
+    def dtype(self, key: str) -> DType:
+        return dtypes.of(np.empty(0, self._places[key][2])) if key in self._places else self.base.dtype(key)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        if key not in self._places:
+            return self.base.read(key, start, stop)
+        offset, shape, dtype = self._places[key]
+        row = math.prod(shape[1:]) * dtype.itemsize
+        rows = stop - start if shape else 1
+        data = os.pread(self._file.fileno(), rows * row, offset + (start * row if shape else 0))
+        return np.frombuffer(data, dtype).reshape((rows, *shape[1:]) if shape else ())
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        """As `BlockArchive` says; computed tensors have none."""
+        assert isinstance(self.base, BlockArchive)
+        return self.base.read_blocks(key, start, stop)
+
+
+EMPTY: Archive = MemoryArchive({}, "<no checkpoint>")

@@ -1,0 +1,113 @@
+"""Weight recipes: how the bytes of a parameter are made, as data. This is what all of them are; `recipes` has them.
+
+A recipe is a frozen expression over checkpoint tensors. It prints, parses, hashes and composes; passes derive new
+recipes and never touch bytes. Evaluation is lazy, in float32, one block of rows at a time (`Recipe.blocks`), and the
+cast to the parameter's dtype comes last, so compiling needs memory for a slice of the largest tensor only.
+
+`shape` and `read` take the `Archive` that `Source` leaves refer to. All axes are non-negative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from .readers import Archive, Array
+
+BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it stays in the processor's cache
+SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a sweep over the whole item
+REGISTRY: dict[str, type[Recipe]] = {}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Base of all recipes. Subclasses are registered under their snake_case `name` for printing and parsing."""
+
+    name: ClassVar[str] = ""
+    trained: ClassVar[bool] = True  # of a leaf: its numbers are read, drawn or initial ones, not those of a table
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__).lstrip("_")
+        REGISTRY[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        """Whole numbers become floats where a field is one: equal recipes have equal texts."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type in ("float", float):
+                object.__setattr__(self, f.name, float(value))
+            elif f.type == "tuple[float, ...]":
+                object.__setattr__(self, f.name, tuple(map(float, value)))
+
+    def shape(self, archive: Archive) -> tuple[int, ...]:
+        """The shape this recipe makes; checks that the parts fit.
+
+        Raises:
+            WeftError: if a source is missing or shapes do not fit.
+        """
+        raise TypeError(f"recipe {self.name} defines no shape")
+
+    def read(self, archive: Archive, start: int, stop: int) -> Array:
+        """Rows ``start:stop`` of axis 0, float32 (or integers)."""
+        raise TypeError(f"recipe {self.name} defines no read")
+
+    @property
+    def parts(self) -> tuple[Recipe, ...]:
+        """The recipes this one is made of."""
+        found: list[Recipe] = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Recipe)]
+        return tuple(found)
+
+    def map_parts(self, change: Callable[[Recipe], Recipe]) -> Recipe:
+        """Return this recipe with `change` applied to each recipe that it is made of."""
+        changed: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Recipe):
+                changed[f.name] = change(value)
+            elif isinstance(value, tuple) and any(isinstance(v, Recipe) for v in value):
+                changed[f.name] = tuple(change(v) for v in value)
+        return replace(self, **changed) if changed else self
+
+    def substituted(self, table: Mapping[str, Recipe]) -> Recipe:
+        """Return this recipe with the recipes of `table`, by checkpoint key, in the place of the sources they name."""
+        return self.map_parts(lambda part: part.substituted(table))
+
+    def has(self, *kinds: type[Recipe]) -> bool:
+        """Whether this recipe, or one that it is made of, is of one of `kinds`."""
+        return isinstance(self, kinds) or any(part.has(*kinds) for part in self.parts)
+
+    @property
+    def constant(self) -> bool:
+        """Whether this makes a table that nobody trains: of no checkpoint, random number or initial value."""
+        parts = self.parts
+        return all(part.constant for part in parts) if parts else not self.trained
+
+    def sources(self) -> Iterator[str]:
+        """Checkpoint keys that are read, in order, with repetitions."""
+        for part in self.parts:
+            yield from part.sources()
+
+    def evaluate(self, archive: Archive) -> Array:
+        """The whole tensor; scalars too."""
+        shape = self.shape(archive)
+        return self.read(archive, 0, shape[0] if shape else 1).reshape(shape)
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether reading any rows takes reading everything (transpositions)."""
+        return any(p.sweeps for p in self.parts)
+
+    def blocks(self, archive: Archive, elements: int | None = None) -> Iterator[Array]:
+        """The tensor as consecutive blocks of rows, each of at most `elements` numbers (at least one row)."""
+        shape = self.shape(archive)
+        elements = elements or (SWEEP_ELEMENTS if self.sweeps else BLOCK_ELEMENTS)
+        rows = shape[0] if shape else 1
+        step = max(1, elements // max(1, math.prod(shape[1:])))
+        for start in range(0, rows, step):
+            yield self.read(archive, start, min(rows, start + step))

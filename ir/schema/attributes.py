@@ -1,0 +1,85 @@
+"""Attributes of ops and passes: which values fit a declared type, and how the type reads."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import WeftError
+from ..types import Shape
+
+
+@dataclass(frozen=True)
+class Attr:
+    """An attribute: `type` as annotated, `default` (``inspect.Parameter.empty`` if required)."""
+
+    name: str
+    type: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    def check(self, value: Any, op: str) -> Any:
+        """`value` in canonical form (lists become tuples, ints become floats where floats are wanted)."""
+        canonical = _conform(value, self.type)
+        if canonical is _MISFIT:
+            raise WeftError(f"{op}: attribute {self.name}={value!r} is not of type {type_name(self.type)}")
+        return canonical
+
+
+_MISFIT = object()
+
+
+def type_name(t: Any) -> str:
+    """How an attribute type reads in documentation."""
+    if t is type(None):
+        return "none"
+    if t == Shape:
+        return "shape"
+    if typing.get_origin(t) in (types.UnionType, typing.Union):
+        return " | ".join(type_name(a) for a in typing.get_args(t))
+    if typing.get_origin(t) is tuple:
+        return f"[{type_name(typing.get_args(t)[0])}]"
+    name: str = t.__name__
+    return {"DType": "dtype", "Poly": "size"}.get(name, name)
+
+
+@functools.cache  # of the few types in signatures; taking one apart costs more than checking a value
+def _taken_apart(t: Any) -> tuple[tuple[Any, ...], Any]:
+    """The options of a union, floats last, and what a tuple holds; empty and None for any other type."""
+    origin, arguments = typing.get_origin(t), typing.get_args(t)
+    if origin in (types.UnionType, typing.Union):
+        return tuple(sorted(arguments, key=lambda a: a is float)), None
+    return (), arguments[0] if origin is tuple else None
+
+
+def _conform(value: Any, t: Any) -> Any:
+    options, item = _taken_apart(t)
+    if options:
+        for option in options:
+            found = _conform(value, option)
+            if found is not _MISFIT:
+                return found
+        return _MISFIT
+    if item is not None:
+        if not isinstance(value, (tuple, list)):
+            return _MISFIT
+        items = tuple(_conform(v, item) for v in value)
+        return _MISFIT if any(v is _MISFIT for v in items) else items
+    if t is type(None):
+        return None if value is None else _MISFIT
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value) if t is bool else _MISFIT
+    if t is float and isinstance(value, (int, float, np.floating, np.integer)):
+        return float(value)
+    if t is int and isinstance(value, (int, np.integer)):
+        return int(value)
+    return value if isinstance(t, type) and t is not int and isinstance(value, t) else _MISFIT

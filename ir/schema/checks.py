@@ -1,0 +1,65 @@
+"""Checks and small computations that the type functions of ops share: conditions, fixed sizes, broadcasting, axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import WeftError
+from ..types import Shape, TensorType
+from ..types.sizes import Size
+
+
+def want(condition: bool, message: str) -> None:
+    """Raise WeftError(message) unless `condition`."""
+    if not condition:
+        raise WeftError(message)
+
+
+def fixed(size: Size, message: str) -> int:
+    """Return `size`, which must not be symbolic.
+
+    Raises:
+        WeftError: with `message`, if it is.
+    """
+    if not isinstance(size, int):
+        raise WeftError(message)
+    return size
+
+
+def broadcast(*operands: TensorType | None) -> Shape:
+    """Broadcast shapes as numpy does; a symbolic size only meets itself or 1."""
+    shapes = [t.shape for t in operands if t is not None]
+    rank = max(map(len, shapes))
+    out: list[Size] = []
+    for i in range(rank):
+        found: Size = 1
+        for s in shapes:
+            size = s[i - rank + len(s)] if i - rank + len(s) >= 0 else 1
+            if size != 1 and found != 1 and size != found:
+                raise WeftError(f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast")
+            found = size if size != 1 else found
+        out.append(found)
+    return tuple(out)
+
+
+def show(shape: Shape) -> str:
+    """Spell a shape: [batch, seq, 64]."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Count `axis` from the front.
+
+    Raises:
+        WeftError: if it is out of range.
+    """
+    want(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
+    return axis % rank
+
+
+def total(items: Iterable[Size]) -> Size:
+    """Sum of sizes."""
+    result: Size = 0
+    for item in items:
+        result = result + item
+    return result

@@ -1,0 +1,211 @@
+"""The schema of an op: all that weft knows of one operation.
+
+An op is declared by its reference: a numpy function in float64 that *is* the definition. Its positional parameters are
+the operands (``Array``, optional ``Array | None = None``, or variadic ``*xs: Array``), its keyword-only parameters are
+the attributes with their types and defaults, its docstring is the documentation::
+
+    @op(cases=[case(normal(2, 3, 8), normal(8), eps=1e-5)])
+    def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array: ...
+
+What else there is to say reads one call of the op, a `Bound`: its operands and attributes, by name. ::
+
+    @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
+    def _(n: Bound) -> None: ...
+
+    @rms_norm.cost  # operand types -> FLOPs, or a Cost; bytes default to every operand and output once
+    def _(n: Bound) -> Size: ...
+
+    @rms_norm.body  # values -> value(s) in simpler ops: specification and fallback
+    def _(n: Bound) -> Value: ...
+
+Calling an op on values emits a node at the insertion point of their graph, and returns its value, or a named tuple of
+several. Operands may be given by name; arithmetic and comparisons also take numbers (`numbers` says what they become).
+The same call on pattern variables builds a pattern: operands emit, by their method ``__emit__``.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from ..errors import WeftError
+from ..recipes.readers import Array
+from ..registry import Registry
+from ..types import TensorType
+from ..types.sizes import Size
+from .cases import Case
+from .checks import total
+from .signature import Bound, Signature, is_number
+
+V = TypeVar("V")  # the values that an op is called on
+
+
+class Trait(enum.Enum):
+    """Facts about an op that passes ask for."""
+
+    ELEMENTWISE = "elementwise"  # output element depends on the operands' elements at the same (broadcast) place
+    COMMUTATIVE = "commutative"  # the two operands may be swapped
+    VIEW = "view"  # moves no data: the bytes of the operand in the same order
+    COPY = "copy"  # moves data and computes nothing
+    ROWWISE = "rowwise"  # every row (last axis) of the first operand is treated alone
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one node, as polynomials: floating-point operations, bytes read, bytes written."""
+
+    flops: Size
+    read: Size
+    written: Size
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
+
+
+TypeFn = Callable[[Bound], TensorType | tuple[TensorType, ...] | None]
+CostFn = Callable[[Bound], Size | Cost]
+BodyFn = Callable[[Bound], Any]  # a value, or several
+NumbersFn = Callable[..., Any]  # the operands, and `name`
+AnyTypeFn = TypeVar("AnyTypeFn", bound=TypeFn)
+AnyCostFn = TypeVar("AnyCostFn", bound=CostFn)
+AnyBodyFn = TypeVar("AnyBodyFn", bound=BodyFn)
+AnyNumbersFn = TypeVar("AnyNumbersFn", bound=NumbersFn)
+
+
+class OpSchema(Signature, Generic[V]):
+    """One operation on values of type V; see the module docstring. Declare with `weft.ir.op.op`."""
+
+    def __init__(self, reference: Callable[..., Any], outputs: str, traits: Sequence[Trait], cases: Sequence[Case]):
+        super().__init__(reference, tuple(outputs.split()))
+        self.doc = self.__doc__ = inspect.cleandoc(reference.__doc__ or "")
+        self.reference = reference
+        self.traits = frozenset(traits)
+        self.cases = list(cases)
+        self.module = reference.__module__
+        self._infer: TypeFn | None = None
+        self._cost: CostFn | None = None
+        self._body: BodyFn | None = None
+        self._numbers: NumbersFn | None = None
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    # -- declaration
+
+    def infer(self, fn: AnyTypeFn) -> AnyTypeFn:
+        """Register the type function; without one the output has the type of the first operand."""
+        self._infer = fn
+        return fn
+
+    def cost(self, fn: AnyCostFn) -> AnyCostFn:
+        """Register the cost function (FLOPs, or a whole Cost)."""
+        self._cost = fn
+        return fn
+
+    def body(self, fn: AnyBodyFn) -> AnyBodyFn:
+        """Register the definition in simpler ops."""
+        self._body = fn
+        return fn
+
+    def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
+        """Register what the op is where some operands are numbers; without it an op takes none."""
+        self._numbers = fn
+        return fn
+
+    @property
+    def takes_numbers(self) -> bool:
+        return self._numbers is not None
+
+    @property
+    def has_body(self) -> bool:
+        return self._body is not None
+
+    def types(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
+        """Output types.
+
+        Raises:
+            WeftError: if the operand types do not fit.
+        """
+        try:
+            found = self._infer(Bound(self, operands, attrs)) if self._infer else None
+        except WeftError as e:
+            raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
+        if found is None:
+            assert operands[0] is not None
+            return (operands[0],)
+        return found if isinstance(found, tuple) else (found,)
+
+    # -- use
+
+    def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[V, ...]:
+        """Apply the op to values of one graph and return all outputs.
+
+        `name` hints at the names of the outputs: the last component, put behind the current scope.
+        """
+        operands, attrs = self.split(operands, attrs)
+        given = self.check_operands(operands)
+        if any(map(is_number, given)):
+            return (self._with_numbers(given, name, attrs),)
+        for operand, v in zip(self.operand_names(given), given, strict=True):
+            if v is not None and not hasattr(v, "__emit__"):
+                raise WeftError(f"op {self.name}: operand {operand} is a {type(v).__name__}, not a value")
+        first = max((v for v in given if v is not None), key=lambda v: v.__emit_priority__)  # patterns before values
+        return tuple(first.__emit__(self, given, attrs, name))
+
+    def __call__(self, *operands: Any, name: str | None = None, **attrs: Any) -> V:
+        """Apply the op and return its value; of several, a tuple, named where the op names its outputs.
+
+        The annotation is that of most ops. `weft.ops` has precise ones; `emit` always returns a tuple.
+        """
+        value: V = self.packed(self.emit(*operands, name=name, **attrs))
+        return value
+
+    def _with_numbers(self, given: Sequence[Any], name: str | Sequence[str] | None, attrs: Mapping[str, Any]) -> V:
+        if self._numbers is None:
+            at = next(n for n, v in zip(self.operand_names(given), given, strict=True) if is_number(v))
+            raise WeftError(
+                f"op {self.name}: operand {at} is a number; arithmetic takes numbers, other ops take values"
+            )
+        if all(map(is_number, given)):
+            raise WeftError(f"op {self.name}: all operands are numbers, so Python can compute it; one must be a value")
+        self.check_attrs(attrs)
+        value: V = self._numbers(*given, name=name)
+        return value
+
+    def run_reference(self, operands: Sequence[Array | None], attrs: Mapping[str, Any]) -> tuple[Array, ...]:
+        """The reference on arrays (floats in float64)."""
+        found = self.reference(*operands, **attrs)
+        return tuple(np.asarray(v) for v in (found if isinstance(found, tuple) else (found,)))
+
+    def cost_of(
+        self, operands: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Mapping[str, Any]
+    ) -> Cost:
+        """The cost of the op from these types to these, with all its attributes."""
+        written = total([t.bytes for t in outputs])
+        read = total([t.bytes for t in operands if t is not None])
+        if Trait.VIEW in self.traits:
+            return Cost(0, 0, 0)
+        if self._cost is None:
+            computed = 0 if Trait.COPY in self.traits else total([t.elements for t in outputs])
+            return Cost(computed, read, written)
+        found = self._cost(Bound(self, operands, attrs))
+        return found if isinstance(found, Cost) else Cost(found, read, written)
+
+    def expanded(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:
+        """Emit the body for `operands` and return the values it defines.
+
+        Raises:
+            WeftError: if the op has none.
+        """
+        if self._body is None:
+            raise WeftError(f"op {self.name} has no body in simpler ops")
+        found = self._body(Bound(self, operands, attrs))
+        return found if isinstance(found, tuple) else (found,)
+
+
+OPS: Registry[OpSchema[Any]] = Registry("op", "weft.ir.ops", "see `weft ops`")

@@ -1,0 +1,53 @@
+"""Graphs made of the example cases of ops: what conformance tests of backends and passes run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .graph import Graph, Value
+from .op import Case, Op
+from .recipes import Source
+from .recipes.readers import Array, MemoryArchive
+from .types import TensorType, dtypes
+from .types.dtypes import DType
+
+
+def one_node(
+    op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32, weights: Collection[str] = ()
+) -> tuple[Graph, dict[str, Array]]:
+    """A graph that applies `op` once to its inputs, and numbers for them: floats (float64) are declared as `dtype`.
+
+    Inputs are called like the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
+    become parameters, read from a checkpoint in memory.
+    """
+    archive = MemoryArchive({})
+    graph = Graph(op.name, archive)
+    feeds: dict[str, Array] = {}
+    operands: list[Value | None] = []
+    for i, array in enumerate(case.draw(seed)):
+        if array is None:
+            operands.append(None)
+            continue
+        operand = op.operands[min(i, len(op.operands) - 1)]
+        name = f"{operand.name}{i}" if operand.variadic else operand.name
+        kind = {"f": dtype, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
+        type = TensorType(kind, array.shape)
+        if operand.name in weights:
+            archive.arrays[name] = array
+            operands.append(graph.add_param(name, type, Source(name)))
+            continue
+        operands.append(graph.add_input(name, type))
+        feeds[name] = array
+    for i, value in enumerate(op.emit(*operands, **case.attrs)):
+        graph.add_output(f"y{i}", value)
+    return graph, feeds
+
+
+def expand(graph: Graph) -> Graph:
+    """A copy of `graph` with every node whose op has a body replaced by it, once (not what the bodies contain)."""
+    copy = graph.clone()
+    for node in list(copy.nodes):
+        if node.op.has_body:
+            with copy.inserting(before=node):
+                copy.replace(node, *node.op.expand(node))
+    return copy

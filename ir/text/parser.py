@@ -1,0 +1,336 @@
+"""Parser of the text form that `printer` writes. Errors name file, line and column."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from ..documents import MOST_DIGITS, json_at
+from ..errors import WeftError
+from ..graph import Graph, Value
+from ..op import Attr, lookup
+from ..recipes.readers import EMPTY, Archive
+from ..recipes.recipe import REGISTRY, Recipe
+from ..types import TensorType, dtypes, sizes
+from ..types.sizes import Size
+
+MOST_BYTES = 16 << 20  # of a text; that of the largest models takes 3 MB
+DEEPEST = 64  # lists and recipes in each other; what weft writes has a dozen
+T = TypeVar("T")
+_SPACE = re.compile(r"(?:[ \t\r\n]+|\#[^\n]*)*")
+_TOKEN = re.compile(  # with the space behind it
+    r"""(?:(?P<string>"(?:[^"\\\n]|\\.)*")
+      | (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
+      | (?P<value>%[A-Za-z0-9_.\-/]+)
+      | (?P<name>[A-Za-z_][A-Za-z0-9_.\-/]*)
+      | (?P<punct>[{}\[\]():,=^*+\-]))(?:[ \t\r\n]+|\#[^\n]*)*""",
+    re.VERBOSE,
+)
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+@functools.cache
+def _fields(recipe: str) -> dict[str, Attr]:
+    """The fields of a recipe, by name."""
+    return {key: Attr(key, kind, MISSING) for key, kind in typing.get_type_hints(REGISTRY[recipe]).items()}
+
+
+def parse(text: str, source: str = "<text>", archive: Archive = EMPTY) -> Graph:
+    """The graph that `text` spells; `source` is what errors call it, `archive` what `source(...)` recipes refer to.
+
+    Raises:
+        WeftError: on a syntax or type error, as ``file:line:column: message``.
+    """
+    return _Parser(text, source).graph(archive)
+
+
+class _Parser:
+    def __init__(self, text: str, source: str) -> None:
+        self.text = text
+        self.source = source
+        self.tokens = self._tokenize()
+        self.pos = 0
+        self.token = self.tokens[0]  # the one at `pos`
+        self.types: dict[str, tuple[TensorType, int]] = {}  # by spelling, with how many tokens it takes
+        self.depth = 0  # of lists and recipes in each other
+
+    # -- tokens
+
+    def _tokenize(self) -> list[_Token]:
+        tokens, at = [], _SPACE.match(self.text).end()  # type: ignore[union-attr]  # it matches nothing too
+        for m in _TOKEN.finditer(self.text, at):
+            start, end = m.span()
+            if start != at:
+                break
+            kind: str = m.lastgroup  # type: ignore[assignment]  # every alternative has a name
+            text = m[kind]
+            if kind == "number" and len(text) > MOST_DIGITS:
+                self.fail(f"a number of {len(text)} characters", at)
+            tokens.append(_Token(kind, text, at))
+            at = end
+        if at != len(self.text):
+            self.fail(f"unexpected character {self.text[at]!r}", at)
+        return [*tokens, _Token("end", "the end of the text", len(self.text))]
+
+    def fail(self, message: str, at: int) -> NoReturn:
+        line = self.text.count("\n", 0, at) + 1
+        column = at - (self.text.rfind("\n", 0, at) + 1) + 1
+        raise WeftError(f"{self.source}:{line}:{column}: {message}")
+
+    def next(self) -> _Token:
+        token = self.token
+        if token.kind != "end":
+            self.pos += 1
+            self.token = self.tokens[self.pos]
+        return token
+
+    def accept(self, text: str) -> bool:
+        token = self.token
+        if token.text == text and token.kind in ("punct", "name"):
+            self.next()
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            self.fail(f"expected {text!r} but found {self.token.text!r}", self.token.at)
+
+    def of_kind(self, kind: str, what: str) -> str:
+        if self.token.kind != kind:
+            self.fail(f"expected {what} but found {self.token.text!r}", self.token.at)
+        return self.next().text
+
+    def checked(self, at: int, call: Callable[[], T]) -> T:
+        """The result of `call`, with its errors placed at `at`."""
+        try:
+            return call()
+        except (WeftError, ValueError, TypeError) as e:
+            self.fail(str(e), at)
+
+    # -- values and types
+
+    def deeper(self) -> None:
+        """Note that the value at hand is inside another one, or fail where too many are in each other."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            self.fail(f"values are nested more than {DEEPEST} deep", self.token.at)
+
+    def listed(self, item: Callable[[], Any]) -> tuple[Any, ...]:
+        self.deeper()
+        self.expect("[")
+        items = []
+        while not self.accept("]"):
+            items.append(item())
+            if self.token.text != "]":
+                self.expect(",")
+        self.depth -= 1
+        return tuple(items)
+
+    def tensor_type(self) -> TensorType:
+        """A type, made once of each spelling: layers have the same types over and over."""
+        at, first = self.token.at, self.pos
+        end = self.text.find("]", at)
+        spelled = self.text[at : end + 1]
+        if spelled in self.types:
+            found, count = self.types[spelled]
+            self.pos += count
+            self.token = self.tokens[self.pos]
+            return found
+        name = self.of_kind("name", "a dtype")
+        dtype = self.checked(at, lambda: dtypes.parse(name))
+        found = TensorType(dtype, self.listed(self.size))
+        if self.tokens[self.pos - 1].at == end:  # a comment may hold a bracket
+            self.types[spelled] = found, self.pos - first
+        return found
+
+    def attr(self) -> Any:
+        """A literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
+        t = self.token
+        if t.kind == "string":
+            return self.checked(t.at, lambda: json_at(self.next().text, 0)[0])
+        if t.text == "[":
+            return self.listed(self.attr)
+        if t.kind == "name":
+            after = self.tokens[self.pos + 1].text
+            if after == "(" and t.text in REGISTRY:
+                return self.recipe()
+            if after in (",", ")", "]"):
+                self.next()
+                known = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
+                return known[t.text] if t.text in known else dtypes.ALL.get(t.text) or sizes.sym(t.text)
+        negative = t.text == "-"
+        number = self.tokens[self.pos + negative]
+        if (number.kind == "number" or number.text == "inf") and self.tokens[self.pos + negative + 1].text in ",)]":
+            self.next()
+            if negative:
+                self.next()
+            text = ("-" if negative else "") + number.text
+            return int(text) if number.text.isdecimal() else float(text)
+        return self.size()
+
+    def size(self) -> Size:
+        """A size expression: everything up to the comma or bracket that ends it."""
+        start, depth = self.token.at, 0
+        while not (depth == 0 and self.token.text in (",", "]", ")")):
+            token = self.next()
+            if token.kind == "end":
+                self.fail("expected a value", start)
+            if token.text == "(":
+                depth += 1
+            elif token.text == ")":
+                depth -= 1
+        text = self.text[start : self.token.at].strip()
+        return (
+            int(text)
+            if text.isdecimal() and len(text) <= MOST_DIGITS
+            else self.checked(start, lambda: sizes.parse(text))
+        )
+
+    def recipe(self) -> Recipe:
+        at = self.token.at
+        name = self.of_kind("name", "a recipe")
+        cls = REGISTRY.get(name)
+        if cls is None:
+            self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
+        self.deeper()
+        self.expect("(")
+        known, attrs = fields(cls), _fields(name)
+        given: dict[str, Any] = {}
+        while not self.accept(")"):
+            if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
+                key = self.next().text
+                self.expect("=")
+            elif len(given) < len(known):
+                key = known[len(given)].name
+            else:
+                self.fail(f"too many arguments for recipe {name}", self.token.at)
+            start = self.token.at
+            if key not in attrs or key in given:
+                self.fail(f"recipe {name} takes no {'second ' if key in given else ''}argument {key!r}", start)
+            value = self.attr()
+            given[key] = self.checked(start, partial(attrs[key].check, value, name))
+            if self.token.text != ")":
+                self.expect(",")
+        self.depth -= 1
+        missing = [f.name for f in known if f.name not in given and f.default is MISSING]
+        if missing:
+            self.fail(f"recipe {name} needs {', '.join(missing)}", at)
+        return self.checked(at, lambda: cls(**given))
+
+    def json_value(self) -> Any:
+        start = self.token.at
+        try:
+            value, end = json_at(self.text, start)
+        except json.JSONDecodeError as e:
+            self.fail(f"not JSON: {e.msg}", e.pos)
+        except WeftError as e:
+            self.fail(f"not JSON: {e}", start)
+        while self.token.at < end and self.token.kind != "end":
+            self.next()
+        return value
+
+    # -- statements
+
+    def graph(self, archive: Archive) -> Graph:
+        self.expect("graph")
+        graph = Graph(self.of_kind("name", "the name of the graph"), archive)
+        values: dict[str, Value] = {}
+        scope = ""
+        self.expect("{")
+        while not self.accept("}"):
+            at = self.token.at
+            if self.accept("meta"):
+                key = self.of_kind("name", "a key")
+                self.expect("=")
+                graph.meta[key] = self.json_value()
+            elif self.accept("input"):
+                name, type = self.typed_name("")
+                key = self.of_kind("name", "an input name") if self.accept("as") else name
+                self.define(values, at, name, self.checked(at, partial(graph.add_input, key, type, name)))
+            elif self.accept("param"):
+                name, type = self.typed_name("")
+                self.expect("=")
+                recipe = self.recipe()
+                self.define(values, at, name, graph.add_param(name, type, recipe))
+            elif self.accept("scope"):
+                scope = self.of_kind("name", "a scope")
+                scope = "" if scope == "_" else scope
+            elif self.accept("output"):
+                name = self.of_kind("name", "an output name")
+                self.expect("=")
+                value = self.use(values, "")
+                self.checked(at, partial(graph.add_output, name, value))
+            elif self.token.kind == "value":
+                self.node(graph, values, scope)
+            else:
+                self.fail(f"expected meta, input, param, scope, output or a node, found {self.token.text!r}", at)
+        if self.token.kind != "end":
+            self.fail("unexpected text after the graph", self.token.at)
+        return graph
+
+    def full_name(self, text: str, scope: str) -> str:
+        return scope + text[1:] if text.startswith("%.") else text[1:]
+
+    def typed_name(self, scope: str) -> tuple[str, TensorType]:
+        name = self.full_name(self.of_kind("value", "a value such as %x"), scope)
+        self.expect(":")
+        return name, self.tensor_type()
+
+    def define(self, values: dict[str, Value], at: int, name: str, value: Value) -> None:
+        if name in values:
+            self.fail(f"value %{name} is defined twice", at)
+        values[name] = value
+
+    def use(self, values: dict[str, Value], scope: str) -> Value:
+        at = self.token.at
+        name = self.full_name(self.of_kind("value", "a value such as %x"), scope)
+        if name not in values:
+            self.fail(f"value %{name} is not defined before its use", at)
+        return values[name]
+
+    def node(self, graph: Graph, values: dict[str, Value], scope: str) -> None:
+        start = self.token.at
+        outs = [self.typed_name(scope)]
+        while self.accept(","):
+            outs.append(self.typed_name(scope))
+        self.expect("=")
+        at = self.token.at
+        name = self.of_kind("name", "an op")
+        op = self.checked(at, lambda: lookup(name))
+        self.expect("(")
+        operands: list[Value | None] = []
+        attrs: dict[str, Any] = {}
+        while not self.accept(")"):
+            if self.token.kind == "value":
+                operands.append(self.use(values, scope))
+            elif self.accept("_"):
+                operands.append(None)
+            else:
+                key = self.of_kind("name", "an operand or attribute")
+                self.expect("=")
+                attrs[key] = self.attr()
+            if self.token.text != ")":
+                self.expect(",")
+        given = self.checked(at, lambda: op.check_operands(operands))
+        full = self.checked(at, lambda: op.check_attrs(attrs))
+        types = self.checked(at, lambda: op.types([None if v is None else v.type for v in given], full))
+        if len(types) != len(outs):
+            self.fail(f"op {name} defines {len(types)} values, not {len(outs)}", start)
+        for (out, declared), inferred in zip(outs, types, strict=True):
+            if declared != inferred:
+                self.fail(f"%{out} is declared {declared} but {name} makes {inferred}", start)
+        node = graph.add_node(op, given, full, types, [n for n, _ in outs], scope)
+        for (out, _), value in zip(outs, node.outputs, strict=True):
+            self.define(values, start, out, value)

@@ -1,0 +1,155 @@
+"""Element types: what one number of a tensor is and how many bits it takes.
+
+A `DType` is an object, never a string. Dense types know their numpy twin (ml_dtypes supplies bf16, fp8 and the 4-bit
+integers). Block-quantized types describe storage only: they say how many elements share a block and how many bytes the
+block takes, and are decoded to float32 by whoever reads the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import WeftError
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type: `name` as printed, `kind` (float, int, uint, bool or block), `bits` per element."""
+
+    name: str
+    kind: str
+    bits: int
+    block: int = 1
+    block_bytes: int = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind in ("int", "uint")
+
+    @property
+    def is_block(self) -> bool:
+        """True for block-quantized storage, which no op computes in."""
+        return self.kind == "block"
+
+    @cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy (or ml_dtypes) element type.
+
+        Raises:
+            WeftError: for block-quantized types, which have none.
+        """
+        if self.name not in _NUMPY:
+            raise WeftError(f"dtype {self.name} is block-quantized storage; dequantize it before computing with it")
+        found: np.dtype[Any] = np.dtype(_NUMPY[self.name])
+        return found
+
+    @property
+    def eps(self) -> float:
+        """Distance from 1 to the next larger number (floats only)."""
+        finfo: Any = ml_dtypes.finfo  # ships no types
+        return float(finfo(self.numpy).eps)
+
+    def bytes_for(self, elements: int) -> int:
+        """Bytes that `elements` numbers take in memory, rounded up to whole blocks or bytes."""
+        if self.is_block:
+            return -(-elements // self.block) * self.block_bytes
+        return -(-elements * self.bits // 8)
+
+
+_NUMPY: dict[str, Any] = {
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "f8e5m2": ml_dtypes.float8_e5m2,
+    "i64": np.int64,
+    "i32": np.int32,
+    "i16": np.int16,
+    "i8": np.int8,
+    "i4": ml_dtypes.int4,
+    "u64": np.uint64,
+    "u32": np.uint32,
+    "u16": np.uint16,
+    "u8": np.uint8,
+    "u4": ml_dtypes.uint4,
+    "bool": np.bool_,
+}
+
+f64 = DType("f64", "float", 64)
+f32 = DType("f32", "float", 32)
+f16 = DType("f16", "float", 16)
+bf16 = DType("bf16", "float", 16)
+f8e4m3 = DType("f8e4m3", "float", 8)
+f8e5m2 = DType("f8e5m2", "float", 8)
+i64 = DType("i64", "int", 64)
+i32 = DType("i32", "int", 32)
+i16 = DType("i16", "int", 16)
+i8 = DType("i8", "int", 8)
+i4 = DType("i4", "int", 4)
+u64 = DType("u64", "uint", 64)
+u32 = DType("u32", "uint", 32)
+u16 = DType("u16", "uint", 16)
+u8 = DType("u8", "uint", 8)
+u4 = DType("u4", "uint", 4)
+bool_ = DType("bool", "bool", 8)
+# Block layouts of the GGUF specification: elements per block, bytes per block.
+q4_0 = DType("q4_0", "block", 4, block=32, block_bytes=18)
+q4_1 = DType("q4_1", "block", 4, block=32, block_bytes=20)
+q5_0 = DType("q5_0", "block", 5, block=32, block_bytes=22)
+q5_1 = DType("q5_1", "block", 5, block=32, block_bytes=24)
+q8_0 = DType("q8_0", "block", 8, block=32, block_bytes=34)
+mxfp4 = DType("mxfp4", "block", 4, block=32, block_bytes=17)
+q2_k = DType("q2_k", "block", 2, block=256, block_bytes=84)
+q3_k = DType("q3_k", "block", 3, block=256, block_bytes=110)
+q4_k = DType("q4_k", "block", 4, block=256, block_bytes=144)
+q5_k = DType("q5_k", "block", 5, block=256, block_bytes=176)
+q6_k = DType("q6_k", "block", 6, block=256, block_bytes=210)
+iq1_s = DType("iq1_s", "block", 1, block=256, block_bytes=50)
+iq1_m = DType("iq1_m", "block", 1, block=256, block_bytes=56)
+iq2_xxs = DType("iq2_xxs", "block", 2, block=256, block_bytes=66)
+iq2_xs = DType("iq2_xs", "block", 2, block=256, block_bytes=74)
+iq2_s = DType("iq2_s", "block", 2, block=256, block_bytes=82)
+iq3_xxs = DType("iq3_xxs", "block", 3, block=256, block_bytes=98)
+iq3_s = DType("iq3_s", "block", 3, block=256, block_bytes=110)
+iq4_nl = DType("iq4_nl", "block", 4, block=32, block_bytes=18)
+iq4_xs = DType("iq4_xs", "block", 4, block=256, block_bytes=136)
+tq1_0 = DType("tq1_0", "block", 2, block=256, block_bytes=54)
+tq2_0 = DType("tq2_0", "block", 2, block=256, block_bytes=66)
+
+ALL: dict[str, DType] = {t.name: t for t in list(globals().values()) if isinstance(t, DType)}
+_BY_NUMPY: dict[np.dtype[Any], DType] = {t.numpy: t for t in ALL.values() if not t.is_block}
+_ALIASES = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+
+def parse(name: str, known: Iterable[str] = ALL) -> DType:
+    """The dtype called `name` (``f16``; ``fp16`` and ``float16`` are understood too).
+
+    Raises:
+        WeftError: if there is none; it lists those in `known`.
+    """
+    found = ALL.get(_ALIASES.get(name, name))
+    if found is None:
+        raise WeftError(f"unknown dtype {name!r}; known are {', '.join(known)}")
+    return found
+
+
+def of(array: np.ndarray[Any, Any]) -> DType:
+    """The dtype of a numpy array."""
+    found = _BY_NUMPY.get(array.dtype)
+    if found is None:
+        raise WeftError(f"numpy dtype {array.dtype} has no counterpart in weft; cast the array first")
+    return found

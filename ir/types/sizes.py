@@ -1,0 +1,316 @@
+"""Sizes of tensor axes: integers, or polynomials with integer coefficients over named sizes.
+
+``batch``, ``seq`` and ``past + seq`` are sizes. Equality is structural after expansion: ``(a + b) * 2 == 2*b + 2*a``.
+What is no polynomial (``min``, ``max``, division that leaves a rest) becomes an opaque term that still prints, parses
+and evaluates. A size that turns out constant is always a plain ``int``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..errors import WeftError
+
+
+@dataclass(frozen=True)
+class Call:
+    """An opaque term ``min(a, b)``, ``max(a, b)`` or ``floordiv(a, b)``."""
+
+    fn: str
+    args: tuple[Size, ...]
+
+    def __str__(self) -> str:
+        return f"{self.fn}({', '.join(map(str, self.args))})"
+
+
+MOST_TERMS = 512  # of a polynomial; those of real models have a handful
+MOST_DEGREE = 64
+MOST_BITS = 512  # of a number in the text of a size
+MOST_NESTED = 64  # parentheses in the text of a size
+
+Atom = str | Call
+Monomial = tuple[tuple[Atom, int], ...]
+
+
+@dataclass(frozen=True)
+class Poly:
+    """A non-constant polynomial: ``terms`` maps monomials to non-zero coefficients, in canonical order."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Size) -> Size:
+        if not isinstance(other, int | Poly):
+            return NotImplemented  # a value: no op makes one of a size
+        sums = dict(self.terms)
+        for mono, c in _terms(other):
+            sums[mono] = sums.get(mono, 0) + c
+        return _make(sums)
+
+    def __mul__(self, other: Size) -> Size:
+        if not isinstance(other, int | Poly):
+            return NotImplemented
+        out: dict[Monomial, int] = {}
+        if isinstance(other, Poly) and len(self.terms) * len(other.terms) > MOST_TERMS**2:
+            raise WeftError(_TOO_LARGE)
+        for m1, c1 in self.terms:
+            for m2, c2 in _terms(other):
+                powers = dict(m1)
+                for atom, p in m2:
+                    powers[atom] = powers.get(atom, 0) + p
+                mono = tuple(sorted(powers.items(), key=lambda t: str(t[0])))
+                out[mono] = out.get(mono, 0) + c1 * c2
+        return _make(out)
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __sub__(self, other: Size) -> Size:
+        if not isinstance(other, int | Poly):
+            return NotImplemented
+        return self + (-other)
+
+    def __rsub__(self, other: int) -> Size:
+        return -self + other
+
+    def __floordiv__(self, other: Size) -> Size:
+        return floordiv(self, other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
+        text = ""
+        for mono, c in self.terms:
+            factors = [str(atom) + (f"^{p}" if p != 1 else "") for atom, p in mono]
+            if abs(c) != 1 or not factors:
+                factors.insert(0, str(abs(c)))
+            sign = "-" if c < 0 else "+"
+            text += (f" {sign} " if text else ("-" if c < 0 else "")) + "*".join(factors)
+        return text
+
+    __repr__ = __str__
+
+
+Size = int | Poly
+_TOO_LARGE = f"a size has more than {MOST_TERMS} terms, or a degree above {MOST_DEGREE}: no model's sizes grow so"
+
+
+def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
+    return size.terms if isinstance(size, Poly) else (((), size),)
+
+
+def _make(terms: Mapping[Monomial, int]) -> Size:
+    kept = {m: c for m, c in terms.items() if c}
+    if not kept.keys() - {()}:
+        return kept.get((), 0)
+    if len(kept) > MOST_TERMS or any(sum(p for _, p in mono) > MOST_DEGREE for mono in kept):
+        raise WeftError(_TOO_LARGE)
+    # Highest degree first, the constant last, names in alphabetical order: one spelling per polynomial.
+    order = sorted(kept.items(), key=lambda t: (-sum(p for _, p in t[0]), str(t[0])))
+    return Poly(tuple(order))
+
+
+@functools.lru_cache(maxsize=1024)
+def sym(name: str) -> Poly:
+    """The size called `name`."""
+    return Poly(((((name, 1),), 1),))
+
+
+def _call(fn: str, *args: Size) -> Poly:
+    return Poly(((((Call(fn, args), 1),), 1),))
+
+
+def floordiv(a: Size, b: Size) -> Size:
+    """``a // b``: exact where b divides a, otherwise an opaque term.
+
+    Raises:
+        WeftError: if `b` is 0.
+    """
+    if isinstance(b, int) and b == 0:
+        raise WeftError(f"the size {a} is divided by 0")
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if a == b:
+        return 1
+    (mono_b, c_b), *more = _terms(b)
+    if not more:
+        out: dict[Monomial, int] = {}
+        for mono, c in _terms(a):
+            powers = dict(mono)
+            if c % c_b or any(powers.get(atom, 0) < p for atom, p in mono_b):
+                return _call("floordiv", a, b)
+            for atom, p in mono_b:
+                powers[atom] -= p
+            out[tuple((atom, p) for atom, p in powers.items() if p)] = c // c_b
+        return _make(out)
+    return _call("floordiv", a, b)
+
+
+def minimum(a: Size, b: Size) -> Size:
+    """The smaller size."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return a if a == b else _call("min", *sorted((a, b), key=str))
+
+
+def product(shape: Iterable[Size]) -> Size:
+    """Number of elements of a tensor of this shape."""
+    total: Size = 1
+    for size in shape:
+        total = total * size
+    return total
+
+
+def total(sizes: Iterable[Size]) -> Size:
+    """The sum of many sizes."""
+    terms: dict[Monomial, int] = {}
+    for size in sizes:
+        for mono, c in _terms(size):
+            terms[mono] = terms.get(mono, 0) + c
+    return _make(terms)
+
+
+def names(size: Size) -> set[str]:
+    """The named sizes that `size` depends on."""
+    found: set[str] = set()
+    for mono, _ in _terms(size):
+        for atom, _p in mono:
+            found |= {atom} if isinstance(atom, str) else {n for a in atom.args for n in names(a)}
+    return found
+
+
+def substitute(size: Size, binding: Mapping[str, Size]) -> Size:
+    """`size` with named sizes replaced; the unbound ones stay."""
+    if isinstance(size, int):
+        return size
+    total: Size = 0
+    for mono, c in _terms(size):
+        value: Size = c
+        for atom, p in mono:
+            if isinstance(atom, str):
+                base: Size = binding.get(atom, sym(atom))
+            else:
+                args = [substitute(a, binding) for a in atom.args]
+                base = _CALLS[atom.fn](*args)
+            for _ in range(p):
+                value = value * base
+        total = total + value
+    return total
+
+
+def evaluate(size: Size, binding: Mapping[str, Size]) -> int:
+    """The integer that `size` is under `binding`.
+
+    Raises:
+        WeftError: naming the sizes left unbound.
+    """
+    value = substitute(size, binding)
+    if not isinstance(value, int):
+        raise WeftError(f"size {size} needs a value for {', '.join(sorted(names(value)))}")
+    return value
+
+
+def maximum(a: Size, b: Size) -> Size:
+    """The larger size."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return a if a == b else _call("max", *sorted((a, b), key=str))
+
+
+_CALLS = {"min": minimum, "max": maximum, "floordiv": floordiv}
+_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(.))")
+
+
+def _nesting(text: str) -> int:
+    """How deep parentheses stand in each other in `text`."""
+    depth = deepest = 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+@functools.lru_cache(maxsize=1024)
+def parse(text: str) -> Size:
+    """Parse what ``str(size)`` prints: sums, products, powers, parentheses, ``min``/``max``/``floordiv``.
+
+    Raises:
+        ValueError: if the text is no size.
+        WeftError: if it is too large or too deep to be one.
+    """
+    if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
+        raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")
+    if _nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
+        raise WeftError(f"a size is nested more than {MOST_NESTED} deep, or has more than {MOST_TERMS} signs")
+    tokens = [m.group(m.lastindex or 0) for m in _TOKEN.finditer(text) if m.group().strip()]
+    pos = 0
+
+    def peek() -> str:
+        return tokens[pos] if pos < len(tokens) else ""
+
+    def take(expected: str = "") -> str:
+        nonlocal pos
+        token = peek()
+        if not token or (expected and token != expected):
+            raise ValueError(f"expected {expected or 'a size'} but found {token or 'the end'} in size {text!r}")
+        pos += 1
+        return token
+
+    def factor() -> Size:
+        token = take()
+        if token == "-":
+            return -factor()
+        if token == "(":
+            value = summed()
+            take(")")
+        elif token.isdecimal():
+            value = int(token)
+        elif token in _CALLS and peek() == "(":
+            take("(")
+            a = summed()
+            take(",")
+            b = summed()
+            take(")")
+            value = _CALLS[token](a, b)
+        elif token.isidentifier():
+            value = sym(token)
+        else:
+            raise ValueError(f"unexpected {token!r} in size {text!r}")
+        if peek() == "^":
+            take()
+            base, value = value, 1
+            power = take()
+            if not power.isdecimal():
+                raise ValueError(f"the power {power!r} in size {text!r} is no number")
+            if int(power) > MOST_DEGREE:
+                raise WeftError(f"a size has the power {power}, above {MOST_DEGREE}")
+            for _ in range(int(power)):
+                value = value * base
+            if isinstance(value, int) and value.bit_length() > MOST_BITS:
+                raise WeftError(f"a size holds a number of more than {MOST_BITS} bits")
+        return value
+
+    def term() -> Size:
+        value = factor()
+        while peek() == "*":
+            take()
+            value = value * factor()
+        return value
+
+    def summed() -> Size:
+        value = term()
+        while peek() in ("+", "-"):
+            value = value + term() if take() == "+" else value - term()
+        return value
+
+    result = summed()
+    if peek():
+        raise ValueError(f"unexpected {peek()!r} after size in {text!r}")
+    return result

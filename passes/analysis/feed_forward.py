@@ -1,0 +1,280 @@
+"""Feed-forwards as they stand in graphs: down(act(up x)), or down(act(gate x) ⊙ up x).
+
+They are read through packed linears and, where someone wrote them by hand, through elementwise ops: `activated` names
+an activation, `gated` a gated unit, `feed_forward` the whole of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.ir import Node, Param, Recipe, Value
+from weft.ir.op import Trait
+from weft.ir.ops.activation import ACTIVATIONS
+from weft.ir.recipes import Full
+
+from ..edits.edit import cuts_rows, only_params
+from .projections import rows
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Rows start:stop of the linear or norm_linear `node`, which `value` holds: its output, or a piece of it."""
+
+    node: Node
+    value: Value
+    start: int
+    stop: int
+
+    @property
+    def x(self) -> Value:
+        x = self.node.inputs[0]
+        assert x is not None
+        return x
+
+    def alike(self, other: Projection) -> bool:
+        """Whether both are linears of the same value, with the same norm before if it is fused into them."""
+        return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
+
+    @property
+    def normed(self) -> bool:
+        """Whether the linear norms what it reads."""
+        return self.node.op.name == "norm_linear"
+
+    @property
+    def packed(self) -> bool:
+        return self.value.producer is not self.node
+
+    @property
+    def params(self) -> tuple[Param, Param | None]:
+        """Weight and bias; of a packed linear, all of it."""
+        weight, bias = self.node.operand("weight"), self.node.operand("bias")
+        assert isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
+        return weight, bias
+
+    @property
+    def weight(self) -> Recipe:
+        """[stop - start, width of x]."""
+        return self._rows(self.params[0])
+
+    @property
+    def bias(self) -> Recipe | None:
+        """[stop - start]."""
+        bias = self.params[1]
+        return None if bias is None else self._rows(bias)
+
+    @property
+    def full_bias(self) -> Recipe:
+        """The bias, zeros if there is none."""
+        return self.bias or Full(0.0, (self.stop - self.start,))
+
+    def _rows(self, param: Param) -> Recipe:
+        return rows(param.recipe, self.start, self.stop, param.graph.archive) if self.packed else param.recipe
+
+
+@dataclass(frozen=True)
+class Gate:
+    """act(gate) ⊙ (up + shift), clamped at `limit` as in `glu`, computed by `nodes`, the last of them first."""
+
+    gate: Value
+    up: Value
+    activation: str
+    limit: float | None
+    shift: float
+    nodes: tuple[Node, ...]
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Those of `glu`."""
+        return {"activation": self.activation, "limit": self.limit, "shift": self.shift}
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The linear `down` over an activation of `up`, times `gate` if there is one; nobody else reads what is inside.
+
+    `nodes` compute what down reads from the projections; `limit` and `shift` as in `glu`.
+    """
+
+    down: Node
+    up: Projection
+    gate: Projection | None
+    activation: str
+    limit: float | None
+    shift: float
+    nodes: tuple[Node, ...]
+
+    @property
+    def x(self) -> Value:
+        return self.up.x
+
+    @property
+    def hidden(self) -> int:
+        return self.up.stop - self.up.start
+
+    @property
+    def out(self) -> Projection:
+        """down as a projection."""
+        return Projection(self.down, self.down.output, 0, self.down.output.width)
+
+    @property
+    def parts(self) -> tuple[Projection, ...]:
+        """up, gate if there is one, down."""
+        return (self.up, self.out) if self.gate is None else (self.up, self.gate, self.out)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """All weights and biases, each once."""
+        found = (p for part in self.parts for p in part.params if p is not None)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What two feed-forwards must have in common to be one."""
+        return self.gate is not None, self.activation, self.limit, self.shift
+
+
+def projected(value: Value) -> Projection | None:
+    """The linear, its weights parameters, that `value` is the output of, or a piece of the last axis of."""
+    node, start = value.producer, 0
+    if node is not None and node.op.name == "split":
+        x = node.inputs[0]
+        if x is None or not cuts_rows(node):
+            return None
+        start, node = sum(node.attrs["sizes"][: value.index]), x.producer
+    if node is None or node.op.name not in ("linear", "norm_linear"):
+        return None
+    if not only_params(node.inputs[1:]):
+        return None
+    return Projection(node, value, start, start + value.width)
+
+
+def private(value: Value, reader: Node) -> bool:
+    """Whether nobody but `reader` reads `value`."""
+    return not value.is_output and set(value.users) <= {reader}
+
+
+def activation_name(node: Node) -> str | None:
+    """The name, as configs spell it, of the activation that `node` applies."""
+    for name, (op, attrs) in ACTIVATIONS.items():
+        if node.op is op and all(node.attrs[k] == attrs.get(k, a.default) for k, a in op.attrs.items()):
+            return name
+    return f"swish({node.attrs['beta']})" if node.op.name == "swish" else None
+
+
+def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
+    """The activation that makes `value`: its name, of what, and the nodes, `value`'s first. Also x·σ(x) and max(0, x)²
+    spelled out."""
+    node = value.producer
+    if node is None or Trait.ELEMENTWISE not in node.op.traits or not node.inputs:
+        return None
+    x = node.inputs[0]
+    name = activation_name(node)
+    if name is not None and x is not None:
+        return name, x, (node,)
+    inner = x.producer if x is not None else None
+    if inner is not None and inner.op.name == "relu" and (node.op.name == "square" or _twice(node)):
+        before = inner.inputs[0]
+        return None if before is None or not private(inner.output, node) else ("relu2", before, (node, inner))
+    if node.op.name != "mul":
+        return None
+    for a, b in (node.inputs, node.inputs[::-1]):
+        sigmoid = None if b is None else b.producer
+        if a is None or sigmoid is None or sigmoid.op.name != "sigmoid" or not private(sigmoid.output, node):
+            continue
+        inside = sigmoid.inputs[0]
+        if inside is a:
+            return "silu", a, (node, sigmoid)
+        scaled = None if inside is None else inside.producer
+        if scaled is None or scaled.op.name != "affine" or not private(scaled.output, sigmoid):
+            continue
+        if scaled.inputs[0] is a and scaled.attrs["plus"] == 0:
+            return f"swish({scaled.attrs['by']})", a, (node, sigmoid, scaled)
+    return None
+
+
+def _twice(node: Node) -> bool:
+    return node.op.name == "mul" and node.inputs[0] is node.inputs[1]
+
+
+def gated(node: Node) -> Gate | str | None:
+    """The gated unit whose last node is `node`, a glu or a product; None if it is no such thing, or why it is none
+    though it looks like one: gate and up must be projections of the same value, and nobody else may read in between.
+    """
+    if node.op.name == "glu":
+        gate, up = node.inputs
+        assert gate is not None and up is not None
+        return Gate(gate, up, node.attrs["activation"], node.attrs["limit"], node.attrs["shift"], (node,))
+    a, b = node.inputs if node.op.name == "mul" else (None, None)
+    if a is None or b is None or a is b or a.type != b.type:
+        return None
+    for opened, up in ((a, b), (b, a)):
+        found = activated(opened)
+        if found is None:
+            continue
+        name, gate, nodes = found
+        if gate is up:
+            return None  # an activation itself, spelled out
+        return _gated(node, name, gate, up, nodes)
+    if projected(a) is None or projected(b) is None:
+        return None
+    return _gated(node, "identity", a, b, ())
+
+
+def _gated(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> Gate | str | None:
+    """`node` as act(gate) ⊙ up, clamped and shifted as in `glu` where that is spelled out."""
+    inside = [node, *nodes]
+    shift, limit = 0.0, None
+    if up.producer is not None and up.producer.op.name == "affine" and up.producer.attrs["by"] == 1:
+        shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], _first(up.producer)
+    clips = [v.producer for v in (gate, up) if v.producer is not None and v.producer.op.name == "clip"]
+    if clips:
+        high = clips[-1].attrs["high"]
+        if high is None or [(c.attrs["low"], c.attrs["high"]) for c in clips] != [(None, high), (-high, high)]:
+            return f"it clamps other than gate ≤ limit, |up| ≤ limit (%{clips[0].output.name})"
+        limit, inside = high, [*inside, *clips]
+        gate, up = (_first(c) for c in clips)
+    sides = projected(gate), projected(up)
+    if sides[0] is None:
+        return None
+    if sides[1] is None or not sides[0].alike(sides[1]):
+        return f"%{up.name} is no projection of what %{gate.name} is one of"
+    for inner in inside[1:]:
+        if any(n not in inside for n in inner.output.users) or inner.output.is_output:
+            return f"%{inner.output.name} is read by others too"
+    return Gate(gate, up, name, limit, shift, tuple(inside))
+
+
+def _first(node: Node) -> Value:
+    x = node.inputs[0]
+    assert x is not None
+    return x
+
+
+def feed_forward(down: Node) -> FeedForward | str | None:
+    """The feed-forward that ends in the linear `down`; None if there is none, or who else reads what is inside."""
+    out, hidden = projected(down.output), down.inputs[0] if down.inputs else None
+    if down.op.name != "linear" or out is None or hidden is None or hidden.producer is None:
+        return None
+    gate = gated(hidden.producer)
+    if isinstance(gate, str):
+        return None
+    if gate is not None:
+        up, opened = projected(gate.up), projected(gate.gate)
+        made = gate.activation, gate.limit, gate.shift, gate.nodes
+        if up is None or opened is None or not up.alike(opened):
+            return None
+    else:
+        found = activated(hidden)
+        up, opened = (None if found is None else projected(found[1])), None
+        if found is None or up is None:
+            return None
+        made = found[0], None, 0.0, found[2]
+    whole = FeedForward(down, up, opened, *made)
+    inside = {down, *whole.nodes, *(p.value.producer for p in whole.parts[:-1])}
+    for value in [hidden, *(p.value for p in whole.parts[:-1]), *(p.node.output for p in whole.parts[:-1])]:
+        outside = [n for n in value.users if n not in inside]
+        if outside or value.is_output:
+            return f"%{value.name} is read by {outside[0].op.name if outside else 'the caller'} too"
+    return whole

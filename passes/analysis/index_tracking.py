@@ -1,0 +1,154 @@
+"""Where the numbers of a token go: through reshapes, splits, concatenations, norms, from a linear to an attention.
+
+Places are followed by labels: integers instead of the numbers of a value, pushed through the ops' references. Named
+sizes are 1 meanwhile, and all tokens are labelled alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Node, Value, ops
+from weft.ir.interpreter import run_node
+from weft.ir.recipes.readers import Array
+from weft.ir.types.sizes import names
+
+from ..edits.edit import only_params
+
+_MOVES = (ops.reshape, ops.split, ops.slice_, ops.concat, ops.expand, ops.unsqueeze, ops.squeeze)
+_STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
+
+
+def _ones(value: Value) -> dict[str, int]:
+    """The named sizes of `value`, all of them 1."""
+    return {name: 1 for size in value.shape for name in names(size)}
+
+
+def _labelled(value: Value, labels: Array | None = None, first: int = 0) -> Array:
+    """`labels` of the numbers of a token for every token of `value`; without, they are counted from `first`."""
+    shape = value.type.concrete(_ones(value))
+    labels = np.arange(first, first + int(np.prod(shape[2:]))) if labels is None else labels
+    return np.broadcast_to(labels.reshape(shape[2:]), shape)
+
+
+def _nothing(value: Value) -> Array:
+    """Labels that say nothing: zeros."""
+    return np.zeros(value.type.concrete(_ones(value)), int)
+
+
+def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
+    """The labels of what `node` makes, those of its `operand` being `labels`; None if it mixes or computes places."""
+    if node.op in _STILL and operand == 0:
+        return [labels]
+    if not _moves(node):
+        return None
+    return _moved(node, [labels if i == operand else _nothing(v) for i, v in enumerate(node.inputs) if v is not None])
+
+
+def _moves(node: Node) -> bool:
+    """Whether `node` moves the numbers of each token by itself: [batch, seq] stay in front."""
+    operands = [v for v in node.inputs if v is not None]
+    return node.op in _MOVES and all(v.shape[:2] == node.output.shape[:2] for v in operands)
+
+
+def _moved(node: Node, labels: list[Array]) -> list[Array]:
+    """The labels of what `node` makes from `labels` of its operands."""
+    binding = {name: 1 for v in (*node.inputs, *node.outputs) if v is not None for name in _ones(v)}
+    return list(run_node(node.op, list(labels), node.attrs, binding))
+
+
+def gathered(value: Value) -> dict[Value, Array]:
+    """The values that the numbers of `value` are moved from, each with labels of a token of `value`: which number of
+    that value a number is, counted from 1; 0 if it is none of them."""
+    made: dict[Value, Array] = {}
+    starts: dict[Value, int] = {}
+    count = 0  # labels given out
+
+    def labels(v: Value) -> Array:
+        nonlocal count
+        if v not in made:
+            node = v.producer
+            if node is not None and _moves(node):
+                found = _moved(node, [labels(x) for x in node.inputs if x is not None])
+                made.update(zip(node.outputs, found, strict=True))
+            else:
+                starts[v], made[v] = count, _labelled(v, first=count + 1)
+                count = int(made[v].max())
+        return made[v]
+
+    token = labels(value)[0, 0]
+    found = {v: np.where((token > first) & (token <= made[v].max()), token - first, 0) for v, first in starts.items()}
+    return {v: own for v, own in found.items() if own.any()}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The `linear` behind a value, and the steps between, in order, each with the labels of what it makes.
+
+    Labels are rows of the linear's weight, for one token.
+    """
+
+    linear: Node
+    steps: tuple[tuple[Node, Array], ...]
+    labels: Array
+
+
+def origin(value: Value) -> Origin | str:
+    """Where `value` comes from, or why that cannot be told; nothing else reads what is on the way."""
+    path: list[Value] = []
+    while (node := value.producer) is not None:
+        if len(value.uses) != 1 or value.is_output:
+            return f"%{value.name} is read by others too"
+        path.insert(0, value)
+        if node.op in (ops.linear, ops.norm_linear):
+            break
+        if node.op not in (*_MOVES, *_STILL) or node.op is ops.concat or node.inputs[0] is None:
+            return f"%{value.name} is made by {node.op.name}, not by a linear"
+        value = node.inputs[0]
+    if node is None:
+        return f"no linear makes %{value.name}"
+    if not only_params(node.inputs[1:]):
+        return f"the weight of %{node.output.name} is computed"
+    labels = _labelled(node.output)
+    steps: list[tuple[Node, Array]] = []
+    for reached in path[1:]:
+        step = reached.producer
+        assert step is not None
+        made = _push(step, 0, labels)
+        if made is None:
+            return f"{step.op.name} (%{reached.name}) moves its numbers about"
+        labels = made[reached.index]
+        steps.append((step, labels[0, 0]))
+    return Origin(node, tuple(steps), labels[0, 0])
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The operand `role` of an attention that a value becomes, and the labels there, [heads, d]."""
+
+    node: Node
+    role: str
+    labels: Array
+
+
+def destination(value: Value, token: Array) -> Destination | str:
+    """The attention that alone reads `value`, at last, or why there is none; `token` are labels of one of its tokens.
+
+    On the way are moves, and what treats all numbers, or whole sets of labels, alike.
+    """
+    labels = _labelled(value, token)
+    while True:
+        if len(value.uses) != 1 or value.is_output:
+            return f"%{value.name} is read by others than one attention"
+        ((node, i),) = value.uses
+        if node.op is ops.attention and i < 2:
+            heads = node.attrs["heads" if i == 0 else "kv_heads"]
+            return Destination(node, "qk"[i], labels[0, 0].reshape(heads, -1))
+        made = _push(node, i, labels)
+        groups = np.sort(labels.reshape(-1, labels.shape[-1]))
+        uneven = node.op in (ops.rms_norm, ops.layer_norm) and (groups != groups[0]).any()
+        if made is None or len(made) != 1 or uneven or (node.op in _STILL and len(node.inputs) > 1):
+            return f"%{value.name} is read by {node.op.name}, not by an attention"
+        value, labels = node.output, made[0]

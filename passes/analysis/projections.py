@@ -1,0 +1,237 @@
+"""The linear maps around an attention: where q, k and v come from, and where the output goes.
+
+`projections` reads them, through packed linears too; `unpacked` takes packed ones apart, so that each has a weight of
+its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Archive, Node, Param, Recipe, Value, WeftError, ops
+from weft.ir.op import Trait
+from weft.ir.recipes import Concat, Full, Slice, Take
+
+from ..edits.edit import cuts_rows, derive, drop, hand_over, only_params
+
+THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the first operand token by token
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The way from a linear to an operand of an attention.
+
+    `start` is what the linear makes: its output, or a piece of it if the linear is `packed`; `between` are the nodes
+    from there on, first to last: norms of the heads, rotations, reshapes.
+    """
+
+    linear: Node
+    start: Value
+    between: tuple[Node, ...]
+
+    @property
+    def packed(self) -> bool:
+        return self.start.producer is not self.linear
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The rows of the linear that make `start`: from the first to before the second."""
+        pieces = self.start.producer.outputs if self.packed and self.start.producer else (self.start,)
+        first = sum(piece.width for piece in pieces[: self.start.index])
+        return first, first + self.start.width
+
+    @property
+    def weight(self) -> Param:
+        """[heads·d, width]; of a packed linear, all of it."""
+        weight = self.linear.operand("weight")
+        assert isinstance(weight, Param)
+        return weight
+
+    @property
+    def bias(self) -> Param | None:
+        bias = self.linear.operand("bias")
+        return bias if isinstance(bias, Param) else None
+
+    @property
+    def rope(self) -> Node | None:
+        """The rotation, if there is one."""
+        return next((n for n in self.between if n.op.name == "rope"), None)
+
+    @property
+    def norm(self) -> Node | None:
+        """The norm of the heads, if there is one."""
+        return next((n for n in self.between if n.op.name in ("rms_norm", "layer_norm")), None)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but rotations and reshapes stands between: what is linear in the weight's rows per head."""
+        return all(n.op.name in ("rope", "reshape") for n in self.between)
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The attention `node` with its linears. `v` is None for latent attention, `o` the linear that alone reads y."""
+
+    node: Node
+    q: Branch
+    k: Branch
+    v: Branch | None
+    o: Node
+
+    @property
+    def heads(self) -> int:
+        return int(self.node.attrs["heads"])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.node.attrs["kv_heads"])
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.start.width // self.heads
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        return (self.q, self.k) if self.v is None else (self.q, self.k, self.v)
+
+
+def projections(node: Node) -> Projections | str:
+    """The linears around the attention `node`, or why they cannot be told."""
+    found: dict[str, Branch | None] = {"v": None}
+    for role in "qkv":
+        if node.operand(role) is None:
+            continue
+        branch = branch_of(node, role)
+        if isinstance(branch, str):
+            return branch
+        found[role] = branch
+    o = output_of(node)
+    if isinstance(o, str):
+        return o
+    q, k = found["q"], found["k"]
+    assert q is not None and k is not None
+    return Projections(node, q, k, found["v"], o)
+
+
+def output_of(node: Node) -> Node | str:
+    """The linear that alone reads what the attention `node` makes, or why there is none."""
+    readers = [n for n, i in node.output.uses if not (n.op.name == "linear" and i == 0)]
+    linears = [n for n, _ in node.output.uses if n not in readers]
+    if readers or node.output.is_output or len(linears) != 1:
+        who = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
+        return f"the result is read by {who}, not by one linear"
+    (o,) = linears
+    if not only_params(o.inputs[1:]):
+        return f"the weight of the linear behind it (%{o.output.name}) is computed"
+    return o
+
+
+def branch_of(node: Node, role: str) -> Branch | str:
+    """The way to the operand `role` (q, k or v) of the attention `node`, or why it cannot be told."""
+    value = node.operand(role)
+    assert value is not None
+    found = _branch(value, node)
+    return f"{role} {found}" if isinstance(found, str) else found
+
+
+def _branch(value: Value, reader: Node) -> Branch | str:
+    between: list[Node] = []
+    at: Node = reader
+    while (node := value.producer) is not None:
+        if others := [n.op.name for n in value.users if n is not at] + ["the caller"] * value.is_output:
+            return f"(%{value.name}) is read by {others[0]} too"
+        if len(value.uses) > 1:
+            return f"(%{value.name}) is read twice by {at.op.name}"
+        if node.op.name == "linear":
+            break
+        x = node.inputs[0]
+        if node.op.name == "split" and x is not None and x.producer is not None and x.producer.op.name == "linear":
+            cut = cuts_rows(node) and len(x.users) == 1 and not x.is_output
+            if not cut:
+                return f"is a piece of %{x.name}, which cannot be taken apart"
+            node = x.producer
+            break
+        if node.op.name == "norm_linear":
+            return f"is made by norm_linear (%{value.name}); fuse-norm-linear has to come later"
+        if not THROUGH & node.op.traits or x is None:
+            return f"is made by {node.op.name} (%{value.name}), not by a linear"
+        between.insert(0, node)
+        at, value = node, x
+    if node is None:
+        return f"is %{value.name}, which no linear makes"
+    if not only_params(node.inputs[1:]):
+        return f"has a linear (%{node.output.name}) whose weight is computed"
+    return Branch(node, value, tuple(between))
+
+
+def unpacked(node: Node, role: str) -> Branch:
+    """The branch to the operand `role` of the attention `node`, its linear taken apart if it is packed."""
+    branch = branch_of(node, role)
+    assert isinstance(branch, Branch)
+    if branch.packed and branch.start.producer is not None:
+        take_apart(branch.start.producer)
+        branch = branch_of(node, role)
+        assert isinstance(branch, Branch)
+    return branch
+
+
+def take_apart(split: Node) -> list[Value]:
+    """Instead of `split` of a linear, a linear per piece, whose weight is a slice; returns what they make."""
+    (whole,), graph = split.inputs, split.graph
+    assert whole is not None and whole.producer is not None
+    linear = whole.producer
+    x, weight, bias = (*linear.inputs, None)[:3]
+    assert isinstance(weight, Param) and x is not None
+    made, start = [], 0
+    for piece in split.outputs:
+        stop = start + piece.width
+
+        def part(whole: Param, kind: str, piece: Value = piece, start: int = start, stop: int = stop) -> Param:
+            recipe = rows(whole.recipe, start, stop, graph.archive)
+            return derive(whole, recipe, (stop - start, *whole.shape[1:]), f"{piece.name}.{kind}")
+
+        with graph.inserting(before=linear):
+            y = ops.linear(x, part(weight, "weight"), part(bias, "bias") if isinstance(bias, Param) else None)
+        hand_over(piece, y)
+        made.append(y)
+        start = stop
+    drop(graph, [split, linear])
+    return made
+
+
+def rows(recipe: Recipe, start: int, stop: int, archive: Archive) -> Recipe:
+    """Rows start:stop of `recipe`, without detours: of a concatenation only the items that have them are left."""
+    match recipe:
+        case Concat(items, 0):
+            kept, offset = [], 0
+            for item in items:
+                count = _count(item, archive)
+                if count is None:
+                    return Slice(recipe, 0, start, stop)
+                first, last = max(start - offset, 0), min(stop - offset, count)
+                if first < last:
+                    kept.append(item if last - first == count else rows(item, first, last, archive))
+                offset += count
+            return kept[0] if len(kept) == 1 else Concat(tuple(kept))
+        case Slice(item, 0, begin, _, 1):
+            return rows(item, begin + start, begin + stop, archive)
+        case Take(item, indices, 0):
+            return Take(item, indices[start:stop])
+        case Full(value, dims):
+            return Full(value, (stop - start, *dims[1:]))
+    return recipe if _count(recipe, archive) == stop - start else Slice(recipe, 0, start, stop)
+
+
+def is_zero(recipe: Recipe) -> bool:
+    """Whether `recipe` says that all its numbers are 0, as those beside biases that were packed."""
+    if isinstance(recipe, Concat):
+        return all(map(is_zero, recipe.items))
+    return isinstance(recipe, Full) and recipe.value == 0
+
+
+def _count(recipe: Recipe, archive: Archive) -> int | None:
+    """Rows of `recipe`; None if no checkpoint is there to tell."""
+    try:
+        return recipe.shape(archive)[0]
+    except WeftError:
+        return None

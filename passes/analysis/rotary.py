@@ -1,0 +1,132 @@
+"""Rotary positions in a graph: which rotations an attention has, and the parameters of their frequencies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, TensorType, WeftError
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
+
+from ..core import oracle
+from ..core.trace import Trace
+from ..edits.edit import derive, supersede
+from .projections import THROUGH
+
+HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: beyond, float32 has no such frequencies
+_SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")
+_NAMES = {"concat", "transpose", "split"}  # these, too, keep a head's numbers together
+
+
+def rotations(attention: Node) -> list[Node]:
+    """The nodes `rope` on the way to q and k of `attention`, no linear behind them."""
+    found = dict[Node, None]()
+    stack = [v for v in attention.inputs[:2] if v is not None]
+    while stack:
+        node = stack.pop().producer
+        if node is None or node.op.name in ("linear", "norm_linear"):
+            continue
+        if node.op.name == "rope":
+            found[node] = None
+        elif THROUGH & node.op.traits or node.op.name in _NAMES:
+            stack += [v for v in node.inputs if v is not None]
+    return list(found)
+
+
+def recipe_of(rope: Node) -> RopeFrequencies | None:
+    """The frequencies of the node `rope`; None if something else than `RopeFrequencies` makes them."""
+    param = rope.inputs[2]
+    return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
+
+
+def frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
+    """The parameter made by `recipe`, one for the whole graph."""
+    for known in reversed(graph.params.values()):  # the layer before has just made it
+        if known.recipe == recipe:
+            return known
+    return graph.add_param("rope.frequencies", TensorType(dtypes.f32, (recipe.dim // 2,)), recipe)
+
+
+def retune(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
+    """Make the node `rope` turn by the frequencies of `recipe`, with `amplitude` if it is given."""
+    old = rope.inputs[2]
+    assert isinstance(old, Param)
+    new = derive(old, recipe)
+    rope.set_input(2, new)
+    if amplitude is not None:
+        rope.attrs["amplitude"] = float(amplitude)
+    supersede(old, new)
+
+
+def check_scaling(recipe: RopeFrequencies, name: str) -> None:
+    """Raise WeftError in the name of the pass `name` if the numbers of `recipe` make no frequencies."""
+    if recipe.dim < 2 or recipe.dim % 2:
+        raise WeftError(f"{name}: {recipe.dim} numbers of a head are no pairs; choose an even rotary_dim")
+    if not 1 < recipe.theta <= HIGHEST:
+        raise WeftError(f"{name}: theta={recipe.theta} must be above 1, and at most {HIGHEST:g}")
+    for field in ("factor", "beta_fast", "beta_slow", "low_freq", "high_freq"):
+        if not (getattr(recipe, field) > 0 and math.isfinite(getattr(recipe, field))):
+            raise WeftError(f"{name}: {field}={getattr(recipe, field)} must be positive")
+    if not 1 <= recipe.factor <= FARTHEST:
+        raise WeftError(f"{name}: factor={recipe.factor} must be from 1 to {FARTHEST:g}")
+    if recipe.scaling == "ntk" and recipe.dim < 4:
+        raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
+    if recipe.scaling in ("yarn", "llama3") and recipe.original < 1:
+        raise WeftError(f"{name}: {recipe.scaling} needs original=, the context before it: the model says none")
+    if recipe.scaling == "llama3" and recipe.low_freq >= recipe.high_freq:
+        raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")
+
+
+def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
+    """What the node `rope`, whose frequencies are to be `recipe`, should compute, by `oracle.turned` with `settings`
+    (interleaved, amplitude).
+
+    The numbers are those of its parameter, rounded to float32 as they are.
+
+    Raises:
+        WeftError: if they differ from the formulas of the papers by more than that rounding.
+    """
+    param = rope.inputs[2]
+    assert isinstance(param, Param)
+    fields = ("beta_fast", "beta_slow", "low_freq", "high_freq", "truncate")
+    wanted = oracle.frequencies(
+        *(recipe.dim, recipe.theta, recipe.scaling, recipe.factor, recipe.original),
+        **{name: getattr(recipe, name) for name in fields},
+    )
+    found = param.recipe.evaluate(param.graph.archive).astype(np.float64)
+    error = float(np.max(np.abs(found / wanted - 1)))
+    if not error < 1e-6:
+        raise WeftError(f"frequencies %{param.name} differ by {error:.1e} from those of {recipe.scaling}")
+
+    def turn(x: Array, at: Array, *_: Array, heads: int, **__: Any) -> Array:
+        return oracle.turned(x, at, found, heads=heads, **settings)
+
+    return turn
+
+
+def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
+    """The nodes `rope` of the attentions `layers` with their frequencies.
+
+    Refused are those that other attentions read too, and those whose frequencies are computed or follow the length.
+    """
+    readers: dict[Node, set[Node]] = {}
+    for attention in graph.nodes:
+        if attention.op.name == "attention":
+            for rope in rotations(attention):
+                readers.setdefault(rope, set()).add(attention)
+    found = {}
+    for rope in dict.fromkeys(rope for attention in layers for rope in rotations(attention)):
+        recipe = recipe_of(rope)
+        if not readers[rope] <= set(layers):
+            trace.refuse(name, rope.output.name, "layers that were not chosen read it too")
+        elif recipe is None or recipe.scaling not in _SCALINGS:
+            how = "computed" if recipe is None else f"scaled in another way ({recipe.scaling})"
+            trace.refuse(name, rope.output.name, f"its frequencies are {how}")
+        else:
+            found[rope] = recipe
+    return found

@@ -1,0 +1,185 @@
+"""The Pass: one rewrite of a graph, with its arguments, its declared effect and the check of that effect.
+
+A pass is a frozen dataclass; its fields are its arguments, its docstring is its documentation, and defining it puts it
+into the registry::
+
+    @dataclass(frozen=True)
+    class MhaToGqa(Pass):
+        \"""Group the key and value heads …\"""
+
+        name = "mha-to-gqa"
+        effect = "lossy"
+        kv_heads: int
+        method: Literal["mean", "svd"] = "mean"
+
+        def run(self, graph: Graph, trace: Trace) -> None: ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from weft.ir import DType, Graph, WeftError
+from weft.ir.errors import unknown
+from weft.ir.op import Attr, type_name
+from weft.ir.recipes.spelling import spell
+from weft.ir.types import dtypes
+
+from .docstrings import Documentation, read_docstring
+from .trace import Trace
+from .trial import EXACT, Trial
+
+Effect = Literal["exact", "conditional", "lossy", "changing"]
+PASSES: dict[str, type[Pass]] = {}
+
+
+class Argument(Attr):
+    """A field of a pass."""
+
+    @property
+    def type_text(self) -> str:
+        """The type as documentation spells it."""
+        if typing.get_origin(self.type) is Literal:
+            return " | ".join(typing.get_args(self.type))
+        return type_name(self.type)
+
+    def check(self, value: Any, op: str = "") -> Any:
+        """`value` in canonical form; names of dtypes become dtypes.
+
+        Raises:
+            WeftError: if it is not of the type.
+        """
+        if typing.get_origin(self.type) is Literal:
+            if value in typing.get_args(self.type):
+                return value
+            raise WeftError(f"{self.name}={_show(value)} is none of {', '.join(typing.get_args(self.type))}")
+        if DType in (self.type, *typing.get_args(self.type)) and isinstance(value, str):
+            return dtypes.parse(value)
+        try:
+            return super().check(value, op)
+        except WeftError:
+            raise WeftError(f"{self.name}={_show(value)} is not of type {self.type_text}") from None
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else json.dumps(value) if isinstance(value, (str, bool)) else str(value)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Base of all passes."""
+
+    name: ClassVar[str] = ""
+    effect: ClassVar[Effect]
+    tradeoff: ClassVar[str] = ""  # what may cost more afterwards, and why that can be worth it
+    idempotent: ClassVar[bool] = True  # whether a second run changes nothing
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            return
+        if PASSES.setdefault(cls.name, cls) is not cls and PASSES[cls.name].__qualname__ != cls.__qualname__:
+            raise ValueError(f"pass {cls.name} is declared twice")
+        PASSES[cls.name] = cls
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        """Rewrite `graph` in place. The pipeline hands over a copy of the caller's graph.
+
+        Raises:
+            WeftError: if the graph does not have what the pass needs.
+        """
+        raise TypeError(f"pass {self.name} defines no run")
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """Outputs before and after agree to 1e-12, on small random inputs and weights in float64.
+
+        So for exact passes; conditional, lossy and changing ones supply a check of their own, whose summary says what
+        it shows.
+
+        Raises:
+            WeftError: if it does not hold.
+        """
+        if self.effect != "exact":
+            raise TypeError(f"the {self.effect} pass {self.name} defines no check")
+        inputs = trial.inputs(before)
+        trial.same(trial.run(before, inputs), trial.run(after, inputs), EXACT)
+
+    @classmethod
+    def shows(cls) -> str:
+        """What a check that passes has shown: the summary of its docstring."""
+        return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
+
+    def __str__(self) -> str:
+        """As in a pipeline text; arguments that equal their default are left out."""
+        given = []
+        for argument in self.arguments():
+            value = getattr(self, argument.name)
+            if argument.required or value != argument.default:
+                given.append(f"{argument.name}={spell(value)}")
+        return self.name + (f"{{{', '.join(given)}}}" if given else "")
+
+    @classmethod
+    def arguments(cls) -> tuple[Argument, ...]:
+        """The fields, in order."""
+        hints = typing.get_type_hints(cls)
+        found = []
+        for f in dataclasses.fields(cls):
+            default = f.default if f.default is not dataclasses.MISSING else inspect.Parameter.empty
+            found.append(Argument(f.name, hints[f.name], default))
+        return tuple(found)
+
+    @classmethod
+    def doc(cls) -> str:
+        return inspect.cleandoc(cls.__doc__ or "")
+
+    @classmethod
+    def documentation(cls) -> Documentation:
+        """The parts of the docstring."""
+        return read_docstring(cls.doc())
+
+    @classmethod
+    def make(cls, given: Mapping[str, Any]) -> Pass:
+        """The pass with arguments as a pipeline text gives them.
+
+        Raises:
+            WeftError: on an unknown, missing or ill-typed argument.
+        """
+        arguments = {a.name: a for a in cls.arguments()}
+        for name in given:
+            if name not in arguments:
+                takes = f"it takes {', '.join(arguments)}" if arguments else "it takes none"
+                raise WeftError(f"pass {cls.name} has no argument {name!r}; {takes}")
+        for a in arguments.values():
+            if a.required and a.name not in given:
+                raise WeftError(f"pass {cls.name} needs the argument {a.name} ({a.type_text})")
+        try:
+            return cls(**{name: arguments[name].check(value) for name, value in given.items()})
+        except WeftError as e:
+            raise WeftError(f"pass {cls.name}: {e}") from None
+
+
+def all_passes() -> dict[str, type[Pass]]:
+    """Every pass by name, in alphabetical order."""
+    importlib.import_module("weft.passes.library")  # fills the registry
+    return dict(sorted(PASSES.items()))
+
+
+def lookup(name: str) -> type[Pass]:
+    """The pass called `name`.
+
+    Raises:
+        WeftError: if there is none, with the nearest names.
+    """
+    known = all_passes()
+    if name not in known:
+        if f"p{name}".replace("_", "-") in known:  # `-ppack-qkv` is -p with its value, and so is -pack-qkv
+            raise WeftError(f"unknown pass {name!r}; -p{name} is read as -p {name}: write -p p{name.replace('_', '-')}")
+        raise unknown("pass", name, known, "see `weft passes`")
+    return known[name]

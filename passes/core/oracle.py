@@ -1,0 +1,119 @@
+"""Definitions of attention, rotation and its frequencies that share no code with the ops: what checks compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from weft.ir.recipes.readers import Array
+
+
+def attend(
+    sees: Callable[[int, int], bool],
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    bias: Array | None = None,
+    key_mask: Array | None = None,
+    sinks: Array | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    value_dim: int | None,
+    **_: Any,
+) -> Array:
+    """The op `attention` without a cache, its window and pattern replaced: query i sees key j if `sees(i, j)`.
+
+    One head after the other, e^score over its sum.
+    """
+    batch, seq, width = q.shape
+    d = width // heads
+    seen = np.array([[sees(i, j) and (j <= i or not causal) for j in range(k.shape[1])] for i in range(seq)])
+    rows = []
+    for b in range(batch):
+        made = []
+        for h in range(heads):
+            g = h // (heads // kv_heads)
+            key = k[b, :, g * d : (g + 1) * d]
+            value = key[:, :value_dim] if v is None else np.split(v[b], kv_heads, axis=1)[g]
+            score = q[b, :, h * d : (h + 1) * d] @ key.T * (d**-0.5 if scale is None else scale)
+            if softcap is not None:
+                score = softcap * np.tanh(score / softcap)
+            if bias is not None:
+                score = score + bias[b % len(bias), h % bias.shape[1]]
+            shown = seen if key_mask is None else seen & (key_mask[b % len(key_mask)] != 0)
+            most = np.where(shown, score, -np.inf).max(1, keepdims=True)
+            most = np.where(np.isfinite(most), most, 0)
+            power = np.where(shown, np.exp(np.where(shown, score, most) - most), 0)
+            whole = power.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[h] - most))
+            made.append(power @ value / np.where(whole == 0, 1, whole))
+        rows.append(np.concatenate(made, 1))
+    return np.stack(rows)
+
+
+def turned(x: Array, at: Array, frequencies: Array, *, heads: int, interleaved: bool, amplitude: float = 1.0) -> Array:
+    """The op `rope`: pairs as complex numbers, times amplitude · e^(i · position · frequency)."""
+    batch, seq, width = x.shape
+    pairs = len(frequencies)
+    y = x.reshape(batch, seq, heads, width // heads).copy()
+    real, imaginary = (
+        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(0, pairs), slice(pairs, 2 * pairs))
+    )
+    turn = amplitude * np.exp(1j * (at[:, :, None, None] * frequencies))
+    z = (y[..., real] + 1j * y[..., imaginary]) * turn
+    y[..., real], y[..., imaginary] = z.real, z.imag
+    return y.reshape(x.shape)
+
+
+def temperature(scaling: str, factor: float) -> float:
+    """What `scaling` multiplies rotated queries and keys by: with yarn √(1/t) = 0.1·ln(factor) + 1 (Peng 2023)."""
+    return 1 + math.log(factor) / 10 if scaling == "yarn" else 1.0
+
+
+def frequencies(
+    dim: int,
+    theta: float,
+    scaling: str,
+    factor: float,
+    original: int,
+    *,
+    beta_fast: float,
+    beta_slow: float,
+    low_freq: float,
+    high_freq: float,
+    truncate: bool,
+) -> Array:
+    """RoPE frequencies [dim/2] after `scaling`, pair by pair as the papers put it: by wavelengths and turns.
+
+    none, linear (Chen 2023: positions shrink), ntk (bloc97 2023: the last pair is interpolated, the first is not), yarn
+    (Peng 2023, with the pairs between the bounds blended by index as its code does), llama3 (Llama 3.1, 2024).
+    """
+    found = []
+    for k in range(dim // 2):
+        plain = math.exp(-2 * k / dim * math.log(theta))
+        wavelength = 2 * math.pi / plain
+        if scaling == "linear":
+            plain /= factor
+        elif scaling == "ntk":
+            plain *= factor ** (-k / (dim / 2 - 1))
+        elif scaling == "llama3":
+            if wavelength > original / low_freq:
+                plain /= factor
+            elif wavelength > original / high_freq:
+                share = (original / wavelength - low_freq) / (high_freq - low_freq)
+                plain *= share + (1 - share) / factor
+        elif scaling == "yarn":
+            # the pairs whose wavelength lets them turn beta times within the original context
+            fast, slow = (math.log(original / beta / (2 * math.pi), theta) * dim / 2 for beta in (beta_fast, beta_slow))
+            fast, slow = (math.floor(fast), math.ceil(slow)) if truncate else (fast, slow)
+            fast, slow = max(fast, 0), min(slow, dim - 1)
+            share = min(max((k - fast) / max(slow - fast, 0.001), 0.0), 1.0)
+            plain *= (1 - share) + share / factor
+        found.append(plain)
+    return np.array(found)

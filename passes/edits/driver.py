@@ -1,0 +1,106 @@
+"""The rewrite driver: applies rules until nothing changes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Value
+
+from ..core.trace import Miss, Trace
+from .edit import drop, hand_over, made_of
+from .pattern import Match, Pattern
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Returned by a rule that, on a closer look, does not want the match."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`rewrite` is a pure function of the match: it takes the variables and captured attributes of `pattern` by name,
+    emits nodes, and returns the values that replace what the pattern returns, or a `Refusal` before emitting any."""
+
+    name: str
+    pattern: Pattern
+    rewrite: Callable[..., Value | Sequence[Value] | Refusal]
+
+
+def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
+    """Apply `rules`, earlier ones first, to a fixpoint; the number of rewrites.
+
+    New nodes stand where the root of the match stood (or before the first outside reader of a replaced value, if that
+    is earlier), in the scope of the root, and take over the names of what they replace. For a rule that never fires
+    the trace gets its nearest miss.
+    """
+    fired = {rule.name: 0 for rule in rules}
+    nearest: dict[str, Miss | None] = {rule.name: None for rule in rules}
+    bound, total, changed = 100 * (len(graph) + 10), 0, True
+    while changed:
+        changed = False
+        for node in graph.nodes:
+            for rule in rules:
+                if node.erased or rule.pattern.root.op is not node.op:
+                    continue
+                found, name = rule.pattern.match(node), node.output.name
+                miss = _rewrite(graph, rule, found, node) if isinstance(found, Match) else found
+                if miss is not None:
+                    best = nearest[rule.name]
+                    nearest[rule.name] = miss if best is None or miss.depth > best.depth else best
+                    continue
+                trace.fired(rule.name, name)
+                fired[rule.name] += 1
+                total, changed = total + 1, True
+                if total > bound:
+                    raise RuntimeError(f"rule {rule.name} keeps firing on its own results")
+    for name, count in fired.items():
+        if not count:
+            trace.missed(name, nearest[name])
+    return total
+
+
+def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
+    """Replace one match; a Miss if the rule refuses or no place for the new nodes exists."""
+    at = f"{root.op.name} (%{root.output.name})"
+    depth = len(match.nodes) + 0.75
+    anchor = _anchor(graph, match, root)
+    if isinstance(anchor, str):
+        return Miss(depth, at, anchor)
+    size, scope = len(graph), root.scope
+    with graph.inserting(before=anchor):
+        found = rule.rewrite(**match.bindings)
+    if isinstance(found, Refusal):
+        if len(graph) != size:
+            raise RuntimeError(f"rule {rule.name} emitted nodes before it refused")
+        return Miss(depth, at, found.reason)
+    new = [found] if isinstance(found, Value) else list(found)
+    given = {v for v in match.bindings.values() if isinstance(v, Value)}
+    given.update(v for node in match.nodes.values() for v in node.outputs)
+    for node in made_of(new, given):
+        node.scope = scope
+    for old, value in zip(match.exposed, new, strict=True):
+        if old.type != value.type:
+            raise RuntimeError(f"rule {rule.name} replaces {old!r} by {value!r}")
+        hand_over(old, value, rename=value not in given)
+    drop(graph, match.nodes.values())
+    return None
+
+
+def _anchor(graph: Graph, match: Match, root: Node) -> Node | str:
+    """The node before which the replacement goes, or why there is no such place."""
+    inside = set(match.nodes.values())
+    readers = {n for v in match.exposed for n in v.users if n not in inside}
+    if not any(v.producer is not root and any(n not in inside for n in v.users) for v in match.exposed):
+        return root
+    anchor = graph.nodes.first((root, *readers))
+    if anchor is root:
+        return root
+    later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes.before(root))) | {anchor}
+    for value in match.bindings.values():
+        if isinstance(value, Value) and value.producer in later:
+            return f"%{value.name} is made only after %{anchor.output.name} has read the result"
+    return anchor

@@ -1,0 +1,44 @@
+"""Legalization: ops that a target does not take are expanded into their bodies until it takes everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.ir import Graph, Node, WeftError
+
+from ..core.trace import Trace
+from .edit import hand_over, made_of
+
+Accepts = Callable[[Node], list[str] | None]
+
+
+def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None:
+    """Expand bodies in place until `accepts` takes every node. It returns None to take a node, or why it refuses.
+
+    Raises:
+        WeftError: naming the op that is neither taken nor has a body, what it came from, and every refusal.
+    """
+    for node in list(graph.nodes):
+        _legalize(graph, node, accepts, trace or Trace(), ())
+
+
+def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: tuple[str, ...]) -> None:
+    refusals = accepts(node)
+    if refusals is None:
+        return
+    name, at = node.op.name, node.output.name
+    why = "; ".join(refusals) or "no lowering"
+    if not node.op.has_body or name in within:
+        origin = f", in the body of {' in '.join(reversed(within))}," if within else ""
+        raise WeftError(f"op {name}{origin} at %{at} cannot be lowered and has no simpler form: {why}")
+    with graph.inserting(before=node):
+        found = node.op.expand(node)
+    known = {v for v in node.inputs if v is not None}
+    made = made_of(found, known)
+    for old, new in zip(node.outputs, found, strict=True):
+        hand_over(old, new, rename=new not in known)
+    graph.erase(node)
+    trace.fired(f"expand {name}", at)
+    trace.note(f"expanded {name} at %{at}: {why}")
+    for child in made:
+        _legalize(graph, child, accepts, trace, (*within, name))

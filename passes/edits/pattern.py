@@ -1,0 +1,261 @@
+"""Patterns: functions in the vocabulary of the ops, traced into something that matches.
+
+::
+
+    def residual(x: Value, y: Value, weight: Param | None) -> tuple[Value, ...]:
+        total = ops.add(x, y)
+        return ops.rms_norm(total, weight, eps=ANY("eps")), total
+
+The parameters of the function are variables: ``Param`` matches parameters only, ``| None`` also an absent operand,
+and a variable used twice must be the same value. What the function returns may be read by nodes outside; values
+inside that it does not return may not (a match would tear them out). The first value returned is made by the root,
+where matching starts. Attributes not mentioned must have their default; `ANY` captures one. Operands of commutative
+ops match in any order.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.ir import Node, Op, Param, Value
+from weft.ir.graph.operators import Operators
+from weft.ir.op import Trait
+from weft.ir.recipes.spelling import spell
+
+from ..core.trace import Miss
+
+
+@dataclass(frozen=True)
+class ANY:
+    """Any value of an attribute, captured as `name`; `where` limits it. `length` is the number of pieces of a split."""
+
+    name: str
+    where: Callable[[Any], bool] | None = None
+    length: int = 0
+
+
+class Term(Operators["Term"]):
+    """A value in a pattern. Calling an op on terms makes terms."""
+
+    __emit_priority__ = 1
+
+    def __emit__(
+        self, op: Op, operands: tuple[Any, ...], attrs: dict[str, Any], name: str | Sequence[str] | None
+    ) -> tuple[Result, ...]:
+        apply = Apply(op, operands, _checked(op, attrs))
+        pieces = attrs.get("sizes")
+        if isinstance(pieces, ANY):
+            count = pieces.length
+        else:
+            count = len(pieces) if isinstance(pieces, tuple) else len(op.results(operands))
+        return tuple(Result(apply, i) for i in range(max(1, count)))
+
+
+@dataclass(frozen=True, eq=False)
+class Variable(Term):
+    """Any value: a parameter only if `param`, perhaps absent if `optional`."""
+
+    name: str
+    param: bool
+    optional: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """A node in a pattern."""
+
+    op: Op
+    operands: tuple[Term | None, ...]
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Result(Term):
+    """An output of a node in a pattern."""
+
+    apply: Apply
+    index: int
+
+
+def _checked(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    for name in attrs:
+        if name not in op.attrs:
+            raise ValueError(f"pattern: op {op.name} has no attribute {name!r}")
+    for a in op.attrs.values():
+        if a.required and a.name not in attrs:
+            raise ValueError(f"pattern: op {op.name} needs attribute {a.name}, perhaps ANY({a.name!r})")
+    full = {a.name: attrs.get(a.name, a.default) for a in op.attrs.values()}
+    return {k: v if isinstance(v, ANY) else op.attrs[k].check(v, op.name) for k, v in full.items()}
+
+
+@dataclass
+class Match:
+    """A successful match: `bindings` of variables and captured attributes by name, nodes by their pattern."""
+
+    bindings: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[Apply, Node] = field(default_factory=dict)
+    exposed: tuple[Value, ...] = ()
+
+    def copy(self) -> Match:
+        return Match(dict(self.bindings), dict(self.nodes))
+
+
+Goal = tuple[Term | None, Value | None, Node, str]  # pattern, value, who reads it and as what
+
+
+class Pattern:
+    """A traced pattern; see the module docstring."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        hints = typing.get_type_hints(fn)
+        self.variables = [_variable(name, hints.get(name, Value)) for name in inspect.signature(fn).parameters]
+        traced = fn(*self.variables)
+        results = traced if isinstance(traced, tuple) else (traced,)
+        if not all(isinstance(r, Result) for r in results):
+            raise ValueError(f"pattern {fn.__name__} must return what ops made, not its own parameters")
+        self.results: tuple[Result, ...] = results
+        self.root = self.results[0].apply
+
+    def match(self, node: Node) -> Match | Miss:
+        """Match with `node` as the root, or the deepest reason why not."""
+        attempt = _Attempt()
+        start = Match()
+        for found in attempt.apply(self.root, node, start, ()):
+            found.exposed = tuple(found.nodes[r.apply].outputs[r.index] for r in self.results)
+            escape = self._escape(found)
+            if escape is None:
+                return found
+            attempt.miss(found, node, escape)
+        assert attempt.deepest is not None
+        return attempt.deepest
+
+    def _escape(self, match: Match) -> str | None:
+        inside = set(match.nodes.values())
+        for apply, node in match.nodes.items():
+            for value in node.outputs:
+                if value in match.exposed:
+                    continue
+                outside = [n for n in value.users if n not in inside]
+                if outside:
+                    return f"%{value.name} is also read by {outside[0].op.name} (%{outside[0].output.name})"
+                if value.is_output:
+                    return f"%{value.name}, made by {apply.op.name}, is an output of the graph"
+        return None
+
+
+def _variable(name: str, hint: Any) -> Variable:
+    options = typing.get_args(hint) or (hint,)
+    return Variable(name, Param in options and Value not in options, type(None) in options)
+
+
+class _Attempt:
+    """Backtracking search; keeps the deepest miss."""
+
+    def __init__(self) -> None:
+        self.deepest: Miss | None = None
+
+    def miss(self, state: Match, at: Node, reason: str, bonus: float = 0.0) -> None:
+        found = Miss(len(state.nodes) + bonus, f"{at.op.name} (%{at.output.name})", reason)
+        if self.deepest is None or found.depth > self.deepest.depth:
+            self.deepest = found
+
+    def solve(self, goals: tuple[Goal, ...], state: Match) -> Iterator[Match]:
+        if not goals:
+            yield state
+            return
+        (term, value, reader, role), rest = goals[0], goals[1:]
+        if isinstance(term, Result):
+            yield from self.result(term, value, reader, role, rest, state)
+            return
+        if term is None or value is None:
+            if isinstance(term, Variable) and not term.optional:
+                self.miss(state, reader, f"operand {role} is absent")
+            elif term is None and value is not None:
+                self.miss(state, reader, f"operand {role} is %{value.name} where none is wanted")
+            elif isinstance(term, Variable):
+                yield from self.bind(term, None, reader, rest, state)
+            else:
+                yield from self.solve(rest, state)
+            return
+        assert isinstance(term, Variable)
+        if term.param and not isinstance(value, Param):
+            self.miss(state, reader, f"operand {role}, %{value.name}, is no parameter")
+            return
+        yield from self.bind(term, value, reader, rest, state)
+
+    def bind(
+        self, term: Variable, value: Value | None, reader: Node, rest: tuple[Goal, ...], state: Match
+    ) -> Iterator[Match]:
+        bound = state.bindings.get(term.name, value)
+        if term.name in state.bindings and bound is not value:
+            names = " and ".join("nothing" if v is None else f"%{v.name}" for v in (bound, value))
+            self.miss(state, reader, f"{term.name} is both {names}")
+            return
+        state = state.copy()
+        state.bindings[term.name] = value
+        yield from self.solve(rest, state)
+
+    def result(
+        self, term: Result, value: Value | None, reader: Node, role: str, rest: tuple[Goal, ...], state: Match
+    ) -> Iterator[Match]:
+        wanted = term.apply.op
+        if value is None:
+            self.miss(state, reader, f"operand {role} is absent, not made by {wanted.name}")
+            return
+        node = value.producer
+        if node is None:
+            kind = "a parameter" if isinstance(value, Param) else "a graph input"
+            self.miss(state, reader, f"operand {role}, %{value.name}, is {kind}, not made by {wanted.name}")
+        elif node.op is not wanted:
+            behind = any(v is not None and v.producer and v.producer.op is wanted for v in node.inputs)
+            between = f" ({node.op.name} stands between it and {wanted.name})" if behind else ""
+            reason = f"operand {role}, %{value.name}, is made by {node.op.name}, not by {wanted.name}{between}"
+            self.miss(state, reader, reason, bonus=0.5 if behind else 0.0)
+        elif value.index != term.index:
+            self.miss(state, reader, f"operand {role}, %{value.name}, is another output of {wanted.name}")
+        elif state.nodes.get(term.apply, node) is not node:
+            self.miss(state, reader, f"operand {role}, %{value.name}, is made by a second {wanted.name}")
+        elif term.apply in state.nodes:
+            yield from self.solve(rest, state)
+        else:
+            yield from self.apply(term.apply, node, state, rest)
+
+    def apply(self, pattern: Apply, node: Node, state: Match, rest: tuple[Goal, ...]) -> Iterator[Match]:
+        if node.op is not pattern.op:
+            self.miss(state, node, f"it is no {pattern.op.name}")
+            return
+        state = state.copy()
+        state.nodes[pattern] = node
+        for name, wanted in pattern.attrs.items():
+            value = node.attrs[name]
+            if isinstance(wanted, ANY):
+                pieces = len(value) if wanted.length else 0
+                if (wanted.where and not wanted.where(value)) or pieces != wanted.length:
+                    self.miss(state, node, f"{name}={spell(value)} is not as wanted")
+                    return
+                bound = state.bindings.setdefault(wanted.name, value)
+                if bound != value:
+                    self.miss(state, node, f"{name}={spell(value)} differs from {spell(bound)} elsewhere")
+                    return
+            elif wanted != value:
+                self.miss(state, node, f"{name}={spell(value)}, not {spell(wanted)}")
+                return
+        for operands in _orders(pattern, node):
+            goals = tuple((*pair, node, _role(node.op, i)) for i, pair in enumerate(operands))
+            yield from self.solve(goals + rest, state)
+
+
+def _orders(pattern: Apply, node: Node) -> Iterator[Sequence[tuple[Term | None, Value | None]]]:
+    pairs = list(itertools.zip_longest(pattern.operands, node.inputs))
+    yield pairs
+    if Trait.COMMUTATIVE in node.op.traits:
+        yield list(zip(pattern.operands, reversed(node.inputs), strict=True))
+
+
+def _role(op: Op, index: int) -> str:
+    return op.operands[min(index, len(op.operands) - 1)].name

@@ -1,0 +1,202 @@
+"""Calibration: the activations of a graph on a real text, for passes that fit weights to them.
+
+The text is a file of tokens, or plain text where the graph knows its tokenizer. `Activations` computes values of a
+graph on them as they are asked for: a pass that fits layer after layer asks for what one layer reads, changes the
+graph behind it, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, ops
+from weft.ir.documents import check_regular, expanded, open_regular, read_json
+from weft.ir.interpreter import bind, run_node
+from weft.ir.recipes.readers import Array
+
+WINDOW = 128  # tokens of a plain text that are read together
+TOGETHER = 512  # tokens of texts that are computed at once
+CHARACTERS = 32  # of a plain text, read for a token that is wanted of it: no text has so long ones
+
+
+def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
+    """The texts in the file `path` as arrays of token ids [texts, length], of one length each; `limit` tokens in all.
+
+    A .npy file holds an array of ids, a .json file lists of ids. Anything else is text: decoders read it in windows
+    of 128 tokens, encoders line by line.
+
+    Raises:
+        WeftError: if the file cannot be read, holds no tokens or strange ones, or is text and the graph has no
+            tokenizer.
+    """
+    rows = _rows(graph, expanded(path), CHARACTERS * (limit + 1))
+    vocab = _vocabulary(graph)
+    longest = graph.meta.get("max_positions")
+    by_length: dict[int, list[Sequence[int]]] = {}
+    for row in rows:
+        if limit <= 0:
+            break
+        row = row[: min(limit, longest or limit)]
+        limit -= len(row)
+        if strange := [i for i in row if not 0 <= i < vocab]:
+            raise WeftError(f"the calibration text {path} has token {strange[0]}, but the model has only {vocab}")
+        by_length.setdefault(len(row), []).append(row)
+    by_length.pop(0, None)
+    if not by_length:
+        raise WeftError(f"the calibration text {path} has no tokens")
+    return [
+        np.array(texts[i : i + max(1, TOGETHER // length)], np.int64)
+        for length, texts in by_length.items()
+        for i in range(0, len(texts), max(1, TOGETHER // length))
+    ]
+
+
+def _rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]:
+    """The texts in the file `path`, of a plain one only as much as stands in its first `characters`."""
+    check_regular(path)
+    try:
+        if path.suffix == ".npy":
+            array = np.lib.format.open_memmap(path, "r")  # checks that the file is as large as its shape says
+            if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
+                raise WeftError(f"{path} holds {array.dtype}{list(array.shape)}, not token ids [texts, length]")
+            return list(np.atleast_2d(array).tolist())
+        if path.suffix == ".json":
+            return _listed(read_json(path, list), path)
+        with open(open_regular(path), encoding="utf-8") as lines:
+            text = lines.read(characters)
+    except (OSError, ValueError, SyntaxError, TokenError) as e:  # the header of .npy is read as Python
+        why = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
+        raise WeftError(f"the calibration text {path} cannot be read: {why}") from e
+    if graph.tokenize is None:
+        raise WeftError(
+            f"{path} is text, and the model has no tokenizer; give token ids as a .npy or .json file instead"
+        )
+    if graph.meta.get("kind") == "encoder":
+        return list(graph.tokenize([line for line in text.splitlines() if line.strip()]))
+    (ids,) = graph.tokenize([text])
+    return [ids[i : i + WINDOW] for i in range(0, max(1, len(ids) - WINDOW + 1), WINDOW)]
+
+
+def _listed(found: Any, path: Path) -> list[Sequence[int]]:
+    rows = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
+    if not all(isinstance(row, list) and all(type(i) is int for i in row) for row in rows):
+        raise WeftError(f"{path} holds no lists of token ids")
+    return rows
+
+
+def _vocabulary(graph: Graph) -> int:
+    """How many tokens the graph knows: rows of the smallest table that ids index, or as many as int32 counts."""
+    tables = []
+    for name in ("input_ids", "encoder_input_ids"):
+        if name in graph.inputs:
+            readers = (n for n in graph.inputs[name].users if n.op.name == "embedding")
+            tables += [n.inputs[1].shape[0] for n in readers if n.inputs[1] is not None]
+    return min((t for t in tables if isinstance(t, int)), default=2**31)
+
+
+def feeds(graph: Graph, ids: Array) -> dict[str, Array]:
+    """The inputs of `graph` for texts `ids` [texts, length], read from their beginning.
+
+    Raises:
+        WeftError: if the graph has an input that text does not tell.
+    """
+    known = {
+        "input_ids": ids,
+        "encoder_input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "encoder_attention_mask": np.ones_like(ids),
+        "position_ids": np.broadcast_to(np.arange(ids.shape[1]), ids.shape),
+        "token_type_ids": np.zeros_like(ids),
+    }
+    found = {}
+    for name, value in graph.inputs.items():
+        if name.startswith("router_noise."):
+            shape = value.type.concrete({"batch": ids.shape[0], "seq": ids.shape[1]})
+            found[name] = np.zeros(shape, np.float32)
+        elif name in known:
+            found[name] = known[name]
+        else:
+            raise WeftError(f"calibration: a text does not tell the input {name}; leave calibration out")
+    return found
+
+
+class Activations:
+    """Values of `graph` on some `texts` (ids [texts, length]), each as a list with an array for every entry of them.
+
+    What is not asked for is not computed, and a value is dropped after its last reader: memory is needed for the
+    stream between two layers and for one weight. Floats stay float32 where the weights are. The graph may change behind
+    what was asked for.
+    """
+
+    def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
+        self.graph = graph
+        fed = [feeds(graph, ids) for ids in texts]
+        self._bindings: list[dict[str, int]] = [{} for _ in fed]
+        for one, binding in zip(fed, self._bindings, strict=True):
+            for name, value in graph.inputs.items():
+                bind(value.type, one[name].shape, binding, name)
+        self._known = {value: [one[name] for one in fed] for name, value in graph.inputs.items()}
+        self._done: set[Node] = set()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is computed inside is forgotten afterwards: it can be changed."""
+        known, done = dict(self._known), set(self._done)
+        yield
+        self._known, self._done = known, done
+
+    def __call__(self, value: Value) -> list[Array]:
+        """What `value` is on every entry of the texts."""
+        stack = [value]
+        while stack:
+            if stack[-1] in self._known:
+                stack.pop()
+                continue
+            node = stack[-1].producer
+            assert node is not None
+            operands = [v for v in node.inputs if v is not None and not isinstance(v, Param)]
+            missing = [v for v in operands if v not in self._known]
+            stack += missing
+            if not missing:
+                self._run(node)
+        return self._known[value]
+
+    def _run(self, node: Node) -> None:
+        self._known.update(zip(node.outputs, self._outputs(node), strict=True))
+        self._done.add(node)
+        for v in node.inputs:
+            if v in self._known and v is not None and v.producer is not None and self._done.issuperset(v.users):
+                del self._known[v]
+
+    def _outputs(self, node: Node) -> list[list[Array]]:
+        first, *rest = node.inputs
+        if node.op is ops.embedding and first is not None and isinstance(rest[0], Param):
+            return [self._looked_up(self._known[first], rest[0].recipe)]
+        weights = {v: v.recipe.evaluate(self.graph.archive) for v in node.inputs if isinstance(v, Param)}
+        found: list[list[Array]] = [[] for _ in node.outputs]
+        for i, binding in enumerate(self._bindings):
+            given = [None if v is None else weights[v] if v in weights else self._known[v][i] for v in node.inputs]
+            wide = any(array is not None and array.dtype == np.float64 for array in given)
+            for out, array in zip(found, run_node(node.op, given, node.attrs, binding), strict=True):
+                out.append(array if wide or array.dtype != np.float64 else array.astype(np.float32))
+        return found
+
+    def _looked_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
+        """Rows of `table`, which is read a block at a time."""
+        width = table.shape(self.graph.archive)[1]
+        found = [np.empty(0)] * len(ids)
+        start = 0
+        for block in table.blocks(self.graph.archive):
+            for i, wanted in enumerate(ids):
+                if not start:
+                    found[i] = np.empty((*wanted.shape, width), block.dtype)
+                here = (wanted >= start) & (wanted < start + len(block))
+                found[i][here] = block[wanted[here] - start]
+            start += len(block)
+        return found

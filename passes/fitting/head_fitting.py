@@ -1,0 +1,168 @@
+"""Merged key and value heads fitted to what attentions compute: the algebra of `head_conversion`, on a graph.
+
+A `Fitter` follows a graph on a calibration text. Asked about one attention after the other, it computes what their
+maps see there, and from that the weights for fewer heads; they go into an archive on top of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, Recipe, Value
+from weft.ir.recipes import Source
+from weft.ir.recipes.readers import Array, Overlay
+
+from ..analysis.projections import Branch, branch_of, output_of
+from .calibration import Activations
+from .head_conversion import Rotation, merged_keys, merged_values
+from .head_moments import moments
+
+CAUTION = 5.0  # how many tokens for each number of the outputs' inputs count as much as the weights that were there
+
+
+@dataclass
+class Fit:
+    """New linears of an attention: weight and bias by role (q, k, v, o), why some are missing, and whether the output
+    has made up for what was lost.
+    """
+
+    linears: dict[str, tuple[Recipe, Recipe | None]]
+    reasons: list[str]
+    settled: bool = False
+
+
+class Fitter:
+    """Fits attentions of `graph` to `texts` (see `read_tokens`); without any, to the weights alone.
+
+    `sequential`: what an attention sees is what the graph computes as it was changed before, not as it came, and
+    outputs make up for what was lost. A layer applied twice is fitted once.
+    """
+
+    def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
+        self._archive = graph.archive = Overlay(graph.archive)
+        before = graph.clone()
+        self._twins = dict(zip(graph.nodes, before.nodes, strict=True))
+        self._before = Activations(before, texts) if texts else None
+        self._now = Activations(graph, texts) if texts and sequential else None
+        self._fits: dict[tuple[object, ...], Fit] = {}
+
+    def fit(self, node: Node, groups: int) -> Fit:
+        """New linears for the attention `node`, whose keys and values come from linears, to have `groups` KV heads."""
+        q, k, v = (branch_of(node, role) for role in "qkv")
+        o = output_of(node)
+        assert isinstance(k, Branch) and isinstance(v, Branch)
+        known = (_identity(q), _identity(k), _identity(v), o.operand("weight") if isinstance(o, Node) else o)
+        if known in self._fits:
+            return self._fits[known]
+        fit = self._fits[known] = Fit({}, [])
+        if self._now is None:
+            seen = moments(self._twins[node], groups, self._before)
+        else:
+            seen = moments(node, groups, self._now)
+        heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
+        if isinstance(rotation := _rotation(q, k), str):
+            fit.reasons.append(f"keys: {rotation}")
+        elif isinstance(q, Branch):
+            old_q, old_k = self._map(q, heads), self._map(k, kv_heads)
+            inputs = _fitting(seen.q, old_q), _fitting(seen.k, old_k)
+            new_q, new_k = merged_keys(old_q, old_k, groups, *inputs, seen.spread, rotation)
+            fit.linears |= {"q": self._kept(node, q, "q", new_q), "k": self._kept(node, k, "k", new_k)}
+        if opaque := o if isinstance(o, str) else _opaque(v):
+            fit.reasons.append(f"values: {opaque}")
+        elif isinstance(o, Node):
+            weight = self._evaluated(o.operand("weight"))
+            old_v, old_o = self._map(v, kv_heads), weight.reshape(len(weight), heads, -1).swapaxes(0, 1)
+            new_v, new_o = merged_values(old_v, old_o, groups, _fitting(seen.v, old_v))
+            fit.linears["v"] = self._kept(node, v, "v", new_v)
+            fit.linears["o"] = (
+                self._put(f"{node.output.name}.o.weight", new_o.swapaxes(0, 1).reshape(weight.shape), o),
+                None,
+            )
+        return fit
+
+    def make_up(self, was: Node, node: Node, fit: Fit) -> None:
+        """Let the output linear of `node`, which has the linears of `fit` and replaced the attention `was` in the
+        graph, add what `was` added before: once for each fit, and where that is known.
+
+        Least squares on the text, with a ridge: the less text there is, the nearer to the weight that it has.
+        """
+        old, new = output_of(self._twins[was]), output_of(node)
+        if fit.settled or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
+            return
+        fit.settled = True
+        weight = self._evaluated(new.operand("weight"))
+        gram, missed, count = np.zeros((weight.shape[1],) * 2), np.zeros_like(weight), 0
+        inputs = self._now(node.output)
+        with self._now.aside():
+            outputs = self._now(new.output)
+        for y, now, before in zip(inputs, outputs, self._before(old.output), strict=True):
+            y, lost = y.reshape(-1, y.shape[-1]), (before - now).reshape(-1, len(weight))
+            gram += y.T @ y
+            missed += lost.T @ y
+            count += len(y)
+        gram += CAUTION / count * (np.trace(gram) or 1.0) * np.eye(len(gram))
+        self._put(f"{node.output.name}.o.weight", weight + np.linalg.solve(gram, missed.T).T, new)
+
+    def _evaluated(self, param: Value | None) -> Array:
+        assert isinstance(param, Param)
+        return param.recipe.evaluate(self._archive).astype(np.float64)
+
+    def _map(self, branch: Branch, heads: int) -> Array:
+        """[heads, d, width]; with a bias, which is a last column, [heads, d, width + 1]."""
+        start, stop = branch.span
+        columns = [self._evaluated(branch.weight)[start:stop]]
+        if branch.bias is not None:
+            columns.append(self._evaluated(branch.bias)[start:stop, None])
+        return np.concatenate(columns, 1).reshape(heads, (stop - start) // heads, -1)
+
+    def _kept(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
+        """Recipes of the weight and the bias in `maps` [heads, d, width], from now on in the archive."""
+        rows = maps.reshape(-1, maps.shape[-1])
+        if branch.bias is None:
+            return self._put(f"{node.output.name}.{role}.weight", rows, branch.linear), None
+        weight = self._put(f"{node.output.name}.{role}.weight", rows[:, :-1], branch.linear)
+        return weight, self._put(f"{node.output.name}.{role}.bias", rows[:, -1], branch.linear)
+
+    def _put(self, key: str, array: Array, linear: Node) -> Recipe:
+        """The recipe of `array`, from now on in the archive as `key`: as wide numbers as the weight of `linear`."""
+        like = linear.operand("weight")
+        assert isinstance(like, Param)
+        self._archive.put(key, array.astype(like.recipe.read(self._archive, 0, 1).dtype))
+        return Source(key)
+
+
+def _identity(branch: Branch | str) -> object:
+    """What two branches with the same weights have in common."""
+    return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
+
+
+def _fitting(moment: Array, maps: Array) -> Array:
+    """`moment` of the inputs that `maps` have, without the 1 where they have no bias."""
+    n = maps.shape[-1]
+    return moment[..., :n, :n]
+
+
+def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
+    """How queries and keys are rotated, or why they cannot be fitted."""
+    if isinstance(q, str):
+        return q
+    if why := _opaque(q) or _opaque(k):
+        return why
+    if q.rope is None or k.rope is None:
+        return Rotation(0, False) if q.rope is k.rope else "queries and keys are rotated differently"
+    turns = [[n for n in b.between if n.op.name == "rope"] for b in (q, k)]
+    alike = {(n.inputs[2], n.attrs["interleaved"]) for n in (q.rope, k.rope)}
+    if any(len(found) > 1 for found in turns) or len(alike) > 1:
+        return "queries and keys are rotated differently"
+    return Rotation(0 if q.rope.inputs[2] is None else q.rope.inputs[2].width, q.rope.attrs["interleaved"])
+
+
+def _opaque(branch: Branch) -> str:
+    """What stands between a linear and an attention that does not let heads change their basis."""
+    if branch.plain:
+        return ""
+    node = next(n for n in branch.between if n.op.name not in ("rope", "reshape"))
+    return f"{node.op.name} (%{node.output.name}) stands between the linear and the attention"

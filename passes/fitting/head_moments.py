@@ -1,0 +1,111 @@
+"""What the maps of an attention see on a text: second moments of activations, by which merged heads are weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Node, Param, Value
+from weft.ir.interpreter import run_node
+from weft.ir.recipes.readers import Array
+
+from ..analysis.projections import Branch, branch_of
+from .calibration import Activations
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments [n, n] of activations, followed by one that is always 1 (for biases), of trace n.
+
+    `q` are of what queries are made of. `k` [groups, n, n], for each new group of heads, are half of what keys are made
+    of and half of how it differs among the keys that a query attends to: a part that they share moves no attention.
+    `v` [groups, n, n] are half of what values are made of and half of its averages, which is what heads make of values.
+    `spread` [heads] is E[Σ_j p_j (1 − p_j)] of a head's attention p: how much it heeds small errors of scores, which is
+    little where one key has nearly all of it.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    spread: Array
+
+
+def moments(node: Node, groups: int, activations: Activations | None) -> Moments:
+    """Those of the attention `node`, whose keys and values come from linears; without `activations`, of white noise."""
+    heads = int(node.attrs["heads"])
+    branches = [branch_of(node, role) for role in "qkv"]
+    q, k, v = (b.linear.inputs[0] if isinstance(b, Branch) else None for b in branches)
+    assert k is not None and v is not None
+    if activations is None:
+        eyes = [np.eye(1 if x is None else x.width + 1) for x in (q, k, v)]
+        white_k, white_v = (np.stack([eye] * groups) for eye in eyes[1:])
+        return Moments(eyes[0], white_k, white_v, np.ones(heads))
+    known = {x: activations(x) for x in (q, k, v) if x is not None}
+    with activations.aside():
+        known |= {x: activations(x) for x in node.inputs if x is not None and not isinstance(x, Param)}
+    tokens, averaged = dict[Value, Array](), dict[Value, Array]()
+    attended: Array = np.zeros(())
+    spread = np.zeros(heads)
+    for i in range(len(known[k])):
+        here = {x: arrays[i] for x, arrays in known.items()}
+        p = attention_weights(node, here)
+        spread += (p * (1 - p)).sum((0, 2, 3))
+        for x in {x for x in (q, k, v) if x is not None}:
+            ones = _with_one(here[x])
+            tokens[x] = tokens.get(x, 0) + _squares(ones.reshape(-1, ones.shape[-1]))
+            if x in (k, v):
+                averaged[x] = averaged.get(x, 0) + _squares(_by_group(p @ ones[:, None], groups))
+            if x is k:
+                mass = p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]  # what each key is given
+                attended = attended + _squares(_by_group(np.sqrt(mass) * ones[:, None], groups))
+    queries = np.eye(1) if q is None else _scaled(tokens[q])
+    scale = spread.mean() or 1.0
+    return Moments(
+        queries,
+        _mean(tokens[k], attended - averaged[k]),
+        _mean(tokens[v], averaged[v]),
+        spread / scale + 1e-3,
+    )
+
+
+def attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
+    """What every query of the attention `node` gives every key, [batch, heads, seq, keys], from what it reads."""
+    operands = [known[v] if v is not None and v in known else _evaluated(v) for v in node.inputs]
+    q, k = operands[:2]
+    assert q is not None and k is not None
+    batch, keys, _ = k.shape
+    marks = np.tile(np.eye(keys, dtype=k.dtype), (batch, 1, node.attrs["kv_heads"]))  # the value of a key is its place
+    (found,) = run_node(node.op, [q, k, marks, *operands[3:]], {**node.attrs, "value_dim": None}, {})
+    weights: Array = found.reshape(batch, -1, node.attrs["heads"], keys).swapaxes(1, 2)
+    return weights
+
+
+def _evaluated(value: Value | None) -> Array | None:
+    return value.recipe.evaluate(value.graph.archive) if isinstance(value, Param) else None
+
+
+def _with_one(x: Array) -> Array:
+    return np.concatenate([x, np.ones((*x.shape[:-1], 1), x.dtype)], -1)
+
+
+def _by_group(x: Array, groups: int) -> Array:
+    """`x` [texts, heads, places, n] as [groups, vectors, n]."""
+    return np.moveaxis(x.reshape(len(x), groups, -1, x.shape[-1]), 1, 0).reshape(groups, -1, x.shape[-1])
+
+
+def _squares(x: Array) -> Array:
+    """Sums of x xᵀ over the vectors of `x` [..., vectors, n]."""
+    return (x.swapaxes(-1, -2) @ x).astype(np.float64)
+
+
+def _scaled(moment: Array) -> Array:
+    """`moment` [..., n, n] with trace n."""
+    trace = np.trace(moment, axis1=-2, axis2=-1)[..., None, None]
+    return np.asarray(moment * (moment.shape[-1] / np.where(trace > 0, trace, 1)))
+
+
+def _mean(one: Array, groups: Array) -> Array:
+    """Half of `one` [n, n] with half of each of `groups` [groups, n, n]."""
+    return (_scaled(one) + _scaled(groups)) / 2

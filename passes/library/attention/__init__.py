@@ -1,0 +1,1 @@
+"""Passes that change the kind of attention: latent attention, windows, local and global layers."""

@@ -1,0 +1,324 @@
+"""Multi-head latent attention: over keys and values of all heads, or over the latent that they are made from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir.ops.latent import absorbed, expanded
+from weft.ir.recipes.readers import Array
+
+from ...analysis.index_tracking import gathered
+from ...analysis.projections import is_zero, rows, take_apart
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import derive, drop, hand_over, made_of, scoped
+from ..heads.head_layout import taken
+
+_OWN = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
+
+
+@dataclass(frozen=True)
+class MlaAbsorb(Pass):
+    """Attend to the latent that keys and values are made from, instead of to those: as one KV head of its width.
+
+    With k_h = [W_UK,h c; k_r] and v_h = W_UV,h c, scores are q_h·W_UK,h c = (W_UK,hᵀ q_h)·c, and Σ α v_h is
+    W_UV,h Σ α c. So W_UK goes to the queries and W_UV behind the attention, and the cache holds c and the rotary part
+    k_r only. Packed W_UK and W_UV, in one block or head by head, are taken apart by recipe.
+
+    Condition: keys and values come from linears without bias of one value, narrower than the keys, that nothing else
+    reads (else see slim-attention); what else keys have, the rotary part, is one value for all heads and stands behind.
+    Refused where there are caches.
+
+    Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
+
+    Example mla-absorb::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %c: f32[batch, seq, 3]
+          param %k_up.weight: f32[8, 3] = normal([8, 3], std=1.0, stream="k")
+          param %v_up.weight: f32[10, 3] = normal([10, 3], std=1.0, stream="v")
+          %k: f32[batch, seq, 8] = linear(%c, %k_up.weight)
+          %v: f32[batch, seq, 10] = linear(%c, %v_up.weight)
+          %y: f32[batch, seq, 10] = attention(%q, %k, %v, heads=2, kv_heads=2, causal=true)
+          output y = %y
+        }
+    """
+
+    name = "mla-absorb"
+    effect = "exact"
+    tradeoff = "scores and sums over vectors as long as the latent, for a cache of one of them"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            if (found := _made_from(node)) is None:
+                continue
+            if found.shared is None and not found.alone:
+                continue  # ordinary attention
+            keys = node.attrs["kv_heads"] * found.k_rows.shape[1]
+            reason = found.reason
+            if reason is None and found.latent.width >= keys:
+                reason = f"its keys, {keys} numbers, are no longer than the {found.latent.width} they are made from"
+            _absorb(node, found, reason, self.name, trace)
+
+
+@dataclass(frozen=True)
+class SlimAttention(Pass):
+    """Attend to the input of the key and value projections itself, so that a cache holds it instead of both.
+
+    Without positions in the keys k_h = W_K,h x and v_h = W_V,h x make x a latent like that of MLA: scores are
+    (W_K,hᵀ q_h)·x, results W_V,h Σ α x. Of multi-head attention the cache is half as large, without loss. (The paper
+    caches K, as long as x, and V = K W_K⁻¹ W_V; x needs no inverse.)
+
+    Condition: keys and values come from linears without bias (see drop-k-bias, v-bias-to-o-bias) of one value, which is
+    shorter than both together; RoPE, and norms of keys, stand in the way. Refused where there are caches.
+
+    Source: Graef 2025, Slim attention (arXiv 2503.05840).
+
+    Example slim-attention::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %x: f32[batch, seq, 8]
+          param %k.weight: f32[8, 8] = normal([8, 8], std=1.0, stream="k")
+          param %v.weight: f32[8, 8] = normal([8, 8], std=1.0, stream="v")
+          %k: f32[batch, seq, 8] = linear(%x, %k.weight)
+          %v: f32[batch, seq, 8] = linear(%x, %v.weight)
+          %y: f32[batch, seq, 8] = attention(%q, %k, %v, heads=2, kv_heads=2, causal=true)
+          output y = %y
+        }
+    """
+
+    name = "slim-attention"
+    effect = "exact"
+    tradeoff = (
+        "scores and sums over vectors as long as the model is wide, for half the cache: where memory is the limit"
+    )
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            if (found := _made_from(node)) is None:
+                continue
+            both = sum(v.width for v in node.inputs[1:3] if v is not None)
+            kept = found.latent.width + (0 if found.shared is None else found.shared.width)
+            reason = found.reason
+            if reason is None and kept >= both:
+                reason = f"its keys and values, {both} numbers, are no longer than the {kept} they are made from"
+            _absorb(node, found, reason, self.name, trace)
+
+
+@dataclass(frozen=True)
+class MlaExpand(Pass):
+    """Make the keys and values of all heads from the latent, and attend to them: the inverse of mla-absorb.
+
+    W_UK moves from the queries to the latent, W_UV from behind the attention to the latent: fewer FLOPs where many
+    queries meet the same keys, as in a prefill or a training step, and an attention that any kernel knows.
+
+    Condition: an attention whose keys are a latent, W_UKᵀ applied to the queries head by head, W_UV alone to the
+    result. Refused where there are caches: they would hold other things.
+
+    Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
+
+    Example mla-expand::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %c: f32[batch, seq, 3]
+          param %k_up.weight: f32[8, 3] = normal([8, 3], std=1.0, stream="k")
+          param %v_up.weight: f32[10, 3] = normal([10, 3], std=1.0, stream="v")
+          %q_c: f32[batch, seq, 6] = head_linear(%q, %k_up.weight, heads=2, inverse=true)
+          %y_c: f32[batch, seq, 6] = attention(%q_c, %c, _, heads=2, kv_heads=1, causal=true, scale=0.5, value_dim=3)
+          %y: f32[batch, seq, 10] = head_linear(%y_c, %v_up.weight, heads=2)
+          output y = %y
+        }
+    """
+
+    name = "mla-expand"
+    effect = "exact"
+    tradeoff = "keys and values of every head are made, and cached, instead of one latent"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            if node.op is not ops.attention or node.operand("v") is not None:
+                continue
+            at = node.output.name
+            if (reason := _expand(node)) is not None:
+                trace.refuse(self.name, at, reason)
+            else:
+                trace.fired(self.name, at)
+
+
+@dataclass(frozen=True)
+class _Latent:
+    """What keys and values of an attention are made from: rows of two linears of `latent`, and a `shared` part.
+
+    `k_rows` [kv_heads, d] and `v_rows` [kv_heads, dv] say which. `reason` is why it stays so.
+    """
+
+    latent: Value
+    k_linear: Node
+    v_linear: Node
+    k_rows: Array
+    v_rows: Array
+    shared: Value | None
+    reason: str | None
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing but these keys and values is made from the latent."""
+        linears = {self.k_linear: set(self.k_rows.flat), self.v_linear: set(self.v_rows.flat)}
+        if self.k_linear is self.v_linear:
+            linears = {self.k_linear: set(self.k_rows.flat) | set(self.v_rows.flat)}
+        read = set(self.latent.users) == set(linears) and not self.latent.is_output
+        return read and all(len(own) == linear.output.width for linear, own in linears.items())
+
+
+def _made_from(node: Node) -> _Latent | None:
+    """The latent of the attention `node`; None if its keys and values are not made so."""
+    k, v = (node.operand(name) for name in "kv") if node.op is ops.attention else (None, None)
+    if k is None or v is None:
+        return None
+    kv_heads = node.attrs["kv_heads"]
+    of_k, of_v = ({x: n.reshape(kv_heads, -1) for x, n in gathered(y).items()} for y in (k, v))
+    k_from, v_from = ([x for x in of if x.producer and x.producer.op is ops.linear] for of in (of_k, of_v))
+    if len(k_from) != 1 or len(v_from) != 1 or len(of_v) != 1 or len(of_k) > 2:
+        return None
+    k_linear, v_linear = k_from[0].producer, v_from[0].producer
+    assert k_linear is not None and v_linear is not None
+    latent, places = k_linear.inputs[0], of_k.pop(k_from[0])
+    if latent is None or v_linear.inputs[0] is not latent:
+        return None
+    own = int((places[0] > 0).sum())
+    together = (places[:, :own] > 0).all() and not places[:, own:].any()
+    shared = next(iter(of_k), None)
+    if shared is not None:
+        wanted = np.arange(1, shared.width + 1)
+        together &= (of_k[shared][:, own:] == wanted).all() if shared.width == places.shape[1] - own else False
+    if not together:
+        return None
+    k_rows, v_rows, reason = places[:, :own] - 1, of_v[v_from[0]] - 1, None
+    if node.operand("past_k") is not None:
+        reason = "it has a cache of its keys and values; run the pass before kv-cache"
+    elif _biased(k_linear, k_rows) or _biased(v_linear, v_rows):
+        reason = "its keys or values have a bias beside what they are made from"
+    elif not all(isinstance(n.operand("weight"), Param) for n in (k_linear, v_linear)):
+        reason = "the weights of its keys or values are computed"
+    return _Latent(latent, k_linear, v_linear, k_rows, v_rows, shared, reason)
+
+
+def _biased(linear: Node, index: Array) -> bool:
+    """Whether the rows `index` of `linear` have a bias."""
+    bias = linear.operand("bias")
+    if not isinstance(bias, Param):
+        return bias is not None
+    return not is_zero(rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.archive))
+
+
+def _absorb(node: Node, found: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
+    """Let `node` attend to the latent, unless there is a `reason` not to."""
+    if reason is not None:
+        trace.refuse(rule, node.output.name, reason)
+        return
+    trace.fired(rule, node.output.name)
+    graph, heads, q = node.graph, node.attrs["heads"], node.operand("q")
+    assert q is not None
+    attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
+    shared = found.shared
+    with graph.inserting(before=node):
+        ups = (_up(found.k_linear, found.k_rows, heads, "k_up"), _up(found.v_linear, found.v_rows, heads, "v_up"))
+        plain, turned = _parted(q, heads, found.k_rows.shape[1])
+        y = absorbed(plain, turned, found.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
+    _replace(node, node.output, y, (plain, turned, found.latent, shared))
+
+
+def _up(linear: Node, wanted: Array, heads: int, name: str) -> Param:
+    """The weight [heads·d, rank] whose rows `wanted` by KV head make what `heads` query heads read."""
+    weight = linear.operand("weight")
+    assert isinstance(weight, Param)
+    index = wanted[np.arange(heads) * len(wanted) // heads].reshape(-1).tolist()
+    if index == list(range(weight.shape[0])):
+        return weight
+    return derive(
+        weight, taken(weight.recipe, index), (len(index), weight.width), scoped(linear.graph, f"{name}.weight")
+    )
+
+
+def _parted(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
+    """The first numbers of each of the heads side by side in x, and the others, [batch, n, heads·w] each."""
+    each = x.width // heads
+    if first == each:
+        return x, None
+    lead = (*x.shape[:2], heads)
+    joined = x.producer.inputs[0] if x.producer and x.producer.op is ops.reshape else None
+    node = joined.producer if joined is not None and len(joined.shape) == 4 else None
+    parts = list(node.inputs) if node is not None and node.op is ops.concat and node.attrs["axis"] % 4 == 3 else []
+    if [p.shape for p in parts if p is not None] != [(*lead, first), (*lead, each - first)]:
+        parts = list(ops.split.emit(ops.reshape(x, shape=(*lead, each)), sizes=(first, each - first)))
+    plain, turned = (_side_by_side(p) for p in parts if p is not None)
+    return plain, turned
+
+
+def _side_by_side(part: Value) -> Value:
+    """[batch, n, heads, w] as [batch, n, heads·w]; what was so before is taken as it was."""
+    shape = (*part.shape[:2], int(part.shape[2]) * part.width)
+    before = part.producer.inputs[0] if part.producer and part.producer.op is ops.reshape else None
+    return before if before is not None and before.shape == shape else ops.reshape(part, shape=shape)
+
+
+def _replace(node: Node, old: Value, new: Value, known: tuple[Value | None, ...]) -> None:
+    """Let `new` be `old`, and drop what only `old` needed, pieces of packed linears too."""
+    graph = node.graph
+    gone = made_of([old], known)
+    hand_over(old, new)
+    drop(graph, gone)
+    for split in [n for n in gone if not n.erased and n.op is ops.split]:
+        source = split.inputs[0]
+        alone = source is not None and source.producer is not None and source.producer.op is ops.linear
+        if alone and source is not None and len(source.uses) == 1 and any(not v.uses for v in split.outputs):
+            drop(graph, [v.producer for v in take_apart(split) if v.producer is not None])
+
+
+def _expand(node: Node) -> str | None:
+    """Let the latent attention `node` attend to keys and values of all heads, or say why it cannot."""
+    heads, rank, (q, k) = node.attrs["heads"], node.attrs["value_dim"], node.inputs[:2]
+    assert q is not None and k is not None
+    if node.operand("past_k") is not None:
+        return "it has a cache of the latent; run mla-expand before kv-cache"
+    if node.attrs["kv_heads"] != 1:
+        return f"it has {node.attrs['kv_heads']} KV heads, not one latent"
+    after = node.output.users
+    by_head = len(node.output.uses) == 1 and not node.output.is_output and after[0].op is ops.head_linear
+    if not by_head or after[0].attrs["inverse"] or after[0].attrs["heads"] != heads:
+        return "no W_UV, head by head, alone reads its result"
+    first = np.arange(1, heads * rank + 1).reshape(heads, rank)
+    makers = (x.producer for x, n in gathered(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first))
+    maker = next((n for n in makers if n is not None and n.op is ops.head_linear and n.attrs["inverse"]), None)
+    if maker is None or maker.attrs["heads"] != heads:
+        return "no W_UKᵀ, head by head, makes its queries"
+    (plain, up_k), up_v = maker.inputs, after[0].inputs[1]
+    assert plain is not None and up_k is not None and up_v is not None
+    attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
+    if attrs["scale"] is None:
+        attrs["scale"] = 1 / math.sqrt(q.width // heads)
+    with node.graph.inserting(before=node):
+        latent, shared = _cut(k, rank)
+        turned = None if shared is None else _parted(q, heads, rank)[1]
+        y = expanded(plain, turned, latent, shared, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
+    _replace(after[0], after[0].output, y, (plain, turned, latent, shared))
+    return None
+
+
+def _cut(x: Value, first: int) -> tuple[Value, Value | None]:
+    """The first numbers of x [batch, n, width], and the others."""
+    if first == x.width:
+        return x, None
+    parts = x.producer.inputs if x.producer is not None and x.producer.op is ops.concat else ()
+    if [p.width for p in parts if p is not None] != [first, x.width - first]:
+        parts = ops.split.emit(x, sizes=(first, x.width - first))
+    one, other = parts
+    assert one is not None
+    return one, other

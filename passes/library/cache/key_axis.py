@@ -1,0 +1,83 @@
+"""Attention biases over past and call: their keys are counted along the mask instead of along the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.ir import Graph, Node, Value, WeftError, ops
+from weft.ir.types import sizes
+
+from ...edits.edit import made_of
+
+
+def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
+    """The nodes, in order, that compute `biases`, down to the iotas that count keys: those lend only a length."""
+    counts = {n.output: n for n in graph.nodes if n.op.name == "iota"}
+    makers = set(made_of(biases, counts))
+    makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
+    for v, node in counts.items():
+        if node in makers and not makers.issuperset(v.users):
+            raise WeftError(f"kv-cache: %{v.name} counts keys for a bias and something else; count twice")
+    return [n for n in graph.nodes if n in makers]
+
+
+class KeyAxis:
+    """Extends biases to the keys that `mask` [batch, total] covers; `positions` are those of the call.
+
+    Keys are what an iota over tokens counts, and the operand `keys` of position biases if it is the positions.
+    """
+
+    def __init__(self, graph: Graph, mask: Value, positions: Value, makers: list[Node]) -> None:
+        self.graph = graph
+        self.mask = mask
+        self.positions = positions
+        self.makers = makers
+        self.extended: dict[Value, Value] = {}
+
+    def extend(self, bias: Value | None) -> Value | None:
+        """The bias [batch, heads, queries, total] that `bias` [batch, heads, queries, keys] becomes.
+
+        Raises:
+            WeftError: if it does not extend.
+        """
+        if bias is None:
+            return None
+        counted = [n.output for n in self.makers if n.op.name == "iota"]
+        needed = {*made_of([bias], counted), *(v.producer for v in counted)}
+        for node in self.makers:
+            if node in needed and node.output not in self.extended:
+                try:
+                    self._redo(node)
+                except WeftError as e:
+                    raise WeftError(f"kv-cache: bias %{bias.name} does not extend to cached keys: {e}") from None
+        new = self.extended.get(bias, bias)
+        queries, keys = new.shape[2:]
+        if (keys != sizes.sym("total") and keys != 1) or "total" in sizes.names(queries):
+            raise WeftError(
+                f"kv-cache: bias %{bias.name} does not extend to cached keys; count keys by an iota over the tokens "
+                "and queries by the input position_ids"
+            )
+        return new
+
+    def _redo(self, node: Node) -> None:
+        """Emit `node` once more, reading extended operands."""
+        operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
+        with self.graph.inserting(before=node):
+            if node.op.name == "iota" and sizes.names(node.output.shape[0]):
+                outs = ops.iota.emit(self.mask, axis=1)
+            else:
+                for i, (operand, v) in enumerate(zip(node.op.operands, operands, strict=False)):
+                    if operand.name == "keys" and v is self.positions:
+                        operands[i] = ops.unsqueeze(ops.iota(self.mask, axis=1), axes=(0,), name="key_positions")
+                if operands == list(node.inputs):
+                    return
+                outs = node.op.emit(*operands, **node.attrs)
+        for old, new in zip(node.outputs, outs, strict=True):
+            self.extended[old] = new
+            old.name, new.name = new.name, old.name
+
+    def drop_unused(self) -> None:
+        """Erase what counted along the call only."""
+        for node in reversed(self.makers):
+            if not any(v.uses or v.is_output for v in node.outputs):
+                self.graph.erase(node)

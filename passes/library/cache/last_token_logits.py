@@ -1,0 +1,146 @@
+"""Logits of the last token only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
+from weft.ir.recipes import Literal
+from weft.ir.types import dtypes
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...core.trial import EXACT, Trial
+from ...edits.edit import drop, hand_over, made_of
+from .tokens import Tokens, carries, token_axes, tokenwise
+
+SCOPE = "last_token"
+
+
+@dataclass(frozen=True)
+class LastTokenLogits(Pass):
+    """Compute logits [batch, 1, vocab] of the last valid token of each row instead of all tokens.
+
+    Whatever follows the last mixing of tokens — the rest of the last layer, the final norm, the head — then sees one
+    row: of a prompt only those logits choose a token. The last valid token of row b is
+    sum(attention_mask[b]) − 1 − position_ids[b, 0], at least 0. Needs kv-cache before it.
+
+    Condition: nobody asks for the logits of other tokens; those of the last equal that row of the full logits.
+
+    Source: logits_to_keep of transformers, and llama_batch of llama.cpp.
+
+    Example last-token-logits::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          input %attention_mask: i64[batch, past + seq]
+          input %position_ids: i64[batch, seq]
+          param %embed: f32[11, 4] = normal([11, 4], std=1.0, stream="embed")
+          param %w: f32[4, 4] = normal([4, 4], std=0.5, stream="w")
+          %x: f32[batch, seq, 4] = embedding(%input_ids, %embed)
+          %mixed: f32[batch, seq, 4] = cumsum(%x, axis=1)
+          %y: f32[batch, seq, 4] = linear(%mixed, %w)
+          %logits: f32[batch, seq, 11] = linear(%y, %embed)
+          output logits = %logits
+        }
+    """
+
+    name = "last-token-logits"
+    effect = "conditional"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        tokens = token_axes(graph)
+        missing = [n for n in ("attention_mask", "position_ids") if n not in graph.inputs]
+        if missing:
+            raise WeftError(f"last-token-logits: graph {graph.name} has no input {missing[0]}; run kv-cache before it")
+        if tokens is None or not carries(graph.outputs.get("logits"), tokens):
+            raise WeftError(f"last-token-logits: graph {graph.name} has no output logits [batch, seq, vocab]")
+        narrowed = _narrowed(graph, tokens)
+        rows = _Rows(graph, tokens, next(iter(graph.nodes)))
+        logits = graph.outputs["logits"]
+        for node in narrowed:
+            chosen = tokenwise(node, tokens) or ()
+            operands = list(node.inputs)
+            for i in chosen:
+                operands[i] = rows.of(node, operands[i])
+            with graph.inserting(before=node):
+                attrs = {k: _one_token(v, tokens) for k, v in node.attrs.items()}
+                outs = node.op.emit(*operands, **attrs)
+            for old, new in zip(node.outputs, outs, strict=True):
+                rows.taken[old] = new
+            trace.fired(self.name, node.output.name)
+        if not narrowed:
+            with graph.inserting(after=logits.producer) if logits.producer else graph.scope(""):
+                rows.gather(logits)
+        final = rows.taken[logits]
+        for node in narrowed:
+            for v in node.outputs:
+                hand_over(v, rows.taken[v])
+        graph.outputs["logits"] = final
+        drop(graph, narrowed)
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """The logits are the rows of the full logits, for right-padded rows of different lengths."""
+        inputs = trial.inputs(before)
+        full, last = trial.run(before, inputs), trial.run(after, inputs)
+        index = inputs["attention_mask"].sum(1) - 1 - inputs["position_ids"][:, 0]
+        batch = np.arange(len(index))
+        full["logits"] = full["logits"][batch, index.clip(min=0)][:, None]
+        trial.same(full, last, EXACT)
+
+
+def _narrowed(graph: Graph, tokens: Tokens) -> list[Node]:
+    """The nodes, in order, that work token by token and that only the logits depend on."""
+    logits = graph.outputs["logits"]
+    chosen: dict[Node, None] = {}
+    for node in reversed(graph.nodes):
+        outputs = [name for v in node.outputs for name in graph.outputs.names(v)]
+        users = [n for v in node.outputs for n in v.users]
+        feeds = all(n in chosen for n in users) and all(name == "logits" for name in outputs)
+        if feeds and (users or logits in node.outputs) and tokenwise(node, tokens) is not None:
+            chosen[node] = None
+    return list(reversed(chosen))
+
+
+def _one_token(attr: Any, tokens: Tokens) -> Any:
+    """A shape [batch, seq, ...] with one token."""
+    return (attr[0], 1, *attr[2:]) if isinstance(attr, tuple) and attr[:2] == tokens else attr
+
+
+class _Rows:
+    """Rows of the last valid token: `taken` maps values to them."""
+
+    def __init__(self, graph: Graph, tokens: Tokens, first: Node) -> None:
+        self.graph = graph
+        self.taken: dict[Value, Value] = {}
+        mask, at = graph.inputs["attention_mask"], graph.inputs["position_ids"]
+        column = TensorType(dtypes.i64, (1, 1))
+        one = graph.add_param(f"{SCOPE}.one", column, Literal((1,), (1, 1)))
+        zero = graph.add_param(f"{SCOPE}.zero", column, Literal((0,), (1, 1)))
+        with graph.inserting(before=first):
+            end = ops.sum(mask, axes=(1,), keepdims=True, name="valid")
+            start = ops.slice_(at, axis=1, start=0, stop=1, name="start")
+            last = ops.sub(ops.sub(end, start, name="count"), one, name="last")
+            self.index = ops.maximum(last, zero, name="index")
+        self._rescope(self.index)
+
+    def of(self, reader: Node, value: Value | None) -> Value:
+        assert value is not None
+        if value not in self.taken:
+            with self.graph.inserting(before=reader):
+                self.gather(value)
+        return self.taken[value]
+
+    def gather(self, value: Value) -> None:
+        self.taken[value] = ops.gather_rows(value, self.index, name="rows")
+        self._rescope(self.taken[value], value, self.index)
+
+    def _rescope(self, value: Value, *known: Value) -> None:
+        """Put what was made for `value` into a scope of its own."""
+        for node in made_of([value], known):
+            for v in node.outputs:
+                v.name = self.graph.fresh(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")
+            node.scope = SCOPE

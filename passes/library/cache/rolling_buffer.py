@@ -1,0 +1,99 @@
+"""Rolling buffers: the caches of attentions with a window keep that many keys, however long the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, WeftError
+from weft.ir.ops.fused_attention import SOFTMAX
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...core.trial import EXACT, Trial
+from ...edits.edit import changed
+from .kv_cache import run_in_chunks, within_positions
+
+_LONGEST_TRIAL = 40  # tokens; for wider windows only texts within the window are tried
+
+
+@dataclass(frozen=True)
+class RollingBuffer(Pass):
+    """Let the caches of attentions with a window hold only its keys.
+
+    The capacity axis of past_key_values.i.key and .value becomes window + `slack`; the key of position p goes to slot
+    p mod that size, where it replaces one that has left the window. Where the first keys of a text stay in sight (sinks
+    of sliding-window), they have slots of their own before those that roll. Caches stay as they are where that is no
+    less than `length`, the longest text (the model's context if None). `slack` is room that lets ONNX Runtime's kernel
+    move old keys out less often.
+
+    Condition: each row of a call continues where its last call ended. The caches are there (kv-cache comes before).
+
+    Source: Jiang 2023 (Mistral 7B), arXiv:2310.06825; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
+
+    Example rolling-buffer::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %k: f32[batch, seq, 4]
+          input %position_ids: i64[batch, seq]
+          input %attention_mask: i64[batch, total]
+          input %past_k: f32[batch, 1, capacity, 4] as past_key_values.0.key
+          input %past_v: f32[batch, 1, capacity, 4] as past_key_values.0.value
+          %y: f32[batch, seq, 8], %k_now: f32[batch, 1, capacity, 4], %v_now: f32[batch, 1, capacity, 4] = attention(
+            %q, %k, %k, _, %attention_mask, _, %past_k, %past_v, %position_ids,
+            heads=2, kv_heads=1, causal=true, window=3)
+          output y = %y
+          output present.0.key = %k_now
+          output present.0.value = %v_now
+        }
+    """
+
+    name = "rolling-buffer"
+    effect = "conditional"
+    length: int | None = None
+    slack: int = 0
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if self.slack < 0:
+            raise WeftError(f"rolling-buffer: slack={self.slack} must not be negative")
+        cached = [n for n in graph.nodes if n.op in SOFTMAX and n.operand("past_k") is not None]
+        if not cached:
+            raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
+        limit = self.length or graph.meta.get("context")
+        for node in cached:
+            size = _capacity(node, self.slack)
+            if size is None or (limit is not None and size >= limit):
+                continue
+            for name in ("past_k", "past_v"):
+                if (past := node.operand(name)) is not None:
+                    past.type = past.type.with_axis(2, size)
+            trace.fired(self.name, changed(node, rolling=True).output.name)
+        if not trace.rewrites[self.name]:
+            trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """Calls of several sizes, some beyond the capacity, give what full caches give."""
+        sizes = {
+            past.shape[2]
+            for n in after.nodes
+            if n.op in SOFTMAX and n.attrs["rolling"] and (past := n.operand("past_k")) is not None
+        }
+        total = max(sizes, default=0) + 4
+        total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
+        inputs = trial.inputs(before, seq=total)
+        for cuts in _cuts(total):
+            trial.same(run_in_chunks(trial, before, inputs, cuts), run_in_chunks(trial, after, inputs, cuts), EXACT)
+
+
+def _capacity(node: Node, slack: int) -> int | None:
+    """The keys that the cache of `node` must hold if it rolls; None if it cannot."""
+    window, first = node.attrs["window"], node.attrs["keep_first"]
+    alone = all(p is None or len(p.uses) == 1 for p in (node.operand("past_k"), node.operand("past_v")))
+    return int(window) + first + slack if window is not None and alone and not node.attrs["rolling"] else None
+
+
+def _cuts(total: int) -> Iterable[tuple[int, ...]]:
+    half = total // 2
+    cuts = (total,), (1,) * total, (half, total - half), (total - 2, 1, 1), (2, 1, total - 3)
+    return (c for c in cuts if min(c) > 0)

@@ -1,0 +1,80 @@
+"""Which ops treat every token alone.
+
+A value *carries tokens* if its first two axes are [batch, seq] of the token ids. Caches and pruned prefixes rest on
+knowing that a node computes row (b, t) of its outputs from row (b, t) of its operands only.
+"""
+
+from __future__ import annotations
+
+from weft.ir import Graph, Node, Param, Value
+from weft.ir.op import Trait
+from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.types.sizes import Size
+
+Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
+_ALONG_AXES = {"sum", "mean", "max", "min", "prod", "softmax", "cumsum", "split", "slice", "concat", "pad"}
+
+
+def token_axes(graph: Graph) -> Tokens | None:
+    """[batch, seq] of the graph: of its token ids, else of the queries of its first causal attention."""
+    if "input_ids" in graph.inputs and len(graph.inputs["input_ids"].shape) == 2:
+        batch, seq = graph.inputs["input_ids"].shape
+        return batch, seq
+    for node in graph.nodes:
+        if node.op in SOFTMAX and node.attrs["causal"]:
+            return node.output.shape[0], node.output.shape[1]
+    return None
+
+
+def carries(value: Value | None, tokens: Tokens) -> bool:
+    """Whether `value` has a row per token."""
+    return value is not None and not isinstance(value, Param) and value.shape[:2] == tokens
+
+
+def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
+    """The operands that `node` takes row by row; None if it mixes tokens, or if nothing tells that it does not.
+
+    All other operands are the same for every token.
+    """
+    rows = tuple(i for i, v in enumerate(node.inputs) if carries(v, tokens))
+    if not rows or not all(carries(v, tokens) for v in node.outputs):
+        return None
+    name, x = node.op.name, node.inputs[0]
+    if Trait.ELEMENTWISE in node.op.traits:
+        rank = len(node.output.shape)
+        return rows if all(_aligned(v, i in rows, rank) for i, v in enumerate(node.inputs)) else None
+    if Trait.ROWWISE in node.op.traits:
+        return rows if 0 in rows and x is not None and len(x.shape) > 2 else None
+    if Trait.VIEW in node.op.traits:  # of [batch, seq, ...] that leaves [batch, seq, ...], even no more than that
+        return rows if 0 in rows else None
+    if name in ("embedding", "one_hot"):
+        return rows if 0 in rows and len(node.output.shape) > 2 else None
+    if name in _ALONG_AXES:
+        return rows if x is not None and len(rows) == len(node.inputs) and _beyond_tokens(node, len(x.shape)) else None
+    if name == "expand":
+        return rows if x is not None and 2 < len(x.shape) == len(node.output.shape) else None
+    if name == "gather":
+        return rows if rows == (0,) and x is not None and node.attrs["axis"] % len(x.shape) >= 2 else None
+    if name == "transpose":
+        return rows if node.attrs["axes"][:2] == (0, 1) else None
+    if name == "matmul":
+        flat = all(v is not None and (len(v.shape) > 2) == (i == 0) for i, v in enumerate(node.inputs))
+        return rows if rows == (0,) and flat else None
+    if name == "attention":  # over keys that are not these tokens
+        return rows if rows == (0,) and not node.attrs["causal"] and node.operand("bias") is None else None
+    return None
+
+
+def _aligned(value: Value | None, carrying: bool, rank: int) -> bool:
+    """Whether an operand of a broadcasting op has its token axis where the output has it, or none."""
+    if value is None:
+        return True
+    if carrying:
+        return len(value.shape) == rank
+    place = 1 - (rank - len(value.shape))
+    return place < 0 or value.shape[place] == 1
+
+
+def _beyond_tokens(node: Node, rank: int) -> bool:
+    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+    return all(a % rank >= 2 for a in axes)

@@ -1,0 +1,75 @@
+"""Common subexpression elimination."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Recipe, Value
+from weft.ir.op import Trait
+from weft.ir.recipes import Full
+from weft.ir.recipes.spelling import spell_recipe
+
+from ...core.base import Pass
+from ...core.trace import Trace
+
+
+@dataclass(frozen=True)
+class Cse(Pass):
+    """Compute equal things once.
+
+    Equal are nodes with the same op, operands (of commutative ops in any order) and attributes, and parameters with
+    the same recipe and type. The first of them stays, with its name and scope. Merging parameters is what ties an
+    output head to an embedding table that the checkpoint stores once; those that are only filled with a number stay
+    apart, for they are the initial values of different weights.
+
+    Condition: none; ops have no side effects.
+
+    Source: Cocke, Global common subexpression elimination (1970).
+
+    Example cse::
+
+        graph example {
+          input %x: f32[batch, 4]
+          input %y: f32[batch, 4]
+          param %w: f32[4, 4] = normal([4, 4], std=1.0, stream="w")
+          param %same: f32[4, 4] = normal([4, 4], std=1.0, stream="w")
+          %sum: f32[batch, 4] = add(%x, %y)
+          %swapped: f32[batch, 4] = add(%y, %x)
+          %p: f32[batch, 4] = linear(%sum, %w)
+          %q: f32[batch, 4] = linear(%swapped, %same)
+          %z: f32[batch, 4] = mul(%p, %q)
+          output z = %z
+        }
+    """
+
+    name = "cse"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        params: dict[Hashable, Param] = {}
+        for p in list(graph.params.values()):
+            if _filled(p.recipe):
+                continue
+            first = params.setdefault((p.type, spell_recipe(p.recipe)), p)
+            if first is not p:
+                trace.fired("equal parameters", p.name)
+                p.replace_uses(first)
+                graph.erase_param(p)
+        number: dict[Value | None, int] = {None: -1}
+        nodes: dict[Hashable, Node] = {}
+        for node in graph.nodes:
+            operands = [number.setdefault(v, len(number)) for v in node.inputs]
+            if Trait.COMMUTATIVE in node.op.traits:
+                operands.sort()
+            attrs = tuple((k, repr(v)) for k, v in node.attrs.items())  # repr tells 0.0 from -0.0
+            same = nodes.setdefault((node.op.name, tuple(operands), attrs), node)
+            if same is not node:
+                trace.fired("equal nodes", node.output.name)
+                for old, new in zip(node.outputs, same.outputs, strict=True):
+                    old.replace_uses(new)
+                graph.erase(node)
+
+
+def _filled(recipe: Recipe) -> bool:
+    return all(map(_filled, recipe.parts)) if recipe.parts else isinstance(recipe, Full)

@@ -1,0 +1,203 @@
+"""Constant folding: nodes over parameters become parameters."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, Recipe, Value
+from weft.ir.interpreter import run_node, widen
+from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape, Scale, Slice, Source, Take
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import drop, hand_over, rename
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FoldConstants(Pass):
+    """Replace nodes whose operands are all parameters, and iotas of fixed length, by parameters.
+
+    Weights are never computed here: their transposes, reshapes, slices, concatenations, scales, sums and elementwise
+    maps become recipes, and what has no recipe stays a node. Constants that no weight enters are computed by the
+    references if they have at most `limit` elements. Without `weights` only those are folded: what is trained stays
+    what the architecture declares.
+
+    Condition: every operand is a parameter, and the shape of the result is fixed.
+
+    Source: Aho, Lam, Sethi and Ullman, Compilers, second edition (2006), 8.5.4.
+
+    Example fold-constants::
+
+        graph example {
+          input %x: f32[batch, 4]
+          param %w: f32[4, 3] = normal([4, 3], std=1.0, stream="w")
+          param %g: f32[4] = normal([4], std=1.0, stream="g")
+          %turned: f32[3, 4] = transpose(%w, axes=[1, 0])
+          %scaled: f32[3, 4] = mul(%turned, %g)
+          %y: f32[batch, 3] = linear(%x, %scaled)
+          output y = %y
+        }
+    """
+
+    name = "fold-constants"
+    effect = "exact"
+    limit: int = 4096
+    weights: bool = True
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            counted = node.op.name == "iota"
+            operands = [v for v in node.inputs if isinstance(v, Param)]
+            if not counted and len(operands) != len(node.inputs):
+                continue
+            if not self.weights and not all(p.recipe.constant for p in operands):
+                continue
+            shapes = [tuple(s for s in v.shape if isinstance(s, int)) for v in node.outputs]
+            if any(len(s) != len(v.shape) for s, v in zip(shapes, node.outputs, strict=True)):
+                continue
+            if counted:
+                (length,) = shapes[0]
+                found: list[Recipe] = [Literal.of(np.arange(length))] if length <= self.limit else []
+            else:
+                found = _recipes(node, operands, shapes[0]) or self._evaluated(graph, node, operands, shapes)
+            if not found:
+                continue
+            trace.fired(node.op.name, node.output.name)
+            base = operands[0].name if len(operands) == 1 else node.output.name
+            for old, recipe in zip(node.outputs, found, strict=True):
+                new = graph.add_param(f"{base}.{node.op.name}", old.type, recipe)
+                hand_over(old, new)
+                if _named(old):
+                    rename(new, old)
+            drop(graph, [node])
+
+    def _evaluated(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
+        """The outputs written out, if they are small and no weight enters."""
+        sizes = [*shapes, *(_fixed(p) for p in operands)]
+        if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
+            return []
+        arrays = [widen(np.asarray(p.recipe.evaluate(graph.archive))) for p in operands]
+        return [Literal.of(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
+
+
+def _named(value: Value) -> bool:
+    """Return whether the author named `value`, which else is called as its op."""
+    assert value.producer is not None
+    return re.fullmatch(rf"{value.producer.op.name}(_\d+)?", value.name.rpartition(".")[2]) is None
+
+
+def _fixed(param: Param) -> Shape:
+    return param.type.concrete({})
+
+
+def _recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
+    """The outputs of `node` (the first of `shape`) as recipes over those of its operands; empty if there are none."""
+    name = node.op.name
+    form = _MOVES.get(name) or (_ARITHMETIC.get(name) if operands[0].type.dtype.is_float else None)
+    found = form(node, operands, shape) if form else None
+    return [] if found is None else found if isinstance(found, list) else [found]
+
+
+def _reshape(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+    return Reshape(operands[0].recipe, shape)
+
+
+def _transpose(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+    axes = tuple(a % len(shape) for a in node.attrs["axes"])
+    return operands[0].recipe if axes == tuple(range(len(shape))) else Permute(operands[0].recipe, axes)
+
+
+def _slice(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+    a = node.attrs
+    return Slice(operands[0].recipe, a["axis"] % len(shape), a["start"], a["stop"], a["step"])
+
+
+def _split(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
+    axis, found, start = node.attrs["axis"] % len(shape), list[Recipe](), 0
+    for size in node.attrs["sizes"]:
+        found.append(Slice(operands[0].recipe, axis, start, start + size))
+        start += size
+    return found
+
+
+def _concat(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+    return Concat(tuple(p.recipe for p in operands), node.attrs["axis"] % len(shape))
+
+
+def _affine(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+    scaled = operands[0].recipe if node.attrs["by"] == 1 else Scale(operands[0].recipe, node.attrs["by"])
+    return Add((scaled,), node.attrs["plus"]) if node.attrs["plus"] else scaled
+
+
+def _add(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
+    x, y = operands
+    return Add((x.recipe, y.recipe)) if _fixed(x) == _fixed(y) else None
+
+
+def _sub(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
+    x, y = operands
+    return Add((x.recipe, Scale(y.recipe, -1.0))) if _fixed(x) == _fixed(y) else None
+
+
+def _mul(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
+    """A tensor times a vector along one of its axes, as in folding a norm's weight into a matrix."""
+    for tensor, other in (operands, operands[::-1]):
+        factor, dims = other.recipe, _fixed(other)
+        if _fixed(tensor) != shape or len(dims) > len(shape):
+            continue
+        dims = (1,) * (len(shape) - len(dims)) + dims
+        wide = [a for a, n in enumerate(dims) if n != 1]
+        if len(wide) == 1:
+            (axis,) = wide
+            vector = factor if len(_fixed(other)) == 1 else Reshape(factor, (dims[axis],))
+            return Scale(tensor.recipe, vector, axis)
+    return None
+
+
+def _gather(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
+    x, indices = operands
+    if not isinstance(indices.recipe, Literal) or len(indices.recipe.dims) != 1:
+        return None
+    return Take(x.recipe, tuple(int(i) for i in indices.recipe.values), node.attrs["axis"] % len(_fixed(x)))
+
+
+def _map(fn: str) -> Callable[[Node, list[Param], Shape], Recipe]:
+    def mapped(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+        recipe = operands[0].recipe  # GGUF stores −e^A_log, of which A_log is read: undone, it is exact
+        return recipe.item if isinstance(recipe, Map) and _UNDOES.get(fn) == recipe.fn else Map(recipe, fn)
+
+    return mapped
+
+
+def _cast(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
+    narrower = node.attrs["to"].is_float and node.attrs["to"].bits <= operands[0].type.dtype.bits
+    return operands[0].recipe if narrower else None  # the parameter's own dtype rounds, last
+
+
+_UNDOES = {"exp": "log", "log": "exp", "neg": "neg", "reciprocal": "reciprocal"}
+Form = Callable[[Node, list[Param], Shape], Recipe | list[Recipe] | None]
+_MOVES: dict[str, Form] = {
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "unsqueeze": _reshape,
+    "transpose": _transpose,
+    "slice": _slice,
+    "split": _split,
+    "concat": _concat,
+    "gather": _gather,
+}
+_ARITHMETIC: dict[str, Form] = {
+    "affine": _affine,
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "cast": _cast,
+    **{fn: _map(fn) for fn in ("neg", "exp", "log", "reciprocal", "cos", "sin")},
+}

@@ -1,0 +1,104 @@
+"""Vocabularies of round sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Value, WeftError, ops
+from weft.ir.op import Trait
+from weft.ir.recipes import Concat, Full
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import derive, hand_over, only_params, supersede
+
+MOST = 65_536  # tokens that a vocabulary is made a multiple of
+
+
+@dataclass(frozen=True)
+class PadVocab(Pass):
+    """Append zero rows to the head and its tied table, until their number is a multiple of `multiple`.
+
+    [W; 0] x = [W x; 0], of which the logits are the first `vocab`: a slice takes the others away before anything reads
+    them. Kernels and shards want round sizes (64, 128, or as many as there are devices); 50257 is a prime number. An
+    embedding has the new rows too where it shares them, or has as many rows as the head; no token asks for them.
+
+    Condition: the weight of the head is a parameter that only heads and embeddings read.
+
+    Source: Megatron-LM (Shoeybi 2019, 1909.08053), section 3, make-vocab-size-divisible-by.
+
+    Example pad-vocab{multiple=8}::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          param %embed.weight: f32[11, 4] = normal([11, 4], std=0.5, stream="embed")
+          %embed: f32[batch, seq, 4] = embedding(%input_ids, %embed.weight)
+          %lm_head: f32[batch, seq, 11] = linear(%embed, %embed.weight)
+          output logits = %lm_head
+        }
+    """
+
+    name = "pad-vocab"
+    effect = "exact"
+    tradeoff = "the logits of up to multiple - 1 more tokens are computed and thrown away"
+    multiple: int = 64
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if not 1 <= self.multiple <= MOST:
+            raise WeftError(f"{self.name}: multiple={self.multiple} must be from 1 to {MOST}")
+        head = _head(graph)
+        if head is None:
+            raise WeftError(f"{self.name}: graph {graph.name} has no output logits that a linear makes")
+        weight, at = head.inputs[1], head.output.name
+        if not isinstance(weight, Param) or not only_params(head.inputs[1:]):
+            trace.refuse(self.name, at, "its weight is computed")
+            return
+        vocab = head.output.width
+        extra = -vocab % self.multiple
+        others = [n for n in weight.users if n is not head and n.op.name != "embedding"]
+        if others:
+            trace.refuse(self.name, at, f"%{weight.name} is read by {others[0].op.name} (%{others[0].output.name}) too")
+        elif extra:
+            trace.fired(self.name, at)
+            _pad(head, weight, extra)
+
+
+def _head(graph: Graph) -> Node | None:
+    """The linear that makes the logits, but for what is done to each of them alone."""
+    logits = graph.outputs.get("logits")
+    node = None if logits is None else logits.producer
+    while node is not None and node.op.name != "linear":
+        alone = Trait.ELEMENTWISE in node.op.traits or node.op.name == "slice"
+        x = node.inputs[0] if alone else None
+        node = None if x is None else x.producer
+    return node
+
+
+def _pad(head: Node, weight: Param, extra: int) -> None:
+    """Give `head`, and the embeddings of as many tokens, `extra` more rows."""
+    graph, vocab = head.graph, head.output.width
+    tables = [n.inputs[1] for n in graph.nodes if n.op.name == "embedding" and _asked_by_tokens(n)]
+    found = dict.fromkeys(
+        p for p in (weight, *head.inputs[2:], *tables) if isinstance(p, Param) and p.shape[0] == vocab
+    )
+    padded: dict[Value | None, Param] = {}
+    for old in found:
+        rest = old.type.concrete({})[1:]
+        recipe = Concat((old.recipe, Full(0.0, (extra, *rest))))
+        padded[old] = derive(old, recipe, (vocab + extra, *rest))
+    with graph.inserting(before=head):
+        logits = ops.linear(head.inputs[0], *(padded.get(p) for p in head.inputs[1:]), name="padded")
+        kept = ops.slice(logits, axis=len(logits.shape) - 1, start=0, stop=vocab)
+    hand_over(head.output, kept)
+    graph.erase(head)
+    for table in found:
+        for node, i in table.uses:
+            node.set_input(i, padded[table])
+        supersede(table, padded[table])
+
+
+def _asked_by_tokens(embedding: Node) -> bool:
+    ids = embedding.inputs[0]
+    return ids is not None and any(
+        v is ids and name.endswith("input_ids") for name, v in embedding.graph.inputs.items()
+    )

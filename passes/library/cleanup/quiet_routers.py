@@ -1,0 +1,76 @@
+"""Noisy routers without their noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Graph, WeftError
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...core.trial import EXACT, Trial
+from ...edits.edit import drop, made_of
+
+INPUT = "router_noise."
+
+
+def noises(graph: Graph) -> list[str]:
+    """The inputs of `graph` that are noise for routers."""
+    return [name for name in graph.inputs if name.startswith(INPUT)]
+
+
+@dataclass(frozen=True)
+class QuietRouters(Pass):
+    """Route by the logits themselves where noise was added to them, which is for training.
+
+    Takes out the inputs router_noise.i and what is made with them: logits + noise ⊙ spread → logits.
+
+    Condition: all noise is zero.
+
+    Source: Shazeer 2017, arXiv:1701.06538, equation 4.
+
+    Example quiet-routers::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          input %router_noise.0: f32[batch, seq, 3]
+          param %w: f32[3, 4] = normal([3, 4], std=0.5, stream="router")
+          param %ws: f32[3, 4] = normal([3, 4], std=0.5, stream="spread")
+          %logits: f32[batch, seq, 3] = linear(%x, %w)
+          %raw: f32[batch, seq, 3] = linear(%x, %ws)
+          %spread: f32[batch, seq, 3] = softplus(%raw)
+          %scaled: f32[batch, seq, 3] = mul(%router_noise.0, %spread)
+          %noisy: f32[batch, seq, 3] = add(%logits, %scaled)
+          output scores = %noisy
+        }
+    """
+
+    name = "quiet-routers"
+    effect = "conditional"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        found = noises(graph)
+        if not found:
+            raise WeftError(f"quiet-routers: graph {graph.name} has no input {INPUT}0")
+        for name in found:
+            for scaled in graph.inputs[name].users:
+                for noisy in scaled.output.users:
+                    if (scaled.op.name, noisy.op.name) != ("mul", "add"):
+                        raise WeftError(f"quiet-routers: {noisy!r} (%{noisy.output.name}) does not add {name} · spread")
+                    logits = next(v for v in noisy.inputs if v is not None and v is not scaled.output)
+                    shared = logits.producer.inputs if logits.producer else ()
+                    spread = made_of([scaled.output], shared)
+                    noisy.output.replace_uses(logits)
+                    graph.erase(noisy)
+                    drop(graph, spread)
+                    trace.fired(self.name, logits.name)
+            del graph.inputs[name]
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """Without noise both are equal."""
+        inputs = trial.inputs(before)
+        quiet = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
+        left = {name: x for name, x in quiet.items() if name in after.inputs}
+        trial.same(trial.run(before, quiet), trial.run(after, left), EXACT)

@@ -1,0 +1,1 @@
+"""Passes that fold factors, norms, biases and linear maps into weights."""

@@ -1,0 +1,198 @@
+"""Biases around attention that softmax makes superfluous: that of the keys vanishes, that of the values moves on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.recipes import Add, Concat, Full, Literal, Take
+from weft.ir.recipes.matrices import MatMul
+
+from ...analysis.projections import Branch, branch_of, is_zero, output_of, rows
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import changed, derive, derive_bias, supersede
+
+
+@dataclass(frozen=True)
+class DropKBias(Pass):
+    """Leave out the bias of the keys.
+
+    q·(k + b) = q·k + q·b, and q·b is the same for all keys that a query sees: softmax does not notice. A linear that is
+    packed keeps its other biases.
+
+    Condition: between the bias and softmax nothing but a product with q, a scale and what is added to scores. Refused
+    under RoPE (b turns with the position of its key), a norm or clip of the keys, a soft cap, sinks (they are not
+    shifted along), where keys are values too, and where caches hold the keys.
+
+    Source: Vaswani 2017, Attention Is All You Need; softmax(s + c) = softmax(s).
+
+    Example drop-k-bias::
+
+        graph example {
+          input %x: f32[batch, seq, 6]
+          param %q.weight: f32[8, 6] = normal([8, 6], std=1.0, stream="q")
+          param %k.weight: f32[4, 6] = normal([4, 6], std=1.0, stream="k")
+          param %k.bias: f32[4] = normal([4], std=1.0, stream="b")
+          %q: f32[batch, seq, 8] = linear(%x, %q.weight)
+          %k: f32[batch, seq, 4] = linear(%x, %k.weight, %k.bias)
+          %v: f32[batch, seq, 4] = slice(%x, axis=2, start=0, stop=4)
+          %y: f32[batch, seq, 8] = attention(%q, %k, %v, heads=4, kv_heads=2, causal=true)
+          output y = %y
+        }
+    """
+
+    name = "drop-k-bias"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            if node.op not in SOFTMAX:
+                continue
+            k = branch_of(node, "k")
+            if isinstance(k, str):
+                trace.refuse(self.name, node.output.name, k)
+            elif (bias := _bias(k)) is not None:
+                reason = _felt(node, k)
+                if reason is not None:
+                    trace.refuse(self.name, node.output.name, reason)
+                    continue
+                trace.fired(self.name, bias.name)
+                _drop(k)
+
+
+def _felt(node: Node, k: Branch) -> str | None:
+    """Why the attention `node` notices a bias of its keys."""
+    if node.operand("past_k") is not None:
+        return "its cache holds keys with their bias; run drop-k-bias before kv-cache"
+    if node.operand("v") is None:
+        return "its keys are its values too"
+    if node.attrs["softcap"] is not None:
+        return "its soft cap bends scores: they notice a shift"
+    if node.operand("sinks") is not None:
+        return "its sinks are not shifted with the scores"
+    for step in (*k.between, node):
+        if step.op in (ops.rope, ops.rotary_attention):
+            return "RoPE turns the bias with the position of its key"
+        if step.op not in (ops.reshape, ops.attention):
+            return f"{step.op.name} (%{step.output.name}) stands between the bias and the scores"
+    return None
+
+
+@dataclass(frozen=True)
+class VBiasToOBias(Pass):
+    """Move the bias of the values behind the output projection.
+
+    The weights of a row of attention sum to 1: Σ α (v + b) = Σ α v + b. So W_o (y + b) + b_o is W_o y + b', with
+    b' = W_o b + b_o, b repeated for the query heads of a group. A linear that is packed keeps its other biases.
+
+    Condition: every row sees a key; a row that sees nothing is 0, not b. Self-attention sees its own token, whatever
+    window or pattern it has, and attention to everything sees what the text has, be it padded: a batch must not hold a
+    text without tokens. Refused with sinks (rows sum to less than 1), where a mask meets causality, a window or a
+    pattern (rows of padding may see nothing), under a bias that may be −∞, where anything but a linear reads the
+    result, and where caches hold the values.
+
+    Source: Vaswani 2017, Attention Is All You Need; linearity.
+
+    Example v-bias-to-o-bias::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %k: f32[batch, seq, 4]
+          param %v.weight: f32[6, 4] = normal([6, 4], std=1.0, stream="v")
+          param %v.bias: f32[6] = normal([6], std=1.0, stream="b")
+          param %o.weight: f32[5, 12] = normal([5, 12], std=1.0, stream="o")
+          %v: f32[batch, seq, 6] = linear(%k, %v.weight, %v.bias)
+          %y: f32[batch, seq, 12] = attention(%q, %k, %v, heads=4, kv_heads=2, causal=true)
+          %o: f32[batch, seq, 5] = linear(%y, %o.weight)
+          output o = %o
+        }
+    """
+
+    name = "v-bias-to-o-bias"
+    effect = "exact"
+    tradeoff = (
+        "the output's bias, where it had none, is as long as the model is wide; that of the values may be shorter"
+    )
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            if node.op not in SOFTMAX or node.operand("v") is None:
+                continue
+            v = branch_of(node, "v")
+            if isinstance(v, str):
+                trace.refuse(self.name, node.output.name, v)
+            elif (bias := _bias(v)) is not None:
+                o = output_of(node)
+                reason = o if isinstance(o, str) else _unequal(node, v)
+                if reason is not None or isinstance(o, str):
+                    trace.refuse(self.name, node.output.name, str(reason))
+                    continue
+                trace.fired(self.name, bias.name)
+                _move(node, v, bias, o)
+                _drop(v)
+
+
+def _unequal(node: Node, v: Branch) -> str | None:
+    """Why rows of the attention `node` may sum to another number than 1, or the bias of `v` may not reach them."""
+    if node.operand("past_v") is not None:
+        return "its cache holds values with their bias; run v-bias-to-o-bias before kv-cache"
+    if (step := next((n for n in v.between if n.op is not ops.reshape), None)) is not None:
+        return f"{step.op.name} (%{step.output.name}) stands between the bias and the values"
+    if node.operand("sinks") is not None:
+        return "its sinks take a part of every row: the others sum to less than 1"
+    bias, a = node.operand("bias"), node.attrs
+    if bias is not None and not _finite(bias):
+        return f"its bias %{bias.name} may hide all keys of a row"
+    q, k = node.operand("q"), node.operand("k")
+    assert q is not None and k is not None
+    local = a["window"] is not None or a["pattern"] != "dense"
+    if node.operand("key_mask") is not None and (a["causal"] or local):
+        return "rows of padding may see no key: those that it lets them see may be masked"
+    if local and q.shape[1] != k.shape[1]:
+        return "rows may be further from all keys than it sees"
+    return None
+
+
+def _finite(bias: Value) -> bool:
+    """Whether `bias` is learned or made of distances, which hide nothing."""
+    if isinstance(bias, Param):
+        return not bias.recipe.has(Literal, Full)
+    return bias.producer is not None and bias.producer.op in (ops.alibi, ops.relative_position_bias)
+
+
+def _move(node: Node, v: Branch, bias: Param, o: Node) -> None:
+    heads, kv_heads, weight, old = node.attrs["heads"], node.attrs["kv_heads"], o.operand("weight"), o.operand("bias")
+    assert isinstance(weight, Param)
+    start, stop = v.span
+    each = rows(bias.recipe, start, stop, o.graph.archive)
+    if heads != kv_heads:
+        width, group = (stop - start) // kv_heads, heads // kv_heads
+        each = Take(each, tuple(h // group * width + i for h in range(heads) for i in range(width)))
+    added = MatMul(weight.recipe, each)
+    new = derive(old, Add((old.recipe, added))) if isinstance(old, Param) else derive_bias(weight, added)
+    changed(o, {"bias": new})
+    supersede(old, new)
+
+
+def _bias(branch: Branch) -> Param | None:
+    """The bias of `branch`, unless its part is 0."""
+    if branch.bias is None:
+        return None
+    own = rows(branch.bias.recipe, *branch.span, branch.linear.graph.archive)
+    return None if is_zero(own) else branch.bias
+
+
+def _drop(branch: Branch) -> None:
+    """Take the part of `branch` out of the bias of its linear."""
+    linear, bias, (start, stop) = branch.linear, branch.bias, branch.span
+    assert bias is not None
+    archive, count = linear.graph.archive, int(bias.shape[0])
+    kept = [rows(bias.recipe, a, b, archive) for a, b in ((0, start), (stop, count)) if a < b]
+    new = None
+    if not all(map(is_zero, kept)):
+        parts = [*kept[: start > 0], Full(0.0, (stop - start,)), *kept[start > 0 :]]
+        new = derive(bias, Concat(tuple(parts)))
+    changed(linear, {"bias": new})
+    supersede(bias, new)

@@ -1,0 +1,86 @@
+"""Folding the norm of an embedding into its table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param
+from weft.ir.recipes.matrices import RowNorm
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.absorb import is_layer
+from ...edits.edit import derive, drop, hand_over, only_params, supersede
+
+
+@dataclass(frozen=True)
+class FoldEmbeddingNorm(Pass):
+    """Normalize the rows of an embedding table once instead of every row that is looked up.
+
+    norm(E[i]) = norm(E)[i]: the norm right behind the embedding of Bloom is baked into the table, weight, bias and all.
+    With `untie`, a table that is the head's weight too is copied.
+
+    Condition: the norm alone reads what is looked up, and looks at nothing else: not where positions or types are added
+    before it, as in BERT.
+
+    Source: norms work row by row; the embedding norm is that of Bloom (Le Scao 2022, 2211.05100).
+
+    Example fold-embedding-norm::
+
+        graph example {
+          input %ids: i64[batch, seq]
+          param %embed.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="embed")
+          param %norm.weight: f32[4] = normal([4], std=0.5, stream="g", mean=1.0)
+          %embed: f32[batch, seq, 4] = embedding(%ids, %embed.weight)
+          %norm: f32[batch, seq, 4] = layer_norm(%embed, %norm.weight)
+          output y = %norm
+        }
+    """
+
+    name = "fold-embedding-norm"
+    effect = "exact"
+    tradeoff = "with untie a tied table is stored twice"
+    untie: bool = False
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for norm in graph.nodes:
+            x = norm.inputs[0] if norm.op.name in ("rms_norm", "layer_norm") else None
+            if x is None or x.producer is None:
+                continue
+            lookup, why = x.producer, None
+            if lookup.op.name != "embedding":
+                makers = [v.producer.op.name for v in lookup.inputs if v is not None and v.producer is not None]
+                if lookup.op.name not in ("add", "affine") or x.users != (norm,) or "embedding" not in makers:
+                    continue
+                why = f"%{x.name} is not what is looked up: {lookup.op.name} stands between"
+            if why := why or self._obstacle(norm, lookup):
+                trace.refuse(self.name, norm.output.name, why)
+            else:
+                trace.fired(self.name, norm.output.name)
+                _fold(norm, lookup)
+
+    def _obstacle(self, norm: Node, lookup: Node) -> str | None:
+        table, rows = lookup.inputs[1], lookup.output
+        if not isinstance(table, Param) or not only_params(norm.inputs[1:]):
+            return "its weight, or the table, is computed"
+        others = [n for n in rows.users if n is not norm]
+        if others or rows.is_output:
+            who = f"read by {others[0].op.name} (%{others[0].output.name})" if others else "an output of the graph"
+            return f"%{rows.name} is also {who}"
+        tied = [n for n in table.users if n is not lookup]
+        if tied and not self.untie:
+            return f"%{table.name} is shared with {tied[0].op.name} (%{tied[0].output.name}); untie=true copies it"
+        return None
+
+
+def _fold(norm: Node, lookup: Node) -> None:
+    """Let `lookup` look up rows that `norm`, its only reader, has normalized."""
+    table = lookup.inputs[1]
+    assert isinstance(table, Param)
+    weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])
+    kind = "layer" if is_layer(norm) else "rms"
+    normed = derive(table, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))
+    lookup.set_input(1, normed)
+    supersede(table, normed)
+    hand_over(norm.output, lookup.output, rename=False)
+    drop(norm.graph, [norm])

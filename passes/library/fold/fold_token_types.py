@@ -1,0 +1,92 @@
+"""Encoders for texts of one segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import Graph, Node, Param, WeftError
+from weft.ir.recipes import Add, Full, Slice
+from weft.ir.recipes.matrices import MatMul
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...core.trial import EXACT, Trial
+from ...edits.edit import derive, drop_params, supersede
+from ...edits.sums import fixed, summands, take_out, totals
+
+INPUT = "token_type_ids"
+
+
+@dataclass(frozen=True)
+class FoldTokenTypes(Pass):
+    """Leave out the input token_type_ids of an encoder that only sees texts of one segment, all of type 0.
+
+    Every token then gets the same row T₀ of the table of types. It is added to each row of another table whose rows are
+    added to the same sum: P'_i = P_i + T₀, P the positions, or the tokens where no positions are added.
+
+    Condition: all token types are 0. The rows of types are only added, to a sum with a table that nobody else reads.
+
+    Source: Devlin 2018 (1810.04805), figure 2: the sum of token, segment and position embeddings.
+
+    Example fold-token-types::
+
+        graph example {
+          input %input_ids: i64[batch, seq]
+          input %token_type_ids: i64[batch, seq]
+          param %embed.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="embed")
+          param %types.weight: f32[2, 4] = normal([2, 4], std=0.5, stream="types")
+          %embed: f32[batch, seq, 4] = embedding(%input_ids, %embed.weight)
+          %types: f32[batch, seq, 4] = embedding(%token_type_ids, %types.weight)
+          %sum: f32[batch, seq, 4] = add(%embed, %types)
+          output y = %sum
+        }
+    """
+
+    name = "fold-token-types"
+    effect = "conditional"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        ids = graph.inputs.get(INPUT)
+        if ids is None:
+            raise WeftError(f"{self.name}: graph {graph.name} has no input {INPUT}")
+        found: dict[Node, Node] = {}  # lookups of types, and those that take their row in
+        for total in totals(graph):
+            terms = [
+                v.producer for v in summands(total) if v.producer is not None and v.producer.op.name == "embedding"
+            ]
+            for types in (n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not fixed(n.output)):
+                alone = [
+                    n for n in terms if n is not types and isinstance(t := n.inputs[1], Param) and len(t.uses) == 1
+                ]
+                if alone and isinstance(types.inputs[1], Param):
+                    found[types] = max(alone, key=lambda n: n.inputs[0] not in graph.inputs.values())
+        left = [n for n in ids.users if n not in found]
+        if left or ids.is_output:
+            who = f"{left[0].op.name} (%{left[0].output.name})" if left else "an output"
+            raise WeftError(f"{self.name}: {who} does more with {INPUT} than add rows of a table to those of another")
+        for types, other in found.items():
+            trace.fired(self.name, types.output.name)
+            _fold(types, other)
+        del graph.inputs[INPUT]
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """For texts of type 0 both are equal."""
+        inputs = trial.inputs(before)
+        inputs[INPUT] = np.zeros_like(inputs[INPUT])
+        left = {name: x for name, x in inputs.items() if name != INPUT}
+        trial.same(trial.run(before, inputs), trial.run(after, left), EXACT)
+
+
+def _fold(types: Node, other: Node) -> None:
+    """Add row 0 of the table of `types` to all rows of that of `other`, and leave `types` out of the sum."""
+    row, table = types.inputs[1], other.inputs[1]
+    assert isinstance(row, Param) and isinstance(table, Param)
+    everywhere = MatMul(Full(1.0, (int(table.shape[0]), 1)), Slice(row.recipe, 0, 0, 1))
+    new = derive(table, Add((table.recipe, everywhere)))
+    other.set_input(1, new)
+    supersede(table, new)
+    take_out(types.output)
+    types.graph.erase(types)
+    drop_params(types.graph, [row])

@@ -1,0 +1,104 @@
+"""LayerNorm into RMSNorm, by centring all that writes into the residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Value, ops
+
+from ...analysis.residual import Stream, require, residual_streams, tables, unwritable, write_mapped
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.absorb import centred, is_layer, read_through
+from ...edits.edit import changed, drop_params
+from .fold_norm_scale import Site, site
+
+
+@dataclass(frozen=True)
+class LayernormToRmsnorm(Pass):
+    """Turn the LayerNorms of a pre-norm model into RMSNorms, by weights that keep the residual stream centred.
+
+    LayerNorm(x) = RMSNorm(x − μ(x)) ⊙ g + β. The mean is a linear map, so that a stream whose every summand is centred
+    is centred: C = I − 11ᵀ/n is multiplied into the tables of tokens, positions and types, into the linears and
+    experts that end a sublayer, and into their biases. ε stays. β goes into the biases of the linears that read the
+    norm, or is added after it. A table that is the head's weight too stays shared if what the head reads is centred as
+    well (a LayerNorm without weight and bias); otherwise it is left alone, and what is looked up in it is centred.
+
+    Condition: every norm that reads the stream is a LayerNorm, every writer is linear, and nothing else reads it. A
+    LayerNorm whose result is the residual (post-norm) is not centred after its weight and bias.
+
+    Source: SliceGPT (Ashkboos 2024, 2401.15024), section 3.2; Jiang 2023, 2305.14858.
+
+    Example layernorm-to-rmsnorm::
+
+        graph example {
+          input %ids: i64[batch, seq]
+          param %embed.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="embed")
+          param %norm.bias: f32[4] = normal([4], std=0.5, stream="beta")
+          param %ffn.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="ffn")
+          param %head.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="head")
+          %embed: f32[batch, seq, 4] = embedding(%ids, %embed.weight)
+          %norm: f32[batch, seq, 4] = layer_norm(%embed, _, %norm.bias)
+          %ffn: f32[batch, seq, 4] = linear(%norm, %ffn.weight)
+          %residual: f32[batch, seq, 4] = add(%embed, %ffn)
+          %final: f32[batch, seq, 4] = layer_norm(%residual)
+          %head: f32[batch, seq, 9] = linear(%final, %head.weight)
+          output logits = %head
+        }
+    """
+
+    name = "layernorm-to-rmsnorm"
+    effect = "exact"
+    tradeoff = "the bias of a LayerNorm becomes biases of its readers"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        found = [s for s in residual_streams(graph, self.name) if any(map(is_layer, s.norms))]
+        require(found, self.name, _obstacle)
+        heads = _centred_heads(found)
+        write_mapped(found, centred, _centred_rows, heads)
+        for head in heads:
+            read_through(head, centred)
+        for norm in (n for stream in found for n in stream.norms):
+            trace.fired(self.name, norm.output.name)
+            _to_rms(norm)
+        if not found:
+            trace.note(f"{self.name}: no LayerNorm reads a residual stream")
+
+
+def _obstacle(stream: Stream) -> str | None:
+    if why := unwritable(stream):
+        return why
+    readers = [*(n for n in stream.norms if not is_layer(n)), *stream.linears]
+    return f"{readers[0].op.name} (%{readers[0].output.name}) reads its mean" if readers else None
+
+
+def _centred_heads(streams: list[Stream]) -> list[Node]:
+    """The linears whose weight is a table of `streams`, and what they read a LayerNorm without weight and bias."""
+    norms = [n for stream in streams for n in stream.norms if n.op.name != "norm_linear"]
+    plain = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
+    shared = set(tables(streams))
+    return [n for v in plain for n, i in v.uses if n.op.name == "linear" and i == 0 and n.inputs[1] in shared]
+
+
+def _centred_rows(x: Value) -> Value:
+    return ops.sub(x, ops.mean(x, axes=(-1,), keepdims=True), name="centred")
+
+
+def _to_rms(norm: Node) -> None:
+    """An RMS norm for the LayerNorm `norm` of what is centred."""
+    graph, bias = norm.graph, None if norm.op.name == "norm_linear" else norm.operand("bias")
+    found = site(norm) if isinstance(bias, Param) else None
+    if isinstance(found, Site) and isinstance(bias, Param):
+        for reader in found.readers:
+            read_through(reader, None, bias.recipe)
+    if norm.op.name == "layer_norm":
+        with graph.inserting(before=norm):
+            y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
+        graph.replace(norm, y)
+    else:
+        y = changed(norm, {"bias": None} if bias is not None else None, kind="rms").output
+    if bias is not None and not isinstance(found, Site):
+        with graph.inserting(after=y.producer):
+            shifted = ops.add(y, bias, name="shifted")
+        y.replace_uses(shifted, keep=[n for n in [shifted.producer] if n is not None])
+    drop_params(graph, [bias])

@@ -1,0 +1,147 @@
+"""Looking up what the first layer makes of a token, instead of computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
+from weft.ir.recipes import Add, Concat, Full, Permute, Reshape, Scale, Slice
+from weft.ir.recipes.matrices import MatMul, RowNorm
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import drop, hand_over
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A value whose row at token i is row i of the table [vocab, width] that `recipe` makes, i being of `ids`.
+    `costly` if it took a linear to make."""
+
+    ids: Value
+    recipe: Recipe
+    vocab: int
+    costly: bool = False
+
+
+@dataclass(frozen=True)
+class PrecomputeFirstLayer(Pass):
+    """Look up queries, keys and values of the first layer, per token, in a table made when the model is written.
+
+    The first layer normalizes and projects rows E[i] of the embedding, and W N(E[i]) = (N(E) Wᵀ)[i]: what depends on
+    the token alone can have a table of its own. So can the feed-forward's gate and up in a parallel block. All of it is
+    one lookup; rotations come after it and stay.
+
+    Condition: before them lie nothing but norms, linears, sums and factors of a token's own embedding; positions or
+    types that are added to it (GPT-2, BERT) are in the way.
+
+    Source: Graef 2024 (2402.13388), precomputing the first layer.
+
+    Example precompute-first-layer::
+
+        graph example {
+          input %ids: i64[batch, seq]
+          param %embed.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="embed")
+          param %norm.weight: f32[4] = normal([4], std=0.5, stream="g", mean=1.0)
+          param %q.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="q")
+          param %v.weight: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
+          %embed: f32[batch, seq, 4] = embedding(%ids, %embed.weight)
+          %norm: f32[batch, seq, 4] = rms_norm(%embed, %norm.weight)
+          %q: f32[batch, seq, 6] = linear(%norm, %q.weight)
+          %v: f32[batch, seq, 2] = linear(%norm, %v.weight)
+          output x = %embed
+          output q = %q
+          output v = %v
+        }
+    """
+
+    name = "precompute-first-layer"
+    effect = "exact"
+    tradeoff = "a table of vocab rows, as wide as what the first layer makes of a token, takes the place of its weights"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        known: dict[Value, Rows] = {}
+        for node in graph.nodes:
+            known.update(zip(node.outputs, _tabulated(node, known), strict=False))
+        wanted: dict[tuple[Value, int], list[Value]] = {}
+        for value, rows in known.items():
+            if rows.costly and (value.is_output or any(n.output not in known for n in value.users)):
+                wanted.setdefault((rows.ids, rows.vocab), []).append(value)
+        for (ids, vocab), values in wanted.items():
+            trace.fired(self.name, values[0].name)
+            _look_up(ids, values, known, vocab)
+        for node in list(graph.nodes) if not wanted else ():
+            reader = next((n for v in node.outputs for n in v.users if n.output not in known), None)
+            if node.op.name == "embedding" and node.output in known and reader is not None:
+                why = f"{reader.op.name} (%{reader.output.name}) makes of it what depends on more than the token"
+                trace.refuse(self.name, node.output.name, why)
+
+
+def _tabulated(node: Node, known: Mapping[Value, Rows]) -> list[Rows]:
+    """The outputs of `node` as rows of tables, if they depend on one token each."""
+    name, a = node.op.name, node.attrs
+    x, *others = (*node.inputs, None, None, None)[:4]
+    params = [v.recipe if isinstance(v, Param) else None for v in others]
+    if name == "embedding" and isinstance(table := node.inputs[1], Param):
+        return [Rows(x, table.recipe, int(table.shape[0]))] if x is not None and not isinstance(x, Param) else []
+    rows = known.get(x) if x is not None else None
+    if rows is None:
+        return []
+
+    def made(recipe: Recipe, costly: bool = False) -> Rows:
+        return Rows(rows.ids, recipe, rows.vocab, rows.costly or costly)
+
+    if name in ("add", "add_norm"):
+        other = known.get(others[0]) if others[0] is not None else None
+        if other is None or (other.ids, other.vocab) != (rows.ids, rows.vocab):
+            return []
+        total = made(Add((rows.recipe, other.recipe)), other.costly)
+        return (
+            [total]
+            if name == "add"
+            else [made(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
+        )
+    if any(v is not None and not isinstance(v, Param) for v in others):
+        return []
+    match name:
+        case "rms_norm" | "layer_norm":
+            return [made(RowNorm(rows.recipe, name.removesuffix("_norm"), a["eps"], params[0], params[1]))]
+        case "linear":
+            return [made(_projected(rows.recipe, rows.vocab, node), True)]
+        case "norm_linear":
+            return [made(_projected(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
+        case "affine":
+            return [made(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
+        case "split" if x is not None and a["axis"] % len(x.shape) == len(x.shape) - 1:
+            ends = [sum(a["sizes"][: i + 1]) for i in range(len(a["sizes"]))]
+            return [made(Slice(rows.recipe, 1, end - size, end)) for end, size in zip(ends, a["sizes"], strict=True)]
+    return []
+
+
+def _projected(table: Recipe, vocab: int, linear: Node) -> Recipe:
+    """All rows of `table` through `linear`: [E 1] [Wᵀ; bᵀ]."""
+    weight, bias = (*linear.inputs, None)[1:3]
+    assert isinstance(weight, Param)
+    if not isinstance(bias, Param):
+        return MatMul(table, Permute(weight.recipe, (1, 0)))
+    row = Reshape(bias.recipe, (1, linear.output.width))
+    return MatMul(Concat((table, Full(1.0, (vocab, 1))), 1), Concat((Permute(weight.recipe, (1, 0)), row)))
+
+
+def _look_up(ids: Value, values: list[Value], known: Mapping[Value, Rows], vocab: int) -> None:
+    """One lookup of all `values`, instead of what makes them."""
+    first, graph = values[0].producer, ids.graph
+    assert first is not None
+    widths = tuple(v.width for v in values)
+    recipes = tuple(known[v].recipe for v in values)
+    name = f"{first.scope}.by_token.weight" if first.scope else "by_token.weight"
+    type = TensorType(values[0].type.dtype, (vocab, sum(widths)))
+    table = graph.add_param(name, type, recipes[0] if len(recipes) == 1 else Concat(recipes, 1))
+    with graph.inserting(before=first):
+        looked_up = ops.embedding(ids, table, name="by_token")
+        pieces = ops.split.emit(looked_up, sizes=widths) if len(widths) > 1 else (looked_up,)
+    makers = [node for node in graph.nodes if node.output in known]
+    for old, new in zip(values, pieces, strict=True):
+        hand_over(old, new)
+    drop(graph, reversed(makers))

@@ -1,0 +1,1 @@
+"""Passes that fuse several nodes into one op, and their inverses."""

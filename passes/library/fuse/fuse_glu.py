@@ -1,0 +1,56 @@
+"""Gated units that were spelled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, ops
+
+from ...analysis.feed_forward import Gate, gated
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import drop, hand_over
+
+
+@dataclass(frozen=True)
+class FuseGlu(Pass):
+    """Recognize gated units: act(gate) ⊙ up becomes the op `glu`.
+
+    The activation may be any that `glu` knows, by its own op or spelled out (x·σ(βx), max(0, x)²), or none at all
+    (bilinear). Clamps and a shift of up, as gpt-oss has them, become `limit` and `shift`. What was one op to the mind
+    is then one to the backends, and to the passes that look for feed-forwards.
+
+    Condition: gate and up are projections of the same value, by two linears or by one and a split. Products of other
+    things, such as the gates of attention and of state spaces, stay.
+
+    Source: Shazeer 2020 (2002.05202), definition.
+
+    Example fuse-glu::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %gate.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="gate")
+          param %up.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          %gate: f32[batch, seq, 6] = linear(%x, %gate.weight)
+          %up: f32[batch, seq, 6] = linear(%x, %up.weight)
+          %open: f32[batch, seq, 6] = sigmoid(%gate)
+          %silu: f32[batch, seq, 6] = mul(%gate, %open)
+          %gated: f32[batch, seq, 6] = mul(%silu, %up)
+          output y = %gated
+        }
+    """
+
+    name = "fuse-glu"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            found = gated(node) if node.op.name == "mul" else None
+            if isinstance(found, str):
+                trace.refuse(self.name, node.output.name, found)
+            elif isinstance(found, Gate):
+                with graph.inserting(before=node):
+                    unit = ops.glu(found.gate, found.up, **found.attrs)
+                trace.fired(self.name, node.output.name)
+                hand_over(node.output, unit)
+                drop(graph, found.nodes)

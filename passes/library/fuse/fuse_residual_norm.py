@@ -1,0 +1,73 @@
+"""Fusing a residual addition with the norm that reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Value, ops
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.driver import Refusal, Rule, apply_rules
+from ...edits.pattern import ANY, Pattern
+
+
+def _rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:
+    total = ops.add(x, y)
+    return ops.rms_norm(total, weight, eps=ANY("eps")), total
+
+
+def _layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> tuple[Value, ...]:
+    total = ops.add(x, y)
+    return ops.layer_norm(total, weight, bias, eps=ANY("eps")), total
+
+
+def _fuse_rms(x: Value, y: Value, weight: Value | None, eps: float) -> tuple[Value, ...] | Refusal:
+    return _fuse(x, y, weight, None, "rms", eps)
+
+
+def _fuse_layer(
+    x: Value, y: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, ...] | Refusal:
+    return _fuse(x, y, weight, bias, "layer", eps)
+
+
+def _fuse(
+    x: Value, y: Value, weight: Value | None, bias: Value | None, kind: str, eps: float
+) -> tuple[Value, ...] | Refusal:
+    if x.type != y.type:
+        return Refusal(f"%{x.name} and %{y.name} are of types {x.type} and {y.type}")
+    return ops.add_norm.emit(x, y, weight, bias, kind=kind, eps=eps)
+
+
+@dataclass(frozen=True)
+class FuseResidualNorm(Pass):
+    """Add and normalize at once: norm(x + y) → add_norm(x, y).
+
+    The second output is x + y, for everyone else who reads it: the sum is written once and not read again.
+
+    Condition: x and y have the same shape and dtype.
+
+    Source: SkipLayerNormalization and SkipSimplifiedLayerNormalization of ONNX Runtime.
+
+    Example fuse-residual-norm::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          input %y: f32[batch, seq, 4]
+          param %g: f32[4] = normal([4], std=1.0, stream="g")
+          %sum: f32[batch, seq, 4] = add(%x, %y)
+          %normed: f32[batch, seq, 4] = rms_norm(%sum, %g, eps=1e-6)
+          %next: f32[batch, seq, 4] = add(%sum, %normed)
+          output z = %next
+        }
+    """
+
+    name = "fuse-residual-norm"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        norms = {n.op.name for n in graph.nodes}
+        rules = [Rule("fuse-residual-rms-norm", Pattern(_rms), _fuse_rms)] if "rms_norm" in norms else []
+        rules += [Rule("fuse-residual-layer-norm", Pattern(_layer), _fuse_layer)] if "layer_norm" in norms else []
+        apply_rules(graph, rules, trace)

@@ -1,0 +1,123 @@
+"""Top-k routers that were spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from weft.ir import Graph, Value, ops
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.driver import Refusal, Rule, apply_rules
+from ...edits.pattern import ANY, Pattern
+
+
+def _scattered(weights: Value, indices: Value) -> Value:
+    """The weights of the chosen experts in their places: Σ_j weights_j · one_hot(indices_j)."""
+    placed = ops.mul(ops.unsqueeze(weights, axes=ANY("at")), ops.one_hot(indices, depth=ANY("depth")))
+    return ops.sum(placed, axes=ANY("over"), keepdims=False)
+
+
+def _renormalized(weights: Value) -> Value:
+    return ops.div(weights, ops.sum(weights, axes=ANY("along"), keepdims=True))
+
+
+def _softmax_of_best(logits: Value) -> Value:
+    best, indices = ops.top_k.emit(logits, k=ANY("k"))
+    return _scattered(ops.softmax(best, axis=ANY("axis")), indices)
+
+
+def _best_of_softmax(logits: Value) -> Value:
+    best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
+    return _scattered(_renormalized(best), indices)
+
+
+def _kept_of_softmax(logits: Value) -> Value:
+    best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
+    return _scattered(best, indices)
+
+
+def _best_of_sigmoid(logits: Value) -> Value:
+    best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
+    return _scattered(_renormalized(best), indices)
+
+
+def _sigmoid_of_best(logits: Value) -> Value:
+    best, indices = ops.top_k.emit(logits, k=ANY("k"))
+    return _scattered(ops.sigmoid(best), indices)
+
+
+def _kept_of_sigmoid(logits: Value) -> Value:
+    best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
+    return _scattered(best, indices)
+
+
+FORMS: dict[str, tuple[Callable[..., Value], dict[str, Any]]] = {
+    "softmax(topk)": (_softmax_of_best, {}),
+    "renorm(topk(softmax))": (_best_of_softmax, {}),
+    "topk(softmax)": (_kept_of_softmax, {"renormalize": False}),
+    "renorm(topk(sigmoid))": (_best_of_sigmoid, {"scoring": "sigmoid"}),
+    "topk(sigmoid)": (_kept_of_sigmoid, {"scoring": "sigmoid", "renormalize": False}),
+    "sigmoid(topk)": (_sigmoid_of_best, {"scoring": "sigmoid", "renormalize": False}),
+}
+
+
+@dataclass(frozen=True)
+class FuseRouter(Pass):
+    """Recognize top-k routers: what chooses k experts, weighs and places them becomes the op `route`.
+
+    The softmax of the k largest logits equals the k largest probabilities divided by their sum, because e^x keeps the
+    order and the common denominator cancels: softmax(topk(x)) = renorm(topk(softmax(x))). So both are one router, the
+    renormalized one of `route`. Sigmoids have no common denominator: sigmoid(topk(x)) = topk(sigmoid(x)) is another,
+    which is not renormalized.
+
+    Condition: the weights are those of the chosen, placed by one_hot of their own indices and summed over the k. A
+    choice by other numbers than those weighed (by scores with a correction, or of noisy logits) is not recognized.
+
+    Source: Shazeer 2017 (1701.06538), equations 3 to 5; Mixtral (Jiang 2024, 2401.04088).
+
+    Example fuse-router::
+
+        graph example {
+          input %logits: f32[batch, seq, 6]
+          %best: f32[batch, seq, 2], %indices: i64[batch, seq, 2] = top_k(%logits, k=2)
+          %weights: f32[batch, seq, 2] = softmax(%best)
+          %column: f32[batch, seq, 2, 1] = unsqueeze(%weights, axes=[3])
+          %places: f32[batch, seq, 2, 6] = one_hot(%indices, depth=6)
+          %placed: f32[batch, seq, 2, 6] = mul(%column, %places)
+          %combine: f32[batch, seq, 6] = sum(%placed, axes=[2])
+          output combine = %combine
+        }
+    """
+
+    name = "fuse-router"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if any(node.op.name == "one_hot" for node in graph.nodes):
+            rules = [
+                Rule(form, Pattern(fn), partial(_route, settings=settings)) for form, (fn, settings) in FORMS.items()
+            ]
+            apply_rules(graph, rules, trace)
+
+
+def _route(
+    logits: Value,
+    k: int,
+    at: tuple[int, ...],
+    over: tuple[int, ...],
+    depth: int,
+    settings: dict[str, Any],
+    axis: int = -1,
+    along: tuple[int, ...] = (-1,),
+) -> Value | Refusal:
+    rank = len(logits.shape)
+    placed = [at[0], over[0] % (rank + 1)] == [rank, rank - 1] and len(at) == len(over) == 1
+    if not placed or [a % rank for a in (axis, *along)] != [rank - 1] * 2:
+        return Refusal("it normalizes, or sums, along other axes")
+    if depth != logits.shape[-1]:
+        return Refusal(f"it places weights among {depth} experts, with logits of {logits.shape[-1]}")
+    return ops.route(logits, k=k, **settings)

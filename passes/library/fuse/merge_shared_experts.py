@@ -1,0 +1,124 @@
+"""Feed-forwards that run side by side become one wide one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Value, ops
+from weft.ir.ops.activation import activate
+from weft.ir.recipes import Add, Concat
+
+from ...analysis.feed_forward import FeedForward, Projection, feed_forward
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import derive, drop, hand_over, joint_name, made_of
+from ...edits.sums import fixed, summands, take_out, totals
+
+
+@dataclass(frozen=True)
+class MergeSharedExperts(Pass):
+    """Compute a sum of feed-forwards of the same value as one as wide as all of them.
+
+    D₁ a(U₁ x) + D₂ a(U₂ x) = [D₁ D₂] a([U₁; U₂] x), since the activation works element by element; gates are stacked
+    like ups, and biases of down added. This joins several experts that all tokens pass, or parallel feed-forwards.
+
+    Condition: they read the same value, have the same activation, are all gated or all not, and nothing but additions
+    lies between them: one behind a gate of its own (Qwen2-MoE's σ(w x)) or with another factor is not joined. Factors
+    that are numbers go away with fold-scale.
+
+    Source: DeepSeekMoE (Dai 2024, 2401.06066), whose N shared experts are one of N times the width.
+
+    Example merge-shared-experts::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %up.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          param %down.weight: f32[4, 6] = normal([4, 6], std=0.5, stream="down")
+          param %second.up.weight: f32[3, 4] = normal([3, 4], std=0.5, stream="second.up")
+          param %second.down.weight: f32[4, 3] = normal([4, 3], std=0.5, stream="second.down")
+          %up: f32[batch, seq, 6] = linear(%x, %up.weight)
+          %gelu: f32[batch, seq, 6] = gelu(%up)
+          %down: f32[batch, seq, 4] = linear(%gelu, %down.weight)
+          %second.up: f32[batch, seq, 3] = linear(%x, %second.up.weight)
+          %second.gelu: f32[batch, seq, 3] = gelu(%second.up)
+          %second.down: f32[batch, seq, 4] = linear(%second.gelu, %second.down.weight)
+          %sum: f32[batch, seq, 4] = add(%down, %second.down)
+          output y = %sum
+        }
+    """
+
+    name = "merge-shared-experts"
+    effect = "exact"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        place = {node: i for i, node in enumerate(graph.nodes)}
+        for total in totals(graph):
+            sites: dict[Value, list[tuple[str, FeedForward | str]]] = {}  # what reads a value, or why it does not count
+            for term in summands(total):
+                found = _summand(term)
+                if found is not None:
+                    sites.setdefault(found[0], []).append((term.name, found[1]))
+            for site in (found for found in sites.values() if len(found) > 1):
+                kinds: dict[object, list[FeedForward]] = {}
+                for at, whole in site:
+                    if isinstance(whole, str):
+                        trace.refuse(self.name, at, whole)
+                    else:
+                        kinds.setdefault(whole.kind, []).append(whole)
+                for alike in kinds.values():
+                    alike.sort(key=lambda f: place[f.down])
+                    at = alike[-1].down.output.name
+                    if any(fixed(f.down.output) for f in alike[:-1]):
+                        trace.refuse(self.name, at, "an add_norm adds nothing else: run unfuse-residual-norm before")
+                    elif len(alike) > 1:
+                        trace.fired(self.name, at)
+                        _merge(alike)
+                    elif len(kinds) > 1:
+                        trace.refuse(self.name, at, "its activation or gate differs from the other's")
+
+
+def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
+    """What the feed-forward that makes `term` reads, and that feed-forward, or why it does not count."""
+    node = term.producer
+    if node is None:
+        return None
+    if node.op.name in ("mul", "affine"):
+        for v in node.inputs:
+            behind = feed_forward(v.producer) if v is not None and v.producer is not None else None
+            if isinstance(behind, FeedForward):
+                return behind.x, f"{node.op.name} multiplies it"
+    found = feed_forward(node)
+    if not isinstance(found, FeedForward):
+        return None
+    if found.up.normed:
+        return found.x, "its norm is fused into it: run before fuse-norm-linear"
+    return found.x, "its result is read by others too" if len(term.uses) > 1 or term.is_output else found
+
+
+def _merge(parts: list[FeedForward]) -> None:
+    """Let the last of `parts` compute all, and take the others out of the additions."""
+    last, graph = parts[-1], parts[0].x.graph
+    with graph.inserting(before=last.down):
+        up = _wide([f.up for f in parts], 0, "up", last.x)
+        if last.gate is None:
+            hidden = activate(up, last.activation)
+        else:
+            gate = _wide([f.gate for f in parts if f.gate is not None], 0, "gate", last.x)
+            hidden = ops.glu(gate, up, activation=last.activation, limit=last.limit, shift=last.shift)
+        y = _wide([f.out for f in parts], 1, "down", hidden)
+    hand_over(last.down.output, y)
+    for f in parts[:-1]:
+        take_out(f.down.output)
+    drop(graph, made_of([f.down.output for f in parts], [last.x]))
+
+
+def _wide(sides: list[Projection], axis: int, name: str, x: Value) -> Value:
+    """`sides` side by side (axis 0), or added up (axis 1), as one linear of x."""
+    rows = sum(s.stop - s.start for s in sides) if axis == 0 else sides[0].stop
+    weights, biases = [s.params[0] for s in sides], [b for s in sides if (b := s.params[1]) is not None]
+    recipe, full, bias = Concat(tuple(s.weight for s in sides), axis), joint_name(weights, name), None
+    weight = derive(weights[0], recipe, (rows, x.width), f"{full}.weight")
+    if biases:
+        added = Concat(tuple(s.full_bias for s in sides)) if axis == 0 else Add(tuple(s.bias for s in sides if s.bias))
+        bias = derive(biases[0], added, (rows,), f"{full}.bias")
+    return ops.linear(x, weight, bias, name=name)

@@ -1,0 +1,182 @@
+"""Packing: linears that read the same activations become one, with their weights concatenated by recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.recipes import Concat, Full
+
+from ...analysis.projections import THROUGH
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.driver import Refusal, Rule, apply_rules
+from ...edits.edit import derive, drop, hand_over, joint_name
+from ...edits.pattern import ANY, Pattern
+
+
+def packed(
+    x: Value,
+    weights: Sequence[Param],
+    biases: Sequence[Value | None],
+    name: str,
+    widths: Sequence[int] | None = None,
+) -> tuple[Value, ...]:
+    """One linear over the concatenation of `weights` and a split into what each would have made, or into `widths`.
+
+    Where only some have a bias, the others get zeros. What is packed again (a layer applied twice) has the same
+    parameters, so that shared weights stay shared.
+    """
+    rows = [int(w.shape[0]) for w in weights]
+    full, shape = joint_name(weights, name), (sum(rows), weights[0].width)
+    weight = derive(weights[0], Concat(tuple(w.recipe for w in weights)), shape, f"{full}.weight")
+    given, bias = [b for b in biases if isinstance(b, Param)], None
+    if given:
+        parts = (b.recipe if isinstance(b, Param) else Full(0.0, (n,)) for b, n in zip(biases, rows, strict=True))
+        bias = derive(given[0], Concat(tuple(parts)), (sum(rows),), f"{full}.bias")
+    return ops.split.emit(ops.linear(x, weight, bias, name=name), sizes=tuple(widths or rows))
+
+
+def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
+    """Why linears with these weights and biases cannot be packed."""
+    for w in (*weights, *(b for b in biases if b is not None)):
+        if not isinstance(w, Param):
+            return f"{w!r} is no parameter"
+        if not all(isinstance(s, int) for s in w.shape):
+            return f"parameter {w!r} has no fixed shape"
+    if (
+        len({w.type.dtype for w in weights if w is not None}) > 1
+        or len({b.type.dtype for b in biases if b is not None}) > 1
+    ):
+        return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} have different dtypes"
+    return None
+
+
+@dataclass(frozen=True)
+class PackQkv(Pass):
+    """Compute query, key and value with one linear: linear(x, [Wq; Wk; Wv]) → split.
+
+    Of every attention, those of the linears behind its q, k and v are packed that read the same x (in cross attention
+    only k and v do); rotations, reshapes and norms in between stay. The weights become Concat recipes; originals that
+    something else reads stay as they are. A linear without a bias beside one with gets zeros.
+
+    Condition: the linears read the same value, and their weights are parameters of one dtype.
+
+    Source: the way GPT-2 stores them (Radford 2019), and Megatron-LM (Shoeybi 2019, arXiv:1909.08053).
+
+    Example pack-qkv::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %wq: f32[4, 4] = normal([4, 4], std=0.5, stream="q")
+          param %wk: f32[2, 4] = normal([2, 4], std=0.5, stream="k")
+          param %wv: f32[2, 4] = normal([2, 4], std=0.5, stream="v")
+          %q: f32[batch, seq, 4] = linear(%x, %wq)
+          %k: f32[batch, seq, 2] = linear(%x, %wk)
+          %v: f32[batch, seq, 2] = linear(%x, %wv)
+          %y: f32[batch, seq, 4] = attention(%q, %k, %v, heads=2, kv_heads=1, causal=true)
+          output y = %y
+        }
+    """
+
+    name = "pack-qkv"
+    effect = "exact"
+    tradeoff = "the split copies its pieces where a backend cannot read them in place"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for attention in graph.nodes:
+            if attention.op not in SOFTMAX:
+                continue
+            linears: dict[Node, str] = {}
+            for role in "qkv":
+                if node := _linear_behind(attention.operand(role)):
+                    linears.setdefault(node, role)
+            by_input: dict[Value | None, list[Node]] = {}
+            for node in linears:
+                by_input.setdefault(node.inputs[0], []).append(node)
+            for x, group in by_input.items():
+                if x is not None and len(group) > 1:
+                    _pack(graph, x, group, "".join(linears[n] for n in group), trace)
+        if not trace.rewrites[self.name]:
+            trace.note(f"{self.name}: no attention has q, k or v from several linears of the same value")
+
+
+def _linear_behind(value: Value | None) -> Node | None:
+    """The linear that makes `value`, looking through what treats its first operand row by row."""
+    while value is not None and (node := value.producer) is not None:
+        if node.op.name == "linear":
+            return node
+        if not THROUGH & node.op.traits:
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) -> None:
+    weights, biases = [n.operand("weight") for n in group], [n.operand("bias") for n in group]
+    why = misfit(weights, biases)
+    if why:
+        trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
+        return
+    with graph.inserting(before=graph.nodes.first(group)):
+        pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name)
+    for node, piece in zip(group, pieces, strict=True):
+        hand_over(node.output, piece)
+    trace.fired("pack-qkv", pieces[0].name)
+    drop(graph, group)
+
+
+@dataclass(frozen=True)
+class PackGateUp(Pass):
+    """Compute gate and up of a gated MLP with one linear: linear(x, [Wgate; Wup]) → split → glu.
+
+    The weights become one Concat recipe. A linear without a bias beside one with gets zeros.
+
+    Condition: both read the same value, nothing but the glu reads what they make, and their weights are different
+    parameters of one dtype.
+
+    Source: the way Phi-3 stores them (Abdin 2024, arXiv:2404.14219); the unit is Shazeer's (2020, arXiv:2002.05202).
+
+    Example pack-gate-up::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %wg: f32[6, 4] = normal([6, 4], std=0.5, stream="gate")
+          param %wu: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          %gate: f32[batch, seq, 6] = linear(%x, %wg)
+          %up: f32[batch, seq, 6] = linear(%x, %wu)
+          %y: f32[batch, seq, 6] = glu(%gate, %up, activation="silu")
+          output y = %y
+        }
+    """
+
+    name = "pack-gate-up"
+    effect = "exact"
+    tradeoff = "the split copies its pieces where a backend cannot read them in place"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        def gated(x: Value, gate: Param, up: Param, gate_bias: Param | None, up_bias: Param | None) -> Value:
+            two = ops.linear(x, gate, gate_bias), ops.linear(x, up, up_bias)
+            return ops.glu(*two, activation=ANY("activation"), limit=ANY("limit"))
+
+        apply_rules(graph, [Rule(self.name, Pattern(gated), _pack_gated)], trace)
+
+
+def _pack_gated(
+    x: Value,
+    gate: Param,
+    up: Param,
+    gate_bias: Param | None,
+    up_bias: Param | None,
+    activation: str,
+    limit: float | None,
+) -> Value | Refusal:
+    if gate is up:
+        return Refusal(f"gate and up both are %{gate.name}")
+    why = misfit((gate, up), (gate_bias, up_bias))
+    if why:
+        return Refusal(why)
+    g, u = packed(x, (gate, up), (gate_bias, up_bias), "gate_up")
+    return ops.glu(g, u, activation=activation, limit=limit)

@@ -1,0 +1,57 @@
+"""Unpacking: the inverse of pack-qkv and pack-gate-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph
+
+from ...analysis.projections import take_apart
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import cuts_rows, only_params
+
+
+@dataclass(frozen=True)
+class Unpack(Pass):
+    """Compute the pieces of a packed linear by linears of their own.
+
+    split(linear(x, [A; B])) becomes linear(x, A), linear(x, B). The weights are rows of the packed one; where that was
+    put together by a Concat recipe, they are its items again.
+
+    Condition: the split cuts the last axis, and nothing else reads the packed result.
+
+    Source: linearity, [A; B] x = [A x; B x].
+
+    Example unpack::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %qkv.weight: f32[8, 4] = normal([8, 4], std=0.5, stream="qkv")
+          %qkv: f32[batch, seq, 8] = linear(%x, %qkv.weight)
+          %q: f32[batch, seq, 4], %k: f32[batch, seq, 2], %v: f32[batch, seq, 2] = split(%qkv, sizes=[4, 2, 2])
+          output q = %q
+          output k = %k
+          output v = %v
+        }
+    """
+
+    name = "unpack"
+    effect = "exact"
+    tradeoff = "several small products instead of a large one: as many FLOPs, but x is read by each"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        for node in graph.nodes:
+            x = node.inputs[0] if node.inputs else None
+            if node.op.name != "split" or x is None or x.producer is None or x.producer.op.name != "linear":
+                continue
+            at = node.output.name
+            if not cuts_rows(node):
+                trace.refuse(self.name, at, f"the split cuts axis {node.attrs['axis']}, not the last")
+            elif len(x.users) > 1 or x.is_output:
+                trace.refuse(self.name, at, f"%{x.name} is read by others too")
+            elif not only_params(x.producer.inputs[1:]):
+                trace.refuse(self.name, at, f"the weight of %{x.name} is computed")
+            else:
+                take_apart(node)
+                trace.fired(self.name, at)

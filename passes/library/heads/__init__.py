@@ -1,0 +1,1 @@
+"""Passes that change the number, order or size of attention heads."""

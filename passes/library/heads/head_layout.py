@@ -1,0 +1,175 @@
+"""Heads laid out anew: in another order, repeated, or with zeros behind their numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.ir import Node, Param, Recipe, Value, ops
+from weft.ir.recipes import Concat, Full, Reshape, Take
+
+from ...analysis.projections import Branch
+from ...edits.edit import derive, reweigh, supersede
+
+
+@dataclass(frozen=True)
+class Layout:
+    """New head i is old head `heads[i]`, of `width` numbers, with `zeros` zeros behind them."""
+
+    heads: tuple[int, ...]
+    width: int
+    zeros: int = 0
+
+    @property
+    def size(self) -> int:
+        """Numbers in all new heads."""
+        return len(self.heads) * (self.width + self.zeros)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it leaves heads in their order as they are."""
+        return self.heads == tuple(range(len(self.heads))) and not self.zeros
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The old numbers in their new order, zeros left out."""
+        return _rows(self.heads, self.width)
+
+    @property
+    def one(self) -> Layout:
+        """What it does to the numbers of a head."""
+        return Layout((0,), self.width, self.zeros)
+
+    def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
+        """`recipe` of `shape`, whose `axis` is that of the old heads' numbers, laid out anew along it."""
+        if self.heads != tuple(range(shape[axis] // self.width)):
+            recipe = Take(recipe, self.rows, axis)
+        if not self.zeros:
+            return recipe
+        lead, rest = (*shape[:axis], len(self.heads)), shape[axis + 1 :]
+        zeros = Full(0.0, (*lead, self.zeros, *rest))
+        padded = Concat((Reshape(recipe, (*lead, self.width, *rest)), zeros), axis + 1)
+        return Reshape(padded, (*shape[:axis], self.size, *rest))
+
+    def derived(self, old: Param, axis: int = 0) -> Param:
+        """A parameter beside `old`, laid out anew along `axis`."""
+        shape = tuple(old.shape)
+        return derive(old, self.of(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :]))
+
+
+@functools.lru_cache(maxsize=64)
+def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:
+    return tuple(h * width + i for h in heads for i in range(width))
+
+
+def misfit(branch: Branch, layout: Layout) -> str | None:
+    """Why what stands in `branch` between linear and attention does not work on heads laid out so; None if it does."""
+    normed = False
+    for node in branch.between:
+        why = _misfit(node, layout, branch.start.width)
+        if normed and layout.zeros and node.op in (ops.clip, ops.affine, ops.add):
+            why = "works on what a norm made, which zeros make larger"
+        if why is not None:
+            return f"{node.op.name} (%{node.output.name}) {why}"
+        normed |= node.op is ops.rms_norm
+    return None
+
+
+def growth(branch: Branch, layout: Layout) -> float:
+    """How many times as large the zeros of `layout` make what `branch` makes: its RMSNorm takes the mean over more."""
+    norms = sum(node.op is ops.rms_norm for node in branch.between)
+    return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
+
+
+def _misfit(node: Node, layout: Layout, width: int) -> str | None:
+    if node.op is ops.rope:
+        return None
+    if node.op is ops.reshape:
+        of_heads = [s if isinstance(s, int) else 0 for s in node.output.shape[2:]]
+        fits = of_heads == [width] or of_heads == [width // layout.width, layout.width]
+        return None if fits and math.prod(of_heads) == width else "regroups more than heads"
+    if node.op is ops.clip:
+        low, high = node.attrs["low"], node.attrs["high"]
+        keeps = (low is None or low <= 0) and (high is None or high >= 0)
+        return None if keeps or not layout.zeros else "makes other numbers of zeros"
+    if node.op is ops.affine:
+        return "makes other numbers of zeros" if layout.zeros and node.attrs["plus"] else None
+    if node.op in (ops.rms_norm, ops.layer_norm, ops.mul, ops.add):
+        vectors = all(
+            isinstance(v, Param) and v.shape == node.output.shape[-1:] for v in node.inputs[1:] if v is not None
+        )
+        if not vectors:
+            return "has an operand that is no vector of numbers of heads"
+        return "takes a mean that zeros would change" if layout.zeros and node.op is ops.layer_norm else None
+    return "stands between the linear and the attention"
+
+
+def lay(reader: Node, wanted: Mapping[str, tuple[Branch, Layout]]) -> None:
+    """Let operands of the attention `reader`, by role, made by their branches, have their heads laid out anew.
+
+    Weights get the rows of heads in their new places, and what stands between is made again. Ask `misfit` before. Where
+    a width changes, the linear must not be packed, and `reader` must be changed next.
+    """
+    linears: dict[Node, list[tuple[Branch, Layout]]] = {}
+    for branch, layout in wanted.values():
+        linears.setdefault(branch.linear, []).append((branch, layout))
+    made = {linear: _rewoven(linear, sides) for linear, sides in linears.items()}
+    for role, (branch, layout) in wanted.items():
+        value = branch.start if branch.packed else made[branch.linear]
+        derived: list[tuple[Value | None, Value | None]] = []
+        for node in branch.between:
+            value = _again(node, value, layout, reader, derived)
+        reader.set_input(reader.op.operand_index(role), value)
+        for node in reversed(branch.between):
+            reader.graph.erase(node)
+        for old, new in derived:
+            supersede(old, new)
+
+
+def _rewoven(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
+    """What `linear` makes after the rows of `sides` were laid out anew."""
+    (branch, layout), *_ = sides
+    weight, bias = branch.weight, branch.bias
+    if not branch.packed:
+        vector = None if bias is None else layout.of(bias.recipe, tuple(bias.shape))
+        return reweigh(linear, layout.of(weight.recipe, tuple(weight.shape)), vector, layout.size).output
+    index = list(range(weight.shape[0]))
+    for branch, layout in sides:
+        start, stop = branch.span
+        index[start:stop] = (start + i for i in layout.rows)
+    vector = None if bias is None else taken(bias.recipe, index)
+    return reweigh(linear, taken(weight.recipe, index), vector).output
+
+
+def taken(recipe: Recipe, index: Sequence[int]) -> Recipe:
+    """The rows `index` of `recipe`; what was taken already is taken in one step."""
+    if isinstance(recipe, Take) and recipe.axis == 0:
+        return Take(recipe.item, tuple(recipe.indices[i] for i in index))
+    return Take(recipe, tuple(index))
+
+
+def _again(
+    node: Node, x: Value, layout: Layout, reader: Node, derived: list[tuple[Value | None, Value | None]]
+) -> Value:
+    """What `node` makes of `x`, laid out anew; parameters derived for it go to `derived`, beside the old ones."""
+    attrs, each = dict(node.attrs), layout.width + layout.zeros
+    per_head = layout.one if len(node.output.shape) == 4 else layout
+    operands = list(node.inputs[1:])
+    if node.op is ops.rope:
+        attrs["heads"] = len(layout.heads)
+    elif node.op is ops.reshape:
+        split = len(node.output.shape) == 4
+        attrs["shape"] = (*node.output.shape[:2], *((len(layout.heads), each) if split else (layout.size,)))
+    else:
+        operands = [per_head.derived(v) if isinstance(v, Param) else v for v in operands]
+    if node.op is ops.rms_norm:
+        attrs["eps"] *= layout.width / each  # what the mean of squares is of that without zeros
+    derived += zip(node.inputs[1:], operands, strict=True)
+    with node.graph.inserting(before=reader):
+        y = node.op(x, *operands, **attrs)
+    node.output.name, y.name = y.name, node.output.name
+    assert y.producer is not None
+    y.producer.scope = node.scope
+    return y

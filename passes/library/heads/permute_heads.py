@@ -1,0 +1,153 @@
+"""Heads in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, Param, Value, WeftError, ops
+from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.recipes import Take
+
+from ...analysis.projections import Branch, branch_of, output_of, rows
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import changed, derive, drop, supersede
+from .head_layout import Layout, lay, misfit
+
+
+@dataclass(frozen=True)
+class PermuteHeads(Pass):
+    """Put the heads of attention in another order: new query head i is old head `order[i]`.
+
+    Heads are summed up by the output projection: Σ_h W_h y_h is the same in any order. What belongs to a head goes with
+    it: its rows of W_q and bias, its columns of W_o, its slope or bias, its sink, the weights of its norm; whole groups
+    take their key and value heads along. Of use before heads are merged by their place. An attention that stands in
+    this order already, because the pass was run before, is left alone.
+
+    Condition: the query heads of a group stay together. Refused where there are caches, where something other than
+    norms, scales, clips and rotations stands before the heads, where anything but a linear reads the result, and under
+    a bias by head that is neither a parameter, ALiBi nor a table of distances.
+
+    Source: Vaswani 2017, Attention Is All You Need; addition commutes.
+
+    Example permute-heads{order=[3, 2, 0, 1]}::
+
+        graph example {
+          input %x: f32[batch, seq, 5]
+          param %q.weight: f32[8, 5] = normal([8, 5], std=1.0, stream="q")
+          param %k.weight: f32[4, 5] = normal([4, 5], std=1.0, stream="k")
+          param %v.weight: f32[6, 5] = normal([6, 5], std=1.0, stream="v")
+          param %o.weight: f32[5, 12] = normal([5, 12], std=1.0, stream="o")
+          %q: f32[batch, seq, 8] = linear(%x, %q.weight)
+          %k: f32[batch, seq, 4] = linear(%x, %k.weight)
+          %v: f32[batch, seq, 6] = linear(%x, %v.weight)
+          %y: f32[batch, seq, 12] = attention(%q, %k, %v, heads=4, kv_heads=2, causal=true)
+          %o: f32[batch, seq, 5] = linear(%y, %o.weight)
+          output o = %o
+        }
+    """
+
+    name = "permute-heads"
+    effect = "exact"
+    order: tuple[int, ...]
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if sorted(self.order) != list(range(len(self.order))):
+            raise WeftError(f"permute-heads: order={list(self.order)} does not name every head from 0 once")
+        if self.order == tuple(sorted(self.order)):
+            trace.note("permute-heads: the order is the one that heads have")
+            return
+        biases: dict[Value, Value] = {}
+        for node in graph.nodes:
+            if node.op not in SOFTMAX or node.attrs["heads"] == 1:
+                continue
+            at = node.output.name
+            reason = _permuted(node, self.order, biases)
+            if reason:
+                trace.refuse(self.name, at, reason)
+            elif reason is None:
+                trace.fired(self.name, at)
+        drop(graph, [old.producer for old in biases if old.producer is not None])
+
+
+def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
+    """Permute the heads of `node`; or why not, an empty reason if they stand so already."""
+    heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
+    if heads != len(order):
+        return f"it has {heads} heads, the order {len(order)}"
+    group = heads // kv_heads
+    of_groups = tuple(order[i] // group for i in range(0, heads, group))
+    if any(h // group != of_groups[i // group] for i, h in enumerate(order)):
+        return f"heads of its groups of {group} would part"
+    if node.operand("past_k") is not None:
+        return "it has a cache of its KV heads; run permute-heads before kv-cache"
+    if node.operand("v") is None:
+        return "its keys are its values too"
+    found: dict[str, tuple[Branch, Layout]] = {}
+    for role, places, count in (("q", order, heads), ("k", of_groups, kv_heads), ("v", of_groups, kv_heads)):
+        branch = branch_of(node, role)
+        if isinstance(branch, str):
+            return branch
+        layout = Layout(places, branch.start.width // count)
+        if (reason := misfit(branch, layout)) is not None:
+            return reason
+        found[role] = branch, layout
+    o, sinks, bias = output_of(node), node.operand("sinks"), node.operand("bias")
+    if isinstance(o, str):
+        return o
+    if not (sinks is None or isinstance(sinks, Param)):
+        return f"its sinks %{sinks.name} are computed"
+    remade = None if bias is None else biases[bias] if bias in biases else rearranged_bias(bias, order)
+    if isinstance(remade, str):
+        return remade
+    if _stands(*found["q"]):
+        return ""
+    lay(node, {role: side for role, side in found.items() if not side[1].plain})
+    weight = o.operand("weight")
+    assert isinstance(weight, Param)
+    columns = Layout(order, int(weight.shape[1]) // heads).derived(weight, axis=1)
+    changed(o, {"weight": columns})
+    supersede(weight, columns)
+    new_sinks = None if sinks is None else derive(sinks, Take(sinks.recipe, order))
+    new_bias = bias
+    if bias is not None and remade is not None:
+        new_bias = biases[bias] = remade() if callable(remade) else remade
+    changed(node, {"bias": new_bias, "sinks": new_sinks})
+    supersede(sinks, new_sinks)
+    return None
+
+
+def _stands(branch: Branch, layout: Layout) -> bool:
+    """Whether the rows of `branch` were taken in the order of `layout`."""
+    start, stop = branch.span
+    own = rows(branch.weight.recipe, start, stop, branch.linear.graph.archive)
+    return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
+
+
+def _taken(old: Param, order: tuple[int, ...], axis: int) -> Param:
+    shape = tuple(old.shape)
+    return derive(old, Take(old.recipe, order, axis), (*shape[:axis], len(order), *shape[axis + 1 :]))
+
+
+def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
+    """What makes the bias [batch, heads, seq, keys] of the heads `order`, not always all; or why nothing does."""
+    if bias.shape[1] == 1:
+        return bias
+    if isinstance(bias, Param):
+        return _taken(bias, order, 1)
+    maker = bias.producer
+    of_heads = {ops.alibi: ("slopes", 0), ops.relative_position_bias: ("table", 1)}
+    if maker is None or maker.op not in of_heads:
+        return f"its bias %{bias.name} is computed, head by head"
+    name, axis = of_heads[maker.op]
+    old = maker.operand(name)
+    if not isinstance(old, Param):
+        return f"%{name if old is None else old.name}, of which its bias is made, is computed"
+
+    def make() -> Value:
+        new = _taken(old, order, axis)
+        with bias.graph.inserting(after=maker):
+            return maker.op(new, *maker.inputs[1:], **maker.attrs)
+
+    return make

@@ -1,0 +1,89 @@
+"""Key and value heads repeated: fewer queries share one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Node, WeftError
+from weft.ir.ops.fused_attention import SOFTMAX
+
+from ...analysis.projections import Branch, branch_of, unpacked
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import changed
+from .head_layout import Layout, lay, misfit
+
+
+@dataclass(frozen=True)
+class GqaToMha(Pass):
+    """Give every query head a key and value head of its own, or make `kv_heads` of them: heads are repeated.
+
+    Query head h reads KV head ⌊h·kv_heads/heads⌋; with each repeated r times in place, it reads a copy of the same.
+    MQA becomes GQA with `kv_heads` between 1 and the number of query heads, MHA without. Norms over all keys at once
+    see the same mean. Undoes mha-to-gqa in form; what that lost is not found again.
+
+    Condition: k and v come from linears, with nothing but norms, scales, clips and rotations between. Refused where
+    `kv_heads` is no multiple of the present number or does not divide the query heads, where keys are values too, and
+    where there are caches.
+
+    Source: Ainslie 2023, GQA (arXiv 2305.13245), figure 2.
+
+    Example gqa-to-mha::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %x: f32[batch, seq, 5]
+          param %k.weight: f32[4, 5] = normal([4, 5], std=1.0, stream="k")
+          param %v.weight: f32[4, 5] = normal([4, 5], std=1.0, stream="v")
+          %k: f32[batch, seq, 4] = linear(%x, %k.weight)
+          %v: f32[batch, seq, 4] = linear(%x, %v.weight)
+          %y: f32[batch, seq, 8] = attention(%q, %k, %v, heads=4, kv_heads=2, causal=true)
+          output y = %y
+        }
+    """
+
+    name = "gqa-to-mha"
+    effect = "exact"
+    tradeoff = "keys and values are computed and cached as often as they are repeated, for targets without groups"
+    kv_heads: int | None = None
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if self.kv_heads is not None and self.kv_heads < 1:
+            raise WeftError(f"gqa-to-mha: kv_heads={self.kv_heads} must be positive")
+        for node in graph.nodes:
+            if node.op not in SOFTMAX:
+                continue
+            wanted = self.kv_heads or node.attrs["heads"]
+            if wanted == node.attrs["kv_heads"]:
+                continue
+            at = node.output.name
+            if (reason := _repeat(node, wanted)) is not None:
+                trace.refuse(self.name, at, reason)
+            else:
+                trace.fired(self.name, at)
+
+
+def _repeat(node: Node, wanted: int) -> str | None:
+    """Repeat the KV heads of the attention `node`, or say why they cannot be `wanted`."""
+    heads, kv_heads, v = node.attrs["heads"], node.attrs["kv_heads"], node.operand("v")
+    if wanted % kv_heads:
+        return f"{wanted} is no multiple of its {kv_heads} KV heads; mha-to-gqa merges heads"
+    if heads % wanted:
+        return f"{wanted} KV heads do not divide its {heads} query heads"
+    if node.operand("past_k") is not None:
+        return "it has a cache of its KV heads; run gqa-to-mha before kv-cache"
+    if v is None:
+        return "its keys are its values too"
+    found: dict[str, tuple[Branch, Layout]] = {}
+    for role in "kv":
+        branch = branch_of(node, role)
+        if isinstance(branch, str):
+            return branch
+        repeated = tuple(h * kv_heads // wanted for h in range(wanted))
+        layout = Layout(repeated, branch.start.width // kv_heads)
+        if (reason := misfit(branch, layout)) is not None:
+            return reason
+        found[role] = branch, layout
+    lay(node, {role: (unpacked(node, role), layout) for role, (_, layout) in found.items()})
+    changed(node, kv_heads=wanted)
+    return None

@@ -1,0 +1,1 @@
+"""Passes that change layers: their number, norms, activations, feed-forwards, the residual stream."""

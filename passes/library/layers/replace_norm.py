@@ -1,0 +1,95 @@
+"""Another kind of norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.ir import Graph, Node, Value, WeftError, ops
+
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...core.trial import EXACT, Trial
+from ...edits.absorb import NORMS, is_layer
+
+
+@dataclass(frozen=True)
+class ReplaceNorm(Pass):
+    """Make every norm an RMSNorm or a LayerNorm (`kind` rms or layer), with the weights it has, and `eps` if given.
+
+    rms: x/√(mean(x²) + ε) ⊙ g + β; layer: (x − μ)/√(σ² + ε) ⊙ g + β. The bias of a LayerNorm stays, added after the
+    RMSNorm. The model computes something else and is meant to be trained on; where the stream can be kept centred,
+    layernorm-to-rmsnorm computes the same.
+
+    Condition: no norm is part of a norm_linear, whose weight has the kind of norm in it.
+
+    Source: RMSNorm (Zhang & Sennrich 2019, 1910.07467); LayerNorm (Ba 2016, 1607.06450).
+
+    Example replace-norm{kind=rms}::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %norm.weight: f32[4] = normal([4], std=0.5, stream="g", mean=1.0)
+          param %norm.bias: f32[4] = normal([4], std=0.5, stream="beta")
+          %norm: f32[batch, seq, 4] = layer_norm(%x, %norm.weight, %norm.bias)
+          output y = %norm
+        }
+    """
+
+    name = "replace-norm"
+    effect = "changing"
+    tradeoff = "a LayerNorm takes two FLOPs a number more than an RMSNorm"
+    kind: Literal["rms", "layer"]
+    eps: float | None = None
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if self.eps is not None and not self.eps >= 0:
+            raise WeftError(f"{self.name}: eps={self.eps} must not be negative")
+        fused = next((n for n in graph.nodes if n.op.name == "norm_linear"), None)
+        if fused is not None:
+            raise WeftError(f"{self.name}: %{fused.output.name} is fused; run {self.name} before fuse-norm-linear")
+        for norm in graph.nodes:
+            if norm.op.name not in NORMS:
+                continue
+            eps = norm.attrs["eps"] if self.eps is None else self.eps
+            if is_layer(norm) == (self.kind == "layer") and eps == norm.attrs["eps"]:
+                continue
+            trace.fired(self.name, norm.output.name)
+            with graph.inserting(before=norm):
+                graph.replace(norm, *self._replaced(norm, eps))
+
+    def _replaced(self, norm: Node, eps: float) -> tuple[Value, ...]:
+        bias = norm.operand("bias") if is_layer(norm) else None
+        if norm.op.name == "add_norm":
+            operands = (*norm.inputs[:2], norm.operand("weight"), bias if self.kind == "layer" else None)
+            made = ops.add_norm.emit(*operands, kind=self.kind, eps=eps)
+        elif self.kind == "layer":
+            made = ops.layer_norm.emit(norm.inputs[0], norm.operand("weight"), bias, eps=eps)
+        else:
+            made = ops.rms_norm.emit(norm.inputs[0], norm.operand("weight"), eps=eps)
+        return made if bias is None or self.kind == "layer" else (ops.add(made[0], bias), *made[1:])
+
+    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+        """The model equals its original with every norm spelled out in means, squares and roots."""
+        spelled = before.clone()
+        for node in spelled.nodes:
+            if node.op.name in NORMS:
+                with spelled.inserting(before=node):
+                    spelled.replace(node, *self._spelled(node))
+        inputs = trial.inputs(before)
+        trial.same(trial.run(spelled, inputs), trial.run(after, inputs), EXACT)
+
+    def _spelled(self, node: Node) -> tuple[Value, ...]:
+        def mean(x: Value) -> Value:
+            return ops.mean(x, axes=(-1,), keepdims=True)
+
+        x = node.inputs[0]
+        assert x is not None
+        x = ops.add(x, node.inputs[1]) if node.op.name == "add_norm" else x
+        y = ops.sub(x, mean(x)) if self.kind == "layer" else x
+        eps = node.attrs["eps"] if self.eps is None else self.eps
+        y = ops.div(y, ops.sqrt(ops.affine(mean(ops.square(y)), plus=eps)))
+        for op, name in ((ops.mul, "weight"), (ops.add, "bias")):
+            operand = node.operand(name) if name in {o.name for o in node.op.operands} else None
+            y = y if operand is None else op(y, operand)
+        return (y, x)[: len(node.outputs)]

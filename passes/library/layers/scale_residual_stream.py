@@ -1,0 +1,71 @@
+"""Scaling the residual stream as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Value, WeftError, ops
+
+from ...analysis.residual import require, residual_streams, unwritable, write_mapped
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.absorb import read_through, scaled
+from ...edits.edit import changed
+
+
+@dataclass(frozen=True)
+class ScaleResidualStream(Pass):
+    """Make the residual stream `factor` times what it is in the original model, and its norms blind to that.
+
+    c·x/√(mean((c·x)²) + c²·ε) = x/√(mean(x²) + ε): all that writes into the stream is multiplied by c (tables, last
+    linears and experts of sublayers, biases, weights of norms after them), ε of every norm that reads it by c², and
+    linears that read it themselves by 1/c. Models trained in bf16 whose stream exceeds 65504 (T5, Gemma) then run in
+    f16; a power of two changes no digit. A table that is the head's weight too is left alone; what is looked up is
+    multiplied. The factor is kept in the graph's meta as residual_scale: a second run only makes up the difference.
+
+    Condition: every writer of the stream is linear or a norm, and only norms and linears read it.
+
+    Source: homogeneity of norms; clamping of T5 in f16 (Hugging Face transformers) is the cure that is not exact.
+
+    Example scale-residual-stream{factor=0.125}::
+
+        graph example {
+          input %ids: i64[batch, seq]
+          param %embed.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="embed")
+          param %ffn.weight: f32[4, 4] = normal([4, 4], std=0.5, stream="ffn")
+          param %head.weight: f32[9, 4] = normal([9, 4], std=0.5, stream="head")
+          %embed: f32[batch, seq, 4] = embedding(%ids, %embed.weight)
+          %norm: f32[batch, seq, 4] = rms_norm(%embed)
+          %ffn: f32[batch, seq, 4] = linear(%norm, %ffn.weight)
+          %residual: f32[batch, seq, 4] = add(%embed, %ffn)
+          %final: f32[batch, seq, 4] = rms_norm(%residual)
+          %head: f32[batch, seq, 9] = linear(%final, %head.weight)
+          output logits = %head
+        }
+    """
+
+    name = "scale-residual-stream"
+    effect = "exact"
+    tradeoff = "where the table is tied to the head, a multiplication for every token"
+    factor: float
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if not 1e-6 <= self.factor <= 1e6:
+            raise WeftError(f"{self.name}: factor={self.factor} must be from 1e-06 to 1e+06")
+        by = self.factor / graph.meta.get("residual_scale", 1.0)
+        found = residual_streams(graph, self.name)
+        require(found, self.name, lambda stream: unwritable(stream, norms=True))
+        if by == 1:
+            return
+
+        def rows(x: Value) -> Value:
+            return ops.affine(x, by=by, name="scaled")
+
+        write_mapped(found, scaled(by), rows)
+        for linear in (n for stream in found for n in stream.linears):
+            read_through(linear, scaled(1 / by))
+        for norm in (n for stream in found for n in stream.norms):
+            changed(norm, eps=norm.attrs["eps"] * by * by)
+        for stream in found:
+            trace.fired(self.name, next(iter(stream.values)).name)
+        graph.meta["residual_scale"] = self.factor

@@ -1,0 +1,115 @@
+"""Feed-forwards become mixtures of copies of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Param, WeftError, ops
+from weft.ir.recipes import Concat, Normal, Reshape
+
+from ...analysis.feed_forward import FeedForward, Projection, feed_forward
+from ...core.base import Pass
+from ...core.trace import Trace
+from ...edits.edit import derive, drop, hand_over, joint_name, made_of
+
+STD = 0.02  # of a new router's weights
+MOST = 1024  # experts
+
+
+@dataclass(frozen=True)
+class UpcycleToMoe(Pass):
+    """Turn every feed-forward into a mixture of `experts` copies of it, of which a new router asks `top_k` per token.
+
+    Σ_e g_e E(x) = E(x) whatever the router says, as long as the weights g_e of the chosen sum to 1: so they are
+    renormalized. The model is the same until it is trained further, when the copies part. The router is normal random
+    numbers, of `seed`.
+
+    Condition: weights that sum to 1; without renormalization (Switch) the result would shrink. What is read from
+    inside the feed-forward by others, and experts that all tokens pass beside others already, stays as it is.
+
+    Source: Komatsuzaki 2023 (2212.05055), sparse upcycling.
+
+    Example upcycle-to-moe{experts=4}::
+
+        graph example {
+          input %x: f32[batch, seq, 4]
+          param %ffn.up.weight: f32[6, 4] = normal([6, 4], std=0.5, stream="up")
+          param %ffn.down.weight: f32[4, 6] = normal([4, 6], std=0.5, stream="down")
+          scope ffn
+            %.up: f32[batch, seq, 6] = linear(%x, %.up.weight)
+            %.act: f32[batch, seq, 6] = relu(%.up)
+            %.down: f32[batch, seq, 4] = linear(%.act, %.down.weight)
+          output y = %ffn.down
+        }
+    """
+
+    name = "upcycle-to-moe"
+    effect = "exact"
+    tradeoff = "each token computes top_k times as much, and there are `experts` times the weights"
+    experts: int
+    top_k: int = 2
+    seed: int = 0
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        if not 1 <= self.top_k <= self.experts <= MOST:
+            raise WeftError(
+                f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {MOST}, top_k no larger"
+            )
+        for node in graph.nodes:
+            found = feed_forward(node)
+            if isinstance(found, str):
+                trace.refuse(self.name, node.output.name, found)
+            elif found is not None and (_beside_experts(found) or found.up.normed):
+                why = (
+                    "its norm is fused into it: run before fuse-norm-linear"
+                    if found.up.normed
+                    else "it stands beside experts"
+                )
+                trace.refuse(self.name, node.output.name, why)
+            elif found is not None:
+                trace.fired(self.name, node.output.name)
+                self._upcycle(found)
+
+    def _upcycle(self, f: FeedForward) -> None:
+        graph, down = f.down.graph, f.out.params[0]
+
+        def stacked(side: Projection | None, name: str, bias: bool = False) -> Param | None:
+            param, recipe = (None, None) if side is None else (side.params[bias], side.bias if bias else side.weight)
+            if side is None or param is None or recipe is None:
+                return None
+            shape = (self.experts, side.stop - side.start, *param.shape[1:])
+            full = joint_name(f.params, f"experts.{name}_bias" if bias else f"experts.{name}")
+            return derive(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
+
+        shape = (self.experts, f.x.width)
+        drawn = Normal(shape, STD, f"{down.name} router", self.seed)
+        router = derive(down, drawn, shape, joint_name(f.params, "router.weight"))
+        sides = {"up": f.up, "down": f.out, "gate": f.gate}
+        with graph.inserting(before=f.down):
+            logits = ops.linear(f.x, router, name="router")
+            combine = ops.route(logits, k=self.top_k)
+            y = ops.moe(
+                f.x,
+                combine,
+                *(stacked(side, name) for name, side in sides.items()),
+                *(stacked(side, name, bias=True) for name, side in sides.items()),
+                activation=f.activation,
+                limit=f.limit,
+                shift=f.shift,
+                active=self.top_k,
+            )
+        hand_over(f.down.output, y)
+        drop(graph, made_of([f.down.output], [f.x]))
+
+
+def _beside_experts(f: FeedForward) -> bool:
+    """Whether the result of `f`, perhaps multiplied, is added to what experts make."""
+    values = [f.down.output]
+    for value in values:
+        for node in value.users:
+            if node.op.name in ("mul", "affine"):
+                values.append(node.output)
+            others = [v.producer for v in node.inputs if v is not None and v is not value and v.producer is not None]
+            if node.op.name == "add" and any(o.op.name == "moe" for o in others):
+                return True
+    return False

@@ -1,0 +1,1 @@
+"""Passes that change how a model knows positions."""
