@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.frontends.formats.weft.manifest import max_source
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize
-from weft.passes.analysis.memory import remembers
+from weft.passes.analysis.memory import max_source, remembers
 from weft.passes.encoder_decoder import split_encoder
 
 from ..targets import Target

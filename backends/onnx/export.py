@@ -51,7 +51,7 @@ def build(graph: Graph, target: Target, max_length: int) -> Built:
     """
     selection = select(graph, target)
     emitter = Emitter(graph, target, max_length)
-    emitter.lower(selection)
+    emitter.lower({node: lowering.emit for node, lowering in selection.chosen.items()})
     model = emitter.model()
     widened = cuda.widen(model) if target.device == "cuda" else []
     return Built(model, list(emitter.weights.values()), graph.archive, [*selection.trace, *widened])

@@ -8,7 +8,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from weft.frontends.formats.hf.writing import Tensor, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.ops.fused_attention import ATTENTIONS
@@ -17,6 +16,7 @@ from weft.ir.types import dtypes
 from weft.passes import run_passes
 from weft.passes.analysis.memory import cache_records, remembers, state_records
 
+from ..storage.safetensors import Tensor, write_shards
 from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks

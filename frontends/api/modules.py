@@ -10,8 +10,8 @@ from weft.ir.errors import WeftError
 from weft.ir.graph.verifier import verify
 from weft.passes import run_passes
 
+from ..model import SourceLike
 from .compile import check_keep_blocks, target_dtype, target_pipeline
-from .source.source_like import SourceLike
 from .source.sources import load_source
 
 if TYPE_CHECKING:

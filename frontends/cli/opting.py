@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weft.ir import Graph
     from weft.passes import Report
 
-    from ..api.source.sources import Model
+    from ..model import Model
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -155,8 +155,9 @@ def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     from weft.ir.documents import decoded
     from weft.ir.text.parser import MOST_BYTES
 
-    from ..api.source.sources import Model, open_archive
+    from ..api.source.sources import open_archive
     from ..formats.weft.metadata import check_metadata
+    from ..model import Model
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")

@@ -35,3 +35,9 @@ def state_records(graph: Graph) -> list[dict[str, Any]]:
     """A record per state of constant size: its input's `name` and the `shape` of a row."""
     states = ((name, v.shape[1:]) for name, v in graph.inputs.items() if name.startswith("past_states."))
     return [{"name": name, "shape": list(shape)} for name, shape in states]
+
+
+def max_source(graph: Graph, length: int) -> int:
+    """The longest source of an encoder-decoder compiled for answers of `length` tokens."""
+    limit = max(length, graph.meta.get("source_context") or 0)
+    return min(limit, graph.meta.get("max_source_positions") or limit)

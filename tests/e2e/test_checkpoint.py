@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 
 from weft.frontends import load_source
-from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph

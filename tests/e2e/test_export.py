@@ -16,8 +16,8 @@ import weft
 from weft.frontends import load_source
 from weft.frontends.api.export import export
 from weft.frontends.api.rewriting import rewrite
-from weft.frontends.api.source.sources import Model
 from weft.frontends.export.hf.configs import CLASSES
+from weft.frontends.model import Model
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
 

@@ -17,11 +17,11 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.api.inspect.inspection import inspect
-from weft.frontends.api.source.sources import Model
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.api.verify.verification import verify_folder
+from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.formats.hf import Folder
-from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.model import Model
 from weft.ir import WeftError
 
 from .families import LENGTH, ROWS, VOCAB, error, reference

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.export.hf.checkpoint import write_folder
 from weft.ir import interpret
 
 from . import peft_models as peft

@@ -13,11 +13,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weft
+from weft.backends.storage import safetensors as writing
 from weft.frontends import load_source
 from weft.frontends.api.rewriting import pipeline_text, rewrite
-from weft.frontends.api.source.sources import Model
-from weft.frontends.formats.hf import writing
 from weft.frontends.formats.weft.model_folder import write_model
+from weft.frontends.model import Model
 from weft.ir import Graph, MemoryArchive, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Scale, Source
 from weft.ir.recipes.readers import Overlay

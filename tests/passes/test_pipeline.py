@@ -16,8 +16,8 @@ from weft.ir.recipes import Concat, Source
 from weft.ir.types import dtypes, sizes
 from weft.passes import Pass, Report, Trace, all_passes, lookup, run_passes
 from weft.passes.core import base
-from weft.passes.core.pipeline import Step
 from weft.passes.core.trial import Trial
+from weft.passes.runner import Step
 
 from .models import BATCH, SEQ, Tiny, count, weight
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..ort.buffers import float32
+from ..arrays import Floats, Ints, float32
 from .protocols import Bools
-from .sampling import Floats, Ints, Sampler
+from .sampling import Sampler
 
 
 class Rows(ABC):

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+from ..arrays import Floats, Ints
+
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _FAR = 1e30  # scores whose differences might overflow
 

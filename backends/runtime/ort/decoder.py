@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from ..arrays import Ints, float32
 from ..core.rows import Rows
-from ..core.sampling import Ints
 from ..text.tokenizer import padded
-from .buffers import Buffer, float32, kind_of
+from .buffers import Buffer, kind_of
 from .cross_attention import Reading, SourceEncoder
 from .session import Session, failures, one_line, ort_errors
 from .states import PAST, Memory, read_states

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from weft.ir.errors import WeftError
 
+from ..arrays import Ints
 from ..core.protocols import Bools
 from ..core.rows import Rows
-from ..core.sampling import Ints, Sampler
+from ..core.sampling import Sampler
 from ..text.tokenizer import padded
 from . import caches as caches
 from .draws import Draws, can_draw

@@ -8,14 +8,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..program.snippets import IMPORTS, library
+from ..program.snippets import RESERVED, library
 from ..program.statements import Held, Operand, Var
 
-RESERVED = {
-    *("self", "cache", "state", "layer", "run", "args", "batch", "length"),
-    *("len", "range", "zip", "min", "max"),
-    *IMPORTS,
-}
 Named = Var | Held
 
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from weft.ir.graph import Graph
 
-from ..codegen.naming import RESERVED
-from ..program.snippets import library
+from ..program.snippets import RESERVED, library
 
 SPARSE = 1000  # of a list of modules, whose places between the numbers are filled with empty ones
 OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its parts

@@ -30,6 +30,11 @@ IMPORTS = {  # what a name in a generated source stands for
         "from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention",
     ),
 }
+RESERVED = {  # names that generated methods use themselves
+    *("self", "cache", "state", "layer", "run", "args", "batch", "length"),
+    *("len", "range", "zip", "min", "max"),
+    *IMPORTS,
+}
 KERNELS = {  # what parts call of the kernels, by the file it is in
     "learns": "shared.attend",
     "shared_memory": "shared.attend",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.storage import whole_file
+from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, stored_blocks
 from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -23,9 +24,8 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...api.source.sources import Model
 from ...formats.gguf.family import FAMILIES
-from ...formats.hf.writing import STORED, Progress, Tensor, counted, stored_blocks
+from ...model import Model
 from ...models.families import describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import read_settings

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import seal, whole_folder
+from weft.backends.storage.safetensors import Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.streams import stream
 
-from ...api.source.sources import Model
 from ...formats.hf import Folder
-from ...formats.hf.checkpoint import CONFIG_NAMES
 from ...formats.hf.folder import check_inside
-from ...formats.hf.writing import Progress, Tensor, counted, parse_stored, write_shards
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
+from ...model import Model
 from ...models.families import FAMILIES, describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import read_settings
 from ..inversion import Shape
+from .checkpoint import CONFIG_NAMES
 from .configs import CLASSES, propose
 
 

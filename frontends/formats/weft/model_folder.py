@@ -16,6 +16,7 @@ from typing import Any
 
 from weft.backends.storage import check_format, seal, stamps, whole_folder
 from weft.backends.storage.contents import SEALED
+from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.documents import read_json, read_text
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify
@@ -27,10 +28,9 @@ from weft.ir.text.parser import MOST_BYTES, parse
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...api.source.sources import Model
+from ...model import Model
 from ..hf.folder import copy_tokenizer, tokenizer_files
 from ..hf.safetensors import SafetensorsArchive
-from ..hf.writing import STORED, Progress, Tensor, counted, parse_stored, write_shards
 from .manifest import PROVENANCE, hashing, provenance
 from .metadata import check_metadata
 

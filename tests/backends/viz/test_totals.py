@@ -11,8 +11,8 @@ from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.totals import Totals, totals
 from weft.backends.viz.web.diff import data, sheet
-from weft.frontends.api.inspect.inspection import inspect, usual_tokens
-from weft.frontends.api.source.sources import Model
+from weft.frontends.api.inspect.counting import inspect, usual_tokens
+from weft.frontends.model import Model
 from weft.ir import parse
 from weft.passes import all_passes
 from weft.passes.analysis import costs

@@ -16,7 +16,7 @@ from ...program.emitter import local_name
 from ...program.statements import Leaf, Operand, Slot, Var
 from .. import patterns
 from ..emitter import StepEmitter, options
-from .gates import Ending, ending
+from ..gates import Ending, ending
 
 KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
 PLAIN = (ops.linear_attention, ops.gated_linear_attention)  # computed with torch

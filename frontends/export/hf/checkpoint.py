@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft.backends.storage import PROVENANCE, seal, whole_folder
+from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...api.source.sources import Model
-from ...export.inverse import groups, restore
-from ..weft.manifest import hashing, provenance
-from .folder import Folder, check_inside
-from .writing import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
+from ...formats.hf.folder import Folder, check_inside
+from ...formats.weft.manifest import hashing, provenance
+from ...model import Model
+from ..inverse import groups, restore
 
 CONFIG_NAMES = {dtypes.f32: "float32", dtypes.f16: "float16", dtypes.bf16: "bfloat16"}
 
