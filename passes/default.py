@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import Graph
 from weft.ir.ops.fused_attention import SOFTMAX
 
-from .analysis.memory import remembers
+from .analysis.states import remembers
 from .core.base import Pass
 from .core.pipeline import Phase, Pipeline
 from .library.cache.kv_cache import KvCache

@@ -10,7 +10,7 @@ from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize
-from weft.passes.analysis.memory import max_source, remembers
+from weft.passes.analysis.states import max_source, remembers
 from weft.passes.encoder_decoder import split_encoder
 
 from ..targets import Target

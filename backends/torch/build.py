@@ -14,7 +14,7 @@ from weft.ir.ops.fused_attention import ATTENTIONS
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.analysis.memory import cache_records, remembers, state_records
+from weft.passes.analysis.states import cache_records, remembers, state_records
 
 from ..storage.safetensors import Tensor, write_shards
 from .package import export

@@ -13,7 +13,7 @@ import transformers
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES, build
 from weft.ir import WeftError
-from weft.passes.analysis.counts import parameter_count
+from weft.passes.analysis.costs import parameter_count
 
 from .families import ROWS
 from .published import PUBLISHED

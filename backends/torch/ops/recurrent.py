@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.analysis.recurrences import State, states
+from weft.passes.analysis.states import State, states
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
-from weft.passes.analysis.memory import remembers
-from weft.passes.analysis.recurrences import states
+from weft.passes.analysis.states import remembers, states
 from weft.passes.library.cache.key_axis import bias_makers
 
 

@@ -13,7 +13,7 @@ from weft.ir.graph.analysis import attributes, block_hash, total_cost
 from weft.ir.op import Op
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
-from weft.passes.analysis.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
+from weft.passes.analysis.costs import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 
 from ...model import SourceLike
 from ..source.sources import load_source

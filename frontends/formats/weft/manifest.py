@@ -13,8 +13,8 @@ from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Target
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
-from weft.passes.analysis.counts import parameter_count
-from weft.passes.analysis.memory import cache_records, max_source, state_records
+from weft.passes.analysis.costs import parameter_count
+from weft.passes.analysis.states import cache_records, max_source, state_records
 from weft.passes.library.cache.kv_cache import ROUTERS
 
 from ...model import Model

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.ir import Graph, Node, WeftError
 
-from ...analysis.layer_choice import roles, self_attentions
+from ...analysis.layers import roles, self_attentions
 from ...analysis.rotary import check_scaling, expected, retune, rotations_of
 from ...core.base import Pass
 from ...core.oracle import attend

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...core.base import Pass
 from ...core.oracle import attend
 from ...core.trace import Trace

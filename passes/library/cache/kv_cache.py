@@ -14,7 +14,7 @@ from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
-from ...analysis.recurrences import give_states, has_state, states
+from ...analysis.states import give_states, has_state, states
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...core.trial import EXACT, SIZES, Trial

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
-from ...analysis.recurrences import sums
+from ...analysis.states import sums
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...core.trial import EXACT, Trial

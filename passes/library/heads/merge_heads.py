@@ -8,8 +8,8 @@ from typing import Literal
 from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret, ops
 from weft.ir.recipes import MeanPool
 
-from ...analysis.memory import remembers
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
+from ...analysis.states import remembers
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...core.trial import EXACT, Trial

@@ -11,7 +11,7 @@ from weft.ir import Graph, Node, Param, Value, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale, Take
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace

@@ -11,8 +11,7 @@ from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret
 from weft.ir.recipes import Full
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, numbers
-from ...analysis.stack import Layer, renumber, stack_of, unfuse
+from ...analysis.layers import Layer, Layers, numbers, renumber, stack_of, unfuse
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...core.trial import EXACT, Trial

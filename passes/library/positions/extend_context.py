@@ -13,7 +13,7 @@ from weft.ir.recipes import Concat, Slice
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...analysis.rotary import FARTHEST, check_scaling, expected, recipe_of, retune, rotations_of
 from ...core.base import Pass
 from ...core.oracle import temperature

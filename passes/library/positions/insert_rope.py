@@ -14,7 +14,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies, yarn_amplitude
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...analysis.rotary import check_scaling, expected, frequencies, rotations
 from ...core.base import Pass
 from ...core.oracle import temperature

@@ -12,7 +12,7 @@ import numpy as np
 from weft.ir import Graph, Node, Value, ops
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import need_early
+from ...analysis.layers import need_early
 from ...core.base import Pass
 from ...core.oracle import attend
 from ...core.trace import Trace

@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.package.module import build_module
 from weft.backends.torch.program.snippets import bound, names
-from weft.passes.analysis.recurrences import states
+from weft.passes.analysis.states import states
 from weft.passes.core.trial import Trial
 
 from ...passes.zoo import ZOO

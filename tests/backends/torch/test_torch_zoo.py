@@ -13,7 +13,7 @@ from torch import nn
 
 from weft.backends.torch.program.states import cached_nodes
 from weft.ir import Graph, Node, interpret, ops
-from weft.passes.analysis.recurrences import states
+from weft.passes.analysis.states import states
 from weft.passes.core.trial import Trial
 
 from ...passes.zoo import ZOO

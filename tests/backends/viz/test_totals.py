@@ -16,7 +16,7 @@ from weft.frontends.model import Model
 from weft.ir import parse
 from weft.passes import all_passes
 from weft.passes.analysis import costs
-from weft.passes.analysis.counts import cached, parameter_count, state_bytes
+from weft.passes.analysis.costs import cached, parameter_count, state_bytes
 
 PIPELINES = {
     "smollm2-135m": "mha-to-gqa{kv_heads=1}, fuse-norm-linear, kv-cache",

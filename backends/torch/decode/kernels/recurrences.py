@@ -8,7 +8,7 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.passes.analysis.recurrences import states
+from weft.passes.analysis.states import states
 
 from ...kernels import conv_step, selective_scan, ssd
 from ...ops.elementwise import activation
