@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "frontends":
     raise ImportError("import weft.frontends, not frontends: the bare name makes a second copy of every class")
 
+from weft.ir.display import register_renderer
+
 if TYPE_CHECKING:
     from .api.source.sources import Model, load_source
     from .models.presets import PRESETS
@@ -22,3 +24,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'weft.frontends' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def _show(source: Any, **options: Any) -> Any:
+    return importlib.import_module(".api.draw.notebook", __name__).show(source, **options)
+
+
+register_renderer(_show)

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from .graph import Graph, Node, Param, Value
     from .graph.verifier import verify
     from .interpreter import interpret
+    from .op import OPS, Op, lookup
     from .recipes.readers import Archive, MemoryArchive
     from .recipes.recipe import Recipe
-    from .schema.op import OPS, Op, lookup
-    from .text.parser import parse
-    from .text.printer import print_graph
+    from .text import parse, print_graph
     from .types import TensorType, dtypes, sizes
     from .types.dtypes import DType
 
@@ -29,17 +28,17 @@ _HOME = {
     "Graph": "graph",
     "MemoryArchive": "recipes.readers",
     "Node": "graph",
-    "OPS": "schema.op",
-    "Op": "schema.op",
+    "OPS": "op",
+    "Op": "op",
     "Param": "graph",
     "Recipe": "recipes",
     "TensorType": "types",
     "Value": "graph",
     "WeftError": "errors",
     "interpret": "interpreter",
-    "lookup": "schema.op",
-    "parse": "text.parser",
-    "print_graph": "text.printer",
+    "lookup": "op",
+    "parse": "text",
+    "print_graph": "text",
     "verify": "graph.verifier",
 }
 _MODULES = {"dtypes": "types.dtypes", "sizes": "types.sizes"}

@@ -9,8 +9,8 @@ import numpy as np
 
 from .errors import WeftError
 from .graph import Graph, Node, Value
+from .op import Op
 from .recipes.readers import Array
-from .schema.op import Op
 from .types import TensorType, sizes
 from .types.sizes import Poly
 

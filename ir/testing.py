@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .graph import Graph, Value
+from .op import Case, Op
 from .recipes import Source
 from .recipes.readers import Array, MemoryArchive
-from .schema.op import Case, Op
 from .types import TensorType, dtypes
 from .types.dtypes import DType
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import weft
+from weft.ir.op import OPS, Attr, Op, Operand
 from weft.ir.ops import OPS as _filled  # noqa: F401 - importing the package fills the registry
-from weft.ir.schema.calls import record_name, results
-from weft.ir.schema.op import OPS, Attr, Op, Operand
+from weft.ir.schema.signature import record_name
 from weft.ir.types import Shape
 from weft.ir.types.dtypes import DType
 
@@ -87,7 +87,7 @@ def _op(op: Op) -> Iterator[str]:
     yield "@overload\n" + _function(op, _parameters(op, dict.fromkeys(pasts, "None = None")), "Value")
     for given in _states(op, pasts):
         kinds = {name: "Value" if name in given else "None = None" for name in pasts}
-        made = results(op, [None if o.name in pasts and o.name not in given else object() for o in op.operands])
+        made = op.results([None if o.name in pasts and o.name not in given else object() for o in op.operands])
         tuple_ = record_name(op.name) if made == op.output_names else f"tuple[{', '.join(['Value'] * len(made))}]"
         for by_place in (True, False):
             yield "@overload\n" + _function(op, _parameters(op, kinds, by_place), tuple_, documented=False)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import weft
-from weft.ir.schema.op import OPS
+from weft.ir.op import OPS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

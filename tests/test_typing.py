@@ -12,7 +12,7 @@ import pytest
 from mypy import api
 
 import weft
-from weft.ir.schema.op import OPS
+from weft.ir.op import OPS
 
 from .stubs import PACKAGE, stubs
 

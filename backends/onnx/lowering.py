@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.schema.op import Op
+from weft.ir.op import Op
 
 from ..targets import TARGETS, Target
 
@@ -103,7 +103,7 @@ def select(graph: Graph, target: Target) -> Selection:
     """
     wanted: set[Value] = set(graph.outputs.values())
     found = Selection({}, [])
-    for node in graph.reversed_nodes:
+    for node in reversed(graph.nodes):
         if not wanted.intersection(node.outputs):
             continue
         for candidate in LOWERINGS.get(node.op.name, []):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.ir.recipes.spelling import spell
 from weft.ir.text.parser import parse
-from weft.ir.text.printer import format_attr
 from weft.passes import Pass, all_passes, run_passes
 
 INDEX = "README.md"
@@ -105,7 +105,7 @@ def by_purpose() -> dict[str, list[str]]:
 def signature(found: type[Pass]) -> str:
     """The arguments of a pass with their defaults, as a pipeline spells them."""
     given = found.arguments()
-    return ", ".join(a.name if a.required else f"{a.name}={format_attr(a.default)}" for a in given)
+    return ", ".join(a.name if a.required else f"{a.name}={spell(a.default)}" for a in given)
 
 
 def write_pages(folder: Path) -> int:
@@ -169,7 +169,7 @@ def _arguments(found: type[Pass]) -> list[str]:
 
 
 def _default(required: bool, default: object) -> str:
-    return "must be given" if required else f"`{format_attr(default)}`"
+    return "must be given" if required else f"`{spell(default)}`"
 
 
 def _cell(text: str) -> str:

@@ -11,7 +11,7 @@ from .completion import complete_families, complete_ops, complete_presets
 from .shown import count, echo, size, table
 
 if TYPE_CHECKING:
-    from weft.ir.schema.op import Op
+    from weft.ir.op import Op
 
 
 @click.command("ops", short_help="The operations of a graph.")
@@ -26,7 +26,7 @@ def ops_command(name: str | None) -> None:
     """
     from weft.ir import lookup
     from weft.ir import ops as _all  # noqa: F401 - importing the package fills the registry
-    from weft.ir.schema.op import OPS
+    from weft.ir.op import OPS
 
     if name is not None:
         _show_op(lookup(name))
@@ -59,12 +59,12 @@ def first_sentence(doc: str) -> str:
 
 
 def _show_op(op: Op) -> None:
-    from weft.ir.schema.op import type_name
-    from weft.ir.text.printer import format_attr
+    from weft.ir.op import type_name
+    from weft.ir.recipes.spelling import spell
 
     echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
     if op.attrs:
-        wanted = [(a.name, type_name(a.type), "" if a.required else format_attr(a.default)) for a in op.attrs.values()]
+        wanted = [(a.name, type_name(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
         table(("attribute", "type", "default"), wanted)
         echo()
     facts = {
@@ -96,7 +96,7 @@ def _show_lowerings(op: Op) -> None:
 
 def _cases(op: Op) -> list[str]:
     """Each example case as operand types -> output types."""
-    from weft.ir.text.printer import format_attr
+    from weft.ir.recipes.spelling import spell
     from weft.ir.types import TensorType, dtypes
 
     lines = []
@@ -104,7 +104,7 @@ def _cases(op: Op) -> list[str]:
         drawn = case.draw()
         types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in drawn]
         attrs = op.check_attrs(case.attrs)
-        given = [str(t) if t else "_" for t in types] + [f"{k}={format_attr(v)}" for k, v in case.attrs.items()]
+        given = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
         lines.append(f"({', '.join(given)}) -> {', '.join(map(str, op.types(types, attrs)))}")
     return lines
 

@@ -71,7 +71,7 @@ def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> 
 
 def complete_ops(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     from weft.ir import ops as _all  # noqa: F401 - importing the package fills the registry
-    from weft.ir.schema.op import OPS
+    from weft.ir.op import OPS
 
     return _offer(sorted(OPS), typed)
 

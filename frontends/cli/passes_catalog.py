@@ -68,7 +68,7 @@ def list_passes() -> None:
 
 
 def _show(found: type[Pass]) -> None:
-    from weft.ir.text.printer import format_attr
+    from weft.ir.recipes.spelling import spell
 
     parts = found.documentation()
     echo(f"{found.name} ({found.effect})\n\n{parts.summary}")
@@ -78,7 +78,7 @@ def _show(found: type[Pass]) -> None:
             echo(f"\n{title}{text}")
     if arguments := found.arguments():
         echo()
-        rows = [(a.name, a.type_text, "" if a.required else format_attr(a.default)) for a in arguments]
+        rows = [(a.name, a.type_text, "" if a.required else spell(a.default)) for a in arguments]
         table(("argument", "type", "default"), rows)
     if parts.pipeline:
         echo(f"\nExample: {parts.pipeline}\n\n{parts.graph.rstrip()}")

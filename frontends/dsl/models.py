@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.ir import ops
+from weft.ir.display import Displayable
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType, dtypes, sizes
 
-from ..api.draw.notebook import Shown
 from .build import Layer, building, current, module, named, param, provided, providing
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
@@ -97,7 +97,7 @@ def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
 
 
 @module
-class Decoder(Shown):
+class Decoder(Displayable):
     """A decoder-only language model: embedding, layers, final norm, output head.
 
     `layers` is a number of copies of `block`, or a list that says each layer. `final_norm` True means the norm that the
@@ -167,7 +167,7 @@ class Decoder(Shown):
 
 
 @module
-class Encoder(Shown):
+class Encoder(Displayable):
     """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
 
     `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from weft.ir.display import Displayable
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType
 from weft.ir.types.sizes import sym
 
-from ..api.draw.notebook import Shown
 from .attention import Attention
 from .build import building, module, named, param, provided, providing
 from .models import IDS, Decoder, Encoder, describe, longest
@@ -26,7 +26,7 @@ class CrossAttention(Attention):
 
 
 @module
-class EncoderDecoder(Shown):
+class EncoderDecoder(Displayable):
     """An encoder and a decoder whose blocks have `cross` attention (Vaswani 2017)::
 
         attn, norm, ffn = Attention(8), LayerNorm(), MLP(2048, "relu", bias=True)

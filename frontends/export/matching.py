@@ -12,7 +12,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.errors import WeftError
 from weft.ir.recipes.frequencies import RopeFrequencies
-from weft.ir.text.printer import format_attr
+from weft.ir.recipes.spelling import spell
 from weft.passes import run_passes
 from weft.passes.edits.edit import hand_over
 
@@ -117,7 +117,7 @@ class _Matcher:
         for name in theirs.attrs:
             mine, other = _attribute(ours, name), _attribute(theirs, name)
             if not _same(mine, other):
-                self.part(theirs, at, f"{name}={format_attr(mine)}", f"{name}={format_attr(other)}")
+                self.part(theirs, at, f"{name}={spell(mine)}", f"{name}={spell(other)}")
         pair, operands = (self.operands(ours), self.operands(theirs)), [o.name for o in theirs.op.operands]
         if len(pair[0]) != len(pair[1]):  # of an op that takes any number
             self.part(theirs, at, *(f"{len(found)} operands" for found in pair))

@@ -3,6 +3,6 @@
 Never here: an op, the parser of the text form, rewrites.
 """
 
-from .graph import AttrValue, Graph, Node, Param, Value
+from .graph import AttrValue, Graph, Node, Op, Param, Value
 
-__all__ = ["AttrValue", "Graph", "Node", "Param", "Value"]
+__all__ = ["AttrValue", "Graph", "Node", "Op", "Param", "Value"]

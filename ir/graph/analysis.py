@@ -8,37 +8,15 @@ from typing import Any
 
 import networkx as nx
 
+from ..recipes.spelling import spell
 from ..schema.op import Cost
-from ..text.printer import format_attr
 from ..types import sizes
 from .graph import Graph, Node, Value
 
 
-def to_networkx(graph: Graph) -> nx.MultiDiGraph:
-    """Nodes, inputs, parameters and outputs as a multigraph; an edge per operand.
-
-    Vertices are `Node`s, input and parameter `Value`s, and output names (str), each with `kind` and `label`; an edge
-    carries `value` and operand `index`.
-    """
-    view: nx.MultiDiGraph = nx.MultiDiGraph(name=graph.name)
-    for v in graph.inputs.values():
-        view.add_node(v, kind="input", label=v.name)
-    for p in graph.params.values():
-        view.add_node(p, kind="param", label=p.name)
-    for node in graph.nodes:
-        view.add_node(node, kind="node", label=node.op.name, scope=node.scope)
-        for i, operand in enumerate(node.inputs):
-            if operand is not None:
-                view.add_edge(operand.producer or operand, node, value=operand, index=i)
-    for name, value in graph.outputs.items():
-        view.add_node(name, kind="output", label=name)
-        view.add_edge(value.producer or value, name, value=value, index=0)
-    return view
-
-
 def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
     """The chain of dependent nodes with the most FLOPs under `binding`, and that number."""
-    view = to_networkx(graph)
+    view = graph.to_networkx()
     for source, _, data in view.edges(data=True):
         flops = source.op.node_cost(source).flops if isinstance(source, Node) else 0
         data["weight"] = sizes.evaluate(flops, binding)
@@ -67,7 +45,7 @@ def block_hash(nodes: Iterable[Node]) -> str:
             args.append("_" if v is None else order[v])
         for v in node.outputs:
             order[v] = f"{len(order)}:{v.type}"
-        attrs = ",".join(f"{k}={format_attr(a)}" for k, a in node.attrs.items())
+        attrs = ",".join(f"{k}={spell(a)}" for k, a in node.attrs.items())
         text.append(f"{node.op.name}({','.join(args)};{attrs})")
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 

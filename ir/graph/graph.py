@@ -4,21 +4,24 @@ A `Graph` owns an ordered list of `Node`s; a node applies an `Op` to `Value`s an
 whose bytes come from a recipe. Hierarchy is a string on the node, its `scope` ("layers.3.attn").
 
 The graph keeps the uses of every value: they change only through `Graph` and `Node` methods and cannot go stale.
-Walking ``graph.nodes`` while editing is defined: nodes inserted after the current one are visited, those inserted
-before are not, and erasing any node, the current one included, is safe.
+Walking ``graph.nodes`` while editing is defined, see `linked`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from ..display import Displayable
 from ..errors import WeftError
+from ..recipes import Recipe
 from ..recipes.readers import EMPTY, Archive
-from ..recipes.recipe import Recipe
+from ..recipes.spelling import spell, spell_recipe
+from ..schema.op import Cost, OpSchema
 from ..types import TensorType
+from .linked import Linked, LinkedList
 from .operators import Operators
 from .origins import Origin
 from .outputs import Outputs
@@ -26,12 +29,10 @@ from .outputs import Outputs
 if TYPE_CHECKING:
     import networkx as nx
 
-    from ..schema.op import Op
-
 AttrValue = Any  # int | float | bool | str | DType | Size | tuple of those | None: what text can spell
 
 
-class Value(Operators):
+class Value(Operators["Value"]):
     """A tensor in the graph: a graph input, a parameter, or an output of a node.
 
     ``x * 2 + y`` emits ops (see `operators`). Only code that keeps the graph well typed (`verify`) may assign `type`.
@@ -46,6 +47,22 @@ class Value(Operators):
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
+
+    def __emit__(
+        self,
+        op: OpSchema[Any],
+        operands: Sequence[Value | None],
+        attrs: Mapping[str, AttrValue],
+        name: str | Sequence[str] | None,
+    ) -> tuple[Value, ...]:
+        """Apply `op` at the insertion point of the graph."""
+        full = op.check_attrs(attrs)
+        types = op.types([None if v is None else v.type for v in operands], full)
+        hints = [name] * len(types) if isinstance(name, str) else list(name or op.names_for(len(types)))
+        prefix = self.graph.insertion_scope
+        names = [f"{prefix}.{hint}" if prefix else hint for hint in hints]
+        assert isinstance(op, Op)
+        return self.graph.add_node(op, operands, full, types, names).outputs
 
     @property
     def uses(self) -> tuple[tuple[Node, int], ...]:
@@ -97,31 +114,55 @@ class Param(Value):
         self.recipe = recipe
 
 
-class Node:
+class Op(OpSchema[Value]):
+    """One operation on values: its schema, and what it makes of a node."""
+
+    def node_cost(self, node: Node) -> Cost:
+        """The cost of one node of this op; every operand is read once unless the op says otherwise."""
+        operands = [None if v is None else v.type for v in node.inputs]
+        return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
+
+    def expand(self, node: Node) -> tuple[Value, ...]:
+        """Emit the body in place of `node` (at the current insertion point) and return the values it defines."""
+        return self.expanded(node.inputs, node.attrs)
+
+
+class Node(Linked):
     """One application of `op` to `inputs` (None where an optional operand is absent)."""
 
-    __slots__ = ("_next", "_prev", "attrs", "erased", "graph", "inputs", "op", "outputs", "scope")
+    __slots__ = ("attrs", "graph", "inputs", "op", "outputs", "scope")
 
     def __init__(
         self, graph: Graph, op: Op, inputs: Sequence[Value | None], attrs: Mapping[str, AttrValue], scope: str
     ):
+        super().__init__()
         self.graph = graph
         self.op = op
         self.inputs: tuple[Value | None, ...] = tuple(inputs)
         self.attrs: dict[str, AttrValue] = dict(attrs)
         self.outputs: tuple[Value, ...] = ()
         self.scope = scope
-        self.erased = False
-        self._prev: Node | None = None
-        self._next: Node | None = None
 
     def __repr__(self) -> str:
         args = ", ".join("_" if v is None else f"%{v.name}" for v in self.inputs)
         return f"{self.op.name}({args}) in {self.scope or 'the top scope'}"
 
+    def __str__(self) -> str:
+        """The line of the text form: outputs with types, op, operands, attributes that differ from their default."""
+
+        def ref(v: Value | None) -> str:
+            if v is None:
+                return "_"
+            local = self.scope and v.name.startswith(self.scope + ".")
+            return f"%{v.name[len(self.scope) :]}" if local else f"%{v.name}"
+
+        outputs = ", ".join(f"{ref(v)}: {v.type}" for v in self.outputs)
+        args = [ref(v) for v in self.inputs]
+        args += [f"{k}={spell(v)}" for k, v in self.attrs.items() if self.op.attrs[k].default != v]
+        return f"{outputs} = {self.op.name}({', '.join(args)})"
+
     @property
     def output(self) -> Value:
-        """The first output."""
         return self.outputs[0]
 
     def operand(self, name: str) -> Value | None:
@@ -145,7 +186,7 @@ class Node:
         self.inputs = tuple(inputs)
 
 
-class Graph:
+class Graph(Displayable):
     """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
 
     `meta` holds facts of the whole model that text can spell (kind of model, special tokens …); `archive` is the
@@ -153,33 +194,36 @@ class Graph:
     tokenizer; `origins` say by scope what emitted it, where a frontend knows. None of these is part of equality.
     """
 
-    drawn: ClassVar[Callable[[Graph], str] | None] = None  # how a notebook shows one, if there is what draws graphs
-
     def __init__(self, name: str = "model", archive: Archive = EMPTY) -> None:
         self.name, self.archive = name, archive
         self.tokenize: Callable[[Sequence[str]], list[list[int]]] | None = None
         self.origins: dict[str, Origin] = {}
         self.meta: dict[str, AttrValue] = {}
         self.inputs: dict[str, Value] = {}
-        self.outputs = Outputs()
+        self.outputs: Outputs[Value] = Outputs()
         self.params: dict[str, Param] = {}
         self._names: dict[str, int] = {}
-        self._first: Node | None = None
-        self._last: Node | None = None
-        self._count = 0
+        self.nodes: LinkedList[Node] = LinkedList()  # in execution order
         self._anchor: Node | None = None  # new nodes go before it; None means at the end
         self._scope = ""
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.nodes)
 
     def __str__(self) -> str:
-        from ..text.printer import print_graph
-
-        return print_graph(self)
-
-    def _repr_html_(self) -> str | None:
-        return Graph.drawn(self) if Graph.drawn else None
+        """The text form, which `weft.ir.text` describes; it ends in a newline."""
+        lines = [f"graph {self.name} {{", *(f"  meta {k} = {json.dumps(v)}" for k, v in self.meta.items())]
+        for name, v in self.inputs.items():
+            lines.append(f"  input %{v.name}: {v.type}" + ("" if name == v.name else f" as {name}"))
+        lines += [f"  param %{p.name}: {p.type} = {spell_recipe(p.recipe)}" for p in self.params.values()]
+        scope = ""
+        for node in self.nodes:
+            if node.scope != scope:
+                scope = node.scope
+                lines.append(f"  scope {scope or '_'}")
+            lines.append(("    " if scope else "  ") + str(node))
+        lines += [f"  output {name} = %{v.name}" for name, v in self.outputs.items()]
+        return "\n".join([*lines, "}"]) + "\n"
 
     def __eq__(self, other: object) -> bool:
         return str(self) == str(other) if isinstance(other, Graph) else NotImplemented
@@ -269,19 +313,7 @@ class Graph:
             if value is not None:
                 self._check_owned(value)
                 value._uses[node, i] = None
-        while self._anchor is not None and self._anchor.erased:
-            self._anchor = self._anchor._next
-        after = self._anchor._prev if self._anchor else self._last
-        node._prev, node._next = after, self._anchor
-        if after:
-            after._next = node
-        else:
-            self._first = node
-        if self._anchor:
-            self._anchor._prev = node
-        else:
-            self._last = node
-        self._count += 1
+        self.nodes.insert(node, self._anchor)
         return node
 
     def _check_owned(self, value: Value) -> None:
@@ -290,48 +322,7 @@ class Graph:
         if value.producer is not None and value.producer.erased:
             raise ValueError(f"value {value!r} was erased")
 
-    # -- walking and erasing
-
-    @property
-    def nodes(self) -> Iterator[Node]:
-        """Nodes in execution order; see the module docstring for editing while walking."""
-        node = self._first
-        while node is not None:
-            if not node.erased:
-                yield node
-            node = node._next
-
-    @property
-    def reversed_nodes(self) -> Iterator[Node]:
-        """Nodes from last to first; erasing is safe, inserted earlier nodes are visited."""
-        node = self._last
-        while node is not None:
-            if not node.erased:
-                yield node
-            node = node._prev
-
-    def nodes_before(self, node: Node) -> Iterator[Node]:
-        """The nodes before `node`, nearest first."""
-        while (node_before := node._prev) is not None:
-            yield node_before
-            node = node_before
-
-    def nodes_after(self, node: Node) -> Iterator[Node]:
-        """The nodes after `node`, nearest first."""
-        while (node_after := node._next) is not None:
-            yield node_after
-            node = node_after
-
-    def first(self, nodes: Iterable[Node]) -> Node:
-        """The one of `nodes` that runs first; it takes no longer than they are apart."""
-        found, *others = dict.fromkeys(nodes)
-        left: set[Node | None] = set(others)
-        for before, after in itertools.zip_longest(self.nodes_before(found), self.nodes_after(found)):
-            if not left:
-                break
-            found = before if before and before in left else found
-            left -= {before, after}
-        return found
+    # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
         """Remove a node whose outputs nobody reads.
@@ -345,16 +336,7 @@ class Graph:
         for i, operand in enumerate(node.inputs):
             if operand is not None:
                 del operand._uses[node, i]
-        if node._prev:
-            node._prev._next = node._next
-        else:
-            self._first = node._next
-        if node._next:
-            node._next._prev = node._prev
-        else:
-            self._last = node._prev
-        node.erased = True  # keeps its links, so that walkers standing on it find their way
-        self._count -= 1
+        self.nodes.remove(node)
 
     def erase_param(self, param: Param) -> None:
         """Remove a parameter that nobody reads; its name is free again."""
@@ -392,7 +374,24 @@ class Graph:
         return other
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """The analysis view, see `view.to_networkx`."""
-        from .analysis import to_networkx
+        """The analysis view: nodes, inputs, parameters and outputs as a multigraph; an edge per operand.
 
-        return to_networkx(self)
+        Vertices are `Node`s, input and parameter `Value`s, and output names (str), each with `kind` and `label`; an
+        edge carries `value` and operand `index`.
+        """
+        import networkx as nx  # it takes a fifth of a second
+
+        view: nx.MultiDiGraph = nx.MultiDiGraph(name=self.name)
+        for v in self.inputs.values():
+            view.add_node(v, kind="input", label=v.name)
+        for p in self.params.values():
+            view.add_node(p, kind="param", label=p.name)
+        for node in self.nodes:
+            view.add_node(node, kind="node", label=node.op.name, scope=node.scope)
+            for i, operand in enumerate(node.inputs):
+                if operand is not None:
+                    view.add_edge(operand.producer or operand, node, value=operand, index=i)
+        for name, value in self.outputs.items():
+            view.add_node(name, kind="output", label=name)
+            view.add_edge(value.producer or value, name, value=value, index=0)
+        return view

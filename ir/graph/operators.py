@@ -6,94 +6,94 @@ same value: `ops.equal` compares elements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..errors import WeftError
-from ..schema.calls import is_number
+from ..schema.op import OPS
+from ..schema.signature import is_number
 from ..types.dtypes import bool_
 
-if TYPE_CHECKING:
-    from ..schema.op import Op
-    from .graph import Value
+V = TypeVar("V")  # what operators make: values, or terms of a pattern
 
 
-class Operators:
+class Operators(Generic[V]):
     """The operators of values, and of the variables of patterns."""
 
     __slots__ = ()
+    __emit_priority__: ClassVar[int] = 0  # the operand with the highest emits
     __array_ufunc__ = None  # numpy's numbers leave `number * value` to the value
 
-    def __add__(self, other: Value | float) -> Value:
-        return _apply("add", self, other)
+    def __add__(self, other: V | float) -> V:
+        return self._apply("add", self, other)
 
-    def __radd__(self, other: float) -> Value:
-        return _apply("add", other, self)
+    def __radd__(self, other: float) -> V:
+        return self._apply("add", other, self)
 
-    def __sub__(self, other: Value | float) -> Value:
-        return _apply("sub", self, other)
+    def __sub__(self, other: V | float) -> V:
+        return self._apply("sub", self, other)
 
-    def __rsub__(self, other: float) -> Value:
-        return _apply("sub", other, self)
+    def __rsub__(self, other: float) -> V:
+        return self._apply("sub", other, self)
 
-    def __mul__(self, other: Value | float) -> Value:
-        return _apply("mul", self, other)
+    def __mul__(self, other: V | float) -> V:
+        return self._apply("mul", self, other)
 
-    def __rmul__(self, other: float) -> Value:
-        return _apply("mul", other, self)
+    def __rmul__(self, other: float) -> V:
+        return self._apply("mul", other, self)
 
-    def __truediv__(self, other: Value | float) -> Value:
-        return _apply("div", self, other)
+    def __truediv__(self, other: V | float) -> V:
+        return self._apply("div", self, other)
 
-    def __rtruediv__(self, other: float) -> Value:
-        return _apply("div", other, self)
+    def __rtruediv__(self, other: float) -> V:
+        return self._apply("div", other, self)
 
-    def __floordiv__(self, other: Value | int) -> Value:
-        return _apply("floordiv", self, other)
+    def __floordiv__(self, other: V | int) -> V:
+        return self._apply("floordiv", self, other)
 
-    def __rfloordiv__(self, other: int) -> Value:
-        return _apply("floordiv", other, self)
+    def __rfloordiv__(self, other: int) -> V:
+        return self._apply("floordiv", other, self)
 
-    def __mod__(self, other: Value | int) -> Value:
-        return _apply("mod", self, other)
+    def __mod__(self, other: V | int) -> V:
+        return self._apply("mod", self, other)
 
-    def __rmod__(self, other: int) -> Value:
-        return _apply("mod", other, self)
+    def __rmod__(self, other: int) -> V:
+        return self._apply("mod", other, self)
 
-    def __pow__(self, other: Value | float) -> Value:
-        return _apply("pow", self, other)
+    def __pow__(self, other: V | float) -> V:
+        return self._apply("pow", self, other)
 
-    def __rpow__(self, other: float) -> Value:
-        return _apply("pow", other, self)
+    def __rpow__(self, other: float) -> V:
+        return self._apply("pow", other, self)
 
-    def __matmul__(self, other: Value) -> Value:
-        return NotImplemented if is_number(other) else _apply("matmul", self, other)
+    def __matmul__(self, other: V) -> V:
+        return NotImplemented if is_number(other) else self._apply("matmul", self, other)
 
-    def __neg__(self) -> Value:
-        return _apply("neg", self)
+    def __neg__(self) -> V:
+        return self._apply("neg", self)
 
-    def __abs__(self) -> Value:
-        return _apply("abs", self)
+    def __abs__(self) -> V:
+        return self._apply("abs", self)
 
-    def __lt__(self, other: Value | float) -> Value:
-        return _apply("less", self, other)
+    def __lt__(self, other: V | float) -> V:
+        return self._apply("less", self, other)
 
-    def __le__(self, other: Value | float) -> Value:
-        return _apply("less_equal", self, other)
+    def __le__(self, other: V | float) -> V:
+        return self._apply("less_equal", self, other)
 
-    def __gt__(self, other: Value | float) -> Value:
-        return _apply("less", other, self)
+    def __gt__(self, other: V | float) -> V:
+        return self._apply("less", other, self)
 
-    def __ge__(self, other: Value | float) -> Value:
-        return _apply("less_equal", other, self)
+    def __ge__(self, other: V | float) -> V:
+        return self._apply("less_equal", other, self)
 
-    def __and__(self, other: Value) -> Value:
-        return NotImplemented if is_number(other) else _apply("logical_and", self, other)
+    def __and__(self, other: V) -> V:
+        return NotImplemented if is_number(other) else self._apply("logical_and", self, other)
 
-    def __or__(self, other: Value) -> Value:
-        return NotImplemented if is_number(other) else _apply("logical_or", self, other)
+    def __or__(self, other: V) -> V:
+        return NotImplemented if is_number(other) else self._apply("logical_or", self, other)
 
-    def __invert__(self) -> Value:
-        return _apply("logical_not", self)
+    def __invert__(self) -> V:
+        return self._apply("logical_not", self)
 
     def __bool__(self) -> bool:
         """Refuse to decide by a condition: ``if x < 3``, ``a < b < c`` and ``not (x < 3)`` would take any for true."""
@@ -105,15 +105,8 @@ class Operators:
             )
         return True
 
-
-def _apply(name: str, *operands: Any) -> Value:
-    """The op called `name` of `operands`; other types are left to Python, which refuses them by name."""
-    if not all(isinstance(v, Operators) or is_number(v) for v in operands):
-        unknown: Value = NotImplemented
-        return unknown
-    from ..schema.op import OPS
-
-    if name not in OPS:
-        from .. import ops as _all  # noqa: F401 - importing the package fills the registry
-    op: Op = OPS[name]
-    return op(*operands)
+    def _apply(self, name: str, *operands: Any) -> V:
+        """The op called `name` of `operands`; other types are left to Python, which refuses them by name."""
+        known = all(isinstance(v, Operators) or is_number(v) for v in operands)
+        value: V = OPS[name](*operands) if known else NotImplemented
+        return value

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections import UserDict
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from .graph import Value
+V = TypeVar("V")
 
 
-class Outputs(UserDict[str, "Value"]):
+class Outputs(UserDict[str, V], Generic[V]):
     """Values by name, in order. Finding the names of a value takes no longer the more outputs there are: a decoder with
     caches has two for every layer."""
 
     def __init__(self) -> None:
-        self._names: dict[Value, dict[str, None]] = {}
+        self._names: dict[V, dict[str, None]] = {}
         super().__init__()
 
-    def names(self, value: Value) -> tuple[str, ...]:
+    def names(self, value: V) -> tuple[str, ...]:
         """The names of `value`, none if it is no output."""
         return tuple(self._names.get(value, ()))
 
-    def __setitem__(self, name: str, value: Value) -> None:
+    def __setitem__(self, name: str, value: V) -> None:
         if name in self.data:
             self._forget(name)
         self.data[name] = value

@@ -9,14 +9,13 @@ Never here: an op whose meaning depends on a target; a file called like an op.
 import importlib
 import pkgutil
 
-from ..schema.op import OPS, Op
+from ..op import OPS, Op
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def __getattr__(name: str) -> Op:
-    found = OPS.get(name.rstrip("_"))
-    if found is None:
+    if name.rstrip("_") not in OPS:
         raise AttributeError(f"no op is called {name!r}")
-    return found
+    return OPS[name.rstrip("_")]

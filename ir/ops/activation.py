@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Op, Trait, Value, case, normal, op, want
+from ..op import Array, Bound, Op, Trait, Value, case, normal, op, want
 from .elementwise import _erf, _sigmoid, add, affine, clip, erf, exp, maximum, minimum, mul, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]

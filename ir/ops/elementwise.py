@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..schema.op import (
+from ..op import (
     Array,
     Bound,
     Case,

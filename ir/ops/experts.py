@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Cost, Trait, Value, case, normal, op, total, want
+from ..op import Array, Bound, Cost, Trait, Value, case, normal, op, total, want
 from ..types import sizes
 from .activation import activate, apply_activation, glu, known_activation
 from .elementwise import add, mul

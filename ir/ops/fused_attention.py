@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Cost, TensorType, Value, case, normal, op
+from ..op import Array, Bound, Cost, TensorType, Value, case, normal, op
 from .rotary import rope
 from .softmax_attention import attention, attention_cost
 

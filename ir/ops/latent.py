@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, sizes, want
+from ..op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, sizes, want
 from .products import linear, matmul
 from .softmax_attention import attention
 from .tensor import concat, expand, flat, per_head, reshape, swap, unsqueeze

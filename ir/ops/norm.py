@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, want
+from ..op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, want
 from .elementwise import add, affine, mul, rsqrt, square, sub
 from .products import linear
 from .reduce import mean

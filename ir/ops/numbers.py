@@ -10,8 +10,8 @@ import math
 from typing import Any
 
 from ..errors import WeftError
-from ..schema.calls import is_number
-from ..schema.op import Op, Value
+from ..op import Op, Value
+from ..schema.signature import is_number
 from ..types import dtypes
 from .elementwise import (
     add,

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
+from ..op import Array, Bound, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
 from ..types import dtypes, sizes
 from .elementwise import abs as absolute
 from .elementwise import (

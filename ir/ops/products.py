@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from ..schema.op import (
-    Array,
-    Bound,
-    Cost,
-    Size,
-    TensorType,
-    Trait,
-    Value,
-    broadcast,
-    case,
-    ints,
-    normal,
-    op,
-    show,
-    want,
-)
+from ..op import Array, Bound, Cost, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, show, want
 from .elementwise import add
 
 

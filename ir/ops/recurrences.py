@@ -12,7 +12,7 @@ import functools
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
+from ..op import Array, Bound, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
 from ..types import dtypes, sizes
 from .activation import activate, apply_activation, known_activation, relu
 from .elementwise import add, affine, cast, clip, div, exp, less_equal, masked, mul, sub

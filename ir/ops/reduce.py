@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Case, Op, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
+from ..op import Array, Bound, Case, Op, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
 from ..types import dtypes
 
 _CASES = [

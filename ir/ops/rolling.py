@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Value
+from ..op import Array, Bound, Value
 from ..types import dtypes
 from .elementwise import add, affine, cast, filled, less, logical_or, minimum, mod, mul, sub
 from .elementwise import where as choose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Size, TensorType, Trait, Value, case, fixed, ints, normal, op, want
+from ..op import Array, Bound, Size, TensorType, Trait, Value, case, fixed, ints, normal, op, want
 from .elementwise import add, affine, cast, cos, mul, sin, sub
 from .tensor import concat, reshape, slice_, split, unsqueeze
 

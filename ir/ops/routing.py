@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
+from ..op import Array, Bound, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
 from ..types import dtypes, sizes
 from .elementwise import (
     _sigmoid,

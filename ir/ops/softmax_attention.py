@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Cost, TensorType, Value, case, normal, op, total, want
+from ..op import Array, Bound, Cost, TensorType, Value, case, normal, op, total, want
 from ..types import dtypes, sizes
 from . import rolling as rolling_cache
 from .elementwise import abs as absolute

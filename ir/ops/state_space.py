@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schema.op import Array, Bound, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
+from ..op import Array, Bound, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
 from ..types import sizes
 from .elementwise import add, mul
 from .recurrences import carried, gated_linear_attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schema.op import (
+from ..op import (
     Array,
     Bound,
     Cost,

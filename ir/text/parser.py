@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from ..documents import MOST_DIGITS, json_at
 from ..errors import WeftError
 from ..graph import Graph, Value
+from ..op import Attr, lookup
 from ..recipes.readers import EMPTY, Archive
 from ..recipes.recipe import REGISTRY, Recipe
-from ..schema.op import Attr, lookup
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import Graph
 from weft.ir.interpreter import free_sizes
-from weft.ir.schema.op import Cost
+from weft.ir.op import Cost
 from weft.ir.types import sizes
 
 TEXT = {"batch": 1, "seq": 64, "past": 0}

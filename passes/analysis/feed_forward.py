@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.ir import Node, Param, Recipe, Value
+from weft.ir.op import Trait
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes import Full
-from weft.ir.schema.op import Trait
 
 from ..edits.edit import cuts_rows, only_params
 from .projections import rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Archive, Node, Param, Recipe, Value, WeftError, ops
+from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full, Slice, Take
-from weft.ir.schema.op import Trait
 
 from ..edits.edit import cuts_rows, derive, drop, hand_over, only_params
 

@@ -28,8 +28,8 @@ from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError
 from weft.ir.errors import unknown
-from weft.ir.schema.op import Attr, type_name
-from weft.ir.text.printer import format_attr
+from weft.ir.op import Attr, type_name
+from weft.ir.recipes.spelling import spell
 from weft.ir.types import dtypes
 
 from .docstrings import Documentation, read_docstring
@@ -122,7 +122,7 @@ class Pass:
         for argument in self.arguments():
             value = getattr(self, argument.name)
             if argument.required or value != argument.default:
-                given.append(f"{argument.name}={format_attr(value)}")
+                given.append(f"{argument.name}={spell(value)}")
         return self.name + (f"{{{', '.join(given)}}}" if given else "")
 
     @classmethod

@@ -96,10 +96,10 @@ def _anchor(graph: Graph, match: Match, root: Node) -> Node | str:
     readers = {n for v in match.exposed for n in v.users if n not in inside}
     if not any(v.producer is not root and any(n not in inside for n in v.users) for v in match.exposed):
         return root
-    anchor = graph.first((root, *readers))
+    anchor = graph.nodes.first((root, *readers))
     if anchor is root:
         return root
-    later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes_before(root))) | {anchor}
+    later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes.before(root))) | {anchor}
     for value in match.bindings.values():
         if isinstance(value, Value) and value.producer in later:
             return f"%{value.name} is made only after %{anchor.output.name} has read the result"

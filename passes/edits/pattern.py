@@ -24,9 +24,8 @@ from typing import Any
 
 from weft.ir import Node, Op, Param, Value
 from weft.ir.graph.operators import Operators
-from weft.ir.schema.calls import results
-from weft.ir.schema.op import Trait
-from weft.ir.text.printer import format_attr
+from weft.ir.op import Trait
+from weft.ir.recipes.spelling import spell
 
 from ..core.trace import Miss
 
@@ -40,16 +39,20 @@ class ANY:
     length: int = 0
 
 
-class Term(Operators):
+class Term(Operators["Term"]):
     """A value in a pattern. Calling an op on terms makes terms."""
 
-    def __emit__(self, op: Op, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Result, ...]:
+    __emit_priority__ = 1
+
+    def __emit__(
+        self, op: Op, operands: tuple[Any, ...], attrs: dict[str, Any], name: str | Sequence[str] | None
+    ) -> tuple[Result, ...]:
         apply = Apply(op, operands, _checked(op, attrs))
         pieces = attrs.get("sizes")
         if isinstance(pieces, ANY):
             count = pieces.length
         else:
-            count = len(pieces) if isinstance(pieces, tuple) else len(results(op, operands))
+            count = len(pieces) if isinstance(pieces, tuple) else len(op.results(operands))
         return tuple(Result(apply, i) for i in range(max(1, count)))
 
 
@@ -233,14 +236,14 @@ class _Attempt:
             if isinstance(wanted, ANY):
                 pieces = len(value) if wanted.length else 0
                 if (wanted.where and not wanted.where(value)) or pieces != wanted.length:
-                    self.miss(state, node, f"{name}={format_attr(value)} is not as wanted")
+                    self.miss(state, node, f"{name}={spell(value)} is not as wanted")
                     return
                 bound = state.bindings.setdefault(wanted.name, value)
                 if bound != value:
-                    self.miss(state, node, f"{name}={format_attr(value)} differs from {format_attr(bound)} elsewhere")
+                    self.miss(state, node, f"{name}={spell(value)} differs from {spell(bound)} elsewhere")
                     return
             elif wanted != value:
-                self.miss(state, node, f"{name}={format_attr(value)}, not {format_attr(wanted)}")
+                self.miss(state, node, f"{name}={spell(value)}, not {spell(wanted)}")
                 return
         for operands in _orders(pattern, node):
             goals = tuple((*pair, node, _role(node.op, i)) for i, pair in enumerate(operands))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name[0] == "_":
         raise AttributeError(f"module 'weft.ops' has no attribute {name!r}")
-    calls, registry = importlib.import_module("weft.ir.schema.calls"), importlib.import_module("weft.ir.ops").OPS
+    calls, registry = importlib.import_module("weft.ir.schema.signature"), importlib.import_module("weft.ir.ops").OPS
     if (op := registry.get(name)) is not None:
         return op
     for op in registry.values():

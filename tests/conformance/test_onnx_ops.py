@@ -12,7 +12,7 @@ from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.ir import OPS, Op, interpret
 from weft.ir import ops as _all  # noqa: F401 - fills OPS
-from weft.ir.schema.op import Case
+from weft.ir.op import Case
 from weft.ir.testing import one_node
 from weft.ir.types import dtypes
 from weft.passes import legalize

@@ -62,7 +62,7 @@ def test_python_m_weft(tmp_path: Path) -> None:
 
 
 def test_ops_are_listed_and_shown() -> None:
-    from weft.ir.schema.op import OPS
+    from weft.ir.op import OPS
 
     listed = done("ops").stdout
     assert all(name in listed for name in OPS)

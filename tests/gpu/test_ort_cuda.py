@@ -31,7 +31,7 @@ from weft.backends.targets import TARGETS
 from weft.frontends.dsl import MLP, Attention, Block, Encoder, LayerNorm, LearnedPositions
 from weft.ir import OPS, Graph, Op, TensorType, Value, interpret
 from weft.ir import ops as ir_ops
-from weft.ir.schema.op import Case
+from weft.ir.op import Case
 from weft.ir.types import dtypes
 from weft.passes import legalize
 

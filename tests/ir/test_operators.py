@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from weft.ir import Graph, Value, WeftError, interpret, ops, verify
-from weft.ir.schema.calls import record_name, results
-from weft.ir.schema.op import OPS
+from weft.ir.op import OPS
+from weft.ir.schema.signature import record_name
 from weft.ir.types import TensorType, dtypes
 
 X = np.array([[0.5, 2.0, 3.0], [1.0, 0.25, 4.0]])
@@ -183,7 +183,7 @@ def test_names_of_results_follow_from_the_operands(name: str) -> None:
     op = OPS[name]
     for case in op.cases:
         (node,) = one_node(op, case)[0].nodes
-        expected = len(results(op, node.inputs)) if op.output_names else 1
+        expected = len(op.results(node.inputs)) if op.output_names else 1
         assert op.several or len(node.outputs) == expected
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
-from weft.ir.schema.op import Bound, Case
+from weft.ir.op import Bound, Case
 from weft.ir.testing import expand, one_node
 from weft.ir.text.parser import parse
 from weft.ir.types import TensorType, dtypes, sizes

@@ -15,8 +15,8 @@ from weft.ir import WeftError
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
 from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
 from weft.ir.recipes.readers import Array, MemoryArchive
+from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
-from weft.ir.text.printer import format_recipe
 from weft.ir.types import dtypes
 
 ROWS, WIDTH = 12, 96
@@ -121,5 +121,5 @@ def test_dense_checkpoints_have_no_blocks() -> None:
 
 def test_text_round_trips() -> None:
     recipe = Stored(Reshape(Concat((Source("a"), Source("b"))), (4, -1)), "codes")
-    text = f"graph g {{\n  param %w: u8[4, 16] = {format_recipe(recipe)}\n}}\n"
+    text = f"graph g {{\n  param %w: u8[4, 16] = {spell_recipe(recipe)}\n}}\n"
     assert parse(text).params["w"].recipe == recipe

@@ -17,7 +17,7 @@ from weft.ir.recipes import frequencies as fq
 from weft.ir.recipes import matrices as mx
 from weft.ir.recipes.readers import Overlay
 from weft.ir.recipes.recipe import REGISTRY
-from weft.ir.text.printer import format_recipe
+from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.types import dtypes
 
 RNG = np.random.default_rng(7)
@@ -145,7 +145,7 @@ def test_random_orthogonal_matrices_are_orthogonal_and_spread(size: int) -> None
 @ALL
 def test_text_round_trips(recipe: r.Recipe, whole: np.ndarray) -> None:
     shape = ", ".join(map(str, recipe.shape(ARCHIVE)))
-    text = f"graph g {{\n  param %w: f32[{shape}] = {format_recipe(recipe)}\n}}\n"
+    text = f"graph g {{\n  param %w: f32[{shape}] = {spell_recipe(recipe)}\n}}\n"
     assert parse(text).params["w"].recipe == recipe
     assert str(parse(text)) == text
     assert hash(parse(text).params["w"].recipe) == hash(recipe)

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from weft.ir import ops
+from weft.ir.op import OPS
 from weft.ir.ops.activation import ACTIVATIONS, apply_activation
-from weft.ir.schema.op import OPS
 
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((3, 4, 6)) * 2

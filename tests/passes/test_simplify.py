@@ -10,7 +10,7 @@ import pytest
 from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, ops, parse
 from weft.ir.recipes import Full, Literal, Map, Source
 from weft.ir.recipes.frequencies import RopeFrequencies
-from weft.ir.text.printer import format_recipe
+from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
 from weft.passes.core.trial import EXACT
@@ -132,7 +132,7 @@ def test_weights_change_by_recipe(build: Callable[[Value, Value], Value], recipe
     after = applied("fold-constants", g)
     assert [n.op.name for n in after.nodes] == ["linear"]
     folded = after.outputs["folded"]
-    assert format_recipe(after.params[folded.name].recipe) == recipe
+    assert spell_recipe(after.params[folded.name].recipe) == recipe
     assert after.params["w"].recipe == Source("w")
     assert worst(g, after) <= EXACT
 

@@ -6,7 +6,7 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node
-from weft.ir.schema.op import Op
+from weft.ir.op import Op
 
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import lowering

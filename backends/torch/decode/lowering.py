@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.schema.op import Op
+from weft.ir.op import Op
 from weft.passes import Trace
 
 from ..codegen.structure import Call, Loop, Method, structure

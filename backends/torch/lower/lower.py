@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.schema.op import Trait
+from weft.ir.op import Trait
 from weft.passes import Trace, legalize, lookup
 
 from ..program.emitter import Emitter

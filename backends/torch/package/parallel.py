@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.schema.op import Trait
+from weft.ir.op import Trait
 from weft.passes.analysis.feed_forward import feed_forward
 from weft.passes.analysis.projections import Branch, Projections, projections
 

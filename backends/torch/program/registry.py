@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weft.ir.graph import Node
-from weft.ir.schema.op import Op
+from weft.ir.op import Op
 
 from .emitter import Emitter
 from .statements import Operand

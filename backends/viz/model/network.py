@@ -10,10 +10,10 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.graph.analysis import attributes
 from weft.ir.graph.origins import Origin
+from weft.ir.op import Cost, Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.recipe import Recipe
-from weft.ir.schema.op import Cost, Trait
-from weft.ir.text.printer import format_attr
+from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.passes.analysis.counts import cached, elements, learned
 
@@ -128,7 +128,7 @@ def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
         tuple(v.name for v in node.outputs),
         tuple(role for v, role in read if not isinstance(v, Param)),
         tuple(str(v.type) for v in node.outputs),
-        {k: format_attr(a) for k, a in attributes(node).items()},
+        {k: spell(a) for k, a in attributes(node).items()},
         tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
         node.op.node_cost(node),
         Trait.VIEW in node.op.traits,

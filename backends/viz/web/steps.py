@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.ir.text.printer import format_attr
+from weft.ir.recipes.spelling import spell
 from weft.passes.report import Record
 
 from ..compare.networks import compare
@@ -54,7 +54,7 @@ def _record(record: Record) -> dict[str, Any]:
         "text": str(applied),
         "name": applied.name,
         "about": applied.documentation().summary.replace("`", ""),
-        "arguments": {name: format_attr(value) for name, value in given.items()},
+        "arguments": {name: spell(value) for name, value in given.items()},
         "effect": applied.effect,
         "shown": record.shown,
         "difference": record.difference,

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import html
-from typing import Any
-
-from weft.ir import Graph
 
 from ..source.source_like import SourceLike
-
-HEIGHT = 640  # pixels
 
 
 class Picture:
     """What `show` makes of a source. A notebook shows it as the page to click through, anything else as a tree."""
 
-    def __init__(
-        self, source: SourceLike, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, source: SourceLike, height: int, depth: int | None, parts: tuple[str, ...]) -> None:
         from .pictures import Look, drawing
 
         self.drawing = drawing(source, Look(depth, parts))
@@ -36,7 +29,7 @@ class Picture:
         return plain_tree(self.drawing.placed, self.drawing.sheet).rstrip()
 
 
-def show(source: SourceLike, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:
+def show(source: SourceLike, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:
     """A picture of `source` (whatever `load_source` takes, an ONNX file, a compiled folder) for a notebook.
 
     It is `height` pixels high; `depth` levels of parts are open (None: layers), and `parts` by name. Printed, it is a
@@ -46,27 +39,3 @@ def show(source: SourceLike, height: int = HEIGHT, depth: int | None = None, par
         WeftError: if the source cannot be read, or no part is called so.
     """
     return Picture(source, height, depth, parts)
-
-
-class Shown:
-    """What can be shown: in a notebook it shows itself."""
-
-    def show(self, height: int = HEIGHT, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:
-        """A picture of it, as `weft.show` makes it."""
-        return show(_source(self), height, depth, parts)
-
-    def _repr_html_(self) -> str:
-        return show(_source(self))._repr_html_()
-
-
-def _source(shown: Any) -> SourceLike:
-    """What mixes `Shown` in is a source: a module with a graph, or a `Model`."""
-    source: SourceLike = shown
-    return source
-
-
-def _drawn(graph: Graph) -> str:
-    return show(graph)._repr_html_()
-
-
-Graph.drawn = _drawn

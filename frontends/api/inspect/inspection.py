@@ -11,8 +11,8 @@ from typing import Any
 from weft.ir import Graph, Node, Param
 from weft.ir.errors import WeftError
 from weft.ir.graph.analysis import attributes, block_hash, total_cost
-from weft.ir.schema.op import Op
-from weft.ir.text.printer import format_attr
+from weft.ir.op import Op
+from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.passes.analysis.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
 
@@ -219,4 +219,4 @@ def _is_view(op: Op) -> bool:
 def _spell(op: Op, given: Mapping[str, Any]) -> str:
     if op.module.rpartition(".")[2] in _PLAIN or not given:
         return op.name
-    return f"{op.name}({', '.join(k if v is True else f'{k}={format_attr(v)}' for k, v in given.items())})"
+    return f"{op.name}({', '.join(k if v is True else f'{k}={spell(v)}' for k, v in given.items())})"

@@ -13,18 +13,18 @@ from typing import Any
 
 from weft.backends.storage import Stamp, check_unchanged, scratch_folder, stamps
 from weft.backends.storage.contents import sha256
+from weft.ir.display import Displayable
 from weft.ir.documents import check_regular, expanded, read_text
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
 from weft.ir.recipes.readers import Archive
 
-from ..draw.notebook import Shown
 from .source_like import SourceLike
 
 
 @dataclass(frozen=True)
-class Model(Shown):
+class Model(Displayable):
     """A graph and where it comes from.
 
     `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are

@@ -59,7 +59,7 @@ class LastTokenLogits(Pass):
         if tokens is None or not carries(graph.outputs.get("logits"), tokens):
             raise WeftError(f"last-token-logits: graph {graph.name} has no output logits [batch, seq, vocab]")
         narrowed = _narrowed(graph, tokens)
-        rows = _Rows(graph, tokens, next(graph.nodes))
+        rows = _Rows(graph, tokens, next(iter(graph.nodes)))
         logits = graph.outputs["logits"]
         for node in narrowed:
             chosen = tokenwise(node, tokens) or ()
@@ -96,7 +96,7 @@ def _narrowed(graph: Graph, tokens: Tokens) -> list[Node]:
     """The nodes, in order, that work token by token and that only the logits depend on."""
     logits = graph.outputs["logits"]
     chosen: dict[Node, None] = {}
-    for node in graph.reversed_nodes:
+    for node in reversed(graph.nodes):
         outputs = [name for v in node.outputs for name in graph.outputs.names(v)]
         users = [n for v in node.outputs for n in v.users]
         feeds = all(n in chosen for n in users) and all(name == "logits" for name in outputs)

@@ -7,8 +7,8 @@ knowing that a node computes row (b, t) of its outputs from row (b, t) of its op
 from __future__ import annotations
 
 from weft.ir import Graph, Node, Param, Value
+from weft.ir.op import Trait
 from weft.ir.ops.fused_attention import SOFTMAX
-from weft.ir.schema.op import Trait
 from weft.ir.types.sizes import Size
 
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
-from weft.ir.schema.op import Trait
+from weft.ir.op import Trait
 
 from ...analysis.recurrences import sums
 from ...core.base import Pass

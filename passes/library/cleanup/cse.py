@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Recipe, Value
+from weft.ir.op import Trait
 from weft.ir.recipes import Full
-from weft.ir.schema.op import Trait
-from weft.ir.text.printer import format_recipe
+from weft.ir.recipes.spelling import spell_recipe
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -51,7 +51,7 @@ class Cse(Pass):
         for p in list(graph.params.values()):
             if _filled(p.recipe):
                 continue
-            first = params.setdefault((p.type, format_recipe(p.recipe)), p)
+            first = params.setdefault((p.type, spell_recipe(p.recipe)), p)
             if first is not p:
                 trace.fired("equal parameters", p.name)
                 p.replace_uses(first)

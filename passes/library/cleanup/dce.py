@@ -37,7 +37,7 @@ class Dce(Pass):
     effect = "exact"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for node in graph.reversed_nodes:
+        for node in reversed(graph.nodes):
             if not any(v.uses or v.is_output for v in node.outputs):
                 trace.fired("dead node", node.output.name)
                 graph.erase(node)

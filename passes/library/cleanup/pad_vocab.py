@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
+from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full
-from weft.ir.schema.op import Trait
 
 from ...core.base import Pass
 from ...core.trace import Trace

@@ -120,7 +120,7 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) ->
     if why:
         trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
         return
-    with graph.inserting(before=graph.first(group)):
+    with graph.inserting(before=graph.nodes.first(group)):
         pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name)
     for node, piece in zip(group, pieces, strict=True):
         hand_over(node.output, piece)

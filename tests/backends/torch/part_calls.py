@@ -21,7 +21,7 @@ from weft.backends.torch.snippets import (
     routing,
     state_space,
 )
-from weft.ir.schema.op import Case, Op
+from weft.ir.op import Case, Op
 
 Tensors = tuple[Tensor, ...]
 

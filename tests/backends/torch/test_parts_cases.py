@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weft.ir import lookup
-from weft.ir.schema.op import Case, Op, case, normal
+from weft.ir.op import Case, Op, case, normal
 
 from .part_calls import CALLS, assert_close, drawn, outputs, reference
 

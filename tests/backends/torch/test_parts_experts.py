@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.backends.torch.snippets import experts
 from weft.ir import lookup
-from weft.ir.schema.op import case, normal
+from weft.ir.op import case, normal
 
 from .part_calls import assert_close, drawn, moe, reference
 

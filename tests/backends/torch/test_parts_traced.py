@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from weft.ir import lookup
-from weft.ir.schema.op import Op, case, ints, normal, positive
+from weft.ir.op import Op, case, ints, normal, positive
 
 from .part_calls import assert_close, drawn, outputs, reference
 

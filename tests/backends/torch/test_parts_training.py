@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.ir import lookup
-from weft.ir.schema.op import Case, Op, case, normal, positive
+from weft.ir.op import Case, Op, case, normal, positive
 
 from .part_calls import CALLS, drawn, moe, outputs
 

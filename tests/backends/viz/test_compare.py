@@ -15,7 +15,7 @@ from weft.backends.viz.model.marks import CHANGED, KEPT, NEW, REMOVED
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.model.outline import outline
 from weft.ir import Graph, Node, Param, parse
-from weft.ir.text.printer import format_attr
+from weft.ir.recipes.spelling import spell
 from weft.passes import all_passes, run_passes
 
 from ...passes.zoo import ZOO
@@ -48,7 +48,7 @@ def told(node: Node) -> Any:
     """All that tells an operation from another, by what the graph itself says."""
     operands = [None if v is None else v.recipe if isinstance(v, Param) else v.name for v in node.inputs]
     kinds = [v.type for v in node.inputs if isinstance(v, Param)]
-    attrs = {k: format_attr(v) for k, v in node.attrs.items()}
+    attrs = {k: spell(v) for k, v in node.attrs.items()}
     return node.op.name, attrs, operands, kinds, [v.type for v in node.outputs]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.ir.schema.op import Op
+from weft.ir.op import Op
 
 from ...kernels import latent_qk
 from ...kernels.shared import gemv

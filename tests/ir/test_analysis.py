@@ -3,7 +3,7 @@ from __future__ import annotations
 import networkx as nx
 
 from weft.ir import Graph, Node, TensorType, ops
-from weft.ir.graph.analysis import attributes, block_hash, critical_path, scopes, to_networkx, total_cost
+from weft.ir.graph.analysis import attributes, block_hash, critical_path, scopes, total_cost
 from weft.ir.recipes import Full
 from weft.ir.types import dtypes
 from weft.ir.types.sizes import sym
@@ -36,7 +36,7 @@ def test_multigraph_has_everything() -> None:
     doubled = Graph()
     x = doubled.add_input("x", TensorType(dtypes.f32, (2,)))
     ops.add(x, x)
-    assert to_networkx(doubled).number_of_edges() == 2
+    assert doubled.to_networkx().number_of_edges() == 2
 
 
 def test_critical_path_takes_the_heavier_branch() -> None:

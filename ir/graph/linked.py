@@ -1,0 +1,98 @@
+"""A linked list that may be edited while it is walked.
+
+Items inserted after the current one are visited, those inserted before are not; removing any item, the current one
+included, is safe, because a removed item keeps its links.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+
+class Linked:
+    """What a `LinkedList` holds."""
+
+    __slots__ = ("_next", "_prev", "erased")
+
+    def __init__(self) -> None:
+        self.erased = False
+        self._prev: Any = None  # items of the same list
+        self._next: Any = None
+
+
+L = TypeVar("L", bound=Linked)
+
+
+class LinkedList(Generic[L]):
+    """Items in order; inserting and removing take constant time."""
+
+    def __init__(self) -> None:
+        self._first: L | None = None
+        self._last: L | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[L]:
+        return (item for item in _walk(self._first, "_next") if not item.erased)
+
+    def __reversed__(self) -> Iterator[L]:
+        return (item for item in _walk(self._last, "_prev") if not item.erased)
+
+    def before(self, item: L) -> Iterator[L]:
+        """The items before `item`, nearest first."""
+        return _walk(item._prev, "_prev")
+
+    def after(self, item: L) -> Iterator[L]:
+        """The items after `item`, nearest first."""
+        return _walk(item._next, "_next")
+
+    def insert(self, item: L, before: L | None = None) -> None:
+        """Insert `item` before another, which may have been removed meanwhile, or at the end."""
+        while before is not None and before.erased:
+            before = before._next
+        after = before._prev if before is not None else self._last
+        item._prev, item._next = after, before
+        if after is None:
+            self._first = item
+        else:
+            after._next = item
+        if before is None:
+            self._last = item
+        else:
+            before._prev = item
+        self._count += 1
+
+    def remove(self, item: L) -> None:
+        """Take `item` out. It keeps its links, so that walkers standing on it find their way."""
+        if item._prev is None:
+            self._first = item._next
+        else:
+            item._prev._next = item._next
+        if item._next is None:
+            self._last = item._prev
+        else:
+            item._next._prev = item._prev
+        item.erased = True
+        self._count -= 1
+
+    def first(self, items: Iterable[L]) -> L:
+        """The one of `items` that comes first, found in as many steps as they are apart."""
+        first, *others = dict.fromkeys(items)
+        left: set[L | None] = set(others)
+        for before, after in itertools.zip_longest(self.before(first), self.after(first)):
+            if not left:
+                break
+            first = before if before and before in left else first
+            left -= {before, after}
+        return first
+
+
+def _walk(item: L | None, link: str) -> Iterator[L]:
+    """`item` and what follows it along `link`, which is read when the walk goes on."""
+    while item is not None:
+        yield item
+        item = getattr(item, link)

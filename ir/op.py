@@ -1,0 +1,69 @@
+"""The vocabulary in which ops are declared: the decorator `op`, cases, sizes, checks of operand types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from .graph import Op, Value
+from .recipes.readers import Array
+from .registry import Registry
+from .schema.attributes import Attr, type_name
+from .schema.cases import Case, Sample, bools, case, ints, normal, positive
+from .schema.checks import axis_of, broadcast, fixed, show, total, want
+from .schema.op import OPS as SCHEMAS
+from .schema.op import Cost, Trait
+from .schema.signature import Bound, Operand
+from .types import Shape, TensorType, sizes
+from .types.dtypes import DType
+from .types.sizes import Poly, Size
+
+OPS = cast(Registry[Op], SCHEMAS)  # every schema is declared by `op`
+lookup = OPS.lookup
+
+__all__ = [
+    "OPS",
+    "Array",
+    "Attr",
+    "Bound",
+    "Case",
+    "Cost",
+    "DType",
+    "Op",
+    "Operand",
+    "Poly",
+    "Sample",
+    "Shape",
+    "Size",
+    "TensorType",
+    "Trait",
+    "Value",
+    "axis_of",
+    "bools",
+    "broadcast",
+    "case",
+    "fixed",
+    "ints",
+    "lookup",
+    "normal",
+    "op",
+    "positive",
+    "show",
+    "sizes",
+    "total",
+    "type_name",
+    "want",
+]
+
+
+def op(
+    *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declare an op; the decorated function is its reference. `outputs` names the outputs, separated by spaces."""
+
+    def declare(reference: Callable[..., Any]) -> Op:
+        new = Op(reference, outputs, traits, cases)
+        OPS.add(new.name, new)
+        return new
+
+    return declare

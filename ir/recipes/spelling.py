@@ -1,0 +1,42 @@
+"""Attribute values and recipes as text: how the text form of a graph spells them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields
+from typing import Any
+
+from ..types.dtypes import DType
+from ..types.sizes import Poly
+from .recipe import Recipe
+
+
+def spell(value: Any) -> str:
+    """An attribute value as text."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(spell, value))}]"
+    if isinstance(value, (int, float, Poly)):
+        return str(value)
+    if isinstance(value, DType):
+        return value.name
+    if isinstance(value, Recipe):
+        return spell_recipe(value)
+    raise TypeError(f"{value!r} has no text form")
+
+
+def spell_recipe(recipe: Recipe) -> str:
+    """A recipe as a call: the first field by position, others by name unless they equal their default."""
+    args = []
+    for i, f in enumerate(fields(recipe)):
+        value = getattr(recipe, f.name)
+        if f.default is not MISSING and f.default == value:
+            continue
+        text = spell(value)
+        args.append(text if i == 0 else f"{f.name}={text}")
+    return f"{recipe.name}({', '.join(args)})"

@@ -1,0 +1,175 @@
+"""The signature of an op, and calls of it: operands by place or by name, attributes, what the call returns."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import typing
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import WeftError
+from ..recipes.readers import Array
+from .attributes import Attr
+
+
+@dataclass(frozen=True)
+class Operand:
+    name: str
+    optional: bool = False
+    variadic: bool = False
+
+
+class Signature:
+    """The operands, attributes and outputs of an op, read off the parameters of its reference."""
+
+    def __init__(self, reference: Callable[..., Any], output_names: tuple[str, ...]) -> None:
+        self.name = reference.__name__.rstrip("_")
+        self.output_names = output_names
+        hints = typing.get_type_hints(reference)
+        self.several = hints.get("return") == tuple[Array, ...]  # as many results as an attribute says
+        operands, attrs = [], []
+        for p in inspect.signature(reference).parameters.values():
+            if p.kind is p.KEYWORD_ONLY:
+                attrs.append(Attr(p.name, hints[p.name], p.default))
+            else:
+                operands.append(Operand(p.name, p.default is None, p.kind is p.VAR_POSITIONAL))
+        self.operands: tuple[Operand, ...] = tuple(operands)
+        self.attrs: dict[str, Attr] = {a.name: a for a in attrs}
+        self.__signature__ = self._for_inspect()
+
+    def operand_index(self, name: str) -> int:
+        for i, o in enumerate(self.operands):
+            if o.name == name:
+                return i
+        raise KeyError(f"op {self.name} has no operand {name}")
+
+    def check_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes in canonical form, defaults filled in.
+
+        Raises:
+            WeftError: on an unknown, missing or ill-typed attribute.
+        """
+        for name in given:
+            if name not in self.attrs:
+                known = ", ".join(self.attrs) or "none"
+                raise WeftError(f"op {self.name} has no attribute {name!r}; it has {known}")
+        full = {}
+        for attr in self.attrs.values():
+            if attr.required and attr.name not in given:
+                raise WeftError(f"op {self.name} needs attribute {attr.name}")
+            full[attr.name] = attr.check(given[attr.name], self.name) if attr.name in given else attr.default
+        return full
+
+    def check_operands(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Operands with trailing absent ones dropped.
+
+        Raises:
+            WeftError: if there are too few or too many.
+        """
+        given = list(values)
+        while given and given[-1] is None:
+            given.pop()
+        if not given:
+            raise WeftError(f"op {self.name} needs operands")
+        variadic = bool(self.operands) and self.operands[-1].variadic
+        needed = [o for o in self.operands if not o.optional and not o.variadic]
+        if len(given) > len(self.operands) and not variadic:
+            raise WeftError(f"op {self.name} takes at most {len(self.operands)} operands, not {len(given)}")
+        for i, o in enumerate(self.operands):
+            if o in needed and (i >= len(given) or given[i] is None):
+                raise WeftError(f"op {self.name} needs operand {o.name}")
+        if variadic and any(v is None for v in given[len(self.operands) - 1 :]):
+            raise WeftError(f"op {self.name} takes no absent operands among {self.operands[-1].name}")
+        return tuple(given)
+
+    def operand_names(self, given: Sequence[Any]) -> list[str]:
+        """Return the name of the operand that each of `given` is."""
+        names = [o.name for o in self.operands]
+        return [names[min(i, len(names) - 1)] for i in range(len(given))]
+
+    def names_for(self, count: int) -> list[str]:
+        """Default names of `count` outputs."""
+        if not self.output_names or count > len(self.output_names):
+            return [self.name] * count
+        return list(self.output_names[:count])
+
+    def split(self, operands: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Split a call into its operands, in the order of the signature, and its attributes.
+
+        Raises:
+            WeftError: if an operand is given twice, by place and by name.
+        """
+        names = [o.name for o in self.operands if not o.variadic]
+        by_name = {name: keywords[name] for name in names if name in keywords}
+        if not by_name:
+            return tuple(operands), dict(keywords)
+        if twice := [name for name in by_name if names.index(name) < len(operands)]:
+            raise WeftError(f"op {self.name} is given operand {twice[0]} twice")
+        rest = (by_name.get(name) for name in names[len(operands) :])
+        return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
+
+    def results(self, operands: Sequence[Any]) -> tuple[str, ...]:
+        """Name the outputs of a call: a present state (`present_k`) only where its past (`past_k`) is given."""
+        given = {o.name for o, v in zip(self.operands, operands, strict=False) if v is not None}
+        states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in self.output_names]
+        return tuple(
+            name for name, past in zip(self.output_names, states, strict=True) if past is None or past in given
+        )
+
+    def packed(self, outputs: tuple[Any, ...]) -> Any:
+        """Return the only one of `outputs`, or a tuple of all of them, named where the op names its outputs."""
+        if self.several:
+            return outputs
+        if len(outputs) == 1:
+            return outputs[0]
+        return record(self.name, self.output_names[: len(outputs)])(*outputs)
+
+    def _for_inspect(self) -> inspect.Signature:
+        """Return the signature for `inspect`, `help` and the stubs: operands, attributes, `name` of the outputs."""
+        parameter, empty = inspect.Parameter, inspect.Parameter.empty
+        operands = [
+            parameter(
+                o.name,
+                parameter.VAR_POSITIONAL if o.variadic else parameter.POSITIONAL_OR_KEYWORD,
+                default=None if o.optional else empty,
+            )
+            for o in self.operands
+        ]
+        attrs = [
+            parameter(a.name, parameter.KEYWORD_ONLY, default=a.default, annotation=a.type) for a in self.attrs.values()
+        ]
+        return inspect.Signature([*operands, *attrs, parameter("name", parameter.KEYWORD_ONLY, default=None)])
+
+
+class Bound:
+    """One application of an op: its attributes, and its operands (types or values; None if absent, a tuple if variadic)
+    by name."""
+
+    def __init__(self, op: Signature, operands: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+        for i, o in enumerate(op.operands):
+            found = tuple(operands[i:]) if o.variadic else operands[i] if i < len(operands) else None
+            setattr(self, o.name, found)
+        self.__dict__.update(attrs)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no operand or attribute is called {name!r}, only {', '.join(self.__dict__)}")
+
+
+def is_number(operand: object) -> bool:
+    """Tell a number from a value; numpy's numbers count."""
+    return isinstance(operand, numbers.Real)
+
+
+@functools.cache
+def record(name: str, fields: tuple[str, ...]) -> Any:
+    """The named tuple of what the op called `name` returns: ``TopKResults(values, indices)``."""
+    return namedtuple(record_name(name), fields)
+
+
+def record_name(name: str) -> str:
+    """`top_k` as TopKResults."""
+    return "".join(word.capitalize() for word in name.split("_")) + "Results"
