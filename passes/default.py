@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import Graph
 from weft.ir.ops.fused_attention import SOFTMAX
 
-from .analysis.states import remembers
+from .analysis.states import has_cache
 from .core.base import Pass
 from .core.pipeline import Phase, Pipeline
 from .library.cache.kv_cache import KvCache
@@ -40,6 +40,6 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
     local = [a for a in local if a["causal"] and not a["rolling"]]
     rolls = any(limit is None or a["window"] < limit for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)
-    wanted: dict[Pass, bool] = {KvCache(): not remembers(graph), roll: rolls, LastTokenLogits(): not last}
+    wanted: dict[Pass, bool] = {KvCache(): not has_cache(graph), roll: rolls, LastTokenLogits(): not last}
     cache = tuple(p for p, needed in wanted.items() if needed)
     return Pipeline((simplify, fuse, Phase("cache", cache)) if cache else (simplify, fuse))

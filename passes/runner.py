@@ -12,10 +12,10 @@ from weft.ir import Graph, WeftError, print_graph
 from weft.ir import verify as verify_graph
 
 from .core.base import Pass
+from .core.equivalence import EquivalenceCheck
 from .core.pipeline import Pipeline
 from .core.text import parse_pipeline
 from .core.trace import Trace
-from .core.trial import Trial
 from .default import default_pipeline
 from .report import Price, Record, Report
 
@@ -71,9 +71,9 @@ def run_passes(
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder, 0, "input", current)
         every.append(lambda step: _write(folder, step.index, step.applied.name, step.after))
-    trial = Trial(seed)
+    equivalence = EquivalenceCheck(seed)
     if verify:
-        every.append(lambda step: _check_effect(step, trial))
+        every.append(lambda step: _check_effect(step, equivalence))
     index, priced = 0, report is not None and report.priced
     price = Price.of(current) if priced else None
     for phase in pipeline.phases:
@@ -85,14 +85,14 @@ def run_passes(
             applied.run(current, trace)
             seconds = time.perf_counter() - start
             step = Step(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
-            trial.largest = None
+            equivalence.largest = None
             for hook in every:
                 hook(step)
             if report is not None:
                 dear, price = price, Price.of(current) if priced else None
                 prices = (dear, price) if dear is not None and price is not None else None
                 shown = applied.shows() if verify else ""
-                done = Record(phase.name, applied, seconds, trace, step.nodes, prices, shown, trial.largest)
+                done = Record(phase.name, applied, seconds, trace, step.nodes, prices, shown, equivalence.largest)
                 report.records.append(done)
             for hook in hooks:
                 hook(step)
@@ -110,9 +110,9 @@ def _write(folder: Path, index: int, name: str, graph: Graph) -> None:
     (folder / f"{index:02d}-{name}.weft").write_text(print_graph(graph), encoding="utf-8")
 
 
-def _check_effect(step: Step, trial: Trial) -> None:
+def _check_effect(step: Step, equivalence: EquivalenceCheck) -> None:
     assert step.before is not None
     try:
-        step.applied.check(step.before, step.after, trial)
+        step.applied.check(step.before, step.after, equivalence)
     except WeftError as e:
         raise WeftError(f"pass {step.applied} does not keep what it declares ({step.applied.effect}): {e}") from e

@@ -103,7 +103,7 @@ class Emitter:
         """The initializer that holds `recipe` in `dtype`; made once however often it is asked for."""
         key = (recipe, dtype)
         if key not in self.weights:
-            shape = recipe.shape(self.graph.archive)
+            shape = recipe.shape(self.graph.reader)
             value = self._typed(self.fresh(name), TensorType(dtype, shape))
             self.weights[key] = Weight(value, recipe, dtype, shape)
         return self.weights[key].value

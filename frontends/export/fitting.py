@@ -100,7 +100,7 @@ def exact_dtype(graph: Graph, tensors: Iterable[Made]) -> DType:
     own = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, *RANDOM)}
     if len(own) == 1 and own < set(STORED) and dtypes.f32 not in own:
         return own.pop()
-    kinds = {exact(made.recipe, dtypes.f32, graph.archive) for made in tensors}
+    kinds = {exact(made.recipe, dtypes.f32, graph.reader) for made in tensors}
     return kinds.pop() if len(kinds) == 1 else dtypes.f32
 
 

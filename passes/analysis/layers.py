@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, WeftError
 
-from .states import remembers
+from .states import has_cache
 
 _LAYER = re.compile(r"((?:.*?\.)?layers)\.(\d+)(?:\.|$)")
 
@@ -43,7 +43,7 @@ def stack_of(graph: Graph, name: str, rule: str) -> list[Layer]:
         WeftError: in the name of the pass `rule`, if there are several or none, if the graph has caches, or if a layer
             makes something besides the residual stream that others read.
     """
-    if remembers(graph):
+    if has_cache(graph):
         raise WeftError(f"{rule}: graph {graph.name} has caches already; run {rule} before kv-cache")
     found: dict[str, dict[int, list[Node]]] = {}
     for node in graph.nodes:
@@ -135,7 +135,7 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
 
 def need_early(graph: Graph, name: str) -> None:
     """Raise WeftError in the name of the pass `name` if `graph` has caches, or rotations inside attentions."""
-    if remembers(graph):
+    if has_cache(graph):
         raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
     if any(node.op.name == "rotary_attention" for node in graph.nodes):
         raise WeftError(f"{name}: rotations are fused with attentions already; run {name} before fuse-rope-attention")

@@ -68,7 +68,7 @@ def _shape(node: Node, operand: str) -> tuple[Any, ...]:
     return value.shape
 
 
-def remembers(graph: Graph) -> bool:
+def has_cache(graph: Graph) -> bool:
     """Whether `graph` has caches or states."""
     return any(name.startswith(("past_key_values.", "past_states.")) for name in graph.inputs)
 

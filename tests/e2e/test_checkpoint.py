@@ -95,7 +95,7 @@ def test_transformers_computes_with_new_values(name: str, tmp_path: Path) -> Non
     graph, rng, params = source.graph, np.random.default_rng(2), {}
     for parameter, param in graph.params.items():
         if list(param.recipe.sources()):
-            value = param.recipe.evaluate(graph.archive)
+            value = param.recipe.evaluate(graph.reader)
             params[parameter] = (value * rng.uniform(0.8, 1.2, value.shape)).astype(np.float32)
     write_folder(source, tmp_path / "new", params=params)
     at_length(graph, LENGTH)

@@ -16,7 +16,7 @@ from .protocols import Bools
 from .sampling import Sampler
 
 
-class Rows(ABC):
+class BatchContext(ABC):
     """`batch` rows of at most `capacity` tokens; `lengths` counts those that each holds.
 
     `rewinds`: a row can go back to fewer tokens; `padded`: rows of a call may differ in length; `answers`: prompts are

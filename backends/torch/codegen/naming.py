@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..program.snippets import RESERVED, library
-from ..program.statements import Held, Operand, Var
+from ..program.statements import Operand, ParamRef, Var
 
-Named = Var | Held
+Named = Var | ParamRef
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ def with_identifiers(graph: Graph) -> Graph:
     outputs = _distinct([name for name, _ in graph.outputs.items()])
     if all(old == new for names in (paths, inputs, outputs) for old, new in names.items()):
         return graph
-    other = Graph(graph.name, graph.archive)
+    other = Graph(graph.name, graph.reader)
     other.tokenize, other.meta, other.origins = graph.tokenize, dict(graph.meta), dict(graph.origins)
     mapped = {}
     for name, value in graph.inputs.items():

@@ -121,7 +121,7 @@ def _storage(graph: Graph) -> dict[str, int]:
     found = Counter[str]()
     for p in learned(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))
-        found[graph.archive.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
+        found[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
     return dict(found)
 
 

@@ -13,7 +13,7 @@ from weft.ir.documents import check_regular, expanded, read_text
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
-from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.readers import TensorReader
 
 from ...formats.hf.hub import HUB_ID, hub_snapshot
 from ...model import Model, SourceLike
@@ -74,13 +74,13 @@ def _from_gguf(spec: str, path: Path) -> Model:
     from ...formats.gguf.tokenizer import has_tokenizer, write_tokenizer
 
     before = stamps([path])
-    archive, loaded = load_gguf(path)
+    reader, loaded = load_gguf(path)
     return Model(
         loaded.graph,
         spec,
         f"GGUF file {path.name}",
         module=loaded.module,
-        tokenizer=(lambda out: write_tokenizer(archive.metadata, out)) if has_tokenizer(archive.metadata) else None,
+        tokenizer=(lambda out: write_tokenizer(reader.metadata, out)) if has_tokenizer(reader.metadata) else None,
         unread=loaded.unread,
         ignored=loaded.ignored,
         files=(path,),
@@ -141,12 +141,12 @@ def _from_text(spec: str, path: Path) -> Model:
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
     graph = parse(text, str(path))
     check_metadata(graph, str(path))
-    open_archive(graph, str(path))
+    open_reader(graph, str(path))
     verify(graph, recipes=True)
     return Model(graph, spec, f"IR text {path.name}", files=(path,), stamps=before, random_init=_is_random(graph))
 
 
-def open_archive(graph: Graph, name: str) -> None:
+def open_reader(graph: Graph, name: str) -> None:
     """Open the checkpoint that the IR text called `name` refers to, if `graph`, which it spells, reads any.
 
     Raises:
@@ -161,20 +161,20 @@ def open_archive(graph: Graph, name: str) -> None:
         where = f"{at}, which is not there" if at else 'none (meta source = {"path": …})'
         raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
     assert isinstance(origin, dict)
-    graph.archive = _archive(at, [Path(folder) for folder in origin.get("adapters", ())])
+    graph.reader = _reader(at, [Path(folder) for folder in origin.get("adapters", ())])
 
 
-def _archive(path: Path, adapters: Sequence[Path]) -> Archive:
-    from ...formats.gguf import GGUFArchive
-    from ...formats.hf import Folder, SafetensorsArchive, join_adapters
+def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
+    from ...formats.gguf import GGUFTensors
+    from ...formats.hf import Folder, SafetensorsReader, join_adapters
     from ...formats.weft.model_folder import GRAPH
 
     if adapters:
         return join_adapters(Folder.open(path).weights(), adapters)
 
     if path.suffix == ".gguf":
-        return GGUFArchive(path)
-    return SafetensorsArchive(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
+        return GGUFTensors(path)
+    return SafetensorsReader(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
 
 
 def _from_name(spec: str, seed: int) -> Model:

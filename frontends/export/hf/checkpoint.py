@@ -69,13 +69,13 @@ def write_folder(
 
 def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
     """The checkpoint's tensors by key, to be written in this order: groups are restored as they come."""
-    archive, restored = graph.archive, restore(graph, params=params)
+    reader, restored = graph.reader, restore(graph, params=params)
 
     def blocks() -> Iterator[Array]:
         yield next(restored)[1]
 
     keys = [key for group in groups(graph) for key in group.keys]
-    return {key: Tensor(archive.shape(key), dtype or _kind(archive.dtype(key)), blocks) for key in keys}
+    return {key: Tensor(reader.shape(key), dtype or _kind(reader.dtype(key)), blocks) for key in keys}
 
 
 def _kind(stored: DType) -> DType:

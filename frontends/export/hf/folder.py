@@ -42,10 +42,10 @@ def write_huggingface(
     """
     wanted = None if dtype is None else parse_stored(dtype)
     found = fit(model, partial(_candidates, model), "Hugging Face family")
-    archive = model.graph.archive
+    reader = model.graph.reader
     kind = wanted or exact_dtype(model.graph, found.tensors.values())
     tensors = {
-        name: Tensor(made.shape, kind, partial(stream, made.recipe, archive)) for name, made in found.tensors.items()
+        name: Tensor(made.shape, kind, partial(stream, made.recipe, reader)) for name, made in found.tensors.items()
     }
     config = {**found.config, "dtype": CONFIG_NAMES[kind]}
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:

@@ -134,7 +134,7 @@ def _widened(raw: Array, dtype: DType) -> Array:
     return raw.astype(np.float32, copy=False) if dtype.is_float else raw
 
 
-class SafetensorsArchive:
+class SafetensorsReader:
     """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
 
     Raises:
@@ -160,7 +160,7 @@ class SafetensorsArchive:
         self._home = names
 
     def __repr__(self) -> str:
-        return f"SafetensorsArchive({str(self._folder)!r}, {len(self._home)} tensors)"
+        return f"SafetensorsReader({str(self._folder)!r}, {len(self._home)} tensors)"
 
     @property
     def path(self) -> Path:
