@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import product as combinations
 from types import ModuleType
 from typing import Any
@@ -27,12 +28,14 @@ LONG = 2e-3  # seconds: what takes longer is timed by itself
 
 
 def module(name: str) -> ModuleType:
-    """A kernel file by name.
+    """A kernel file, or one that kernels share, by name.
 
     Raises:
         ModuleNotFoundError: there is none.
     """
-    return import_module(f"weft.backends.torch.kernels.{name}")
+    package = "weft.backends.torch.kernels"
+    shared = find_spec(f"{package}.shared.{name}") is not None
+    return import_module(f"{package}.shared.{name}" if shared else f"{package}.{name}")
 
 
 @contextmanager

@@ -12,7 +12,8 @@ if __name__ == "frontends":
 from weft.ir.display import register_renderer
 
 if TYPE_CHECKING:
-    from .api.source.sources import Model, load_source
+    from .api.source.sources import load_source
+    from .model import Model
     from .models.presets import PRESETS
 
 _HOME = {"Model": "api.source.sources", "PRESETS": "models.presets", "load_source": "api.source.sources"}

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from .graph.verifier import verify
     from .interpreter import interpret
     from .op import OPS, Op, lookup
-    from .recipes.readers import Archive, MemoryArchive
+    from .recipes.readers import MemoryReader, TensorReader
     from .recipes.recipe import Recipe
     from .text import parse, print_graph
     from .types import TensorType, dtypes, sizes
     from .types.dtypes import DType
 
 _HOME = {
-    "Archive": "recipes.readers",
+    "TensorReader": "recipes.readers",
     "DType": "types.dtypes",
     "Graph": "graph",
-    "MemoryArchive": "recipes.readers",
+    "MemoryReader": "recipes.readers",
     "Node": "graph",
     "OPS": "op",
     "Op": "op",
@@ -45,14 +45,14 @@ _MODULES = {"dtypes": "types.dtypes", "sizes": "types.sizes"}
 
 __all__ = [
     "OPS",
-    "Archive",
     "DType",
     "Graph",
-    "MemoryArchive",
+    "MemoryReader",
     "Node",
     "Op",
     "Param",
     "Recipe",
+    "TensorReader",
     "TensorType",
     "Value",
     "WeftError",

@@ -59,7 +59,7 @@ def interpret(
         if v is None or v in env:
             return None if v is None else env[v]
         param = graph.params[v.name]
-        return widen(np.asarray(given[v.name] if v.name in given else param.recipe.evaluate(graph.archive)))
+        return widen(np.asarray(given[v.name] if v.name in given else param.recipe.evaluate(graph.reader)))
 
     for node in graph.nodes:
         results = run_node(node.op, [fetch(v) for v in node.inputs], node.attrs, binding)

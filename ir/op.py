@@ -13,7 +13,7 @@ from .schema.cases import Case, Sample, bools, case, ints, normal, positive
 from .schema.checks import axis_of, broadcast, fixed, show, total, want
 from .schema.op import OPS as SCHEMAS
 from .schema.op import Cost, Trait
-from .schema.signature import Bound, Operand
+from .schema.signature import OpCall, Operand
 from .types import Shape, TensorType, sizes
 from .types.dtypes import DType
 from .types.sizes import Poly, Size
@@ -25,11 +25,11 @@ __all__ = [
     "OPS",
     "Array",
     "Attr",
-    "Bound",
     "Case",
     "Cost",
     "DType",
     "Op",
+    "OpCall",
     "Operand",
     "Poly",
     "Sample",

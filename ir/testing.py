@@ -7,7 +7,7 @@ from collections.abc import Collection
 from .graph import Graph, Value
 from .op import Case, Op
 from .recipes import Source
-from .recipes.readers import Array, MemoryArchive
+from .recipes.readers import Array, MemoryReader
 from .types import TensorType, dtypes
 from .types.dtypes import DType
 
@@ -20,8 +20,8 @@ def one_node(
     Inputs are called like the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
     become parameters, read from a checkpoint in memory.
     """
-    archive = MemoryArchive({})
-    graph = Graph(op.name, archive)
+    reader = MemoryReader({})
+    graph = Graph(op.name, reader)
     feeds: dict[str, Array] = {}
     operands: list[Value | None] = []
     for i, array in enumerate(case.draw(seed)):
@@ -33,7 +33,7 @@ def one_node(
         kind = {"f": dtype, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
         type = TensorType(kind, array.shape)
         if operand.name in weights:
-            archive.arrays[name] = array
+            reader.arrays[name] = array
             operands.append(graph.add_param(name, type, Source(name)))
             continue
         operands.append(graph.add_input(name, type))

@@ -11,13 +11,15 @@ if __name__ == "passes":
 
 if TYPE_CHECKING:
     from .core.base import Pass, all_passes, lookup
-    from .core.pipeline import Phase, Pipeline, default_pipeline, run_passes
+    from .core.pipeline import Phase, Pipeline
     from .core.text import parse_pipeline
     from .core.trace import Trace
+    from .default import default_pipeline
     from .edits.driver import Refusal, Rule, apply_rules
     from .edits.legalization import legalize
     from .edits.pattern import ANY, Pattern
     from .report import Report
+    from .runner import run_passes
 
 _HOME = {
     "ANY": "edits.pattern",
@@ -31,11 +33,11 @@ _HOME = {
     "Trace": "core.trace",
     "all_passes": "core.base",
     "apply_rules": "edits.driver",
-    "default_pipeline": "core.pipeline",
+    "default_pipeline": "default",
     "legalize": "edits.legalization",
     "lookup": "core.base",
     "parse_pipeline": "core.text",
-    "run_passes": "core.pipeline",
+    "run_passes": "runner",
 }
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.api.verify.verification import relative_error, tolerated
 from weft.ir import interpret
 

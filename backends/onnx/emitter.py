@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -17,9 +17,9 @@ from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
 
 from ..targets import Target
-from .lowering import Selection
 
 T = TypeVar("T")
+Emitted = onnx.Value | Iterable[onnx.Value | None]  # what a lowering returns: the outputs of its node
 ONNX_DTYPES = {
     "f64": onnx.DataType.DOUBLE,
     "f32": onnx.DataType.FLOAT,
@@ -103,7 +103,7 @@ class Emitter:
         """The initializer that holds `recipe` in `dtype`; made once however often it is asked for."""
         key = (recipe, dtype)
         if key not in self.weights:
-            shape = recipe.shape(self.graph.archive)
+            shape = recipe.shape(self.graph.reader)
             value = self._typed(self.fresh(name), TensorType(dtype, shape))
             self.weights[key] = Weight(value, recipe, dtype, shape)
         return self.weights[key].value
@@ -234,15 +234,14 @@ class Emitter:
 
     # -- running lowerings
 
-    def lower(self, selection: Selection) -> None:
-        """Emit every selected node and name the results after the IR values."""
+    def lower(self, chosen: Mapping[Node, Callable[[Emitter, Node], Emitted]]) -> None:
+        """Emit every node in `chosen`, by its lowering, and name the results after the IR values."""
         for node in self.graph.nodes:
-            if node in selection.chosen:
-                self._lower_node(node, selection)
+            if node in chosen:
+                self._scope = node.scope
+                self._name(node, chosen[node](self, node))
 
-    def _lower_node(self, node: Node, selection: Selection) -> None:
-        self._scope = node.scope
-        made = selection.chosen[node].emit(self, node)
+    def _name(self, node: Node, made: Emitted) -> None:
         results = [made] if isinstance(made, onnx.Value) else list(made)
         for value, result in zip(node.outputs, results, strict=True):
             if result is None:

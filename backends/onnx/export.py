@@ -16,7 +16,7 @@ from onnx_ir import serde
 
 from weft.ir.graph import Graph
 from weft.ir.recipes import Recipe
-from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
@@ -39,7 +39,7 @@ class Built:
 
     model: onnx.Model
     weights: Sequence[Weight]
-    archive: Archive
+    reader: TensorReader
     trace: list[str] = field(default_factory=list)
 
 
@@ -51,16 +51,16 @@ def build(graph: Graph, target: Target, max_length: int) -> Built:
     """
     selection = select(graph, target)
     emitter = Emitter(graph, target, max_length)
-    emitter.lower(selection)
+    emitter.lower({node: lowering.emit for node, lowering in selection.chosen.items()})
     model = emitter.model()
     widened = cuda.widen(model) if target.device == "cuda" else []
-    return Built(model, list(emitter.weights.values()), graph.archive, [*selection.trace, *widened])
+    return Built(model, list(emitter.weights.values()), graph.reader, [*selection.trace, *widened])
 
 
 def in_memory(built: Built) -> bytes:
     """The whole model as one protobuf of at most 2 GiB (tests, small models)."""
     for w in built.weights:
-        w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.archive))))
+        w.value.const_value = _tensor(w, np.concatenate(list(_cast_blocks(w, built.reader))))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
     return data
 
@@ -79,13 +79,13 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         OSError: as the file system reports it; a full disk is noticed before the first byte.
         WeftError: if a weight cannot be read.
     """
-    archive = next(iter(models.values())).archive
+    reader = next(iter(models.values())).reader
     offset = 0
     external: list[tuple[Weight, int]] = []
     for same in _distinct(models.values()):
         size = _bytes(same[0])
         if size < INLINE_BYTES:
-            array = np.concatenate(list(_cast_blocks(same[0], archive)))
+            array = np.concatenate(list(_cast_blocks(same[0], reader)))
             for w in same:
                 w.value.const_value = _tensor(w, array)
             progress(size)
@@ -108,7 +108,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
         _reserve(file.fileno(), folder, offset)
         for w, start in external:
             file.seek(start)
-            for block in _cast_blocks(w, archive):
+            for block in _cast_blocks(w, reader):
                 file.write(memoryview(block.reshape(-1).view(np.uint8)))
                 progress(block.nbytes)
     for name, built in models.items():
@@ -140,9 +140,9 @@ def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
     return onnx.Tensor(array.reshape(w.shape), dtype=ONNX_DTYPES[w.dtype.name], name=w.value.name)
 
 
-def _cast_blocks(w: Weight, archive: Archive) -> Any:
+def _cast_blocks(w: Weight, reader: TensorReader) -> Any:
     """The rows of a weight in its final dtype, contiguous."""
-    for block in stream(w.recipe, archive):
+    for block in stream(w.recipe, reader):
         yield _as(np.atleast_1d(block), w.dtype)
 
 

@@ -11,7 +11,7 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.ops.fused_attention import SOFTMAX
-from weft.passes.analysis.memory import cache_records, state_records
+from weft.passes.analysis.states import cache_records, state_records
 
 from ..targets import Target
 

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
 
 from ..targets import TARGETS, Target
+from .emitter import Emitted, Emitter
 
-if TYPE_CHECKING:
-    import onnx_ir
-
-    from .emitter import Emitter
-
-Emit = Callable[["Emitter", Node], "onnx_ir.Value | Iterable[onnx_ir.Value | None]"]
+Emit = Callable[[Emitter, Node], Emitted]
 When = Callable[[Node, Target], str | None]
 Reads = Callable[[Node, Target], Iterable[Value]]
 

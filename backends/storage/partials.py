@@ -20,7 +20,7 @@ from pathlib import Path
 
 from weft.ir.errors import WeftError
 
-from ..numbers import size
+from ..readable import size
 from .contents import MANIFESTS, remove_listed
 from .disk import reason
 

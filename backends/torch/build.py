@@ -8,15 +8,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from weft.frontends.formats.hf.writing import Tensor, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.ops.fused_attention import ATTENTIONS
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.analysis.memory import cache_records, remembers, state_records
+from weft.passes.analysis.states import cache_records, has_cache, state_records
 
+from ..storage.safetensors import Tensor, write_shards
 from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks
@@ -34,7 +34,7 @@ class TorchFolder:
     """
 
     def __init__(self, graph: Graph, dtype: str, notes: list[str], processes: int = 1) -> None:
-        if remembers(graph):
+        if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and what needs it")
         if "logits" in graph.outputs:
             _leave_out_losses(graph, notes)
@@ -43,7 +43,7 @@ class TorchFolder:
         if self._plan and self._built.step:
             notes.append("decode.py is for one process: those that share the model by parallel.py step by model.py")
         self._weights = {
-            key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.archive))
+            key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.reader))
             for key, w in export.weights(self._built, dtypes.parse(dtype)).items()
         }
         self.trace: list[str] = blocks.widened(graph)

@@ -20,10 +20,10 @@ from weft.ir.types import dtypes
 from weft.passes import Pipeline, Report, default_pipeline, parse_pipeline, run_passes
 
 from ..formats.weft.manifest import hashing, record
+from ..model import Model, SourceLike
 from ..models.tables.rope_config import at_length
 from .rewriting import pipeline_text
-from .source.source_like import SourceLike
-from .source.sources import Model, load_source
+from .source.sources import load_source
 
 if TYPE_CHECKING:
     from weft.backends.onnx.build import OnnxFolder

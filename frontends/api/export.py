@@ -10,8 +10,8 @@ from weft.backends.storage import check_free
 from weft.ir.errors import WeftError
 from weft.passes import Report
 
+from ..model import SourceLike
 from .rewriting import rewrite
-from .source.source_like import SourceLike
 from .source.sources import load_source
 
 FORMATS = ("hf", "safetensors", "gguf")

@@ -10,8 +10,8 @@ from weft.ir.errors import WeftError
 from weft.ir.graph.verifier import verify
 from weft.passes import run_passes
 
+from ..model import SourceLike
 from .compile import check_keep_blocks, target_dtype, target_pipeline
-from .source.source_like import SourceLike
 from .source.sources import load_source
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def state_dict(
     from weft.backends.torch.package.module import tensor
 
     graph = _graph(source, seed, passes, keep_blocks)
-    return {key: tensor(param, graph.archive, kind) for key, param in lower(graph).weights.items()}
+    return {key: tensor(param, graph.reader, kind) for key, param in lower(graph).weights.items()}
 
 
 def _dtype(dtype: str | Dtype | None) -> Dtype:

@@ -10,9 +10,9 @@ from pathlib import Path
 from weft.ir.documents import expanded, read_text
 from weft.ir.errors import WeftError
 from weft.passes import Report, default_pipeline, parse_pipeline, run_passes
-from weft.passes.core.pipeline import Hook, Progress
+from weft.passes.runner import Hook, Progress
 
-from .source.sources import Model
+from ..model import Model
 
 SUFFIX = ".pipeline"
 MOST = 1 << 20  # bytes of a pipeline

@@ -139,7 +139,7 @@ def presets_command(name: str | None) -> None:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
-    from weft.passes.analysis.counts import active_count, cached, state_bytes
+    from weft.passes.analysis.costs import active_count, cached, state_bytes
 
     from .. import PRESETS
 

@@ -12,7 +12,7 @@ from .completion import complete_sources
 from .shown import note, progress, render
 
 if TYPE_CHECKING:
-    from ..api.source.sources import Model
+    from ..model import Model
 
 PRINTED = (".svg", ".png")
 
@@ -73,7 +73,8 @@ def viz_command(
     """
     from weft.backends.viz.formats.tree import tree
 
-    from ..api.draw.pictures import Look, check_format, draw, drawing
+    from ..api.draw.drawing import Look
+    from ..api.draw.pictures import check_format, draw, drawing
 
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")

@@ -48,7 +48,7 @@ def inspect_command(
 
     from .. import load_source
     from ..api.inspect.breakdown import breakdown
-    from ..api.inspect.inspection import inspect
+    from ..api.inspect.counting import inspect
 
     model = load_source(source, adapters=adapters)
     found = inspect(model, tokens)
@@ -63,7 +63,7 @@ def inspect_command(
 
 
 def _show(found: Inspection) -> None:
-    from ..api.inspect.inspection_text import COLUMNS, NUMERIC, facts, remarks, rows
+    from ..api.inspect.inspection import COLUMNS, NUMERIC, facts, remarks, rows
 
     known = facts(found)
     width = max(len(name) for name, _ in known)

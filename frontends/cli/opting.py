@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weft.ir import Graph
     from weft.passes import Report
 
-    from ..api.source.sources import Model
+    from ..model import Model
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -157,15 +157,16 @@ def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     from weft.ir.documents import decoded
     from weft.ir.text.parser import MOST_BYTES
 
-    from ..api.source.sources import Model, open_archive
+    from ..api.source.sources import open_reader
     from ..formats.weft.metadata import check_metadata
+    from ..model import Model
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
     graph = parse(decoded(sys.stdin.buffer.read(MOST_BYTES), "<stdin>"), "<stdin>")
     check_metadata(graph, "<stdin>")
     if complete:
-        open_archive(graph, "<stdin>")
+        open_reader(graph, "<stdin>")
     verify(graph, recipes=complete)
     return Model(graph, "-", "IR text on stdin")
 
@@ -176,12 +177,12 @@ def _text(graph: Graph) -> str:
     Raises:
         WeftError: if it reads tensors that passes have computed.
     """
-    from weft.ir.recipes.readers import Overlay
+    from weft.ir.recipes.readers import SpilledTensors
 
-    archive, computed = graph.archive, set[str]()
-    while isinstance(archive, Overlay):
-        computed.update(archive.computed)
-        archive = archive.base
+    reader, computed = graph.reader, set[str]()
+    while isinstance(reader, SpilledTensors):
+        computed.update(reader.computed)
+        reader = reader.base
     for param in graph.params.values():
         if not computed.isdisjoint(param.recipe.sources()):
             raise WeftError(f"{param.name} was computed, which text cannot hold; name a folder, as -o {graph.name}/")

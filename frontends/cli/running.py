@@ -20,8 +20,7 @@ from .options import adapter_option
 from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
-    from weft.backends.runtime.core.conversation import Conversation
-    from weft.backends.runtime.core.generate import Stream
+    from weft.backends.runtime.core.generate import Conversation, Stream
     from weft.backends.runtime.core.results import Result
     from weft.backends.runtime.ort.encoder import Encoder
 

@@ -7,14 +7,14 @@ import json
 import math
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.backends.numbers import count as count
-from weft.backends.numbers import size as size
+from weft.backends.readable import count as count
+from weft.backends.readable import printable as printable
+from weft.backends.readable import size as size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,24 +26,6 @@ WIDE = 100_000  # columns of a pipe: nothing is cut or wrapped for whoever reads
 def echo(text: str = "", *, err: bool = False) -> None:
     """Print a line on stdout, or stderr; the one way by which commands print text."""
     click.echo(printable(text), err=err)
-
-
-def printable(text: str, keep: str = "\n\t") -> str:
-    """Return `text` with what steers terminals or hides text spelled out, as ``\\u001b``.
-
-    Names come from files of strangers, and answers from models: control characters move the cursor, set the title or
-    answer queries; marks of direction (Unicode UAX #9) show a name backwards. JSON stays what it means.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c in keep or not _steers(c) else f"\\u{ord(c):04x}" for c in text)
-
-
-def _steers(c: str) -> bool:
-    return unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(c) in _DIRECTIONS
-
-
-_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def console(stderr: bool = False) -> Console:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.backends.storage.safetensors import STORED
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import RANDOM, Full, Scale, Source
@@ -15,9 +16,8 @@ from weft.ir.types.dtypes import DType
 from weft.passes.analysis.projections import projections
 from weft.passes.edits.edit import reweigh
 
-from ..api.source.sources import Model
-from ..formats.hf.writing import STORED
 from ..formats.weft.model_folder import exact
+from ..model import Model
 from ..models.families import Loaded
 from .inversion import Made, Shape, inverted
 from .matching import Match, canonical, match, require
@@ -100,7 +100,7 @@ def exact_dtype(graph: Graph, tensors: Iterable[Made]) -> DType:
     own = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, *RANDOM)}
     if len(own) == 1 and own < set(STORED) and dtypes.f32 not in own:
         return own.pop()
-    kinds = {exact(made.recipe, dtypes.f32, graph.archive) for made in tensors}
+    kinds = {exact(made.recipe, dtypes.f32, graph.reader) for made in tensors}
     return kinds.pop() if len(kinds) == 1 else dtypes.f32
 
 

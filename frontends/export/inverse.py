@@ -16,7 +16,7 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Add, Cast, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
-from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.recipe import Recipe
 
 INVERSES: dict[str, Callable[[Array], Array]] = {
@@ -76,14 +76,14 @@ def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Itera
 
 def _restored(graph: Graph, group: Group, given: Mapping[str, Array]) -> dict[str, Array]:
     """The tensors of `group`, by key."""
-    tensors = {key: _blank(graph.archive.shape(key)) for key in group.keys}
+    tensors = {key: _blank(graph.reader.shape(key)) for key in group.keys}
     for name in group.params:
         recipe, shape = graph.params[name].recipe, graph.params[name].shape
-        value = np.asarray(given[name] if name in given else recipe.evaluate(graph.archive))
+        value = np.asarray(given[name] if name in given else recipe.evaluate(graph.reader))
         if value.shape != shape:
             raise WeftError(f"parameter {name} is {list(shape)}, but its value is {list(value.shape)}")
         try:
-            for key, values, known in undo(recipe, value, graph.archive):
+            for key, values, known in undo(recipe, value, graph.reader):
                 _put(*tensors[key], values, known, key)
         except WeftError as e:
             raise WeftError(f"{name}: {e}") from None
@@ -94,16 +94,16 @@ def _restored(graph: Graph, group: Group, given: Mapping[str, Array]) -> dict[st
     return {key: values for key, (values, _) in tensors.items()}
 
 
-def undo(recipe: Recipe, value: Array, archive: Archive) -> Iterator[Piece]:
-    """What `value`, made by `recipe`, says of the tensors in `archive` that the recipe reads.
+def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[Piece]:
+    """What `value`, made by `recipe`, says of the tensors in `reader` that the recipe reads.
 
     Raises:
         WeftError: naming the step that has no inverse, and the tensors it reads.
     """
-    yield from _undo(recipe, value, np.broadcast_to(np.True_, value.shape), archive)
+    yield from _undo(recipe, value, np.broadcast_to(np.True_, value.shape), reader)
 
 
-def _undo(recipe: Recipe, value: Array, known: Array, archive: Archive) -> Iterator[Piece]:
+def _undo(recipe: Recipe, value: Array, known: Array, reader: TensorReader) -> Iterator[Piece]:
     if isinstance(recipe, Source):
         yield Piece(recipe.key, value, known)
         return
@@ -113,23 +113,23 @@ def _undo(recipe: Recipe, value: Array, known: Array, archive: Archive) -> Itera
     inner = recipe.parts[0]
     match recipe:
         case Concat(items, axis):
-            at = np.cumsum([item.shape(archive)[axis] for item in items])[:-1]
+            at = np.cumsum([item.shape(reader)[axis] for item in items])[:-1]
             for item, v, k in zip(items, np.split(value, at, axis), np.split(known, at, axis), strict=True):
-                yield from _undo(item, v, k, archive)
+                yield from _undo(item, v, k, reader)
             return
         case Permute(_, axes):
             back = np.argsort(axes)
             value, known = value.transpose(back), known.transpose(back)
         case Reshape():
-            shape = inner.shape(archive)
+            shape = inner.shape(reader)
             value, known = value.reshape(shape), known.reshape(shape)
         case Slice(_, axis, start, stop, step):
-            whole, seen = _blank(inner.shape(archive))
+            whole, seen = _blank(inner.shape(reader))
             cut = (slice(None),) * axis + (slice(start, stop, step),)
             whole[cut], seen[cut] = value, known
             value, known = whole, seen
         case Take(_, indices, axis):
-            whole, seen = _blank(inner.shape(archive))
+            whole, seen = _blank(inner.shape(reader))
             rows, seen_rows, value, known = (np.moveaxis(t, axis, 0) for t in (whole, seen, value, known))
             for n, i in enumerate(indices):
                 _put(rows[i : i + 1], seen_rows[i : i + 1], value[n : n + 1], known[n : n + 1], read)
@@ -145,7 +145,7 @@ def _undo(recipe: Recipe, value: Array, known: Array, archive: Archive) -> Itera
             pass  # its results are among its arguments
         case _:
             raise WeftError(f"the recipe {recipe.name}, which reads {read}, has no inverse")
-    yield from _undo(inner, value, known, archive)
+    yield from _undo(inner, value, known, reader)
 
 
 def _rounded(value: Array) -> Array:

@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.spelling import spell
 from weft.passes import run_passes
-from weft.passes.edits.edit import hand_over
+from weft.passes.edits.edit import replace_uses
 
 _FUSED = ("add_norm", "norm_linear", "rotary_attention")
 _COMMUTE = ("add", "mul")
@@ -35,7 +35,7 @@ def canonical(graph: Graph) -> Graph:
             with plain.inserting(before=node):
                 made = _norm_and_linear(node) if node.op.name == "norm_linear" else node.op.expand(node)
             for old, new in zip(node.outputs, made, strict=True):
-                hand_over(old, new)
+                replace_uses(old, new)
             plain.erase(node)
     return run_passes(plain, "unpack, cse, dce")
 
@@ -178,7 +178,7 @@ def _numbers(param: Param) -> np.ndarray[Any, Any]:
         if recipe.scaling in ("dynamic", "longrope"):  # how they grow beyond the original context
             both.append(np.array([recipe.original, recipe.factor, recipe.theta, *recipe.factors, *recipe.long_factors]))
         return np.concatenate(both)
-    return np.asarray(recipe.evaluate(param.graph.archive))
+    return np.asarray(recipe.evaluate(param.graph.reader))
 
 
 def _attribute(node: Node, name: str) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.backends.storage import whole_file
+from weft.backends.storage.safetensors import Progress, counted, parse_stored, write_file
 
-from ..api.source.sources import Model
-from ..formats.hf.writing import Progress, counted, parse_stored, write_file
 from ..formats.weft.model_folder import parameters
+from ..model import Model
 
 
 def write_parameters(

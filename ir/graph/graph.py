@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..display import Displayable
 from ..errors import WeftError
 from ..recipes import Recipe
-from ..recipes.readers import EMPTY, Archive
+from ..recipes.readers import EMPTY, TensorReader
 from ..recipes.spelling import spell, spell_recipe
 from ..schema.op import Cost, OpSchema
 from ..types import TensorType
@@ -191,13 +191,13 @@ class Node(Linked):
 class Graph(Displayable):
     """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
 
-    `meta` holds facts of the whole model that text can spell (kind of model, special tokens …); `archive` is the
+    `meta` holds facts of the whole model that text can spell (kind of model, special tokens …); `reader` is the
     checkpoint that `Source` recipes refer to, and `tokenize` makes token ids of texts, where the model came with a
     tokenizer; `origins` say by scope what emitted it, where a frontend knows. None of these is part of equality.
     """
 
-    def __init__(self, name: str = "model", archive: Archive = EMPTY) -> None:
-        self.name, self.archive = name, archive
+    def __init__(self, name: str = "model", reader: TensorReader = EMPTY) -> None:
+        self.name, self.reader = name, reader
         self.tokenize: Callable[[Sequence[str]], list[list[int]]] | None = None
         self.origins: dict[str, Origin] = {}
         self.meta: dict[str, AttrValue] = {}
@@ -355,8 +355,8 @@ class Graph(Displayable):
         self.erase(node)
 
     def clone(self) -> Graph:
-        """An independent copy sharing ops, recipes and the archive."""
-        other = Graph(self.name, self.archive)
+        """An independent copy sharing ops, recipes and the reader."""
+        other = Graph(self.name, self.reader)
         other.tokenize, other.meta, other.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}
         for name, v in self.inputs.items():

@@ -81,7 +81,7 @@ def types_agree(graph: Graph) -> Iterator[str]:
 
 def recipes_fit(graph: Graph) -> Iterator[str]:
     for p in graph.params.values():
-        shape = p.recipe.shape(graph.archive)
+        shape = p.recipe.shape(graph.reader)
         if shape != p.type.shape:
             yield f"parameter {p!r} has a recipe of shape {list(shape)}"
 

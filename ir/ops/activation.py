@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, Bound, Op, Trait, Value, case, normal, op, want
+from ..op import Array, Op, OpCall, Trait, Value, case, normal, op, want
 from .elementwise import _erf, _sigmoid, add, affine, clip, erf, exp, maximum, minimum, mul, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]
@@ -31,13 +31,13 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 
 
 @gelu.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     known = n.approximate in ("none", "tanh", "sigmoid")
     want(known, f"approximate={n.approximate!r} is not none, tanh or sigmoid")
 
 
 @gelu.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     x: Value = n.x
     if n.approximate == "sigmoid":
         return mul(x, sigmoid(affine(x, by=1.702)))
@@ -54,7 +54,7 @@ def swish(x: Array, *, beta: float = 1.0) -> Array:
 
 
 @swish.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     return mul(n.x, sigmoid(n.x if n.beta == 1 else affine(n.x, by=n.beta)))
 
 
@@ -65,7 +65,7 @@ def elu(x: Array, *, alpha: float = 1.0) -> Array:
 
 
 @elu.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     zero = affine(n.x, by=0.0)
     return add(maximum(n.x, zero), affine(exp(minimum(n.x, zero)), by=n.alpha, plus=-n.alpha))
 
@@ -77,7 +77,7 @@ def relu2(x: Array) -> Array:
 
 
 @relu2.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     r = relu(n.x)
     return mul(r, r)
 
@@ -149,13 +149,13 @@ def glu(gate: Array, up: Array, *, activation: str = "silu", limit: float | None
 
 
 @glu.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     want(n.gate == n.up, f"gate {n.gate} and up {n.up} differ")
     known_activation(n.activation)
 
 
 @glu.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     gate, up = n.gate, n.up
     if n.limit is not None:
         gate, up = clip(gate, high=n.limit), clip(up, low=-n.limit, high=n.limit)

@@ -8,10 +8,10 @@ import numpy as np
 
 from ..op import (
     Array,
-    Bound,
     Case,
     DType,
     Op,
+    OpCall,
     TensorType,
     Trait,
     Value,
@@ -33,16 +33,16 @@ def _whole(x: TensorType, *numbers: float) -> None:
     want(x.dtype.is_float or all(float(n).is_integer() for n in numbers), f"{x} is no float: {numbers} must be whole")
 
 
-def _broadcast(n: Bound) -> TensorType:
+def _broadcast(n: OpCall) -> TensorType:
     want(n.x.dtype == n.y.dtype, f"operands have dtypes {n.x.dtype} and {n.y.dtype}; cast one of them")
     return TensorType(n.x.dtype, broadcast(n.x, n.y))
 
 
-def _compare(n: Bound) -> TensorType:
+def _compare(n: OpCall) -> TensorType:
     return _broadcast(n).with_dtype(dtypes.bool_)
 
 
-def _logical(n: Bound) -> TensorType:
+def _logical(n: OpCall) -> TensorType:
     want(n.x.dtype == n.y.dtype == dtypes.bool_, "operands must be bool")
     return TensorType(dtypes.bool_, broadcast(n.x, n.y))
 
@@ -51,7 +51,7 @@ def _binary(
     name: str,
     doc: str,
     fn: Callable[[Array, Array], Array],
-    infer: Callable[[Bound], TensorType] = _broadcast,
+    infer: Callable[[OpCall], TensorType] = _broadcast,
     commutes: bool = False,
     cases: Sequence[Case] = tuple(_PAIR),
 ) -> Op:
@@ -136,7 +136,7 @@ def cast(x: Array, *, to: DType = dtypes.f32) -> Array:
 
 
 @cast.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     converted: TensorType = n.x.with_dtype(n.to)
     return converted
 
@@ -151,7 +151,7 @@ def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Ar
 
 
 @clip.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     _whole(n.x, n.low or 0, n.high or 0)
 
 
@@ -170,7 +170,7 @@ def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
 
 
 @affine.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     _whole(n.x, n.by, n.plus)
 
 
@@ -184,7 +184,7 @@ def where(condition: Array, x: Array, y: Array) -> Array:
 
 
 @where.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     want(n.condition.dtype == dtypes.bool_, "the condition must be bool")
     want(n.x.dtype == n.y.dtype, f"branches have dtypes {n.x.dtype} and {n.y.dtype}")
     return TensorType(n.x.dtype, broadcast(n.condition, n.x, n.y))

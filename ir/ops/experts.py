@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Bound, Cost, Trait, Value, case, normal, op, total, want
+from ..op import Array, Cost, OpCall, Trait, Value, case, normal, op, total, want
 from ..types import sizes
 from .activation import activate, apply_activation, glu, known_activation
 from .elementwise import add, mul
@@ -61,7 +61,7 @@ def moe(
 
 
 @moe.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     x, up, gate = n.x, n.up, n.gate
     want(up.rank == 3 and x.rank >= 1, f"up {up} must be [experts, hidden, dim]")
     experts, hidden, dim = up.shape
@@ -80,7 +80,7 @@ def _(n: Bound) -> None:
 
 
 @moe.cost
-def _(n: Bound) -> Cost:
+def _(n: OpCall) -> Cost:
     experts, hidden, dim = n.up.shape
     asked, tokens = experts if n.active is None else n.active, sizes.product(n.x.shape[:-1])
     stacks = [t for t in (n.up, n.down, n.gate, n.up_bias, n.down_bias, n.gate_bias) if t is not None]
@@ -90,7 +90,7 @@ def _(n: Bound) -> Cost:
 
 
 @moe.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     """Every token through every expert."""
     experts, _, dim = n.up.shape
     tokens = sizes.product(n.x.shape[:-1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, Bound, Cost, TensorType, Value, case, normal, op
+from ..op import Array, Cost, OpCall, TensorType, Value, case, normal, op
 from .rotary import rope
 from .softmax_attention import attention, attention_cost
 
@@ -81,14 +81,14 @@ def rotary_attention(
     return found
 
 
-def _rotations(n: Bound) -> list[tuple[list[Any], dict[str, Any]]]:
+def _rotations(n: OpCall) -> list[tuple[list[Any], dict[str, Any]]]:
     """Operands and attributes of `rope` for q and for k."""
     turn = {"interleaved": n.interleaved, "amplitude": n.amplitude}
     sides = ((n.q, n.heads), (n.k, n.kv_heads))
     return [([x, n.positions, n.frequencies], {"heads": heads, **turn}) for x, heads in sides]
 
 
-def _scored(n: Bound, q: Any, k: Any) -> tuple[list[Any], dict[str, Any]]:
+def _scored(n: OpCall, q: Any, k: Any) -> tuple[list[Any], dict[str, Any]]:
     """Operands and attributes of `attention` of the turned `q` and `k`."""
     positions = None if n.past_k is None else n.positions
     operands = [q, k, n.v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v, positions]
@@ -96,19 +96,19 @@ def _scored(n: Bound, q: Any, k: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 @rotary_attention.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k = (rope.types(*rotation)[0] for rotation in _rotations(n))
     return attention.types(*_scored(n, q, k))
 
 
 @rotary_attention.cost
-def _(n: Bound) -> Cost:
-    scored = attention_cost(Bound(attention, *_scored(n, n.q, n.k)))
+def _(n: OpCall) -> Cost:
+    scored = attention_cost(OpCall(attention, *_scored(n, n.q, n.k)))
     return scored + Cost((n.q.elements + n.k.elements) * 3, n.positions.bytes + n.frequencies.bytes, 0)
 
 
 @rotary_attention.body
-def _(n: Bound) -> tuple[Value, ...]:
+def _(n: OpCall) -> tuple[Value, ...]:
     operands, attrs = _scored(n, *(rope(*x, **turn) for x, turn in _rotations(n)))
     return attention.emit(*operands, **attrs)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, sizes, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, sizes, want
 from .products import linear, matmul
 from .softmax_attention import attention
 from .tensor import concat, expand, flat, per_head, reshape, swap, unsqueeze
@@ -40,7 +40,7 @@ def head_linear(x: Array, weight: Array, *, heads: int, inverse: bool = False) -
 
 
 @head_linear.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight: TensorType = n.weight
     fixed = weight.rank == 2 and all(isinstance(s, int) for s in weight.shape)
@@ -53,13 +53,13 @@ def _(n: Bound) -> TensorType:
 
 
 @head_linear.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     weight: TensorType = n.weight
     return sizes.product(n.x.shape[:2]) * weight.elements * 2
 
 
 @head_linear.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     rows, width = n.weight.shape
     weight = reshape(n.weight, shape=(n.heads, rows // n.heads, width))
     return flat(matmul(per_head(n.x, n.heads), weight if n.inverse else swap(weight)))

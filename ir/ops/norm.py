@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Bound, Size, TensorType, Trait, Value, case, normal, op, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, want
 from .elementwise import add, affine, mul, rsqrt, square, sub
 from .products import linear
 from .reduce import mean
@@ -23,18 +23,18 @@ def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Arr
 
 
 @rms_norm.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     _check(n.x, n.weight)
 
 
 @rms_norm.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * (3 if n.weight is None else 4)
 
 
 @rms_norm.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     y = mul(n.x, rsqrt(affine(mean(square(n.x), axes=(-1,), keepdims=True), plus=n.eps)))
     return y if n.weight is None else mul(y, n.weight)
 
@@ -52,18 +52,18 @@ def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None,
 
 
 @layer_norm.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     _check(n.x, n.weight, n.bias)
 
 
 @layer_norm.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * (5 + (n.weight is not None) + (n.bias is not None))
 
 
 @layer_norm.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     y = rms_norm(sub(n.x, mean(n.x, axes=(-1,), keepdims=True)), n.weight, eps=n.eps)
     return y if n.bias is None else add(y, n.bias)
 
@@ -87,7 +87,7 @@ def add_norm(
 
 
 @add_norm.infer
-def _(n: Bound) -> tuple[TensorType, TensorType]:
+def _(n: OpCall) -> tuple[TensorType, TensorType]:
     want(n.x == n.y, f"operands {n.x} and {n.y} differ")
     want(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
     want(n.kind == "layer" or n.bias is None, "an RMS norm has no bias")
@@ -96,13 +96,13 @@ def _(n: Bound) -> tuple[TensorType, TensorType]:
 
 
 @add_norm.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * ((4 if n.kind == "rms" else 6) + (n.weight is not None) + (n.bias is not None))
 
 
 @add_norm.body
-def _(n: Bound) -> tuple[Value, Value]:
+def _(n: OpCall) -> tuple[Value, Value]:
     total = add(n.x, n.y)
     if n.kind == "rms":
         return rms_norm(total, n.weight, eps=n.eps), total
@@ -131,20 +131,20 @@ def norm_linear(x: Array, weight: Array, bias: Array | None = None, *, kind: str
 
 
 @norm_linear.infer
-def _product(n: Bound) -> TensorType:
+def _product(n: OpCall) -> TensorType:
     want(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
     return linear.types([n.x, n.weight, n.bias], {})[0]
 
 
 @norm_linear.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     outputs: Size = n.weight.shape[0]
     return x.elements * (outputs * 2 + (2 if n.kind == "rms" else 4)) + _product(n).elements
 
 
 @norm_linear.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     if n.kind == "rms":
         return linear(rms_norm(n.x, eps=n.eps), n.weight, n.bias)
     centred = sub(n.x, mean(n.x, axes=(-1,), keepdims=True))

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..op import Array, Bound, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
+from ..op import Array, OpCall, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
 from ..types import dtypes, sizes
 from .elementwise import abs as absolute
 from .elementwise import (
@@ -58,7 +58,7 @@ from .tensor import (
 _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions of the cases
 
 
-def _per_pair(like: TensorType, heads: Size, n: Bound) -> TensorType:
+def _per_pair(like: TensorType, heads: Size, n: OpCall) -> TensorType:
     """A bias [batch, heads, seq, keys] for the positions `queries` and `keys`."""
     queries: TensorType = n.queries
     keys: TensorType = n.keys
@@ -69,7 +69,7 @@ def _per_pair(like: TensorType, heads: Size, n: Bound) -> TensorType:
     return like.with_shape(batch, heads, queries.shape[1], keys.shape[1])
 
 
-def _distances(n: Bound) -> Value:
+def _distances(n: OpCall) -> Value:
     """j − i as [batch, seq, keys]."""
     return sub(unsqueeze(n.keys, axes=(1,)), unsqueeze(n.queries, axes=(2,)))
 
@@ -110,7 +110,7 @@ def _buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, i
 
 
 @relative_position_bias.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     table: TensorType = n.table
     want(table.rank == 2, f"table {table} must be [buckets, heads]")
     buckets, heads = table.shape
@@ -120,7 +120,7 @@ def _(n: Bound) -> TensorType:
 
 
 @relative_position_bias.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     relative = _distances(n)
     count, exact, rate = _buckets(n.table.shape[0], n.bidirectional, n.max_distance)
     distance = absolute(relative) if n.bidirectional else clip(neg(relative), low=0)
@@ -144,14 +144,14 @@ def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False
 
 
 @alibi.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     slopes: TensorType = n.slopes
     want(slopes.rank == 1 and slopes.dtype.is_float, f"slopes {slopes} must be [heads]")
     return _per_pair(slopes, slopes.shape[0], n)
 
 
 @alibi.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     distance = _distances(n)
     distance = neg(absolute(distance)) if n.symmetric else distance
     slopes = reshape(n.slopes, shape=(n.slopes.width, 1, 1))
@@ -217,7 +217,7 @@ def relative_attention(
 
 
 @relative_attention.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, width = n.q, n.k, n.v, n.q.shape[-1]
     want(q.rank == 3 and isinstance(width, int) and width % n.heads == 0, f"q {q} must be [batch, seq, {n.heads}·d]")
     want(k == v and k == q.with_shape(q.shape[0], *k.shape[1:2], width), f"k {k} and v {v} do not fit q {q}")
@@ -242,7 +242,7 @@ def _(n: Bound) -> tuple[TensorType, ...]:
 
 
 @relative_attention.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     q: TensorType = n.q
     tables = 1 if n.value_table is None else 2
     per_key = q.elements * (4 + 2 * tables) + sizes.product((*q.shape[:2], n.heads)) * 5
@@ -251,7 +251,7 @@ def _(n: Bound) -> Size:
 
 
 @relative_attention.body
-def _(n: Bound) -> Value | tuple[Value, Value, Value]:
+def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
     qh, kh, vh = (per_head(t, n.heads) for t in (n.q, n.k, n.v))  # [batch, heads, n, d]
     query_at, reach = unsqueeze(iota(n.q, axis=1), axes=(0,)), n.key_table.shape[0] // 2
     if n.past_k is not None:

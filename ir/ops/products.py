@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..op import Array, Bound, Cost, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, show, want
+from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, broadcast, case, ints, normal, op, show, want
 from .elementwise import add
 
 
@@ -14,7 +14,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 @linear.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight, bias = n.weight, n.bias
     want(weight.rank == 2, f"weight {weight} is not a matrix")
@@ -25,14 +25,14 @@ def _(n: Bound) -> TensorType:
 
 
 @linear.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     outputs: Size = n.weight.shape[0]
     return x.elements * outputs * 2
 
 
 @linear.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     from .tensor import transpose
 
     y = matmul(n.x, transpose(n.weight, axes=(1, 0)))
@@ -47,7 +47,7 @@ def matmul(x: Array, y: Array) -> Array:
 
 
 @matmul.infer
-def _product(n: Bound) -> TensorType:
+def _product(n: OpCall) -> TensorType:
     x: TensorType = n.x
     y: TensorType = n.y
     want(x.dtype == y.dtype, f"operands {x} and {y} differ in dtype; cast one of them")
@@ -58,7 +58,7 @@ def _product(n: Bound) -> TensorType:
 
 
 @matmul.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     inner: Size = n.x.shape[-1]
     return _product(n).elements * inner * 2
 
@@ -70,7 +70,7 @@ def embedding(ids: Array, table: Array) -> Array:
 
 
 @embedding.infer
-def _rows(n: Bound) -> TensorType:
+def _rows(n: OpCall) -> TensorType:
     table: TensorType = n.table
     want(n.ids.dtype.is_int, f"ids {n.ids} are no integers")
     want(table.rank == 2, f"table {show(table.shape)} is not a matrix")
@@ -78,6 +78,6 @@ def _rows(n: Bound) -> TensorType:
 
 
 @embedding.cost
-def _(n: Bound) -> Cost:
+def _(n: OpCall) -> Cost:
     rows = _rows(n).bytes
     return Cost(0, rows + n.ids.bytes, rows)

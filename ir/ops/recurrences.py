@@ -12,7 +12,7 @@ import functools
 
 import numpy as np
 
-from ..op import Array, Bound, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
+from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
 from ..types import dtypes, sizes
 from .activation import activate, apply_activation, known_activation, relu
 from .elementwise import add, affine, cast, clip, div, exp, less_equal, masked, mul, sub
@@ -72,7 +72,7 @@ def _in(dtype: dtypes.DType, x: Value) -> Value:
 
 
 @gated_linear_attention.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     q, v, heads, groups = n.q, n.v, n.heads, n.groups
     want(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
     wide, width = (fixed(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
@@ -85,13 +85,13 @@ def _(n: Bound) -> tuple[TensorType, ...]:
 
 
 @gated_linear_attention.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     v: TensorType = n.v
     return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (4 if n.decay is None else 5)
 
 
 @gated_linear_attention.body
-def _(n: Bound) -> Value | tuple[Value, Value]:
+def _(n: OpCall) -> Value | tuple[Value, Value]:
     heads, groups = n.heads, n.groups
     (batch, seq, _), d = n.q.shape, n.q.width // groups
     decay, past = (None if t is None else _in(dtypes.f32, t) for t in (n.decay, n.past))
@@ -185,7 +185,7 @@ def linear_attention(
 
 
 @linear_attention.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, heads = n.q, n.k, n.v, n.heads
     width, dv = (fixed(t.shape[-1], f"q {q} and v {v} must have fixed widths") for t in (q, v))
     want(q.rank == 3 and q.dtype == k.dtype == v.dtype, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
@@ -207,14 +207,14 @@ def _(n: Bound) -> tuple[TensorType, ...]:
 
 
 @linear_attention.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     rows: Size = n.q.elements + n.k.elements
     dv: int = n.v.shape[2] // n.heads
     return rows * (dv * 2 + 4)
 
 
 @linear_attention.body
-def _(n: Bound) -> tuple[Value, ...]:
+def _(n: OpCall) -> tuple[Value, ...]:
     heads, (batch, seq, _) = n.heads, n.q.shape
     fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (n.q, n.k))
     if n.key_mask is not None:
@@ -266,7 +266,7 @@ def causal_conv(
 
 
 @causal_conv.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     x, weight, bias, past = n.x, n.weight, n.bias, n.past
     width = weight.shape[-1]
     want(isinstance(width, int) and width >= 2, f"weight {weight} must be [channels, width], width ≥ 2")
@@ -278,14 +278,14 @@ def _(n: Bound) -> tuple[TensorType, ...]:
 
 
 @causal_conv.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     taps: int = n.weight.shape[1]
     return x.elements * taps * 2
 
 
 @causal_conv.body
-def _(n: Bound) -> Value | tuple[Value, Value]:
+def _(n: OpCall) -> Value | tuple[Value, Value]:
     width, channels = n.weight.width, n.x.width
     padded = pad(n.x, axis=1, before=width - 1) if n.past is None else concat(n.past, n.x, axis=1)
     at = iota(n.x, axis=1)

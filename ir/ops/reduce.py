@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..op import Array, Bound, Case, Op, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
+from ..op import Array, Case, Op, OpCall, Size, TensorType, Trait, Value, axis_of, case, ints, normal, op, want
 from ..types import dtypes
 
 _CASES = [
@@ -16,7 +16,7 @@ _CASES = [
 ]
 
 
-def _reduced(n: Bound) -> TensorType:
+def _reduced(n: OpCall) -> TensorType:
     x: TensorType = n.x
     gone = {axis_of(a, x.rank) for a in n.axes}
     want(len(gone) == len(n.axes) > 0, f"axes {n.axes} repeat or are empty")
@@ -24,7 +24,7 @@ def _reduced(n: Bound) -> TensorType:
     return x.with_shape(*kept)
 
 
-def _additions(n: Bound) -> Size:
+def _additions(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements
 
@@ -57,12 +57,12 @@ def softmax(x: Array, *, axis: int = -1) -> Array:
 
 
 @softmax.infer
-def _along(n: Bound) -> None:
+def _along(n: OpCall) -> None:
     axis_of(n.axis, n.x.rank)
 
 
 @softmax.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * 5
 
@@ -85,7 +85,7 @@ def top_k(x: Array, *, k: int) -> tuple[Array, Array]:
 
 
 @top_k.infer
-def _(n: Bound) -> tuple[TensorType, TensorType]:
+def _(n: OpCall) -> tuple[TensorType, TensorType]:
     want(n.x.rank >= 1 and n.k >= 1, f"k={n.k} must be positive")
     want(not isinstance(n.x.shape[-1], int) or n.k <= n.x.shape[-1], f"k={n.k} exceeds the last axis of {n.x}")
     values = n.x.with_shape(*n.x.shape[:-1], n.k)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Bound, Value
+from ..op import Array, OpCall, Value
 from ..types import dtypes
 from .elementwise import add, affine, cast, filled, less, logical_or, minimum, mod, mul, sub
 from .elementwise import where as choose
@@ -45,7 +45,7 @@ def held_value(slot: Value, newest: Value, keep: int) -> Value:
     return choose(less(slot, filled(slot, keep)), slot, later)
 
 
-def present_values(joined: list[Value], slot: Value, first: Value, n: Bound) -> list[Value]:
+def present_values(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
     """The rolling caches after a call of the attention `n`, out of past and call `joined` [batch, kv_heads, capacity +
     seq, width]; `first` [batch, 1] are the positions where the call begins.
 

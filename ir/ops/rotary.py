@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Bound, Size, TensorType, Trait, Value, case, fixed, ints, normal, op, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, fixed, ints, normal, op, want
 from .elementwise import add, affine, cast, cos, mul, sin, sub
 from .tensor import concat, reshape, slice_, split, unsqueeze
 
@@ -50,7 +50,7 @@ def rope(
 
 
 @rope.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     x: TensorType = n.x
     want(x.rank == 3 and n.positions.shape == x.shape[:2], f"positions {n.positions} do not fit x {x}")
     misfit = f"the width of {x} is no multiple of heads={n.heads}"
@@ -61,13 +61,13 @@ def _(n: Bound) -> None:
 
 
 @rope.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * 3
 
 
 @rope.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     x: Value = n.x
     (batch, seq, width), pairs = x.shape, n.frequencies.width
     d = width // n.heads

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..op import Array, Bound, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, axis_of, case, fixed, normal, op, want
 from ..types import dtypes, sizes
 from .elementwise import (
     _sigmoid,
@@ -85,7 +85,7 @@ def route(
 
 
 @route.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     logits, groups, top_groups = n.logits, n.groups, n.top_groups
     experts = fixed(logits.shape[-1], f"logits {logits} must have a fixed number of experts")
     want(n.scoring in ("softmax", "sigmoid"), f"scoring={n.scoring!r} is not softmax or sigmoid")
@@ -101,7 +101,7 @@ def _(n: Bound) -> None:
 
 
 @route.cost
-def _scoring(n: Bound) -> Size:
+def _scoring(n: OpCall) -> Size:
     logits: TensorType = n.logits
     return logits.elements * 8
 
@@ -114,7 +114,7 @@ def _mask(best: Value, k: int, depth: int, like: Value) -> Value:
 
 
 @route.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     shape, experts = n.logits.shape, n.logits.width
     scores = sigmoid(n.logits) if n.scoring == "sigmoid" else softmax(n.logits)
     ranked = scores if n.bias is None else add(scores, n.bias)
@@ -135,13 +135,13 @@ def _limit(x: Array, capacity: int | None, factor: float) -> int:
     return math.ceil(factor * tokens / experts - 1e-9) if capacity is None else capacity
 
 
-def _check_capacity(x: TensorType, n: Bound) -> None:
+def _check_capacity(x: TensorType, n: OpCall) -> None:
     want(x.rank >= 2 and isinstance(x.shape[-1], int), f"{x} must be [..., tokens, experts]")
     want(n.capacity is None or n.capacity >= 1, f"capacity={n.capacity} must be positive")
     want(n.factor > 0, f"factor={n.factor} must be positive")
 
 
-def _below_limit(count: Value, x: Value, n: Bound) -> Value:
+def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
     """Whether `count` is below the C of `_limit`: a whole number is below ⌈z⌉ when it is below z."""
     if n.capacity is not None:
         return less(count, filled(count, n.capacity))
@@ -158,7 +158,7 @@ def _sent(combine: Value) -> Value:
 _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
 
 
-def _competing(x: Value, n: Bound) -> Value:
+def _competing(x: Value, n: OpCall) -> Value:
     """x with the tokens that compete on axis −2."""
     return reshape(x, shape=(sizes.product(x.shape[:-1]), x.width)) if n.batched else x
 
@@ -181,12 +181,12 @@ def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float
 
 
 @limit_capacity.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     _check_capacity(n.combine, n)
 
 
 @limit_capacity.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     combine = _competing(n.combine, n)
     taken = cast(_sent(combine), to=dtypes.i64)
     before = cumsum(taken, axis=len(combine.shape) - 2, exclusive=True)
@@ -213,7 +213,7 @@ def expert_choice(logits: Array, *, capacity: int | None = None, factor: float =
 
 
 @expert_choice.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     _check_capacity(n.logits, n)
 
 
@@ -221,7 +221,7 @@ expert_choice.cost(_scoring)
 
 
 @expert_choice.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     logits = _competing(n.logits, n)
     scores, rank = softmax(logits), len(logits.shape)
     swapped = swap(scores)  # [..., experts, tokens]
@@ -244,7 +244,7 @@ def load_balance_loss(logits: Array, combine: Array) -> Array:
 
 
 @load_balance_loss.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     logits: TensorType = n.logits
     want(logits == n.combine, f"logits {logits} and combine {n.combine} differ")
     axis_of(-2, logits.rank)
@@ -255,7 +255,7 @@ load_balance_loss.cost(_scoring)
 
 
 @load_balance_loss.body
-def _(n: Bound) -> Value:
+def _(n: OpCall) -> Value:
     tokens = tuple(range(len(n.logits.shape) - 1))
     taken = cast(_sent(n.combine), to=n.logits.type.dtype)
     product = mul(mean(taken, axes=tokens), mean(softmax(n.logits), axes=tokens))

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ..op import Array, Bound, Cost, TensorType, Value, case, normal, op, total, want
+from ..op import Array, Cost, OpCall, TensorType, Value, case, normal, op, total, want
 from ..types import dtypes, sizes
 from . import rolling as rolling_cache
 from .elementwise import abs as absolute
@@ -214,7 +214,7 @@ def attention(
 
 
 @attention.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, heads, kv_heads = n.q, n.k, n.v, n.heads, n.kv_heads
     for t in (q, k, v):
         want(t is None or t.rank == 3, f"{t} must be [batch, seq, heads·d]")
@@ -270,14 +270,14 @@ def _(n: Bound) -> tuple[TensorType, ...]:
     return y, *(past for past, _, _ in pasts)
 
 
-def _value_dim(n: Bound) -> int:
+def _value_dim(n: OpCall) -> int:
     """The head size of the values; `n` holds types or values."""
     width: int = n.value_dim or (n.v.width if isinstance(n.v, Value) else n.v.shape[2]) // n.kv_heads
     return width
 
 
 @attention.cost
-def attention_cost(n: Bound) -> Cost:
+def attention_cost(n: OpCall) -> Cost:
     q, k, v = n.q, n.k, n.v
     keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
     reached = keys if n.window is None else sizes.minimum(n.window + n.keep_first, keys)
@@ -289,7 +289,7 @@ def attention_cost(n: Bound) -> Cost:
 
 
 @attention.body
-def _(n: Bound) -> Value | tuple[Value, ...]:
+def _(n: OpCall) -> Value | tuple[Value, ...]:
     heads, kv_heads, bias, key_mask = n.heads, n.kv_heads, n.bias, n.key_mask
     (batch, seq, _), group = n.q.shape, heads // kv_heads
     d, dv = n.q.width // heads, _value_dim(n)
@@ -350,7 +350,7 @@ def _inside(index: Value, x: Value, axis: int) -> Value:
     return minimum(index, cast(last, to=index.type.dtype))
 
 
-def _conditions(query: Value, key: Value, n: Bound) -> list[Value]:
+def _conditions(query: Value, key: Value, n: OpCall) -> list[Value]:
     """The conditions of `allowed`, in ops."""
     distance = sub(query, key)
     step = filled(distance, n.stride)

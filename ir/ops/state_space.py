@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, Bound, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
+from ..op import Array, OpCall, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
 from ..types import sizes
 from .elementwise import add, mul
 from .recurrences import carried, gated_linear_attention
@@ -49,7 +49,7 @@ def selective_scan(
 
 
 @selective_scan.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     x, a, b, c = n.x, n.a, n.b, n.c
     want(x.rank == 3 and n.delta == x, f"delta {n.delta} must be [batch, seq, channels] like x {x}")
     want(a == x.with_shape(x.shape[2], a.shape[-1]), f"a {a} must be [channels, states] for x {x}")
@@ -59,14 +59,14 @@ def _(n: Bound) -> tuple[TensorType, ...]:
 
 
 @selective_scan.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     states: Size = n.a.shape[1]
     return x.elements * states * 9
 
 
 @selective_scan.body
-def _(n: Bound) -> tuple[Value, ...]:
+def _(n: OpCall) -> tuple[Value, ...]:
     channels, states = n.a.shape
     decay = reshape(mul(unsqueeze(n.delta, axes=(3,)), n.a), shape=(*n.x.shape[:2], channels * states))
     past = None if n.past is None else unsqueeze(swap(n.past), axes=(3,))
@@ -117,7 +117,7 @@ def ssd(
 
 
 @ssd.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     x, a, b, heads, groups = n.x, n.a, n.b, n.heads, n.groups
     width, wide = (fixed(t.shape[-1], f"x {x} and b {b} must have fixed widths") for t in (x, b))
     want(heads >= 1 and groups >= 1 and heads % groups == 0, f"heads={heads} is no multiple of groups={groups}")
@@ -131,13 +131,13 @@ def _(n: Bound) -> tuple[TensorType, ...]:
 
 
 @ssd.cost
-def _(n: Bound) -> Size:
+def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * sizes.floordiv(n.b.shape[2], n.groups) * 7
 
 
 @ssd.body
-def _(n: Bound) -> tuple[Value, ...]:
+def _(n: OpCall) -> tuple[Value, ...]:
     by_head = reshape(n.x, shape=(*n.delta.shape, n.x.width // n.heads))
     driven = reshape(mul(by_head, unsqueeze(n.delta, axes=(3,))), shape=n.x.shape)
     shape = {"heads": n.heads, "groups": n.groups}

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..op import (
     Array,
-    Bound,
     Cost,
+    OpCall,
     Shape,
     TensorType,
     Trait,
@@ -32,7 +32,7 @@ def reshape(x: Array, *, shape: Shape) -> Array:
 
 
 @reshape.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     want(sizes.product(n.shape) == x.elements, f"cannot reshape {x} to {show(n.shape)}: the element counts differ")
     return x.with_shape(*n.shape)
@@ -45,7 +45,7 @@ def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 
 @transpose.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     want(sorted(n.axes) == list(range(x.rank)), f"axes {list(n.axes)} are no permutation of the axes of {x}")
     return x.with_shape(*(x.shape[a] for a in n.axes))
@@ -58,7 +58,7 @@ def squeeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 
 @squeeze.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     gone = {axis_of(a, x.rank) for a in n.axes}
     want(all(x.shape[a] == 1 for a in gone), f"axes {list(n.axes)} of {x} are not all of size 1")
@@ -72,7 +72,7 @@ def unsqueeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 
 
 @unsqueeze.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     rank = x.rank + len(n.axes)
     want(len(set(n.axes)) == len(n.axes) and all(0 <= a < rank for a in n.axes), f"axes {list(n.axes)} do not fit {x}")
@@ -87,7 +87,7 @@ def expand(x: Array, *, shape: Shape) -> Array:
 
 
 @expand.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     expanded: TensorType = n.x.with_shape(*n.shape)
     want(broadcast(n.x, expanded) == n.shape, f"{n.x} does not broadcast to {show(n.shape)}")
     return expanded
@@ -103,7 +103,7 @@ def concat(*xs: Array, axis: int) -> Array:
 
 
 @concat.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     want(bool(n.xs), "nothing to concatenate")
     first: TensorType = n.xs[0]
     a = axis_of(n.axis, first.rank)
@@ -119,7 +119,7 @@ def split(x: Array, *, sizes: tuple[int, ...], axis: int = -1) -> tuple[Array, .
 
 
 @split.infer
-def _(n: Bound) -> tuple[TensorType, ...]:
+def _(n: OpCall) -> tuple[TensorType, ...]:
     a = axis_of(n.axis, n.x.rank)
     want(n.x.shape[a] == total(n.sizes), f"pieces {list(n.sizes)} do not add up to axis {n.axis} of {n.x}")
     return tuple(n.x.with_axis(a, s) for s in n.sizes)
@@ -135,7 +135,7 @@ def slice_(x: Array, *, axis: int, start: int, stop: int, step: int = 1) -> Arra
 
 
 @slice_.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     a = axis_of(n.axis, x.rank)
     size = x.shape[a]
@@ -151,7 +151,7 @@ def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
 
 
 @gather.infer
-def _taken(n: Bound) -> TensorType:
+def _taken(n: OpCall) -> TensorType:
     x: TensorType = n.x
     a = axis_of(n.axis, x.rank)
     want(n.indices.dtype.is_int, f"indices {n.indices} are no integers")
@@ -159,7 +159,7 @@ def _taken(n: Bound) -> TensorType:
 
 
 @gather.cost
-def _(n: Bound) -> Cost:
+def _(n: OpCall) -> Cost:
     moved = _taken(n).bytes
     return Cost(0, moved + n.indices.bytes, moved)
 
@@ -171,7 +171,7 @@ def gather_rows(x: Array, indices: Array) -> Array:
 
 
 @gather_rows.infer
-def _taken_rows(n: Bound) -> TensorType:
+def _taken_rows(n: OpCall) -> TensorType:
     x: TensorType = n.x
     at: TensorType = n.indices
     want(at.dtype.is_int, f"indices {at} are no integers")
@@ -180,7 +180,7 @@ def _taken_rows(n: Bound) -> TensorType:
 
 
 @gather_rows.cost
-def _(n: Bound) -> Cost:
+def _(n: OpCall) -> Cost:
     moved = _taken_rows(n).bytes
     return Cost(0, moved + n.indices.bytes, moved)
 
@@ -201,7 +201,7 @@ def scatter_rows(x: Array, rows: Array, indices: Array, *, axis: int = 1) -> Arr
 
 
 @scatter_rows.infer
-def _(n: Bound) -> None:
+def _(n: OpCall) -> None:
     x, rows, at, axis = n.x, n.rows, n.indices, n.axis
     want(at.dtype.is_int and at.rank == 2, f"indices {at} must be integers [batch, m]")
     want(0 < axis < x.rank, f"axis={axis} is none of the axes behind the batch of {x}")
@@ -210,7 +210,7 @@ def _(n: Bound) -> None:
 
 
 @scatter_rows.cost
-def _(n: Bound) -> Cost:
+def _(n: OpCall) -> Cost:
     return Cost(0, n.rows.bytes + n.indices.bytes, n.rows.bytes)
 
 
@@ -221,12 +221,12 @@ def iota(x: Array, *, axis: int) -> Array:
 
 
 @iota.infer
-def _indices(n: Bound) -> TensorType:
+def _indices(n: OpCall) -> TensorType:
     return TensorType(dtypes.i64, (n.x.shape[axis_of(n.axis, n.x.rank)],))
 
 
 @iota.cost
-def _(n: Bound) -> Cost:
+def _(n: OpCall) -> Cost:
     return Cost(0, 0, _indices(n).bytes)
 
 
@@ -237,7 +237,7 @@ def one_hot(ids: Array, *, depth: int) -> Array:
 
 
 @one_hot.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     want(n.ids.dtype.is_int, f"ids {n.ids} are no integers")
     return TensorType(dtypes.f32, (*n.ids.shape, n.depth))
 
@@ -254,7 +254,7 @@ def pad(x: Array, *, axis: int, before: int = 0, after: int = 0, value: float = 
 
 
 @pad.infer
-def _(n: Bound) -> TensorType:
+def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     a = axis_of(n.axis, x.rank)
     return x.with_axis(a, x.shape[a] + (n.before + n.after))

@@ -1,7 +1,7 @@
 """Weight recipes: how the bytes of a parameter are made from a checkpoint, as data, and their evaluation.
 
 Importing this package registers all recipes.
-Never here: graphs, passes, file formats (their readers implement `Archive`).
+Never here: graphs, passes, file formats (their readers implement `TensorReader`).
 """
 
 from . import frequencies as frequencies

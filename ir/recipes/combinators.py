@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import Generator, default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
 
 from ..errors import WeftError
-from .readers import Archive, Array
+from .readers import Array, TensorReader
 from .recipe import Recipe as Recipe  # also to be had here, beside its kinds
 
 
@@ -22,11 +22,11 @@ class Source(Recipe):
 
     key: str
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        return archive.shape(self.key)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return reader.shape(self.key)
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        return archive.read(self.key, start, stop)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return reader.read(self.key, start, stop)
 
     def sources(self) -> Iterator[str]:
         yield self.key
@@ -43,12 +43,12 @@ class Literal(Recipe):
     values: tuple[float | int | bool, ...]
     dims: tuple[int, ...] = ()
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         if math.prod(self.dims) != len(self.values):
             raise WeftError(f"literal of shape {self.dims} needs {math.prod(self.dims)} values, has {len(self.values)}")
         return self.dims
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         array = np.array(self.values)
         return array.reshape(self.dims)[start:stop] if self.dims else array
 
@@ -66,10 +66,10 @@ class Full(Recipe):
     value: float
     dims: tuple[int, ...]
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.dims
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         return np.full((stop - start, *self.dims[1:]), self.value, np.float32)
 
 
@@ -86,10 +86,10 @@ class Normal(Recipe):
     seed: int = 0
     mean: float = 0.0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.dims
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         drawn = _drawn(self, start, stop, Generator.standard_normal)
         return drawn * np.float32(self.std) + np.float32(self.mean)
 
@@ -104,10 +104,10 @@ class Uniform(Recipe):
     stream: str
     seed: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.dims
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         drawn = _drawn(self, start, stop, Generator.random)
         return drawn * np.float32(self.high - self.low) + np.float32(self.low)
 
@@ -135,23 +135,23 @@ class Concat(Recipe):
     items: tuple[Recipe, ...]
     axis: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shapes = [p.shape(archive) for p in self.items]
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shapes = [p.shape(reader) for p in self.items]
         rest = {(*s[: self.axis], *s[self.axis + 1 :]) for s in shapes}
         if len(rest) != 1 or any(not 0 <= self.axis < len(s) for s in shapes):
             raise WeftError(f"cannot concatenate shapes {shapes} along axis {self.axis}")
         total = sum(s[self.axis] for s in shapes)
         return (*shapes[0][: self.axis], total, *shapes[0][self.axis + 1 :])
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         if self.axis:
-            return np.concatenate([p.read(archive, start, stop) for p in self.items], self.axis)
+            return np.concatenate([p.read(reader, start, stop) for p in self.items], self.axis)
         taken, offset = [], 0
         for p in self.items:
-            rows = p.shape(archive)[0]
+            rows = p.shape(reader)[0]
             first, last = max(start - offset, 0), min(stop - offset, rows)
             if first < last:
-                taken.append(p.read(archive, first, last))
+                taken.append(p.read(reader, first, last))
             offset += rows
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
@@ -166,18 +166,18 @@ class Slice(Recipe):
     stop: int
     step: int = 1
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
             raise WeftError(f"cannot take {self.start}:{self.stop} along axis {self.axis} of a tensor of shape {shape}")
         return (*shape[: self.axis], len(range(self.start, self.stop, self.step)), *shape[self.axis + 1 :])
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         if self.axis == 0:
             first, last = self.start + start * self.step, self.start + (stop - 1) * self.step + 1
-            return self.item.read(archive, first, last)[:: self.step]
+            return self.item.read(reader, first, last)[:: self.step]
         index = (slice(None),) * self.axis + (slice(self.start, self.stop, self.step),)
-        return self.item.read(archive, start, stop)[index]
+        return self.item.read(reader, start, stop)[index]
 
 
 @dataclass(frozen=True)
@@ -187,21 +187,21 @@ class Permute(Recipe):
     item: Recipe
     axes: tuple[int, ...]
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         if sorted(self.axes) != list(range(len(shape))):
             raise WeftError(f"axes {self.axes} are no permutation of the axes of a tensor of shape {shape}")
         return tuple(shape[a] for a in self.axes)
 
     @property
-    def sweeps(self) -> bool:
-        return self.axes[0] != 0 or self.item.sweeps
+    def needs_full_read(self) -> bool:
+        return self.axes[0] != 0 or self.item.needs_full_read
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         if self.axes[0] == 0:
-            return self.item.read(archive, start, stop).transpose(self.axes)
+            return self.item.read(reader, start, stop).transpose(self.axes)
         cut = (slice(None),) * self.axes[0] + (slice(start, stop),)
-        taken = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(archive)]
+        taken = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(reader)]
         return np.concatenate(taken).transpose(self.axes)
 
 
@@ -212,8 +212,8 @@ class Reshape(Recipe):
     item: Recipe
     dims: tuple[int, ...]
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        inner = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        inner = self.item.shape(reader)
         dims = self.dims
         if dims and dims[-1] == -1:
             dims = (*dims[:-1], math.prod(inner) // max(1, math.prod(dims[:-1])))
@@ -221,11 +221,11 @@ class Reshape(Recipe):
             raise WeftError(f"cannot reshape a tensor of shape {inner} to {self.dims}")
         return dims
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        inner, dims = self.item.shape(archive), self.shape(archive)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        inner, dims = self.item.shape(reader), self.shape(reader)
         row_in, row_out = math.prod(inner[1:]), math.prod(dims[1:])
         first, last = start * row_out // row_in, -(-stop * row_out // row_in)
-        rows = self.item.read(archive, first, last) if inner else self.item.evaluate(archive)
+        rows = self.item.read(reader, first, last) if inner else self.item.evaluate(reader)
         flat = rows.reshape(-1)[start * row_out - first * row_in :][: (stop - start) * row_out]
         return flat.reshape(stop - start, *dims[1:])
 
@@ -238,16 +238,16 @@ class Take(Recipe):
     indices: tuple[int, ...]
     axis: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         if self.axis >= len(shape) or not all(0 <= i < shape[self.axis] for i in self.indices):
             raise WeftError(f"indices of take exceed axis {self.axis} of a tensor of shape {shape}")
         return (*shape[: self.axis], len(self.indices), *shape[self.axis + 1 :])
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         if self.axis:
-            return np.asarray(np.take(self.item.read(archive, start, stop), self.indices, self.axis))
-        return _gathered(self.item, archive, np.array(self.indices[start:stop]))
+            return np.asarray(np.take(self.item.read(reader, start, stop), self.indices, self.axis))
+        return _gathered(self.item, reader, np.array(self.indices[start:stop]))
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ class Shuffle(Recipe):
     stop: int
     seed: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
             part = f"{self.start}:{self.stop} along axis {self.axis}"
             raise WeftError(f"cannot shuffle {part} of a tensor of shape {shape}")
@@ -272,21 +272,21 @@ class Shuffle(Recipe):
         drawn = default_rng(self.seed).permutation(self.stop - self.start) + self.start
         return np.concatenate([np.arange(self.start), drawn, np.arange(self.stop, count)])
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        order = self.order(self.item.shape(archive)[self.axis])
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        order = self.order(self.item.shape(reader)[self.axis])
         if self.axis:
-            return np.asarray(np.take(self.item.read(archive, start, stop), order, self.axis))
-        return _gathered(self.item, archive, order[start:stop])
+            return np.asarray(np.take(self.item.read(reader, start, stop), order, self.axis))
+        return _gathered(self.item, reader, order[start:stop])
 
 
-def _gathered(item: Recipe, archive: Archive, wanted: Array) -> Array:
+def _gathered(item: Recipe, reader: TensorReader, wanted: Array) -> Array:
     """The rows `wanted` of `item`, reading what lies between them only where that is little, or costs nothing more."""
     low, high = int(wanted.min()), int(wanted.max()) + 1
-    if item.sweeps or high - low <= 2 * len(wanted):
-        return np.asarray(item.read(archive, low, high)[wanted - low])
+    if item.needs_full_read or high - low <= 2 * len(wanted):
+        return np.asarray(item.read(reader, low, high)[wanted - low])
     sorted_ = np.unique(wanted)
     runs = np.split(sorted_, np.flatnonzero(np.diff(sorted_) > 1) + 1)
-    found = np.concatenate([item.read(archive, int(run[0]), int(run[-1]) + 1) for run in runs])
+    found = np.concatenate([item.read(reader, int(run[0]), int(run[-1]) + 1) for run in runs])
     return np.asarray(found[np.searchsorted(sorted_, wanted)])
 
 
@@ -298,17 +298,17 @@ class Scale(Recipe):
     factor: float | Recipe
     axis: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
-        if isinstance(self.factor, Recipe) and self.factor.shape(archive) != (shape[self.axis],):
-            raise WeftError(f"cannot scale axis {self.axis} of {shape} by shape {self.factor.shape(archive)}")
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
+        if isinstance(self.factor, Recipe) and self.factor.shape(reader) != (shape[self.axis],):
+            raise WeftError(f"cannot scale axis {self.axis} of {shape} by shape {self.factor.shape(reader)}")
         return shape
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        rows = self.item.read(archive, start, stop)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        rows = self.item.read(reader, start, stop)
         if not isinstance(self.factor, Recipe):
             return rows * self.factor
-        vector = self.factor.read(archive, start, stop) if self.axis == 0 else self.factor.evaluate(archive)
+        vector = self.factor.read(reader, start, stop) if self.axis == 0 else self.factor.evaluate(reader)
         return rows * vector.reshape((1,) * self.axis + (-1,) + (1,) * (rows.ndim - self.axis - 1))
 
 
@@ -319,16 +319,16 @@ class Add(Recipe):
     items: tuple[Recipe, ...]
     offset: float = 0.0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shapes = {p.shape(archive) for p in self.items}
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shapes = {p.shape(reader) for p in self.items}
         if len(shapes) != 1:
             raise WeftError(f"cannot add tensors of shapes {sorted(shapes)}")
         return shapes.pop()
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        total = self.items[0].read(archive, start, stop)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        total = self.items[0].read(reader, start, stop)
         for p in self.items[1:]:
-            total = total + p.read(archive, start, stop)
+            total = total + p.read(reader, start, stop)
         return total + self.offset if self.offset else total
 
 
@@ -339,13 +339,13 @@ class Map(Recipe):
     item: Recipe
     fn: str
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         if self.fn not in MAPS:
             raise WeftError(f"unknown function {self.fn!r} in a map recipe; known are {', '.join(MAPS)}")
-        return self.item.shape(archive)
+        return self.item.shape(reader)
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        result: Array = MAPS[self.fn](self.item.read(archive, start, stop))
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        result: Array = MAPS[self.fn](self.item.read(reader, start, stop))
         return result
 
 
@@ -368,17 +368,17 @@ class MeanPool(Recipe):
     heads: int
     groups: int
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         if self.heads % self.groups or shape[0] % self.heads:
             raise WeftError(f"cannot pool {self.heads} heads of a tensor of shape {shape} into {self.groups} groups")
         return (shape[0] // self.heads * self.groups, *shape[1:])
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        shape = self.item.shape(archive)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        shape = self.item.shape(reader)
         dim, members = shape[0] // self.heads, self.heads // self.groups
         first, last = start // dim, -(-stop // dim)
-        rows = self.item.read(archive, first * members * dim, last * members * dim)
+        rows = self.item.read(reader, first * members * dim, last * members * dim)
         pooled = rows.reshape(last - first, members, dim, *shape[1:]).mean(1, dtype=rows.dtype)
         return np.asarray(pooled.reshape(-1, *shape[1:])[start - first * dim : stop - first * dim])
 
@@ -390,11 +390,11 @@ class Cast(Recipe):
     item: Recipe
     dtype: str
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        return self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return self.item.shape(reader)
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         from ..types import dtypes
 
-        rows = self.item.read(archive, start, stop)
+        rows = self.item.read(reader, start, stop)
         return rows.astype(dtypes.parse(self.dtype).numpy).astype(rows.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import WeftError
 from .combinators import Recipe
-from .readers import Archive, Array
+from .readers import Array, TensorReader
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RopeFrequencies(Recipe):
     rotated: int = 0
     length: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         if self.dim % 2 or self.dim <= 0:
             raise WeftError(f"RoPE rotates pairs: dimension {self.dim} must be even and positive")
         for factors in (self.factors, self.long_factors):
@@ -52,7 +52,7 @@ class RopeFrequencies(Recipe):
                 raise WeftError(f"longrope needs {self.dim // 2} factors for dimension {self.dim}, has {len(factors)}")
         return (self.dim // 2,)
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         return self.frequencies()[start:stop].astype(np.float32)
 
     def frequencies(self) -> Array:
@@ -124,12 +124,12 @@ class RopeTable(Recipe):
     fn: str
     amplitude: float = 1.0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        return (self.length, *self.frequencies.shape(archive))
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return (self.length, *self.frequencies.shape(reader))
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         f = self.frequencies
-        per_position = f.frequencies() if isinstance(f, RopeFrequencies) else f.evaluate(archive)
+        per_position = f.frequencies() if isinstance(f, RopeFrequencies) else f.evaluate(reader)
         angles = np.outer(np.arange(start, stop, dtype=np.float64), per_position.astype(np.float64))
         return (self.amplitude * {"cos": np.cos, "sin": np.sin}[self.fn](angles)).astype(np.float32)
 
@@ -148,10 +148,10 @@ class Sinusoid(Recipe):
     base: float = 10_000.0
     factor: float = 1.0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return (self.length, self.dim)
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         places = np.arange(start, stop) / self.factor
         angles = np.outer(places, self.base ** (-np.arange(0, self.dim, 2) / self.dim))
         pair = [np.sin(angles), np.cos(angles)]
@@ -168,17 +168,17 @@ class Interpolate(Recipe):
     length: int
     factor: float
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         if not self.factor > 0:
             raise WeftError(f"rows cannot be interpolated at steps of 1/{self.factor}")
-        return (self.length, *self.item.shape(archive)[1:])
+        return (self.length, *self.item.shape(reader)[1:])
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        last = self.item.shape(archive)[0] - 1
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        last = self.item.shape(reader)[0] - 1
         places = np.minimum(np.arange(start, stop) / self.factor, last)
         low = np.floor(places).astype(int)
         high = np.minimum(low + 1, last)
-        rows = self.item.read(archive, int(low[0]), int(high[-1]) + 1)
+        rows = self.item.read(reader, int(low[0]), int(high[-1]) + 1)
         share = (places - low).astype(rows.dtype).reshape(-1, *(1,) * (rows.ndim - 1))
         return np.asarray(rows[low - low[0]] * (1 - share) + rows[high - low[0]] * share)
 
@@ -191,10 +191,10 @@ class AlibiSlopes(Recipe):
     heads: int
     max_bias: float = 8.0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return (self.heads,)
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         power = 2 ** math.floor(math.log2(self.heads))
         slopes = 2.0 ** (-self.max_bias / power * np.arange(1, power + 1))
         more = 2.0 ** (-self.max_bias / (2 * power) * np.arange(1, 2 * power + 1, 2))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random import default_rng  # here, not at the first draw: while it loads it swallows a Ctrl-C
 
 from ..errors import WeftError
-from .readers import Archive, Array
+from .readers import Array, TensorReader
 from .recipe import Recipe
 
 
@@ -29,18 +29,18 @@ class MatMul(Recipe):
     left: Recipe
     right: Recipe
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        left, right = self.left.shape(archive), self.right.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        left, right = self.left.shape(reader), self.right.shape(reader)
         if len(left) < 2 or len(right) not in (1, 2) or left[-1] != right[0]:
             raise WeftError(f"cannot multiply a tensor of shape {left} by one of shape {right}")
         return (*left[:-1], *right[1:])
 
     @property
-    def sweeps(self) -> bool:
+    def needs_full_read(self) -> bool:
         return True  # all of `right`
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        return _product(self.left.read(archive, start, stop), self.right.evaluate(archive))
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return _product(self.left.read(reader, start, stop), self.right.evaluate(reader))
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,22 @@ class Centre(Recipe):
     item: Recipe
     axis: int
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         if self.axis >= len(shape):
             raise WeftError(f"cannot centre axis {self.axis} of a tensor of shape {shape}")
         return shape
 
     @property
-    def sweeps(self) -> bool:
-        return self.axis == 0 or self.item.sweeps
+    def needs_full_read(self) -> bool:
+        return self.axis == 0 or self.item.needs_full_read
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        rows = self.item.read(archive, start, stop)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        rows = self.item.read(reader, start, stop)
         if self.axis:
             return np.asarray(rows - rows.mean(self.axis, keepdims=True, dtype=np.float64))
-        total, count = np.float64(0), self.item.shape(archive)[0]
-        for block in self.item.blocks(archive):
+        total, count = np.float64(0), self.item.shape(reader)[0]
+        for block in self.item.blocks(reader):
             total = total + block.sum(0, dtype=np.float64)
         return np.asarray(rows - total / count)
 
@@ -81,20 +81,20 @@ class RowNorm(Recipe):
     weight: Recipe | None = None
     bias: Recipe | None = None
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         for part in self.parts[1:]:
-            if part.shape(archive) != shape[-1:]:
-                raise WeftError(f"{part.shape(archive)} does not fit the rows of a tensor of shape {shape}")
+            if part.shape(reader) != shape[-1:]:
+                raise WeftError(f"{part.shape(reader)} does not fit the rows of a tensor of shape {shape}")
         return shape
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        rows = self.item.read(archive, start, stop).astype(np.float64)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        rows = self.item.read(reader, start, stop).astype(np.float64)
         if self.kind == "layer":
             rows = rows - rows.mean(-1, keepdims=True)
         rows = rows / np.sqrt(np.square(rows).mean(-1, keepdims=True) + self.eps)
-        rows = rows if self.weight is None else rows * self.weight.evaluate(archive)
-        return np.asarray(rows if self.bias is None else rows + self.bias.evaluate(archive))
+        rows = rows if self.weight is None else rows * self.weight.evaluate(reader)
+        return np.asarray(rows if self.bias is None else rows + self.bias.evaluate(reader))
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,23 @@ class Norms(Recipe):
     item: Recipe
     axis: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        shape = self.item.shape(archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        shape = self.item.shape(reader)
         if self.axis >= len(shape):
             raise WeftError(f"a tensor of shape {shape} has no axis {self.axis} to take norms along")
         return (shape[self.axis],)
 
     @property
-    def sweeps(self) -> bool:
-        return self.axis != 0 or self.item.sweeps
+    def needs_full_read(self) -> bool:
+        return self.axis != 0 or self.item.needs_full_read
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        others = tuple(a for a in range(len(self.item.shape(archive))) if a != self.axis)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        others = tuple(a for a in range(len(self.item.shape(reader))) if a != self.axis)
         if self.axis == 0:
-            squares = np.square(self.item.read(archive, start, stop), dtype=np.float64).sum(others)
+            squares = np.square(self.item.read(reader, start, stop), dtype=np.float64).sum(others)
         else:
-            squares = np.zeros(self.shape(archive))
-            for block in self.item.blocks(archive):
+            squares = np.zeros(self.shape(reader))
+            for block in self.item.blocks(reader):
                 squares += np.square(block, dtype=np.float64).sum(others)
             squares = squares[start:stop]
         return np.asarray(np.sqrt(squares).astype(np.float32))
@@ -132,10 +132,10 @@ class Identity(Recipe):
 
     size: int
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.size, self.size
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         return np.eye(stop - start, self.size, start, np.float32)
 
 
@@ -150,10 +150,10 @@ class RandomOrthogonal(Recipe):
     size: int
     seed: int = 0
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.size, self.size
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         return _orthogonal(self.size, self.seed)[start:stop]
 
 

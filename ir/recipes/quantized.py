@@ -24,7 +24,7 @@ from ..errors import WeftError
 from ..types import dtypes
 from ..types.dtypes import DType
 from .combinators import Concat, Permute, Reshape, Slice, Source, Take
-from .readers import Archive, Array, BlockArchive
+from .readers import Array, BlockTensorReader, TensorReader
 from .recipe import BLOCK_ELEMENTS, Recipe
 
 BLOCK = 32  # numbers that share a scale, in every layout below
@@ -32,18 +32,18 @@ LAYOUTS = (dtypes.q4_0, dtypes.q4_1, dtypes.q8_0)
 PARTS = ("codes", "scales", "zeros", "offsets", "words", "steps")
 
 
-def stored_layout(recipe: Recipe, archive: Archive) -> DType | str:
+def stored_layout(recipe: Recipe, reader: TensorReader) -> DType | str:
     """The block layout that every row of `recipe` is stored in, or why its rows cannot be taken as stored."""
     if not recipe.has(Source):
         return "it is not read from a file"
     found = _rows_of(recipe)
     if isinstance(found, str):
         return found
-    layouts = {archive.dtype(key) for key in found}
+    layouts = {reader.dtype(key) for key in found}
     if len(layouts) > 1:
         return f"its rows are stored in different ways ({', '.join(sorted(t.name for t in layouts))})"
     layout = layouts.pop()
-    if layout not in LAYOUTS or not isinstance(archive, BlockArchive):
+    if layout not in LAYOUTS or not isinstance(reader, BlockTensorReader):
         return f"it is stored as {layout}, not as {', '.join(t.name for t in LAYOUTS)}"
     return layout
 
@@ -78,36 +78,36 @@ class Stored(Recipe):
     item: Recipe
     part: str
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        layout = stored_layout(self.item, archive)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        layout = stored_layout(self.item, reader)
         if isinstance(layout, str):
             raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
-        return self.item.shape(_Parts(archive, self.part))
+        return self.item.shape(_Parts(reader, self.part))
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        return self.item.read(_Parts(archive, self.part), start, stop)
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return self.item.read(_Parts(reader, self.part), start, stop)
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """An archive whose tensors are one part of the blocks of another's: recipes that move rows work on it unchanged."""
+    """An reader whose tensors are one part of the blocks of another's: recipes that move rows work on it unchanged."""
 
-    archive: Archive
+    reader: TensorReader
     part: str
 
     @property
     def path(self) -> Path:
-        return self.archive.path
+        return self.reader.path
 
     def keys(self) -> Iterable[str]:
-        return self.archive.keys()
+        return self.reader.keys()
 
     def dtype(self, key: str) -> DType:
         return {"codes": dtypes.u8, "zeros": dtypes.u8, "words": dtypes.i32}.get(self.part, dtypes.f32)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        *lead, width = self.archive.shape(key)
-        planes = 2 if self.archive.dtype(key) == dtypes.q8_0 else 1
+        *lead, width = self.reader.shape(key)
+        planes = 2 if self.reader.dtype(key) == dtypes.q8_0 else 1
         blocks = width // BLOCK
         sizes = {
             "codes": planes * width // 2,
@@ -120,14 +120,14 @@ class _Parts:
         return (*lead, sizes[self.part])
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        step = max(1, BLOCK_ELEMENTS // self.archive.shape(key)[-1])  # whoever transposes a part reads all of its rows
+        step = max(1, BLOCK_ELEMENTS // self.reader.shape(key)[-1])  # whoever transposes a part reads all of its rows
         parts = [self._rows(key, first, min(first + step, stop)) for first in range(start, stop, step)]
         return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else self._rows(key, start, stop)
 
     def _rows(self, key: str, start: int, stop: int) -> Array:
-        assert isinstance(self.archive, BlockArchive)
-        raw = self.archive.read_blocks(key, start, stop)  # [rows, blocks, bytes]
-        layout = self.archive.dtype(key)
+        assert isinstance(self.reader, BlockTensorReader)
+        raw = self.reader.read_blocks(key, start, stop)  # [rows, blocks, bytes]
+        layout = self.reader.dtype(key)
         rows = len(raw)
         head = 4 if layout == dtypes.q4_1 else 2
         numbers = np.ascontiguousarray(raw[..., :head]).view(np.float16).astype(np.float32)

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 @runtime_checkable
-class Archive(Protocol):
+class TensorReader(Protocol):
     """A set of named tensors on disk or in memory."""
 
     @property
@@ -51,16 +51,16 @@ class Archive(Protocol):
 
 
 @runtime_checkable
-class BlockArchive(Archive, Protocol):
-    """An archive that can also hand out quantized blocks as they are stored."""
+class BlockTensorReader(TensorReader, Protocol):
+    """An reader that can also hand out quantized blocks as they are stored."""
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
         """The blocks of rows ``start:stop`` of a matrix, u8 [rows, blocks in a row, bytes of a block]."""
         ...
 
 
-class MemoryArchive:
-    """Named numpy arrays behind the `Archive` interface (tests, converted models)."""
+class MemoryReader:
+    """Named numpy arrays behind the `TensorReader` interface (tests, converted models)."""
 
     def __init__(self, arrays: Mapping[str, Array], path: str = "<memory>") -> None:
         self.arrays = dict(arrays)
@@ -90,8 +90,8 @@ class MemoryArchive:
         return rows.astype(np.float32) if self.dtype(key).is_float and rows.dtype != np.float64 else rows
 
 
-class Overlay:
-    """The archive `base` with computed tensors on top: what passes that must look at weights make.
+class SpilledTensors:
+    """The reader `base` with computed tensors on top: what passes that must look at weights make.
 
     The computed tensors are spilled to an unnamed temporary file, so that memory is needed for one of them only.
 
@@ -99,7 +99,7 @@ class Overlay:
         WeftError: if there is nowhere to make such a file.
     """
 
-    def __init__(self, base: Archive) -> None:
+    def __init__(self, base: TensorReader) -> None:
         self.base = base
         with contextlib.ExitStack() as files:
             try:
@@ -151,9 +151,9 @@ class Overlay:
         return np.frombuffer(data, dtype).reshape((rows, *shape[1:]) if shape else ())
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """As `BlockArchive` says; computed tensors have none."""
-        assert isinstance(self.base, BlockArchive)
+        """As `BlockTensorReader` says; computed tensors have none."""
+        assert isinstance(self.base, BlockTensorReader)
         return self.base.read_blocks(key, start, stop)
 
 
-EMPTY: Archive = MemoryArchive({}, "<no checkpoint>")
+EMPTY: TensorReader = MemoryReader({}, "<no checkpoint>")

@@ -4,7 +4,7 @@ A recipe is a frozen expression over checkpoint tensors. It prints, parses, hash
 recipes and never touch bytes. Evaluation is lazy, in float32, one block of rows at a time (`Recipe.blocks`), and the
 cast to the parameter's dtype comes last, so compiling needs memory for a slice of the largest tensor only.
 
-`shape` and `read` take the `Archive` that `Source` leaves refer to. All axes are non-negative.
+`shape` and `read` take the `TensorReader` that `Source` leaves refer to. All axes are non-negative.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from .readers import Archive, Array
+from .readers import Array, TensorReader
 
 BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it stays in the processor's cache
 SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a sweep over the whole item
@@ -42,7 +42,7 @@ class Recipe:
             elif f.type == "tuple[float, ...]":
                 object.__setattr__(self, f.name, tuple(map(float, value)))
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
         """The shape this recipe makes; checks that the parts fit.
 
         Raises:
@@ -50,7 +50,7 @@ class Recipe:
         """
         raise TypeError(f"recipe {self.name} defines no shape")
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Rows ``start:stop`` of axis 0, float32 (or integers)."""
         raise TypeError(f"recipe {self.name} defines no read")
 
@@ -93,21 +93,21 @@ class Recipe:
         for part in self.parts:
             yield from part.sources()
 
-    def evaluate(self, archive: Archive) -> Array:
+    def evaluate(self, reader: TensorReader) -> Array:
         """The whole tensor; scalars too."""
-        shape = self.shape(archive)
-        return self.read(archive, 0, shape[0] if shape else 1).reshape(shape)
+        shape = self.shape(reader)
+        return self.read(reader, 0, shape[0] if shape else 1).reshape(shape)
 
     @property
-    def sweeps(self) -> bool:
+    def needs_full_read(self) -> bool:
         """Whether reading any rows takes reading everything (transpositions)."""
-        return any(p.sweeps for p in self.parts)
+        return any(p.needs_full_read for p in self.parts)
 
-    def blocks(self, archive: Archive, elements: int | None = None) -> Iterator[Array]:
+    def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:
         """The tensor as consecutive blocks of rows, each of at most `elements` numbers (at least one row)."""
-        shape = self.shape(archive)
-        elements = elements or (SWEEP_ELEMENTS if self.sweeps else BLOCK_ELEMENTS)
+        shape = self.shape(reader)
+        elements = elements or (SWEEP_ELEMENTS if self.needs_full_read else BLOCK_ELEMENTS)
         rows = shape[0] if shape else 1
         step = max(1, elements // max(1, math.prod(shape[1:])))
         for start in range(0, rows, step):
-            yield self.read(archive, start, min(rows, start + step))
+            yield self.read(reader, start, min(rows, start + step))

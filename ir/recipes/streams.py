@@ -12,84 +12,84 @@ from dataclasses import replace
 
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
 from .matrices import Centre, MatMul
-from .readers import Archive, Array
+from .readers import Array, TensorReader
 from .recipe import BLOCK_ELEMENTS, Recipe
 
 
-def stream(recipe: Recipe, archive: Archive) -> Iterator[Array]:
+def stream(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
     """The tensor in row-major order as blocks of rows of one of its axes, each as small as its recipe allows.
 
     Raises:
         WeftError: if a source is missing or shapes do not fit.
     """
-    shape = recipe.shape(archive)
+    shape = recipe.shape(reader)
     if len(shape) < 3 or math.prod(shape[1:]) <= BLOCK_ELEMENTS:
-        yield from recipe.blocks(archive)
+        yield from recipe.blocks(reader)
         return
     for i in range(shape[0]):
-        part = row(recipe, archive, i)
+        part = row(recipe, reader, i)
         if part is None:
-            yield recipe.read(archive, i, i + 1)
+            yield recipe.read(reader, i, i + 1)
         else:
-            yield from stream(part, archive)
+            yield from stream(part, reader)
 
 
-def row(recipe: Recipe, archive: Archive, index: int) -> Recipe | None:
+def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
     """Row `index` of `recipe` as a recipe of one axis less; None where the row can only be read whole."""
     match recipe:
         case Concat(axis=0):
-            return _within(recipe, archive, index)
+            return _within(recipe, reader, index)
         case Concat(items, axis):
-            found = _each(items, archive, index)
+            found = _each(items, reader, index)
             return Concat(found, axis - 1) if found else None
         case Add(items):
-            found = _each(items, archive, index)
+            found = _each(items, reader, index)
             return replace(recipe, items=found) if found else None
         case Full(value, dims):
             return Full(value, dims[1:])
         case Reshape():
-            return _of_reshaped(recipe, archive, index)
+            return _of_reshaped(recipe, reader, index)
         case MatMul(left):
-            part = row(left, archive, index)
+            part = row(left, reader, index)
             return part and replace(recipe, left=part)
         case Map(item) | Cast(item):
-            part = row(item, archive, index)
+            part = row(item, reader, index)
             return part and replace(recipe, item=part)
         case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:
-            part = row(item, archive, index)
+            part = row(item, reader, index)
             return part and replace(recipe, item=part, axis=axis - 1)
         case Scale(item, float()):
-            part = row(item, archive, index)
+            part = row(item, reader, index)
             return part and replace(recipe, item=part)
         case Permute(item, (0, *axes)):
-            part = row(item, archive, index)
+            part = row(item, reader, index)
             return part and Permute(part, tuple(a - 1 for a in axes))
     return None
 
 
-def _each(items: tuple[Recipe, ...], archive: Archive, index: int) -> tuple[Recipe, ...]:
+def _each(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
     """Row `index` of every item; nothing if some row can only be read whole."""
-    found = [row(p, archive, index) for p in items]
+    found = [row(p, reader, index) for p in items]
     known = tuple(p for p in found if p is not None)
     return known if len(known) == len(found) else ()
 
 
-def _within(recipe: Concat, archive: Archive, index: int) -> Recipe | None:
+def _within(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:
     for p in recipe.items:
-        rows = p.shape(archive)[0]
+        rows = p.shape(reader)[0]
         if index < rows:
-            return row(p, archive, index)
+            return row(p, reader, index)
         index -= rows
     return None
 
 
-def _of_reshaped(recipe: Reshape, archive: Archive, index: int) -> Recipe | None:
-    dims, inner = recipe.shape(archive), recipe.item.shape(archive)
+def _of_reshaped(recipe: Reshape, reader: TensorReader, index: int) -> Recipe | None:
+    dims, inner = recipe.shape(reader), recipe.item.shape(reader)
     rows, left = divmod(inner[0], dims[0])
     if left:
         return None
     if rows == 1:
-        part = row(recipe.item, archive, index)
+        part = row(recipe.item, reader, index)
     else:
         part = Slice(recipe.item, 0, index * rows, (index + 1) * rows) if rows >= dims[1] else None
     return None if part is None else Reshape(part, dims[1:])

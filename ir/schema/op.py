@@ -7,16 +7,16 @@ the attributes with their types and defaults, its docstring is the documentation
     @op(cases=[case(normal(2, 3, 8), normal(8), eps=1e-5)])
     def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array: ...
 
-What else there is to say reads one call of the op, a `Bound`: its operands and attributes, by name. ::
+What else there is to say reads one call of the op, a `OpCall`: its operands and attributes, by name. ::
 
     @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
-    def _(n: Bound) -> None: ...
+    def _(n: OpCall) -> None: ...
 
     @rms_norm.cost  # operand types -> FLOPs, or a Cost; bytes default to every operand and output once
-    def _(n: Bound) -> Size: ...
+    def _(n: OpCall) -> Size: ...
 
     @rms_norm.body  # values -> value(s) in simpler ops: specification and fallback
-    def _(n: Bound) -> Value: ...
+    def _(n: OpCall) -> Value: ...
 
 Calling an op on values emits a node at the insertion point of their graph, and returns its value, or a named tuple of
 several. Operands may be given by name; arithmetic and comparisons also take numbers (`numbers` says what they become).
@@ -40,7 +40,7 @@ from ..types import TensorType
 from ..types.sizes import Size
 from .cases import Case
 from .checks import total
-from .signature import Bound, Signature, is_number
+from .signature import OpCall, Signature, is_number
 
 V = TypeVar("V")  # the values that an op is called on
 
@@ -67,9 +67,9 @@ class Cost:
         return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
 
 
-TypeFn = Callable[[Bound], TensorType | tuple[TensorType, ...] | None]
-CostFn = Callable[[Bound], Size | Cost]
-BodyFn = Callable[[Bound], Any]  # a value, or several
+TypeFn = Callable[[OpCall], TensorType | tuple[TensorType, ...] | None]
+CostFn = Callable[[OpCall], Size | Cost]
+BodyFn = Callable[[OpCall], Any]  # a value, or several
 NumbersFn = Callable[..., Any]  # the operands, and `name`
 AnyTypeFn = TypeVar("AnyTypeFn", bound=TypeFn)
 AnyCostFn = TypeVar("AnyCostFn", bound=CostFn)
@@ -132,7 +132,7 @@ class OpSchema(Signature, Generic[V]):
             WeftError: if the operand types do not fit.
         """
         try:
-            found = self._infer(Bound(self, operands, attrs)) if self._infer else None
+            found = self._infer(OpCall(self, operands, attrs)) if self._infer else None
         except WeftError as e:
             raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
         if found is None:
@@ -193,7 +193,7 @@ class OpSchema(Signature, Generic[V]):
         if self._cost is None:
             computed = 0 if Trait.COPY in self.traits else total([t.elements for t in outputs])
             return Cost(computed, read, written)
-        found = self._cost(Bound(self, operands, attrs))
+        found = self._cost(OpCall(self, operands, attrs))
         return found if isinstance(found, Cost) else Cost(found, read, written)
 
     def expanded(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:
@@ -204,7 +204,7 @@ class OpSchema(Signature, Generic[V]):
         """
         if self._body is None:
             raise WeftError(f"op {self.name} has no body in simpler ops")
-        found = self._body(Bound(self, operands, attrs))
+        found = self._body(OpCall(self, operands, attrs))
         return found if isinstance(found, tuple) else (found,)
 
 

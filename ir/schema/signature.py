@@ -144,7 +144,7 @@ class Signature:
         return inspect.Signature([*operands, *attrs, parameter("name", parameter.KEYWORD_ONLY, default=None)])
 
 
-class Bound:
+class OpCall:
     """One application of an op: its attributes, and its operands (types or values; None if absent, a tuple if variadic)
     by name."""
 

@@ -16,7 +16,7 @@ from ..documents import MOST_DIGITS, json_at
 from ..errors import WeftError
 from ..graph import Graph, Value
 from ..op import Attr, lookup
-from ..recipes.readers import EMPTY, Archive
+from ..recipes.readers import EMPTY, TensorReader
 from ..recipes.recipe import REGISTRY, Recipe
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
@@ -47,13 +47,13 @@ def _fields(recipe: str) -> dict[str, Attr]:
     return {key: Attr(key, kind, MISSING) for key, kind in typing.get_type_hints(REGISTRY[recipe]).items()}
 
 
-def parse(text: str, source: str = "<text>", archive: Archive = EMPTY) -> Graph:
-    """The graph that `text` spells; `source` is what errors call it, `archive` what `source(...)` recipes refer to.
+def parse(text: str, source: str = "<text>", reader: TensorReader = EMPTY) -> Graph:
+    """The graph that `text` spells; `source` is what errors call it, `reader` what `source(...)` recipes refer to.
 
     Raises:
         WeftError: on a syntax or type error, as ``file:line:column: message``.
     """
-    return _Parser(text, source).graph(archive)
+    return _Parser(text, source).graph(reader)
 
 
 class _Parser:
@@ -243,9 +243,9 @@ class _Parser:
 
     # -- statements
 
-    def graph(self, archive: Archive) -> Graph:
+    def graph(self, reader: TensorReader) -> Graph:
         self.expect("graph")
-        graph = Graph(self.of_kind("name", "the name of the graph"), archive)
+        graph = Graph(self.of_kind("name", "the name of the graph"), reader)
         values: dict[str, Value] = {}
         scope = ""
         self.expect("{")

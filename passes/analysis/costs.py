@@ -1,11 +1,89 @@
-"""What a graph costs to run, in numbers."""
+"""Parameters, FLOPs and bytes of a graph: what a model has, uses for a token, and keeps for the next one."""
 
 from __future__ import annotations
 
-from weft.ir import Graph
+from collections.abc import Iterable
+
+from weft.ir import Graph, Node, Param, Value
 from weft.ir.interpreter import free_sizes
 from weft.ir.op import Cost
+from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.types import sizes
+
+from .states import states
+
+EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
+
+
+def learned(graph: Graph) -> list[Param]:
+    """Parameters that hold trained or initialized numbers.
+
+    Not tables that follow from a formula, nor the correction that a rule adds to a router's scores (DeepSeek-V3), which
+    published counts leave out.
+    """
+
+    def corrects(param: Param) -> bool:
+        readers = [node.op.name == "route" and node.operand("bias") is param for node in param.users]
+        return bool(readers) and all(readers)
+
+    return [p for p in graph.params.values() if not p.recipe.constant and not corrects(p)]
+
+
+def elements(value: Value) -> int:
+    """How many numbers a value of fixed shape holds."""
+    return sizes.evaluate(value.type.elements, {})
+
+
+def parameter_count(graph: Graph) -> int:
+    """How many numbers the model has learned."""
+    return sum(map(elements, learned(graph)))
+
+
+def active_count(graph: Graph) -> int:
+    """How many of them a token uses: of experts only as many as are asked for it."""
+    idle = 0
+    for node in graph.nodes:
+        if node.op.name == "moe" and node.attrs["active"] is not None:
+            stacks = [v for v in (node.operand(name) for name in EXPERTS) if v is not None]
+            experts = sizes.evaluate(stacks[0].shape[0], {})
+            idle += sum(elements(v) // experts for v in stacks) * (experts - node.attrs["active"])
+    return parameter_count(graph) - idle
+
+
+def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
+    """(numbers a token, window) of every attention that a cache serves."""
+    found = []
+    for node in nodes:
+        if node.op in SOFTMAX and node.attrs["causal"]:
+            k, v = node.operand("k"), node.operand("v")
+            assert k is not None
+            found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))
+    return found
+
+
+def crossed(nodes: Iterable[Node]) -> int:
+    """How many numbers attention to an encoder keeps for a token of the source."""
+    found = 0
+    for node in nodes:
+        if node.op.name == "attention":
+            q, k, v = (node.operand(name) for name in "qkv")
+            assert q is not None and k is not None
+            if k.shape[1] != q.shape[1]:
+                found += k.width + (0 if v is None else v.width)
+    return found
+
+
+def state_bytes(nodes: Iterable[Node], item: int) -> int:
+    """The bytes that recurrences keep for one text, however long it is, where the model's numbers take `item` bytes.
+
+    Sums over all tokens are f32.
+    """
+    kept = (found for node in nodes for found in states(node).items())
+    return sum(
+        sizes.evaluate(sizes.product(shape), {"batch": 1}) * (item if part == "conv" else 4)
+        for part, (_, shape) in kept
+    )
+
 
 TEXT = {"batch": 1, "seq": 64, "past": 0}
 

@@ -70,7 +70,7 @@ class Projection:
         return self.bias or Full(0.0, (self.stop - self.start,))
 
     def _rows(self, param: Param) -> Recipe:
-        return rows(param.recipe, self.start, self.stop, param.graph.archive) if self.packed else param.recipe
+        return rows(param.recipe, self.start, self.stop, param.graph.reader) if self.packed else param.recipe
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Archive, Node, Param, Recipe, Value, WeftError, ops
+from weft.ir import Node, Param, Recipe, TensorReader, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full, Slice, Take
 
-from ..edits.edit import cuts_rows, derive, drop, hand_over, only_params
+from ..edits.edit import cuts_rows, derive, drop, only_params, replace_uses
 
 THROUGH = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the first operand token by token
 
@@ -187,39 +187,39 @@ def take_apart(split: Node) -> list[Value]:
         stop = start + piece.width
 
         def part(whole: Param, kind: str, piece: Value = piece, start: int = start, stop: int = stop) -> Param:
-            recipe = rows(whole.recipe, start, stop, graph.archive)
+            recipe = rows(whole.recipe, start, stop, graph.reader)
             return derive(whole, recipe, (stop - start, *whole.shape[1:]), f"{piece.name}.{kind}")
 
         with graph.inserting(before=linear):
             y = ops.linear(x, part(weight, "weight"), part(bias, "bias") if isinstance(bias, Param) else None)
-        hand_over(piece, y)
+        replace_uses(piece, y)
         made.append(y)
         start = stop
     drop(graph, [split, linear])
     return made
 
 
-def rows(recipe: Recipe, start: int, stop: int, archive: Archive) -> Recipe:
+def rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
     """Rows start:stop of `recipe`, without detours: of a concatenation only the items that have them are left."""
     match recipe:
         case Concat(items, 0):
             kept, offset = [], 0
             for item in items:
-                count = _count(item, archive)
+                count = _count(item, reader)
                 if count is None:
                     return Slice(recipe, 0, start, stop)
                 first, last = max(start - offset, 0), min(stop - offset, count)
                 if first < last:
-                    kept.append(item if last - first == count else rows(item, first, last, archive))
+                    kept.append(item if last - first == count else rows(item, first, last, reader))
                 offset += count
             return kept[0] if len(kept) == 1 else Concat(tuple(kept))
         case Slice(item, 0, begin, _, 1):
-            return rows(item, begin + start, begin + stop, archive)
+            return rows(item, begin + start, begin + stop, reader)
         case Take(item, indices, 0):
             return Take(item, indices[start:stop])
         case Full(value, dims):
             return Full(value, (stop - start, *dims[1:]))
-    return recipe if _count(recipe, archive) == stop - start else Slice(recipe, 0, start, stop)
+    return recipe if _count(recipe, reader) == stop - start else Slice(recipe, 0, start, stop)
 
 
 def is_zero(recipe: Recipe) -> bool:
@@ -229,9 +229,9 @@ def is_zero(recipe: Recipe) -> bool:
     return isinstance(recipe, Full) and recipe.value == 0
 
 
-def _count(recipe: Recipe, archive: Archive) -> int | None:
+def _count(recipe: Recipe, reader: TensorReader) -> int | None:
     """Rows of `recipe`; None if no checkpoint is there to tell."""
     try:
-        return recipe.shape(archive)[0]
+        return recipe.shape(reader)[0]
     except WeftError:
         return None

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from weft.ir import Graph, Node, Param, Value, WeftError
 
-from ..edits.absorb import NORMS, WRITERS, Along, computed, moves_rows, write_through
-from ..edits.edit import derive, made_of, supersede
+from ..edits.absorb import NORMS, WRITERS, AxisMap, computed, moves_rows, write_through
+from ..edits.edit import backward_slice, derive, replace_param
 
 READING_NORMS = (*NORMS, "norm_linear")
 
@@ -168,7 +168,7 @@ def unwritable(stream: Stream, norms: bool = False) -> str | None:
 
 def write_mapped(
     streams: Sequence[Stream],
-    along: Along,
+    along: AxisMap,
     rows: Callable[[Value], Value] | None = None,
     heads: Collection[Node] = (),
 ) -> None:
@@ -189,7 +189,7 @@ def write_mapped(
             elif rows is not None:
                 with value.graph.inserting(after=writer):
                     mapped = rows(value)
-                value.replace_uses(mapped, keep=made_of([mapped], [value]))
+                value.replace_uses(mapped, keep=backward_slice([mapped], [value]))
 
 
 def _own(writer: Node, writers: Container[Node | Param]) -> bool:
@@ -200,11 +200,11 @@ def _own(writer: Node, writers: Container[Node | Param]) -> bool:
     return table is None or all(n in writers for n in table.users)
 
 
-def _add_mapped(stream: Stream, param: Param, along: Along) -> None:
+def _add_mapped(stream: Stream, param: Param, along: AxisMap) -> None:
     """Let the additions of the stream add what `along` makes of `param`."""
     rank = len(param.shape)
     new = derive(param, along(param.recipe, rank - 1, rank))
     for node, i in param.uses:
         if any(v in stream.values and i in carried(node, v) for v in node.outputs):
             node.set_input(i, new)
-    supersede(param, new)
+    replace_param(param, new)

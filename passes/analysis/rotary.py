@@ -15,7 +15,7 @@ from weft.ir.types import dtypes
 
 from ..core import oracle
 from ..core.trace import Trace
-from ..edits.edit import derive, supersede
+from ..edits.edit import derive, replace_param
 from .projections import THROUGH
 
 HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: beyond, float32 has no such frequencies
@@ -60,7 +60,7 @@ def retune(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) 
     rope.set_input(2, new)
     if amplitude is not None:
         rope.attrs["amplitude"] = float(amplitude)
-    supersede(old, new)
+    replace_param(old, new)
 
 
 def check_scaling(recipe: RopeFrequencies, name: str) -> None:
@@ -98,7 +98,7 @@ def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[.
         *(recipe.dim, recipe.theta, recipe.scaling, recipe.factor, recipe.original),
         **{name: getattr(recipe, name) for name in fields},
     )
-    found = param.recipe.evaluate(param.graph.archive).astype(np.float64)
+    found = param.recipe.evaluate(param.graph.reader).astype(np.float64)
     error = float(np.max(np.abs(found / wanted - 1)))
     if not error < 1e-6:
         raise WeftError(f"frequencies %{param.name} differ by {error:.1e} from those of {recipe.scaling}")

@@ -33,8 +33,8 @@ from weft.ir.recipes.spelling import spell
 from weft.ir.types import dtypes
 
 from .docstrings import Documentation, read_docstring
+from .equivalence import EXACT, EquivalenceCheck
 from .trace import Trace
-from .trial import EXACT, Trial
 
 Effect = Literal["exact", "conditional", "lossy", "changing"]
 PASSES: dict[str, type[Pass]] = {}
@@ -97,7 +97,7 @@ class Pass:
         """
         raise TypeError(f"pass {self.name} defines no run")
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Outputs before and after agree to 1e-12, on small random inputs and weights in float64.
 
         So for exact passes; conditional, lossy and changing ones supply a check of their own, whose summary says what
@@ -108,8 +108,8 @@ class Pass:
         """
         if self.effect != "exact":
             raise TypeError(f"the {self.effect} pass {self.name} defines no check")
-        inputs = trial.inputs(before)
-        trial.same(trial.run(before, inputs), trial.run(after, inputs), EXACT)
+        inputs = equivalence.inputs(before)
+        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
 
     @classmethod
     def shows(cls) -> str:

@@ -1,7 +1,7 @@
 """What linears and experts take into their weights: a linear map of the vectors that they read, or of those they write.
 
-A map is an `Along`: the recipe of a tensor whose every vector along one axis is mapped. Vectors are rows, v → v M: what
-writes v then writes v M, and what reads v M instead of v and must not notice takes M⁻ᵀ along the axis that it reads
+A map is an `AxisMap`: the recipe of a tensor whose every vector along one axis is mapped. Vectors are rows, v → v M:
+what writes v then writes v M, and what reads v M instead of v and must not notice takes M⁻ᵀ along the axis that it reads
 (for a scale diag(g) that is now missing from v, diag(g) itself).
 """
 
@@ -13,9 +13,9 @@ from weft.ir import Node, Param, Recipe, Value
 from weft.ir.recipes import Add, Permute, Scale
 from weft.ir.recipes.matrices import Centre, MatMul
 
-from .edit import changed, derive, derive_bias, supersede
+from .edit import changed, derive, derive_bias, replace_param
 
-Along = Callable[[Recipe, int, int], Recipe]  # a recipe, the axis to map, the rank
+AxisMap = Callable[[Recipe, int, int], Recipe]  # a recipe, the axis to map, the rank
 Use = tuple[Node, int]
 NORMS = ("rms_norm", "layer_norm", "add_norm")
 # Op: its weights as operands with their biases; all read the last axis of theirs.
@@ -37,7 +37,7 @@ WRITERS = {
 }
 
 
-def scaled(factor: float | Recipe) -> Along:
+def scaled(factor: float | Recipe) -> AxisMap:
     """Multiplication by a number, or by a vector element by element."""
     return lambda recipe, axis, rank: Scale(recipe, factor, axis)
 
@@ -47,7 +47,7 @@ def centred(recipe: Recipe, axis: int, rank: int) -> Recipe:
     return Centre(recipe, axis)
 
 
-def multiplied(matrix: Recipe) -> Along:
+def multiplied(matrix: Recipe) -> AxisMap:
     """v → v M for a square `matrix` M."""
 
     def along(recipe: Recipe, axis: int, rank: int) -> Recipe:
@@ -132,7 +132,7 @@ def weights_read_with(node: Node) -> Iterator[Param]:
             yield weight
 
 
-def read_through(node: Node, along: Along | None, shift: Recipe | None = None) -> Node:
+def read_through(node: Node, along: AxisMap | None, shift: Recipe | None = None) -> Node:
     """`node`, whose first operand was y, for an operand x of which y is `along` plus `shift`: y = x M + s.
 
     The weights take in `along` over their last axis, the biases what the weights make of `shift`. Returns the node, or
@@ -152,7 +152,7 @@ def read_through(node: Node, along: Along | None, shift: Recipe | None = None) -
     return _reweighed(node, made)
 
 
-def write_through(node: Node, along: Along) -> None:
+def write_through(node: Node, along: AxisMap) -> None:
     """Let `node` write what `along` makes of its result: a linear, experts, an embedding, or a norm with a weight.
 
     Norms take numbers and vectors only, into weight and bias.
@@ -176,7 +176,7 @@ def _reweighed(node: Node, recipes: Mapping[str, Recipe]) -> Node:
     else:
         node = changed(node, new)
     for name in recipes:
-        supersede(old[name], new[name])
+        replace_param(old[name], new[name])
     return node
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Value
 
 from ..core.trace import Miss, Trace
-from .edit import drop, hand_over, made_of
+from .edit import backward_slice, drop, replace_uses
 from .pattern import Match, Pattern
 
 
@@ -80,12 +80,12 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
     new = [found] if isinstance(found, Value) else list(found)
     given = {v for v in match.bindings.values() if isinstance(v, Value)}
     given.update(v for node in match.nodes.values() for v in node.outputs)
-    for node in made_of(new, given):
+    for node in backward_slice(new, given):
         node.scope = scope
     for old, value in zip(match.exposed, new, strict=True):
         if old.type != value.type:
             raise RuntimeError(f"rule {rule.name} replaces {old!r} by {value!r}")
-        hand_over(old, value, rename=value not in given)
+        replace_uses(old, value, rename=value not in given)
     drop(graph, match.nodes.values())
     return None
 

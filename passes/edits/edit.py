@@ -11,7 +11,7 @@ from weft.ir import Graph, Node, Param, Recipe, TensorType, Value
 _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = WeakKeyDictionary()
 
 
-def hand_over(old: Value, new: Value, *, rename: bool = True) -> None:
+def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
     """Make everybody read `new` instead of `old`; with `rename`, `new` also takes the name of `old`."""
     old.replace_uses(new)
     if rename and new.producer is not None:
@@ -44,8 +44,8 @@ def drop_params(graph: Graph, values: Iterable[Value | None]) -> None:
 def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
     """A parameter beside `old`, of its dtype, made by `recipe`; of its shape unless `shape` says otherwise.
 
-    The same recipe derived twice is one parameter, so that shared layers stay shared. `supersede` gives it the name of
-    `old` once nobody reads that any more; what is something else gets a `name` of its own.
+    The same recipe derived twice is one parameter, so that shared layers stay shared. `replace_param` gives it the name
+    of `old` once nobody reads that any more; what is something else gets a `name` of its own.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     made = _derived.setdefault(old, {})
@@ -77,7 +77,7 @@ def scoped(graph: Graph, name: str) -> str:
     return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
 
 
-def supersede(old: Value | None, new: Value | None) -> None:
+def replace_param(old: Value | None, new: Value | None) -> None:
     """If nobody reads the parameter `old` any more, erase it; `new`, derived from it, takes over name and place."""
     if not isinstance(old, Param) or old is new or old.uses or old.is_output:
         return
@@ -115,8 +115,8 @@ def reweigh(
     elif bias is None:
         vector = None
     linear = changed(linear, {"weight": new, "bias": vector})
-    supersede(old, new)
-    supersede(old_bias, vector)
+    replace_param(old, new)
+    replace_param(old_bias, vector)
     return linear
 
 
@@ -150,7 +150,7 @@ def cuts_rows(split: Node) -> bool:
     return x is not None and bool(split.attrs["axis"] % len(x.shape) == len(x.shape) - 1)
 
 
-def made_of(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:
+def backward_slice(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:
     """The nodes between `known` and `values`: all that `values` are computed with, not looking behind `known`."""
     stop, found, stack = set(known), dict[Node, None](), list(values)
     while stack:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from weft.ir import Graph, Node, WeftError
 
 from ..core.trace import Trace
-from .edit import hand_over, made_of
+from .edit import backward_slice, replace_uses
 
 Accepts = Callable[[Node], list[str] | None]
 
@@ -34,9 +34,9 @@ def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: 
     with graph.inserting(before=node):
         found = node.op.expand(node)
     known = {v for v in node.inputs if v is not None}
-    made = made_of(found, known)
+    made = backward_slice(found, known)
     for old, new in zip(node.outputs, found, strict=True):
-        hand_over(old, new, rename=new not in known)
+        replace_uses(old, new, rename=new not in known)
     graph.erase(node)
     trace.fired(f"expand {name}", at)
     trace.note(f"expanded {name} at %{at}: {why}")

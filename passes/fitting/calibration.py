@@ -178,7 +178,7 @@ class Activations:
         first, *rest = node.inputs
         if node.op is ops.embedding and first is not None and isinstance(rest[0], Param):
             return [self._looked_up(self._known[first], rest[0].recipe)]
-        weights = {v: v.recipe.evaluate(self.graph.archive) for v in node.inputs if isinstance(v, Param)}
+        weights = {v: v.recipe.evaluate(self.graph.reader) for v in node.inputs if isinstance(v, Param)}
         found: list[list[Array]] = [[] for _ in node.outputs]
         for i, binding in enumerate(self._bindings):
             given = [None if v is None else weights[v] if v in weights else self._known[v][i] for v in node.inputs]
@@ -189,10 +189,10 @@ class Activations:
 
     def _looked_up(self, ids: Sequence[Array], table: Recipe) -> list[Array]:
         """Rows of `table`, which is read a block at a time."""
-        width = table.shape(self.graph.archive)[1]
+        width = table.shape(self.graph.reader)[1]
         found = [np.empty(0)] * len(ids)
         start = 0
-        for block in table.blocks(self.graph.archive):
+        for block in table.blocks(self.graph.reader):
             for i, wanted in enumerate(ids):
                 if not start:
                     found[i] = np.empty((*wanted.shape, width), block.dtype)

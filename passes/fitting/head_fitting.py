@@ -1,7 +1,7 @@
 """Merged key and value heads fitted to what attentions compute: the algebra of `head_conversion`, on a graph.
 
 A `Fitter` follows a graph on a calibration text. Asked about one attention after the other, it computes what their
-maps see there, and from that the weights for fewer heads; they go into an archive on top of the checkpoint.
+maps see there, and from that the weights for fewer heads; they go into an reader on top of the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, Value
 from weft.ir.recipes import Source
-from weft.ir.recipes.readers import Array, Overlay
+from weft.ir.recipes.readers import Array, SpilledTensors
 
 from ..analysis.projections import Branch, branch_of, output_of
 from .calibration import Activations
@@ -42,7 +42,7 @@ class Fitter:
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
-        self._archive = graph.archive = Overlay(graph.archive)
+        self._reader = graph.reader = SpilledTensors(graph.reader)
         before = graph.clone()
         self._twins = dict(zip(graph.nodes, before.nodes, strict=True))
         self._before = Activations(before, texts) if texts else None
@@ -108,7 +108,7 @@ class Fitter:
 
     def _evaluated(self, param: Value | None) -> Array:
         assert isinstance(param, Param)
-        return param.recipe.evaluate(self._archive).astype(np.float64)
+        return param.recipe.evaluate(self._reader).astype(np.float64)
 
     def _map(self, branch: Branch, heads: int) -> Array:
         """[heads, d, width]; with a bias, which is a last column, [heads, d, width + 1]."""
@@ -119,7 +119,7 @@ class Fitter:
         return np.concatenate(columns, 1).reshape(heads, (stop - start) // heads, -1)
 
     def _kept(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
-        """Recipes of the weight and the bias in `maps` [heads, d, width], from now on in the archive."""
+        """Recipes of the weight and the bias in `maps` [heads, d, width], from now on in the reader."""
         rows = maps.reshape(-1, maps.shape[-1])
         if branch.bias is None:
             return self._put(f"{node.output.name}.{role}.weight", rows, branch.linear), None
@@ -127,10 +127,10 @@ class Fitter:
         return weight, self._put(f"{node.output.name}.{role}.bias", rows[:, -1], branch.linear)
 
     def _put(self, key: str, array: Array, linear: Node) -> Recipe:
-        """The recipe of `array`, from now on in the archive as `key`: as wide numbers as the weight of `linear`."""
+        """The recipe of `array`, from now on in the reader as `key`: as wide numbers as the weight of `linear`."""
         like = linear.operand("weight")
         assert isinstance(like, Param)
-        self._archive.put(key, array.astype(like.recipe.read(self._archive, 0, 1).dtype))
+        self._reader.put(key, array.astype(like.recipe.read(self._reader, 0, 1).dtype))
         return Source(key)
 
 

@@ -83,7 +83,7 @@ def attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
 
 
 def _evaluated(value: Value | None) -> Array | None:
-    return value.recipe.evaluate(value.graph.archive) if isinstance(value, Param) else None
+    return value.recipe.evaluate(value.graph.reader) if isinstance(value, Param) else None
 
 
 def _with_one(x: Array) -> Array:

@@ -64,7 +64,7 @@ from weft.frontends.api.verify.evaluation import (
 from weft.frontends.api.export import (
     export as export,
 )
-from weft.frontends.api.inspect.inspection import (
+from weft.frontends.api.inspect.counting import (
     inspect as inspect,
 )
 from weft.frontends.api.modules import (

@@ -13,7 +13,7 @@ from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Source
-from weft.ir.recipes.readers import MemoryArchive
+from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes, sizes
 from weft.passes import legalize, run_passes
 
@@ -27,7 +27,7 @@ def decoder(
     bias: Callable[[Graph, Value], Value] | None = None, *, sinks: Array | None = None, v: bool = True, **attrs: Any
 ) -> Graph:
     """y [batch, seq, heads·d] of causal attention over the inputs q, k and v (without: `value_dim` of each key)."""
-    graph = Graph("one", MemoryArchive({} if sinks is None else {"sinks": sinks}))
+    graph = Graph("one", MemoryReader({} if sinks is None else {"sinks": sinks}))
     graph.meta["kind"] = "decoder"
     shape = {"heads": HEADS, "kv_heads": KV_HEADS, "causal": True, **attrs}
     widths = {"q": shape["heads"] * DIM, "k": shape["kv_heads"] * DIM, "v": shape["kv_heads"] * DIM if v else 0}

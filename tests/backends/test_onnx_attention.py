@@ -16,7 +16,7 @@ from weft.ir import Graph, Param, TensorType, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.core.trial import Trial
+from weft.passes.core.trial import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
 
 from .attention_models import BATCH, HEADS, SEQ, Array, Decoding, decoder, draw, formula
@@ -37,7 +37,7 @@ def positions(graph: Graph) -> Value:
 
 
 def weight(graph: Graph, name: str, array: Array) -> Param:
-    graph.archive.arrays[name] = array
+    graph.reader.arrays[name] = array
     return graph.add_param(name, TensorType(dtypes.f32, array.shape), Source(name))
 
 
@@ -117,7 +117,7 @@ def test_biases_serve_rows_at_different_positions(target: str) -> None:
 @pytest.mark.parametrize("target", CPU)
 def test_layers_share_what_they_compute_of_positions(target: str) -> None:
     def count(layers: int) -> int:
-        graph = Graph("many", decoder().archive)
+        graph = Graph("many", decoder().reader)
         widths = {"q": 32, "k": 16, "v": 16}
         q, k, v = (graph.add_input(name, TensorType(dtypes.f32, (BATCH, SEQ, w))) for name, w in widths.items())
         bias = alibi(graph, q)
@@ -163,7 +163,7 @@ def test_a_latent_decoder_is_cached() -> None:
     model = Decoder(vocab=17, dim=12, layers=[Block(small, GatedMLP(11), norm=RMSNorm(1e-6))])
     before = model.graph()
     after = run_passes(before, "kv-cache")
-    KvCache().check(before, after, Trial())
+    KvCache().check(before, after, EquivalenceCheck())
     assert str(after.inputs["past_key_values.0.key"].type) == "f32[batch, 1, capacity, 8]"
     assert "past_key_values.0.value" not in after.inputs
 

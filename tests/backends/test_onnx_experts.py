@@ -17,7 +17,7 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import Built, build, in_memory, write
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, MemoryArchive, Param, TensorType, Value, interpret, ops
+from weft.ir import Graph, MemoryReader, Param, TensorType, Value, interpret, ops
 from weft.ir.ops.routing import hierarchical
 from weft.ir.recipes import Concat, Normal, Recipe, Reshape, Source
 from weft.ir.types import dtypes
@@ -41,15 +41,15 @@ class Layer:
     def __init__(self, experts: int = EXPERTS, dtype: str = "f32", seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
         self.experts, self.dtype = experts, dtypes.parse(dtype)
-        self.graph = Graph("layer", MemoryArchive({}))
+        self.graph = Graph("layer", MemoryReader({}))
         self.x = self.input("x", sym("batch"), sym("seq"), DIM)
 
     def input(self, name: str, *shape: Any) -> Value:
         return self.graph.add_input(name, TensorType(self.dtype, shape))
 
     def param(self, name: str, *shape: int) -> Param:
-        assert isinstance(self.graph.archive, MemoryArchive)
-        self.graph.archive.arrays[name] = self.rng.standard_normal(shape).astype(np.float32)
+        assert isinstance(self.graph.reader, MemoryReader)
+        self.graph.reader.arrays[name] = self.rng.standard_normal(shape).astype(np.float32)
         return self.graph.add_param(name, TensorType(self.dtype, shape), Source(name))
 
     def moe(self, combine: Value, gated: bool = True, biases: str = "", **attrs: Any) -> None:
@@ -132,7 +132,7 @@ def routed(**attrs: Any) -> Router:
 
 
 def corrected(graph: Graph, logits: Value) -> Value:
-    graph.archive.arrays["correction"] = np.linspace(-1, 1, EXPERTS)
+    graph.reader.arrays["correction"] = np.linspace(-1, 1, EXPERTS)
     bias = graph.add_param("correction", TensorType(logits.type.dtype, (EXPERTS,)), Source("correction"))
     return ops.route(logits, bias, k=3, scoring="sigmoid", groups=4, top_groups=2, scale=2.5)
 
@@ -218,7 +218,7 @@ def test_experts_that_nobody_asks_are_not_computed(activation: str, target: str,
     layer = Layer()
     layer.moe(ops.route(layer.input("logits", sym("batch"), sym("seq"), EXPERTS), k=2), activation=activation, active=2)
     asked = [1, 6]
-    arrays = layer.graph.archive.arrays
+    arrays = layer.graph.reader.arrays
     for array in arrays.values():
         array[[e for e in range(EXPERTS) if e not in asked]] = np.nan
     logits = rng.standard_normal((1, 4, EXPERTS))

@@ -147,7 +147,7 @@ def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None
     assert len(steps) == 3
     assert sum(steps) == (tmp_path / "model.onnx.data").stat().st_size == 700 * 2048 * 4
     stored = np.fromfile(tmp_path / "model.onnx.data", np.float32).reshape(700, 2048)
-    np.testing.assert_array_equal(stored, recipe.evaluate(graph.archive))
+    np.testing.assert_array_equal(stored, recipe.evaluate(graph.reader))
     weft.compile(decoder(dim=256), tmp_path / "aligned")
     for tensor in onnx.load(tmp_path / "aligned" / "model.onnx", load_external_data=False).graph.initializer:
         facts = {e.key: e.value for e in tensor.external_data}

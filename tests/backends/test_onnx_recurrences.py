@@ -18,7 +18,7 @@ from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.ir import Graph, Op, TensorType, Value, ops
 from weft.ir.recipes import Source
-from weft.ir.recipes.readers import Array, MemoryArchive
+from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
 
@@ -34,7 +34,7 @@ def draw(*shape: int) -> Array:
 def lowered(op: Op, operands: dict[str, Any], target: str, dtype: str = "f32", **attrs: Any) -> Built:
     """`op` for any batch and length; operands of rank 1 and 2 (but not `positions`) are weights."""
     weights = {k: v for k, v in operands.items() if v is not None and v.ndim < 3 and k != "positions"}
-    graph = Graph(op.name, MemoryArchive(dict(weights)))
+    graph = Graph(op.name, MemoryReader(dict(weights)))
     values: list[Value | None] = []
     for name, array in operands.items():
         kind = dtypes.i64 if name == "positions" else dtypes.parse(dtype)

@@ -9,7 +9,7 @@ import numpy as np
 
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes

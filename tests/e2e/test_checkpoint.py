@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 
 from weft.frontends import load_source
-from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import WeftError, interpret
 from weft.ir.graph import Graph
@@ -95,7 +95,7 @@ def test_transformers_computes_with_new_values(name: str, tmp_path: Path) -> Non
     graph, rng, params = source.graph, np.random.default_rng(2), {}
     for parameter, param in graph.params.items():
         if list(param.recipe.sources()):
-            value = param.recipe.evaluate(graph.archive)
+            value = param.recipe.evaluate(graph.reader)
             params[parameter] = (value * rng.uniform(0.8, 1.2, value.shape)).astype(np.float32)
     write_folder(source, tmp_path / "new", params=params)
     at_length(graph, LENGTH)

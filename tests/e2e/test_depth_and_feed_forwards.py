@@ -85,7 +85,7 @@ def test_an_upcycled_llama_is_a_mixtral_of_copies(tmp_path: Path) -> None:
         gate, up, down = (state.pop(f"model.layers.{i}.mlp.{n}_proj.weight") for n in ("gate", "up", "down"))
         state[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.cat([gate, up]).expand(4, -1, -1).clone()
         state[f"model.layers.{i}.mlp.experts.down_proj"] = down.expand(4, -1, -1).clone()
-        router = graph.params[f"layers.{i}.ffn.router.weight"].recipe.evaluate(graph.archive)
+        router = graph.params[f"layers.{i}.ffn.router.weight"].recipe.evaluate(graph.reader)
         state[f"model.layers.{i}.mlp.gate.weight"] = torch.from_numpy(router)
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     mixtral.load_state_dict(state)

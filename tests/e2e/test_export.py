@@ -16,8 +16,8 @@ import weft
 from weft.frontends import load_source
 from weft.frontends.api.export import export
 from weft.frontends.api.rewriting import rewrite
-from weft.frontends.api.source.sources import Model
 from weft.frontends.export.hf.configs import CLASSES
+from weft.frontends.model import Model
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
 
@@ -145,7 +145,7 @@ def test_a_scale_that_no_config_says_goes_into_the_queries(name: str, tmp_path: 
     [
         ("gpt2-untied", "fuse-norm-linear", "gpt2, which has no bias at lm_head where the graph has a bias"),
         ("gpt2-tied", "insert-rope", "gpt_neox, which has embedding at embed where the graph has add"),
-        ("llama-gqa-tied", "sliding-window{size=8, sinks=1}", "keep_first=0 at layers.0.attn.attention where the"),
+        ("llama-gqa-tied", "sliding-window{size=8, keep_first=1}", "keep_first=0 at layers.0.attn.attention where the"),
         ("bloom", "", "no Hugging Face family expresses the graph: the nearest is"),
         ("mamba", "", "no Hugging Face family expresses the graph: the graph has no softmax attention"),
         ("deepseek-v3", "", "none that a config describes: q is made by concat"),
@@ -210,7 +210,7 @@ def test_parameters_by_name(tmp_path: Path) -> None:
     found = load_file(tmp_path / "out.safetensors")
     for name, value in found.items():
         param = model.graph.params[name]
-        assert np.array_equal(value, param.recipe.evaluate(model.graph.archive))
+        assert np.array_equal(value, param.recipe.evaluate(model.graph.reader))
     assert set(model.graph.params) - set(found) == {"rope.frequencies"}
     with pytest.raises(WeftError, match="it is a folder"):
         export(model, tmp_path, format="safetensors")

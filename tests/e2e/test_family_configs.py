@@ -13,7 +13,7 @@ import transformers
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES, build
 from weft.ir import WeftError
-from weft.passes.analysis.counts import parameter_count
+from weft.passes.analysis.costs import parameter_count
 
 from .families import ROWS
 from .published import PUBLISHED
@@ -109,5 +109,5 @@ def test_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
     assert (fused.unread, fused.ignored) == ([], [])
     for parameter, param in usual.graph.params.items():
         other = fused.graph.params[parameter]
-        values = param.recipe.evaluate(usual.graph.archive), other.recipe.evaluate(fused.graph.archive)
+        values = param.recipe.evaluate(usual.graph.reader), other.recipe.evaluate(fused.graph.reader)
         np.testing.assert_array_equal(*values)

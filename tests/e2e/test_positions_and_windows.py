@@ -151,7 +151,7 @@ CASES = {
     ),
     # what only a mask says
     "sliding-window with sinks": Case(
-        "LlamaForCausalLM", LLAMA, LLAMA, "sliding-window{size=5, sinks=2}", lambda i, j: i - j < 5 or j < 2
+        "LlamaForCausalLM", LLAMA, LLAMA, "sliding-window{size=5, keep_first=2}", lambda i, j: i - j < 5 or j < 2
     ),
     "dilate": Case("LlamaForCausalLM", LLAMA, LLAMA, "dilate{size=4, stride=3}", lambda i, j: i - j in (0, 3, 6, 9)),
     "strided": Case(
@@ -165,7 +165,7 @@ CASES = {
         "LlamaForCausalLM",
         LLAMA,
         LLAMA,
-        "attention-pattern{pattern=fixed, stride=6, summary=2, sinks=1}",
+        "attention-pattern{pattern=fixed, stride=6, summary=2, keep_first=1}",
         lambda i, j: i // 6 == j // 6 or j % 6 in (4, 5) or j == 0,
     ),
     "chunked": Case(

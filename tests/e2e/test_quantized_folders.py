@@ -17,11 +17,11 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.api.inspect.inspection import inspect
-from weft.frontends.api.source.sources import Model
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.api.verify.verification import verify_folder
+from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.formats.hf import Folder
-from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.model import Model
 from weft.ir import WeftError
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
@@ -103,7 +103,7 @@ def compiled(source: Path, out: Path) -> np.ndarray:
 
 def values(model: Model) -> Mapping[str, np.ndarray]:
     """The parameters by name."""
-    return {name: p.recipe.evaluate(model.graph.archive) for name, p in model.graph.params.items()}
+    return {name: p.recipe.evaluate(model.graph.reader) for name, p in model.graph.params.items()}
 
 
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
@@ -136,11 +136,11 @@ def test_every_byte_and_exponent_of_mxfp4(tmp_path: Path) -> None:
     scales[1, 7] = 255
     stored = {"x_blocks": blocks, "x_scales": scales}
     (tmp_path / "config.json").write_text("{}")
-    archive = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=MXFP4)).weights()
+    reader = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=MXFP4)).weights()
     codes = np.array([e2m1(code) for byte in range(256) for code in (byte & 15, byte >> 4)])
     want = np.ldexp(codes[:, None], np.arange(253) - 127)
-    assert (list(archive.keys()), archive.shape("x")) == (["x"], (2, 512, 253))
-    first, second = archive.read("x", 0, 1), archive.read("x", 1, 2)
+    assert (list(reader.keys()), reader.shape("x")) == (["x"], (2, 512, 253))
+    first, second = reader.read("x", 0, 1), reader.read("x", 1, 2)
     assert np.array_equal(first, want[None])
     assert np.isnan(second[0, :, 7]).all()
     assert np.array_equal(np.delete(second, 7, 2), np.delete(want, 7, 1)[None])
@@ -154,10 +154,10 @@ def test_tiles_as_transformers_dequantizes_them(shape: tuple[int, ...], tmp_path
     scales = torch.rand((*shape[:-2], shape[-2] // 128, shape[-1] // 128), generator=generator)
     stored = {"x": codes.view(torch.float8_e4m3fn), "x_scale_inv": scales}
     (tmp_path / "config.json").write_text("{}")
-    archive = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=FP8)).weights()
+    reader = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=FP8)).weights()
     want = Fp8Dequantize(None)._dequantize_one(stored["x"], scales, torch.float32).numpy()
     for start, stop in ((0, shape[0]), (1, 2), (shape[0] // 2 - 1, shape[0] - 1)):
-        assert np.array_equal(archive.read("x", start, stop), want[start:stop])
+        assert np.array_equal(reader.read("x", start, stop), want[start:stop])
 
 
 def test_written_back_they_are_unquantized(tmp_path: Path) -> None:

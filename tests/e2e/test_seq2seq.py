@@ -24,7 +24,7 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.frontends import load_source
 from weft.frontends.api.verify.verification import verify_folder
 from weft.frontends.dsl import MoE
-from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret
 

@@ -11,7 +11,7 @@ import transformers
 
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES, build
-from weft.passes.analysis.counts import parameter_count
+from weft.passes.analysis.costs import parameter_count
 
 from .seq2seq import SEQ2SEQ
 

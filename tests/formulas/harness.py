@@ -13,7 +13,7 @@ from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
 from weft.frontends.dsl import trace
-from weft.ir import Graph, MemoryArchive, TensorType, interpret
+from weft.ir import Graph, MemoryReader, TensorType, interpret
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes, sizes
 from weft.passes import legalize
@@ -71,7 +71,7 @@ def randomize(graph: Graph, rng: np.random.Generator, std: float = 0.5) -> Weigh
         if not param.recipe.constant:
             weights[name] = (std * rng.standard_normal(param.shape)).astype(np.float32)
             param.recipe = Source(name)
-    graph.archive = MemoryArchive(weights)
+    graph.reader = MemoryReader(weights)
     return {name: array.astype(np.float64) for name, array in weights.items()}
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.formats.hf.checkpoint import write_folder
+from weft.frontends.export.hf.checkpoint import write_folder
 from weft.ir import interpret
 
 from . import peft_models as peft
@@ -178,7 +178,7 @@ def test_merges_the_weights_of_other_families(name: str, tmp_path: Path) -> None
     assert got.params.keys() == want.params.keys()
     changed = 0
     for key in want.params:
-        values = [graph.params[key].recipe.evaluate(graph.archive) for graph in (got, want, plain)]
+        values = [graph.params[key].recipe.evaluate(graph.reader) for graph in (got, want, plain)]
         assert error(values[0], values[1]) < 1e-5, key
         changed += not np.allclose(values[1], values[2])
     assert changed >= 2
@@ -296,7 +296,7 @@ def test_half_precision_is_merged_in_float32(tiny: Path, tmp_path: Path) -> None
     base = load_file(tmp_path / "base" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
     down, up = (low[key.format(x)].astype(np.float64) for x in "AB")
     want = base + 1.5 * up @ down
-    np.testing.assert_allclose(graph.params[name].recipe.evaluate(graph.archive), want, atol=1e-6)
+    np.testing.assert_allclose(graph.params[name].recipe.evaluate(graph.reader), want, atol=1e-6)
 
 
 Change = Callable[[Path], Any]

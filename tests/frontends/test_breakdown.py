@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from weft import Attention, Block, Decoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
 from weft.frontends.api.inspect.breakdown import PartCost, breakdown
-from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.cli import cli
 

@@ -356,7 +356,7 @@ def test_absolute_positions(rng: np.random.Generator) -> None:
     close(y, x + p["learned_positions.weight"][:6])
     graph = trace(Sinusoidal(9), {"x": X})
     (name,) = graph.params
-    table = graph.params[name].recipe.evaluate(graph.archive)
+    table = graph.params[name].recipe.evaluate(graph.reader)
     angle = 5 / 10_000 ** (4 / 16)
     np.testing.assert_allclose(table[5, 4:6], [math.sin(angle), math.cos(angle)], rtol=1e-6)
 

@@ -260,7 +260,7 @@ def test_state_spaces_start_as_their_authors_code_does() -> None:
     graph = Decoder(10, 16, [Block(Mamba(4000, state=3, dt_rank=4)), Block(Mamba2(4000, 2000, state=5))]).graph()
 
     def value(name: str) -> Array:
-        return np.asarray(graph.params[f"layers.{name}"].recipe.evaluate(graph.archive))
+        return np.asarray(graph.params[f"layers.{name}"].recipe.evaluate(graph.reader))
 
     def spread(x: Array, low: float, high: float) -> None:
         assert low <= x.min() < low + 0.01 * (high - low) and high - 0.01 * (high - low) < x.max() <= high

@@ -13,7 +13,7 @@ from weft.frontends import load_source
 from weft.frontends.api.export import export
 from weft.frontends.api.rewriting import rewrite
 from weft.frontends.export.gguf.keys import ARCHITECTURES
-from weft.frontends.formats.gguf import GGUFArchive
+from weft.frontends.formats.gguf import GGUFTensors
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
 
@@ -138,12 +138,12 @@ def test_matrices_in_fewer_bits(dtype: str, bound: float, save: Save, tmp_path: 
     assert fields(reader)["general.file_type"] == {"f16": 1, "q8_0": 7, "bf16": 32}[dtype]
     ours, theirs = load_source(folder).graph, load_source(tmp_path / "out.gguf").graph
     for name in ("layers.1.attn.q.weight", "layers.2.ffn.down.weight", "embed.weight"):
-        want, got = (g.params[name].recipe.evaluate(g.archive) for g in (ours, theirs))
+        want, got = (g.params[name].recipe.evaluate(g.reader) for g in (ours, theirs))
         assert 0 < np.abs(got - want).max() <= bound * np.abs(want).max()
     for tensor in reader.tensors:
         data = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if tensor.name == "token_embd.weight":
-            assert np.array_equal(data, theirs.params["embed.weight"].recipe.evaluate(theirs.archive))
+            assert np.array_equal(data, theirs.params["embed.weight"].recipe.evaluate(theirs.reader))
 
 
 # -- tokenizers
@@ -158,7 +158,7 @@ def test_smollm2_keeps_its_tokenizer(smollm2_gguf: Path, tmp_path: Path) -> None
     export(tmp_path / "folder", tmp_path / "a.gguf", format="gguf", dtype="q8_0")
     export(model, tmp_path / "b.gguf", format="gguf", dtype="q8_0")
     files = smollm2_gguf, tmp_path / "b.gguf", tmp_path / "a.gguf"
-    before, direct, made = (GGUFArchive(file).metadata for file in files)
+    before, direct, made = (GGUFTensors(file).metadata for file in files)
     tokens = {key: value for key, value in before.items() if key.startswith("tokenizer.")}
     assert {key: value for key, value in direct.items() if key.startswith("tokenizer.")} == tokens
     assert {key: made.get(key) for key in tokens} == tokens

@@ -19,7 +19,7 @@ from weft.frontends.export.infer_settings import read_settings
 from weft.frontends.export.inversion import Made, inverted
 from weft.frontends.export.matching import canonical, match
 from weft.frontends.models.families import FAMILIES
-from weft.ir import Graph, MemoryArchive, Recipe, TensorType, WeftError, ops
+from weft.ir import Graph, MemoryReader, Recipe, TensorType, WeftError, ops
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
@@ -58,11 +58,11 @@ def test_recipes_are_undone(name: str, rng: np.random.Generator) -> None:
     """What is read back from the restored tensor is what was read, whatever the tensor."""
     shape, recipes = READ[name]
     stored = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    archive = MemoryArchive({"stored": stored})
-    values = {f"v{i}": recipe.evaluate(archive) for i, recipe in enumerate(recipes)}
+    reader = MemoryReader({"stored": stored})
+    values = {f"v{i}": recipe.evaluate(reader) for i, recipe in enumerate(recipes)}
     wanted = [(r, Made(Source(n), v.shape)) for r, (n, v) in zip(recipes, values.items(), strict=True)]
     found = inverted(wanted)["stored"]
-    got = found.recipe.evaluate(MemoryArchive(values))
+    got = found.recipe.evaluate(MemoryReader(values))
     assert (found.shape, got.shape) == (shape, shape)
     np.testing.assert_allclose(got, stored, rtol=1e-6)
     if not any(recipe.has(Add, Scale, Map) for recipe in recipes):
@@ -75,9 +75,9 @@ def test_several_tensors_and_known_shapes(rng: np.random.Generator) -> None:
     values = {"a": np.concatenate(heads), "b": rng.standard_normal(6)}
     wanted = [(r, Made(Source(n), (6,))) for r, n in zip(recipes, values, strict=True)]
     found = inverted(wanted, lambda key, count: (2, 3) if key == "flat" else None)
-    archive = MemoryArchive(values)
-    assert [found[f"head.{i}"].recipe.evaluate(archive).tolist() for i in range(2)] == [h.tolist() for h in heads]
-    assert np.array_equal(found["flat"].recipe.evaluate(archive), values["b"].reshape(2, 3))
+    reader = MemoryReader(values)
+    assert [found[f"head.{i}"].recipe.evaluate(reader).tolist() for i in range(2)] == [h.tolist() for h in heads]
+    assert np.array_equal(found["flat"].recipe.evaluate(reader), values["b"].reshape(2, 3))
 
 
 def test_what_was_added_by_recipe_goes_without_rounding() -> None:
@@ -243,7 +243,7 @@ def test_the_command_refuses_in_one_line(save: Save, tmp_path: Path) -> None:
         (("-o", tmp_path / "out", "-p", "kv-cache, last-token-logits"), "export it before kv-cache"),
         (("-o", tmp_path / "out", "-p", "@gone"), "the pipeline file gone cannot be read: no such file or directory"),
         (("-o", tmp_path / "out", "--dtype", "q8_0"), "a checkpoint cannot be written in q8_0"),
-        (("-o", tmp_path / "out", "-p", "sliding-window{size=3, sinks=1}"), "which has keep_first=0 at"),
+        (("-o", tmp_path / "out", "-p", "sliding-window{size=3, keep_first=1}"), "which has keep_first=0 at"),
     ):
         status, told = weft_command(folder, *args)
         assert status == 2 and told.startswith("weft: error: ") and told.count("\n") == 1

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from weft import Decoder, Mamba, load_source
-from weft.backends.numbers import count, size
+from weft.backends.readable import count, size
 from weft.frontends.api.draw.fact_sheet import fact_sheet, titled
-from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.dsl import Attention, Block, GatedMLP, RMSNorm
 from weft.frontends.models.presets import PRESETS
 

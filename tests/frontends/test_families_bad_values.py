@@ -14,7 +14,7 @@ import transformers
 from weft.frontends import load_source
 from weft.frontends.models.families import FAMILIES, load
 from weft.ir import WeftError
-from weft.ir.recipes.readers import MemoryArchive
+from weft.ir.recipes.readers import MemoryReader
 
 from ..e2e.families import ROWS
 from ..e2e.seq2seq import SEQ2SEQ
@@ -42,7 +42,7 @@ def places(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 def failure(config: dict[str, Any]) -> str:
     """What is said of a config, whose checkpoint is empty."""
     with pytest.raises(WeftError) as e:
-        load(FAMILIES[config["model_type"]], config, MemoryArchive({}), "config.json")
+        load(FAMILIES[config["model_type"]], config, MemoryReader({}), "config.json")
     return str(e.value)
 
 

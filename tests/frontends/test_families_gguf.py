@@ -64,7 +64,7 @@ def test_gguf_equals_its_folder(arch: str, index: int, save: Any, write: Write) 
         for model in (ours, theirs):
             at_length(model.graph, length)
         for name in ours.graph.params:
-            pair = [m.graph.params[name].recipe.evaluate(m.graph.archive) for m in (ours, theirs)]
+            pair = [m.graph.params[name].recipe.evaluate(m.graph.reader) for m in (ours, theirs)]
             if name.endswith("a_log"):  # a GGUF file holds what it is the logarithm of
                 pair = [np.exp(log) for log in pair]
             np.testing.assert_allclose(*pair, rtol=4 * EPS if name.endswith("a_log") else 2 * EPS, err_msg=name)
@@ -76,13 +76,13 @@ def test_frequency_factors_are_llama3_scaling(save: Any, write: Write) -> None:
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     _, folder = save("llama", num_key_value_heads=2, rope_parameters=rope)
     theirs = load_source(folder).graph
-    wanted = theirs.params["rope.frequencies"].recipe.evaluate(theirs.archive)
+    wanted = theirs.params["rope.frequencies"].recipe.evaluate(theirs.reader)
     factors = (500.0 ** -(np.arange(0, 8, 2) / 8) / wanted).astype(np.float32)
     path = write(folder, "llama", {"rope_freqs.weight": factors}, **{"rope.freq_base": 500.0})
     found = load_source(path)
     assert (found.unread, found.ignored) == ([], [])
     verify(found.graph, recipes=True)
-    ours = found.graph.params["rope.frequencies"].recipe.evaluate(found.graph.archive)
+    ours = found.graph.params["rope.frequencies"].recipe.evaluate(found.graph.reader)
     np.testing.assert_allclose(ours, wanted, rtol=4 * float(np.finfo(np.float32).eps))
 
 

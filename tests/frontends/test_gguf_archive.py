@@ -1,4 +1,4 @@
-"""GGUF files as archives: every tensor type, rows only, and each way a file can be wrong."""
+"""GGUF files as readers: every tensor type, rows only, and each way a file can be wrong."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gguf.quants import dequantize, quantize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.frontends.formats.gguf import GGUFArchive
+from weft.frontends.formats.gguf import GGUFTensors
 from weft.frontends.formats.gguf.header import storage_types
 from weft.ir.errors import WeftError
-from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.readers import TensorReader
 from weft.ir.types import dtypes
 
 SHAPE = (7, 3, 512)
@@ -54,23 +54,23 @@ def stored(kind: Type, rng: np.random.Generator, shape: tuple[int, ...] = SHAPE)
 @pytest.mark.parametrize("kind", [Type(number) for number in storage_types()], ids=lambda kind: kind.name)
 def test_rows_of_every_type_equal_a_whole_dequantization(kind: Type, tmp_path: Path, rng: np.random.Generator) -> None:
     raw = stored(kind, rng)
-    archive = GGUFArchive(write(tmp_path / "a.gguf", {"before": (raw[:1], kind), "w": (raw, kind)}))
+    reader = GGUFTensors(write(tmp_path / "a.gguf", {"before": (raw[:1], kind), "w": (raw, kind)}))
     dense = kind.name in {**DENSE, **INTEGERS}
     whole = raw.astype(np.float32) if kind.name in DENSE else raw if dense else dequantize(raw, kind)
-    assert archive.dtype("w") is dtypes.parse(kind.name.lower())
-    assert archive.shape("w") == SHAPE
+    assert reader.dtype("w") is dtypes.parse(kind.name.lower())
+    assert reader.shape("w") == SHAPE
     for start, stop in [(0, 7), (0, 1), (3, 5), (6, 7), (4, 4)]:
-        got = archive.read("w", start, stop)
+        got = reader.read("w", start, stop)
         np.testing.assert_array_equal(got, whole[start:stop], strict=True)
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q6_K], ids=lambda kind: kind.name)
 def test_vectors_may_be_cut_inside_a_block(kind: Type, tmp_path: Path, rng: np.random.Generator) -> None:
     raw = stored(kind, rng, (1024,))
-    archive = GGUFArchive(write(tmp_path / "a.gguf", {"v": (raw, kind)}))
-    whole = archive.read("v", 0, 1024)
+    reader = GGUFTensors(write(tmp_path / "a.gguf", {"v": (raw, kind)}))
+    whole = reader.read("v", 0, 1024)
     for start, stop in [(0, 1), (31, 33), (255, 700), (1023, 1024), (5, 5)]:
-        np.testing.assert_array_equal(archive.read("v", start, stop), whole[start:stop], strict=True)
+        np.testing.assert_array_equal(reader.read("v", start, stop), whole[start:stop], strict=True)
 
 
 @pytest.mark.parametrize(("kind", "levels"), [(Type.Q8_0, 127), (Type.Q4_0, 8), (Type.Q4_1, 15), (Type.Q5_1, 31)])
@@ -78,7 +78,7 @@ def test_quantized_values_are_near_the_originals(
     kind: Type, levels: int, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     values = rng.standard_normal((16, 256)).astype(np.float32)
-    archive = GGUFArchive(write(tmp_path / "a.gguf", {"w": (quantize(values, kind), kind)}))
+    reader = GGUFTensors(write(tmp_path / "a.gguf", {"w": (quantize(values, kind), kind)}))
     blocks = values.reshape(16, -1, 32)
     affine = kind in (Type.Q4_1, Type.Q5_1)
     spread = np.ptp(blocks, axis=-1) if affine else np.abs(blocks).max(axis=-1)
@@ -86,14 +86,14 @@ def test_quantized_values_are_near_the_originals(
     # Half a step, and the float16 rounding of the scale (times `levels`) and of the minimum. The signed 4-bit range
     # ends one step before the largest value of the other sign.
     bound = step * (1.0 if kind is Type.Q4_0 else 0.5) + 2.0**-11 * (spread + np.abs(blocks).max(axis=-1))
-    error = np.abs(archive.read("w", 0, 16).reshape(blocks.shape) - blocks).max(axis=-1)
+    error = np.abs(reader.read("w", 0, 16).reshape(blocks.shape) - blocks).max(axis=-1)
     assert (error <= bound).all()
 
 
 def test_blocks_are_decoded_across_chunks(tmp_path: Path, rng: np.random.Generator) -> None:
     raw = stored(Type.Q4_0, rng, (300, 1024))  # 9600 blocks: more than two chunks
-    archive = GGUFArchive(write(tmp_path / "a.gguf", {"w": (raw, Type.Q4_0)}))
-    np.testing.assert_array_equal(archive.read("w", 1, 300), dequantize(raw, Type.Q4_0)[1:])
+    reader = GGUFTensors(write(tmp_path / "a.gguf", {"w": (raw, Type.Q4_0)}))
+    np.testing.assert_array_equal(reader.read("w", 1, 300), dequantize(raw, Type.Q4_0)[1:])
 
 
 def test_metadata_comes_as_plain_python(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_metadata_comes_as_plain_python(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    archive = GGUFArchive(str(path))
+    reader = GGUFTensors(str(path))
     expected = {
         "u": 7,
         "i": -(2**40),
@@ -123,23 +123,23 @@ def test_metadata_comes_as_plain_python(tmp_path: Path) -> None:
         "strings": ["a", "", "ß"],
         "ints": [1, 2, 3],
     }
-    assert archive.metadata == expected | {"flags": [True, False], "general.architecture": "llama"}
-    assert type(archive.metadata["b"]) is bool
-    assert list(archive.keys()) == []
+    assert reader.metadata == expected | {"flags": [True, False], "general.architecture": "llama"}
+    assert type(reader.metadata["b"]) is bool
+    assert list(reader.keys()) == []
 
 
 def test_real_file_is_read_as_the_gguf_package_reads_it(smollm2_gguf: Path) -> None:
-    archive, reader = GGUFArchive(smollm2_gguf), GGUFReader(smollm2_gguf)
-    assert isinstance(archive, Archive)
-    assert archive.version == 3
-    assert dict(archive.metadata) == {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
-    assert list(archive.keys()) == [tensor.name for tensor in reader.tensors]
+    reader, reader = GGUFTensors(smollm2_gguf), GGUFReader(smollm2_gguf)
+    assert isinstance(reader, TensorReader)
+    assert reader.version == 3
+    assert dict(reader.metadata) == {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    assert list(reader.keys()) == [tensor.name for tensor in reader.tensors]
     for tensor in reader.tensors:
-        assert archive.shape(tensor.name) == tuple(tensor.shape[::-1].tolist())
-        assert archive.dtype(tensor.name).name == tensor.tensor_type.name.lower()
-        rows = archive.shape(tensor.name)[0]
+        assert reader.shape(tensor.name) == tuple(tensor.shape[::-1].tolist())
+        assert reader.dtype(tensor.name).name == tensor.tensor_type.name.lower()
+        rows = reader.shape(tensor.name)[0]
         expected = dequantize(np.array(tensor.data[rows // 2 :][:3]), tensor.tensor_type)
-        np.testing.assert_array_equal(archive.read(tensor.name, rows // 2, rows // 2 + 3), expected)
+        np.testing.assert_array_equal(reader.read(tensor.name, rows // 2, rows // 2 + 3), expected)
 
 
 def test_reading_rows_takes_memory_for_rows(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_reading_rows_takes_memory_for_rows(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(len(head) + 4 * rows * width)
     tracemalloc.start()
-    archive = GGUFArchive(path)
-    total = sum(float(archive.read("w", start, start + 16).sum()) for start in range(0, rows, 8192))
+    reader = GGUFTensors(path)
+    total = sum(float(reader.read("w", start, start + 16).sum()) for start in range(0, rows, 8192))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert total == 0.0
@@ -240,19 +240,19 @@ def test_bad_files_are_refused_at_opening(case: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(WeftError, match=message) as caught:
-        GGUFArchive(path)
+        GGUFTensors(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"none\.gguf: no such GGUF file"):
-        GGUFArchive(tmp_path / "none.gguf")
+        GGUFTensors(tmp_path / "none.gguf")
     with pytest.raises(WeftError, match="is a folder, not a GGUF file"):
-        GGUFArchive(tmp_path)
+        GGUFTensors(tmp_path)
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(WeftError, match="cannot be read: Not a directory"):
-        GGUFArchive(tmp_path / "file" / "a.gguf")
+        GGUFTensors(tmp_path / "file" / "a.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -260,10 +260,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     tensors = {kind.name: (stored(kind, rng, (2, 256)), kind) for kind in (Type.F16, Type.Q8_0, Type.Q4_K, Type.F32)}
     path = write(tmp_path_factory.mktemp("gguf") / "a.gguf", tensors)
-    archive = GGUFArchive(path)
-    end = max(info.offset + info.nbytes for info in map(archive._info, archive.keys()))
+    reader = GGUFTensors(path)
+    end = max(info.offset + info.nbytes for info in map(reader._info, reader.keys()))
     path.write_bytes(path.read_bytes()[:end])  # without the padding after the last tensor
-    GGUFArchive(path)
+    GGUFTensors(path)
     return path
 
 
@@ -276,7 +276,7 @@ def test_a_file_cut_anywhere_is_refused(small: Path, tmp_path: Path) -> None:
         with cut.open("r+b") as file:
             file.truncate(length)
         with pytest.raises(WeftError, match=r"cut\.gguf is (truncated|not a GGUF file)"):
-            GGUFArchive(cut)
+            GGUFTensors(cut)
         step = 37 if length > 700 else 1  # every byte of the header, some of the weights
         length -= step
 
@@ -289,32 +289,32 @@ def test_a_damaged_header_is_read_or_refused_but_never_crashes(small: Path, chan
     path = small.with_name("damaged.gguf")
     path.write_bytes(damaged)
     with contextlib.suppress(WeftError):  # any other exception is the failure
-        archive = GGUFArchive(path)
-        assert all(archive.shape(key) for key in archive.keys())  # noqa: SIM118  keys() is the protocol's
+        reader = GGUFTensors(path)
+        assert all(reader.shape(key) for key in reader.keys())  # noqa: SIM118  keys() is the protocol's
 
 
 def test_wrong_requests(small: Path, tmp_path: Path) -> None:
-    archive = GGUFArchive(small)
+    reader = GGUFTensors(small)
     calls: list[Callable[[], object]] = [
-        lambda: archive.read("nope", 0, 1),
-        lambda: archive.shape("nope"),
-        lambda: archive.dtype("nope"),
+        lambda: reader.read("nope", 0, 1),
+        lambda: reader.shape("nope"),
+        lambda: reader.dtype("nope"),
     ]
     for call in calls:
         with pytest.raises(WeftError, match="has no tensor nope"):
             call()
     for start, stop in [(-1, 1), (0, 3), (2, 1)]:
         with pytest.raises(WeftError, match=f"rows {start}:{stop} of tensor F16 do not exist; it has 2"):
-            archive.read("F16", start, stop)
+            reader.read("F16", start, stop)
 
 
 def test_a_file_that_changes_while_open(small: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(small.read_bytes())
-    archive = GGUFArchive(path)
+    reader = GGUFTensors(path)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(WeftError, match="ends inside tensor F32: it has shrunk"):
-        archive.read("F32", 0, 2)
+        reader.read("F32", 0, 2)
     path.unlink()
     with pytest.raises(WeftError, match=r"a\.gguf cannot be read: No such file"):
-        archive.read("F32", 0, 2)
+        reader.read("F32", 0, 2)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from weft.frontends.formats.gguf import GGUFArchive, TokenIds, token_ids
+from weft.frontends.formats.gguf import GGUFTensors, TokenIds, token_ids
 
 from .tokenizer_files import BYTE, CONTROL, CORPUS, NORMAL, TEXTS, UNKNOWN, USER, Files, genai_ids, write_gguf
 
@@ -93,7 +93,7 @@ def spm_files(small_spm: dict[str, Any], tmp_path_factory: pytest.TempPathFactor
 def test_sentencepiece_agrees_with_transformers(small_spm: dict[str, Any], tmp_path: Path) -> None:
     metadata = {**small_spm, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
     path = write_gguf(metadata | {"tokenizer.ggml.unknown_token_id": 0}, tmp_path / "a.gguf")
-    files = Files(dict(GGUFArchive(path).metadata), tmp_path / "files")
+    files = Files(dict(GGUFTensors(path).metadata), tmp_path / "files")
     oracle = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     for text in SPM_TEXTS:
         if text[0] != " ":  # transformers adds no second space to a text that begins with one; SentencePiece does

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from weft.frontends.formats.gguf import GGUFArchive, TokenIds, token_ids, write_tokenizer
+from weft.frontends.formats.gguf import GGUFTensors, TokenIds, token_ids, write_tokenizer
 from weft.frontends.formats.gguf.splits import SPLITS
 from weft.ir.errors import WeftError
 
@@ -32,7 +32,7 @@ from .tokenizer_files import CONTROL, CORPUS, NORMAL, TEXTS, USER, Files, genai_
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(dict(GGUFArchive(smollm2_gguf).metadata), tmp_path_factory.mktemp("smollm2"))
+    return Files(dict(GGUFTensors(smollm2_gguf).metadata), tmp_path_factory.mktemp("smollm2"))
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,13 @@ def smollm2_oracle(smollm2_gguf: Path) -> Tokenizer:
 
 
 def test_smollm2_ids(smollm2_gguf: Path) -> None:
-    assert token_ids(GGUFArchive(smollm2_gguf).metadata) == TokenIds(
+    assert token_ids(GGUFTensors(smollm2_gguf).metadata) == TokenIds(
         bos=1, eos=[2], pad=2, add_bos=False, add_eos=False
     )
 
 
 def test_smollm2_vocabulary_is_the_files(smollm2: Files, smollm2_gguf: Path) -> None:
-    tokens = GGUFArchive(smollm2_gguf).metadata["tokenizer.ggml.tokens"]
+    tokens = GGUFTensors(smollm2_gguf).metadata["tokenizer.ggml.tokens"]
     assert [smollm2.fast.id_to_token(index) for index in range(len(tokens))] == tokens
     assert smollm2.fast.get_vocab_size() == len(smollm2.hf) == len(tokens)
 
@@ -105,7 +105,7 @@ def test_smollm2_prose_agrees_with_genai(
 
 def test_smollm2_chat(smollm2: Files, smollm2_genai: og.Tokenizer, smollm2_gguf: Path) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    template = GGUFArchive(smollm2_gguf).metadata["tokenizer.chat_template"]
+    template = GGUFTensors(smollm2_gguf).metadata["tokenizer.chat_template"]
     assert (smollm2.folder / "chat_template.jinja").read_text(encoding="utf-8") == template
     expected = (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -161,7 +161,7 @@ def small_bpe() -> dict[str, Any]:
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o"])
 def test_pre_tokenizers_agree_with_transformers(pre: str, small_bpe: dict[str, Any], tmp_path: Path) -> None:
     path = write_gguf({**small_bpe, "tokenizer.ggml.pre": pre}, tmp_path / "a.gguf")
-    metadata = dict(GGUFArchive(path).metadata)
+    metadata = dict(GGUFTensors(path).metadata)
     files = Files(metadata, tmp_path / "files")
     oracle = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name).backend_tokenizer
     # Whole pieces stay whole in these tokenizers' own files; transformers' conversion leaves the flag out.

@@ -100,7 +100,7 @@ def test_decoder_equals_its_class(name: str, save: Any, exactly: Any, ids: np.nd
     for key, frequencies in theirs.items():
         if key.endswith("inv_freq"):  # computed in float32 there; take their rounding out of the comparison of the rest
             given["rope.frequencies"] = frequencies
-            ours = found.graph.params["rope.frequencies"].recipe.evaluate(found.graph.archive)
+            ours = found.graph.params["rope.frequencies"].recipe.evaluate(found.graph.reader)
             np.testing.assert_allclose(ours, frequencies, rtol=16 * float(np.finfo(np.float32).eps))
     logits = interpret(found.graph, inputs, params=given)["logits"]
     close(logits, theirs["logits"])
@@ -142,7 +142,7 @@ def test_shards_and_bare_names_give_the_same_model(model_type: str, prefix: str,
     for name, param in bare.graph.params.items():
         other = whole.graph.params[name]
         np.testing.assert_array_equal(
-            param.recipe.evaluate(bare.graph.archive), other.recipe.evaluate(whole.graph.archive)
+            param.recipe.evaluate(bare.graph.reader), other.recipe.evaluate(whole.graph.reader)
         )
 
 
@@ -170,7 +170,7 @@ def test_old_bert_names(save: Any) -> None:
     after = load_source(folder)
     assert after.unread == []
     name = "layers.1.attn_norm.weight"
-    np.testing.assert_array_equal(*(m.graph.params[name].recipe.evaluate(m.graph.archive) for m in (before, after)))
+    np.testing.assert_array_equal(*(m.graph.params[name].recipe.evaluate(m.graph.reader) for m in (before, after)))
 
 
 def test_facts_for_generation_and_tokenizer(save: Any, tmp_path: Any) -> None:
@@ -199,7 +199,7 @@ def test_text_form_finds_its_checkpoint_again(save: Any, tmp_path: Any) -> None:
     again = load_source(text).graph
     assert again == graph == parse(str(graph))
     name = "layers.1.attn.k.weight"
-    np.testing.assert_array_equal(*(g.params[name].recipe.evaluate(g.archive) for g in (graph, again)))
+    np.testing.assert_array_equal(*(g.params[name].recipe.evaluate(g.reader) for g in (graph, again)))
 
 
 def test_minilm(minilm_folder: Any) -> None:

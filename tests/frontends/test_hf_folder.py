@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.formats.hf import SafetensorsArchive
+from weft.frontends.formats.hf import SafetensorsReader
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import WeftError
 from weft.ir.types import dtypes
@@ -87,38 +87,38 @@ def test_rows_of_every_dtype(dtype: str, tmp_path: Path, rng: np.random.Generato
     stored = np.abs(x).astype(numpy)
     scalar = np.array(stored[0, 0, 0])
     save_file({"odd": np.ones(3, np.uint8), "x": stored, "scalar": scalar}, tmp_path / "model.safetensors")
-    archive = SafetensorsArchive(tmp_path)
-    assert (archive.shape("x"), archive.dtype("x")) == ((7, 3, 5), dtypes.of(stored))
+    reader = SafetensorsReader(tmp_path)
+    assert (reader.shape("x"), reader.dtype("x")) == ((7, 3, 5), dtypes.of(stored))
     wanted = stored.astype(np.float32) if dtypes.of(stored).is_float else stored
     for start, stop in ((0, 7), (2, 5), (6, 7), (3, 3)):
-        rows = archive.read("x", start, stop)
+        rows = reader.read("x", start, stop)
         assert rows.dtype == wanted.dtype
         np.testing.assert_array_equal(rows, wanted[start:stop])
-    assert archive.read("scalar", 0, 1).reshape(()) == scalar.astype(wanted.dtype)
+    assert reader.read("scalar", 0, 1).reshape(()) == scalar.astype(wanted.dtype)
     with pytest.raises(WeftError, match="has no tensor 'y'"):
-        archive.shape("y")
+        reader.shape("y")
 
 
 def test_bf16_keeps_every_pattern(tmp_path: Path) -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     save_file({"x": every}, tmp_path / "model.safetensors")
-    rows = SafetensorsArchive(tmp_path).read("x", 0, 1 << 16)
+    rows = SafetensorsReader(tmp_path).read("x", 0, 1 << 16)
     np.testing.assert_array_equal(rows.view(np.uint32) >> 16, every.view(np.uint16))
 
 
 def test_shards_without_an_index(sharded: Path) -> None:
-    with_index = SafetensorsArchive(sharded)
+    with_index = SafetensorsReader(sharded)
     (sharded / INDEX).unlink()
-    without = SafetensorsArchive(sharded)
+    without = SafetensorsReader(sharded)
     assert set(without.keys()) == set(with_index.keys())
 
 
 def test_a_file_that_shrinks_is_noticed(folder: Path) -> None:
-    archive = load_source(folder).graph.archive
+    reader = load_source(folder).graph.reader
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(20_000)
     with pytest.raises(WeftError, match="has become shorter"):
-        [archive.read(key, 0, archive.shape(key)[0]) for key in archive.keys()]  # noqa: SIM118 - not a dict
+        [reader.read(key, 0, reader.shape(key)[0]) for key in reader.keys()]  # noqa: SIM118 - not a dict
 
 
 # -- folders

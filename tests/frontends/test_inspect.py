@@ -15,8 +15,8 @@ from click.testing import CliRunner
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, MoE, RMSNorm, RoPE
 from weft.frontends import load_source
-from weft.frontends.api.inspect.inspection import inspect, layer_of
-from weft.frontends.api.inspect.inspection_text import ranges
+from weft.frontends.api.inspect.counting import inspect, layer_of
+from weft.frontends.api.inspect.inspection import ranges
 from weft.frontends.cli import cli
 from weft.frontends.cli.shown import count, size
 
@@ -172,6 +172,6 @@ def test_names_of_tensors_steer_no_terminal() -> None:
 def test_a_notebook_shows_tables() -> None:
     page = weft.inspect(Decoder(VOCAB, DIM, 2, Block(Attention(HEADS), GatedMLP(FFN))))._repr_html_()
     assert page.count("<table>") == 2 and "<td style='text-align: right'>× 2</td>" in page
-    assert "<script" not in weft.frontends.api.inspect.inspection_text.as_html(
+    assert "<script" not in weft.frontends.api.inspect.inspection.as_html(
         replace(weft.inspect("gpt2"), unread=("<script>",))
     )

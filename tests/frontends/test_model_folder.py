@@ -13,14 +13,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weft
+from weft.backends.storage import safetensors as writing
 from weft.frontends import load_source
 from weft.frontends.api.rewriting import pipeline_text, rewrite
-from weft.frontends.api.source.sources import Model
-from weft.frontends.formats.hf import writing
 from weft.frontends.formats.weft.model_folder import write_model
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, interpret, ops
+from weft.frontends.model import Model
+from weft.ir import Graph, MemoryReader, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Scale, Source
-from weft.ir.recipes.readers import Overlay
+from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.types import dtypes, sizes
 from weft.passes import parse_pipeline
 
@@ -124,9 +124,9 @@ def test_random_weights_become_numbers(tmp_path: Path) -> None:
 
 def computed(tmp_path: Path) -> Model:
     """A model one of whose parameters a pass has computed."""
-    first = Overlay(MemoryArchive({}))
+    first = SpilledTensors(MemoryReader({}))
     first.put("svd", np.eye(3))
-    graph = Graph("small", Overlay(first))  # another pass came after it
+    graph = Graph("small", SpilledTensors(first))  # another pass came after it
     x = graph.add_input("x", TensorType(dtypes.f32, (sizes.sym("batch"), 3)))
     weight = graph.add_param("w", TensorType(dtypes.f32, (3, 3)), Source("svd"))
     graph.add_output("y", ops.linear(x, weight))
@@ -141,7 +141,7 @@ def test_text_cannot_hold_computed_tensors(tmp_path: Path, monkeypatch: pytest.M
     done("opt", llama, "-o", tmp_path / "out")
     monkeypatch.undo()
     again = load_source(tmp_path / "out").graph
-    assert np.array_equal(again.params["w"].recipe.evaluate(again.archive), np.eye(3))
+    assert np.array_equal(again.params["w"].recipe.evaluate(again.reader), np.eye(3))
 
 
 def test_bad_input_is_one_line(llama: Path, tmp_path: Path) -> None:

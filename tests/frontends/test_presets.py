@@ -9,7 +9,7 @@ import pytest
 
 from weft.frontends import PRESETS, load_source
 from weft.ir import verify
-from weft.passes.analysis.counts import active_count, cached, parameter_count, state_bytes
+from weft.passes.analysis.costs import active_count, cached, parameter_count, state_bytes
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 import weft
 from weft.backends.runtime.core.generate import Generator
+from weft.backends.storage import safetensors as writing
 from weft.frontends.api.verify.scoring import score_tokens, stream_errors
-from weft.frontends.formats.hf import writing
 from weft.ir import interpret
 
 from ..e2e.families import ROWS

@@ -241,7 +241,7 @@ def test_clone_is_independent() -> None:
     copy = graph.clone()
     assert copy == graph
     assert copy is not graph
-    assert copy.archive is graph.archive
+    assert copy.reader is graph.reader
     before = str(graph)
     ops.exp(copy.inputs["x"])
     copy.meta["kind"] = "encoder"

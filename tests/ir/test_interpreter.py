@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, Node, TensorType, WeftError, interpret, ops
+from weft.ir import Graph, MemoryReader, Node, TensorType, WeftError, interpret, ops
 from weft.ir.interpreter import bind, free_sizes
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
@@ -13,7 +13,7 @@ B, S, P = sym("batch"), sym("seq"), sym("past")
 
 
 def small() -> Graph:
-    graph = Graph("small", MemoryArchive({"w": np.arange(12, dtype=np.float16).reshape(3, 4)}))
+    graph = Graph("small", MemoryReader({"w": np.arange(12, dtype=np.float16).reshape(3, 4)}))
     x = graph.add_input("x", TensorType(dtypes.f16, (B, S, 4)))
     w = graph.add_param("w", TensorType(dtypes.f16, (3, 4)), Source("w"))
     y = ops.linear(x, w)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.frontends.export import inverse
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError
+from weft.ir import Graph, MemoryReader, TensorType, WeftError
 from weft.ir.recipes import combinators as r
 from weft.ir.types import dtypes
 
@@ -22,13 +22,13 @@ TENSORS = {
     "v": RNG.standard_normal(12).astype(np.float32),
     "s": np.array(3.5, np.float32),
 }
-ARCHIVE = MemoryArchive(TENSORS)
+ARCHIVE = MemoryReader(TENSORS)
 a, b, t, v, s = map(r.Source, "abtvs")
 
 
 def graph_of(params: Mapping[str, r.Recipe]) -> Graph:
     graph = Graph()
-    graph.archive = ARCHIVE
+    graph.reader = ARCHIVE
     for name, recipe in params.items():
         graph.add_param(name, TensorType(dtypes.f32, recipe.shape(ARCHIVE)), recipe)
     return graph
@@ -84,7 +84,7 @@ def test_elementwise_steps_read_back_as_they_were(recipe: r.Recipe) -> None:
     """Tensors come back to rounding, and what is made of them is what was there."""
     ((_, values),) = inverse.restore(graph_of({"w": recipe}))
     np.testing.assert_allclose(values, TENSORS["a"], rtol=3e-7, atol=3e-7)
-    again = recipe.evaluate(MemoryArchive({"a": values}))
+    again = recipe.evaluate(MemoryReader({"a": values}))
     np.testing.assert_allclose(again, recipe.evaluate(ARCHIVE), rtol=3e-7, atol=3e-7)
 
 
@@ -93,7 +93,7 @@ def test_what_was_one_and_a_number_stays_so() -> None:
     recipe = r.Add((v,), 1.0)
     ((_, values),) = inverse.restore(graph_of({"w": recipe}))
     assert not np.array_equal(values, TENSORS["v"])
-    np.testing.assert_array_equal(recipe.evaluate(MemoryArchive({"v": values})), recipe.evaluate(ARCHIVE))
+    np.testing.assert_array_equal(recipe.evaluate(MemoryReader({"v": values})), recipe.evaluate(ARCHIVE))
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
-from weft.ir.op import Bound, Case
+from weft.ir.op import Case, OpCall
 from weft.ir.testing import expand, one_node
 from weft.ir.text.parser import parse
 from weft.ir.types import TensorType, dtypes, sizes
@@ -36,10 +36,10 @@ def test_record_is_complete(name: str) -> None:
 
 def test_an_application_has_operands_and_attributes_by_name() -> None:
     one, two = TensorType(dtypes.f32, (1,)), TensorType(dtypes.f32, (2,))
-    norm = Bound(OPS["layer_norm"], [one, None, two], {"eps": 0.5})
+    norm = OpCall(OPS["layer_norm"], [one, None, two], {"eps": 0.5})
     assert (norm.x, norm.weight, norm.bias, norm.eps) == (one, None, two, 0.5)
-    assert Bound(OPS["rms_norm"], [one], {}).weight is None
-    assert Bound(OPS["concat"], [one, two, one], {"axis": 0}).xs == (one, two, one)
+    assert OpCall(OPS["rms_norm"], [one], {}).weight is None
+    assert OpCall(OPS["concat"], [one, two, one], {"axis": 0}).xs == (one, two, one)
     with pytest.raises(AttributeError, match="'epsilon', only x, weight, bias, eps"):
         _ = norm.epsilon
 

@@ -10,11 +10,11 @@ from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
-from weft.frontends.formats.gguf import GGUFArchive
+from weft.frontends.formats.gguf import GGUFTensors
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
 from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
-from weft.ir.recipes.readers import Array, MemoryArchive
+from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
 from weft.ir.types import dtypes
@@ -23,7 +23,7 @@ ROWS, WIDTH = 12, 96
 
 
 @pytest.fixture
-def archive(tmp_path: Path, rng: np.random.Generator) -> GGUFArchive:
+def reader(tmp_path: Path, rng: np.random.Generator) -> GGUFTensors:
     writer = GGUFWriter(tmp_path / "a.gguf", "llama")
     for kind in (Type.Q4_0, Type.Q4_1, Type.Q8_0, Type.Q5_0):
         for name in "ab":
@@ -34,26 +34,26 @@ def archive(tmp_path: Path, rng: np.random.Generator) -> GGUFArchive:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return GGUFArchive(tmp_path / "a.gguf")
+    return GGUFTensors(tmp_path / "a.gguf")
 
 
 def unpacked(packed: Array, count: int) -> Array:
     return np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)[:, :count].astype(np.float64)
 
 
-def rebuilt(recipe: Recipe, archive: GGUFArchive) -> Array:
+def rebuilt(recipe: Recipe, reader: GGUFTensors) -> Array:
     """The weights that the parts stand for, in float64, by the formula of the module."""
-    layout = stored_layout(recipe, archive)
-    rows, width = recipe.shape(archive)
+    layout = stored_layout(recipe, reader)
+    rows, width = recipe.shape(reader)
     planes = 2 if layout == dtypes.q8_0 else 1
     blocks = planes * width // BLOCK
-    part = {name: Stored(recipe, name).evaluate(archive) for name in ("codes", "scales", "zeros")}
+    part = {name: Stored(recipe, name).evaluate(reader) for name in ("codes", "scales", "zeros")}
     assert (part["codes"].dtype, part["scales"].dtype, part["zeros"].dtype) == (np.uint8, np.float32, np.uint8)
     codes = unpacked(part["codes"], planes * width).reshape(rows, blocks, BLOCK)
     zeros = unpacked(part["zeros"], blocks)[..., None]
     w = (part["scales"].astype(np.float64)[..., None] * (codes - zeros)).reshape(rows, planes, width).sum(1)
     if layout == dtypes.q4_1:
-        w = w + np.repeat(Stored(recipe, "offsets").evaluate(archive).astype(np.float64), BLOCK, 1)
+        w = w + np.repeat(Stored(recipe, "offsets").evaluate(reader).astype(np.float64), BLOCK, 1)
     return w
 
 
@@ -64,22 +64,22 @@ def recipes(kind: str) -> list[Recipe]:
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
-def test_parts_make_the_dequantized_numbers(kind: str, archive: GGUFArchive) -> None:
+def test_parts_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> None:
     for recipe in recipes(kind):
-        assert stored_layout(recipe, archive) == dtypes.parse(kind)
-        want = recipe.evaluate(archive)
+        assert stored_layout(recipe, reader) == dtypes.parse(kind)
+        want = recipe.evaluate(reader)
         # Dequantizing rounds once to float32; q4_1 adds a rounded product and here 8 scales went into the offset.
-        np.testing.assert_allclose(rebuilt(recipe, archive), want, rtol=0, atol=1e-6 if kind == "q4_1" else 0)
+        np.testing.assert_allclose(rebuilt(recipe, reader), want, rtol=0, atol=1e-6 if kind == "q4_1" else 0)
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
-def test_words_make_the_dequantized_numbers(kind: str, archive: GGUFArchive) -> None:
+def test_words_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> None:
     """By the formula of the module, code by code."""
     bits = 8 if kind == "q8_0" else 4
     run = BLOCK * bits // 32
     for recipe in recipes(kind):
-        words, steps = (Stored(recipe, name).evaluate(archive) for name in ("words", "steps"))
-        rows, width = recipe.shape(archive)
+        words, steps = (Stored(recipe, name).evaluate(reader) for name in ("words", "steps"))
+        rows, width = recipe.shape(reader)
         assert (words.dtype, words.shape, steps.shape) == (np.int32, (rows, width * bits // 32), (rows, width // BLOCK))
         np.testing.assert_array_equal(steps, steps.astype(np.float16))
         n, k = np.indices((rows, width))
@@ -87,15 +87,15 @@ def test_words_make_the_dequantized_numbers(kind: str, archive: GGUFArchive) -> 
         codes = (words.astype(np.int64)[n, block * run + word] >> (code * bits)) & ((1 << bits) - 1)
         made = steps.astype(np.float64)[n, block] * (codes - (1 << (bits - 1)))
         if kind == "q4_1":
-            made += Stored(recipe, "offsets").evaluate(archive)[n, block]
-        np.testing.assert_allclose(made, recipe.evaluate(archive), rtol=0, atol=1e-6 if kind == "q4_1" else 0)
+            made += Stored(recipe, "offsets").evaluate(reader)[n, block]
+        np.testing.assert_allclose(made, recipe.evaluate(reader), rtol=0, atol=1e-6 if kind == "q4_1" else 0)
 
 
-def test_slices_agree_with_the_whole(archive: GGUFArchive) -> None:
+def test_slices_agree_with_the_whole(reader: GGUFTensors) -> None:
     for name in ("codes", "scales", "zeros", "offsets", "words", "steps"):
         recipe = Stored(recipes("q4_1")[-1], name)
-        whole = recipe.evaluate(archive)
-        np.testing.assert_array_equal(np.concatenate(list(recipe.blocks(archive, 7 * whole.shape[1]))), whole)
+        whole = recipe.evaluate(reader)
+        np.testing.assert_array_equal(np.concatenate(list(recipe.blocks(reader, 7 * whole.shape[1]))), whole)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_slices_agree_with_the_whole(archive: GGUFArchive) -> None:
         (Reshape(Source("a.q4_0"), (ROWS, WIDTH)), r"its recipe \(reshape\)"),
     ],
 )
-def test_what_is_not_whole_rows_of_one_layout_is_refused(recipe: Recipe, why: str, archive: GGUFArchive) -> None:
+def test_what_is_not_whole_rows_of_one_layout_is_refused(recipe: Recipe, why: str, reader: GGUFTensors) -> None:
     with pytest.raises(WeftError, match=why):
-        Stored(recipe, "codes").shape(archive)
+        Stored(recipe, "codes").shape(reader)
 
 
 def test_dense_checkpoints_have_no_blocks() -> None:
-    archive = MemoryArchive({"w": np.zeros((4, 32), np.float32)})
-    assert stored_layout(Source("w"), archive) == "it is stored as f32, not as q4_0, q4_1, q8_0"
+    reader = MemoryReader({"w": np.zeros((4, 32), np.float32)})
+    assert stored_layout(Source("w"), reader) == "it is stored as f32, not as q4_0, q4_1, q8_0"
 
 
 def test_text_round_trips() -> None:

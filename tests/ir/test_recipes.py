@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, parse
+from weft.ir import Graph, MemoryReader, TensorType, WeftError, parse
 from weft.ir.recipes import combinators as r
 from weft.ir.recipes import frequencies as fq
 from weft.ir.recipes import matrices as mx
-from weft.ir.recipes.readers import Overlay
+from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.recipes.recipe import REGISTRY
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.types import dtypes
@@ -25,7 +25,7 @@ A = RNG.standard_normal((12, 5)).astype(np.float32)
 B = RNG.standard_normal((8, 5)).astype(np.float32)
 T = RNG.standard_normal((6, 4, 3)).astype(np.float32)
 V = RNG.standard_normal(12).astype(np.float32)
-ARCHIVE = MemoryArchive(
+ARCHIVE = MemoryReader(
     {
         "a": A,
         "b": B,
@@ -248,7 +248,7 @@ def test_params_take_recipes_of_strings() -> None:
 
 
 def test_overlay_adds_computed_tensors() -> None:
-    overlay = Overlay(ARCHIVE)
+    overlay = SpilledTensors(ARCHIVE)
     overlay.put("new", A.astype(np.float64))
     overlay.put("number", np.array(2.5, np.float32))
     overlay.put("b", B + 1)
@@ -264,4 +264,4 @@ def test_overlay_adds_computed_tensors() -> None:
 def test_overlay_without_a_place_to_spill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(WeftError, match="no temporary file for computed tensors can be made: No such file"):
-        Overlay(ARCHIVE)
+        SpilledTensors(ARCHIVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import MemoryArchive
+from weft.ir import MemoryReader
 from weft.ir.recipes import combinators as r
 from weft.ir.recipes import matrices as mx
 from weft.ir.recipes import recipe as base
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(5)
 EXPERTS, OUT, WIDTH = 3, 8, 5
 EACH = {f"e{i}": RNG.standard_normal((OUT, WIDTH)).astype(np.float32) for i in range(2 * EXPERTS)}
 STACK = RNG.standard_normal((EXPERTS, OUT, WIDTH)).astype(np.float32)
-ARCHIVE = MemoryArchive({**EACH, "stack": STACK, "row": STACK[0, 0]})
+ARCHIVE = MemoryReader({**EACH, "stack": STACK, "row": STACK[0, 0]})
 
 
 def stacked(first: int = 0) -> r.Recipe:
@@ -87,7 +87,7 @@ def test_every_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "BLOCK_ELEMENTS", 2 * WIDTH)
     read = 0
 
-    class Counting(MemoryArchive):
+    class Counting(MemoryReader):
         def read(self, key: str, start: int, stop: int) -> np.ndarray:
             nonlocal read
             read += (stop - start) * WIDTH

@@ -9,7 +9,7 @@ from weft.ir.recipes import Normal
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline
-from weft.passes.core.trial import Trial, difference
+from weft.passes.core.equivalence import EquivalenceCheck, difference
 
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")
 
@@ -102,9 +102,9 @@ def count(graph: Graph, op: str) -> int:
 
 def worst(before: Graph, after: Graph, seed: int = 0) -> float:
     """The largest relative difference between the outputs of two graphs of one interface, on equal random numbers."""
-    trial = Trial(seed)
-    inputs = trial.inputs(before)
-    a, b = trial.run(before, inputs), trial.run(after, inputs)
+    equivalence = EquivalenceCheck(seed)
+    inputs = equivalence.inputs(before)
+    a, b = equivalence.run(before, inputs), equivalence.run(after, inputs)
     assert list(a) == list(b)
     return max(difference(a[name], b[name]) for name in a)
 

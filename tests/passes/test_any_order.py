@@ -11,7 +11,7 @@ import pytest
 
 from weft.ir import Graph, WeftError, parse, verify
 from weft.passes import Pass, Trace
-from weft.passes.core.trial import Trial
+from weft.passes.core.equivalence import EquivalenceCheck
 
 from .test_every_pass import examples, golden
 from .zoo import ZOO
@@ -43,14 +43,14 @@ def stepped(graph: Graph, applied: Pass) -> Graph:
 @pytest.mark.parametrize("seed", range(150))
 def test_passes_in_any_order(seed: int) -> None:
     name, pipeline = drawn(seed)
-    graph, trial, done = ZOO[name](), Trial(), list[str]()
+    graph, equivalence, done = ZOO[name](), EquivalenceCheck(), list[str]()
     for applied in pipeline:
         done.append(str(applied))
         try:
             after = stepped(graph, applied)
             if applied.effect == "exact" and after != graph:
-                inputs = trial.inputs(graph)
-                trial.same(trial.run(graph, inputs), trial.run(after, inputs), BOUND)
+                inputs = equivalence.inputs(graph)
+                equivalence.same(equivalence.run(graph, inputs), equivalence.run(after, inputs), BOUND)
         except Exception as e:
             raise AssertionError(f"{name} after {', '.join(done)}: {e}") from e
         graph = after

@@ -13,7 +13,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.matrices import MatMul
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 
 from .models import applied, count, weight, worst
 from .zoo import ZOO
@@ -78,7 +78,7 @@ def model(kind: str = "", moved: bool = False) -> Graph:
 
 def feeds(graph: Graph) -> dict[str, np.ndarray]:
     """Random inputs; of three texts the second has padding before, the third behind it."""
-    inputs = Trial().inputs(graph, keys=3)
+    inputs = EquivalenceCheck().inputs(graph, keys=3)
     inputs["at"] = np.tile(np.arange(5), (3, 1))
     if "key_mask" in inputs:
         inputs["key_mask"] = np.ones_like(inputs["key_mask"])
@@ -90,8 +90,8 @@ def feeds(graph: Graph) -> dict[str, np.ndarray]:
 
 def error(before: Graph, after: Graph, **given: np.ndarray) -> float:
     """The largest difference, in terms of the largest number."""
-    trial, inputs = Trial(), feeds(before) | given
-    return difference(trial.run(before, inputs)["y"], trial.run(after, inputs)["y"])
+    equivalence, inputs = EquivalenceCheck(), feeds(before) | given
+    return difference(equivalence.run(before, inputs)["y"], equivalence.run(after, inputs)["y"])
 
 
 FINE = ("", "window", "window, not causal", "chunks", "mask", "across", "across, masked", "alibi")
@@ -112,8 +112,8 @@ def test_both_biases_go(pack: str, kind: str) -> None:
 def test_packing_before_or_after_is_the_same() -> None:
     passes = "drop-k-bias, v-bias-to-o-bias"
     one, other = (applied(text, model()) for text in (f"pack-qkv, {passes}", f"{passes}, pack-qkv"))
-    assert one.params["qkv.bias"].recipe.evaluate(one.archive).tolist() == (
-        other.params["qkv.bias"].recipe.evaluate(other.archive).tolist()
+    assert one.params["qkv.bias"].recipe.evaluate(one.reader).tolist() == (
+        other.params["qkv.bias"].recipe.evaluate(other.reader).tolist()
     )
     assert one.params["o.bias"].recipe == other.params["o.bias"].recipe and worst(one, other) <= EXACT
 
@@ -171,8 +171,8 @@ def test_a_text_without_tokens_is_the_documented_exception() -> None:
     after = applied("v-bias-to-o-bias", before)
     empty = np.ones((3, 5), np.int64)
     empty[1] = 0
-    trial, inputs = Trial(), feeds(before) | {"key_mask": empty}
-    a, b = (interpret(trial.stage(g), inputs)["y"] for g in (before, after))
+    equivalence, inputs = EquivalenceCheck(), feeds(before) | {"key_mask": empty}
+    a, b = (interpret(equivalence.stage(g), inputs)["y"] for g in (before, after))
     assert difference(a[[0, 2]], b[[0, 2]]) <= EXACT and difference(a[1], b[1]) > 0.1
 
 

@@ -13,7 +13,7 @@ from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.recipes.frequencies import AlibiSlopes
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 from weft.passes.library.cache.kv_cache import KvCache, run_in_chunks
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
 
@@ -35,8 +35,8 @@ def test_every_chunking_equals_the_full_pass(tiny: Tiny, fused: bool) -> None:
     if fused:
         before = applied("pack-qkv, pack-gate-up, fuse-residual-norm", before)
     after = applied("kv-cache", before)
-    KvCache().check(before, after, Trial())
-    KvCache().check(before, after, Trial(seed=1))
+    KvCache().check(before, after, EquivalenceCheck())
+    KvCache().check(before, after, EquivalenceCheck(seed=1))
 
 
 def test_the_interface() -> None:
@@ -58,17 +58,17 @@ def test_right_padded_rows_of_different_lengths_continue_alone() -> None:
     """A batch of unequal prompts, prefilled together and decoded for two steps, equals every row alone."""
     before = Tiny(window=4).graph()
     after = applied("kv-cache", before)
-    trial, lengths, steps, batch = Trial(), np.array([5, 2, 4]), 2, 3
+    equivalence, lengths, steps, batch = EquivalenceCheck(), np.array([5, 2, 4]), 2, 3
     ids = np.random.default_rng(0).integers(0, 37, (batch, 5 + steps))
-    full = trial.run(before, {"input_ids": ids, "position_ids": np.tile(np.arange(7), (batch, 1))})["logits"]
-    caches = {n: v for n, v in trial.inputs(after, batch=batch, capacity=9).items() if n.startswith("past")}
+    full = equivalence.run(before, {"input_ids": ids, "position_ids": np.tile(np.arange(7), (batch, 1))})["logits"]
+    caches = {n: v for n, v in equivalence.inputs(after, batch=batch, capacity=9).items() if n.startswith("past")}
     start, rows, width = np.zeros(batch, int), np.arange(batch), 5
     for step in range(1 + steps):
         at = start[:, None] + np.arange(width)
         valid = lengths if step == 0 else start + 1
         mask = (np.arange(max(valid.max(), at.max() + 1)) < valid[:, None]).astype(int)
         call = {"input_ids": ids[rows[:, None], at], "position_ids": at, "attention_mask": mask}
-        outs = trial.run(after, {**call, **caches})
+        outs = equivalence.run(after, {**call, **caches})
         for b in range(batch):
             n = lengths[b] if step == 0 else 1
             assert difference(full[b, start[b] : start[b] + n], outs["logits"][b, :n]) <= EXACT
@@ -82,14 +82,14 @@ def test_a_wrong_cache_is_caught() -> None:
     node = next(n for n in after.nodes if n.op.name == "attention")
     node.attrs["window"] = 4
     with pytest.raises(WeftError, match=r"in calls of .* tokens: output logits differs by"):
-        KvCache().check(before, after, Trial())
+        KvCache().check(before, after, EquivalenceCheck())
     node.attrs["window"] = 3
     rope = next(n for n in after.nodes if n.op.name == "rope")
     with after.inserting(before=rope):
         places = ops.cumsum(ops.sub(after.inputs["position_ids"], after.inputs["position_ids"]), axis=1)
     rope.set_input(1, places)
     with pytest.raises(WeftError, match="differs"):
-        KvCache().check(before, after, Trial())
+        KvCache().check(before, after, EquivalenceCheck())
 
 
 def position_biased(build: Callable[[Graph, Value, Value], Value], layers: int = 2) -> Graph:
@@ -122,7 +122,7 @@ def test_position_biases_extend_to_cached_keys(build: Callable[[Graph, Value, Va
     before = position_biased(build)
     after = applied("kv-cache", before)
     assert count(after, "alibi") + count(after, "relative_position_bias") == 1
-    KvCache().check(before, after, Trial())
+    KvCache().check(before, after, EquivalenceCheck())
     run_passes(before, verify=True)
 
 
@@ -136,7 +136,7 @@ def test_other_attention_is_untouched() -> None:
         norm.set_input(0, ops.add(x, crossed))
     after = applied("kv-cache", g)
     assert "present.1.key" not in after.outputs
-    KvCache().check(g, after, Trial())
+    KvCache().check(g, after, EquivalenceCheck())
     run_passes(g, verify=True)
 
 
@@ -197,11 +197,11 @@ def test_last_logits_are_rows_of_the_full_logits(tiny: Tiny, fused: bool) -> Non
     after = applied("last-token-logits", before)
     assert str(after.outputs["logits"].type) == "f32[batch, 1, 37]"
     for seed in range(3):
-        trial = Trial(seed)
-        inputs = trial.inputs(before)
+        equivalence = EquivalenceCheck(seed)
+        inputs = equivalence.inputs(before)
         valid = inputs["attention_mask"].sum(1) - inputs["position_ids"][:, 0]
         assert len(set(valid)) > 1 and valid.max() == 5  # rows of different lengths
-        full, last = trial.run(before, inputs), trial.run(after, inputs)
+        full, last = equivalence.run(before, inputs), equivalence.run(after, inputs)
         assert last["logits"].shape == (3, 1, 37)
         for b, n in enumerate(valid):
             assert difference(full["logits"][b, n - 1], last["logits"][b, 0]) <= EXACT
@@ -222,10 +222,10 @@ def test_everything_after_the_last_attention_sees_one_row() -> None:
 def test_a_mask_of_zeros_takes_the_first_row() -> None:
     before = applied("kv-cache", Tiny(layers=1).graph())
     after = applied("last-token-logits", before)
-    trial = Trial()
-    inputs = trial.inputs(before)
+    equivalence = EquivalenceCheck()
+    inputs = equivalence.inputs(before)
     inputs["attention_mask"] = np.zeros_like(inputs["attention_mask"])
-    assert np.isfinite(trial.run(after, inputs)["logits"]).all()
+    assert np.isfinite(equivalence.run(after, inputs)["logits"]).all()
 
 
 def test_a_head_without_layers_reads_gathered_ids() -> None:
@@ -235,7 +235,7 @@ def test_a_head_without_layers_reads_gathered_ids() -> None:
             g.add_input(name, TensorType(dtypes.i64, (BATCH, sizes.sym(size))))
     after = applied("last-token-logits", g)
     assert count(after, "gather_rows") == 1
-    LastTokenLogits().check(g, after, Trial())
+    LastTokenLogits().check(g, after, EquivalenceCheck())
 
 
 def test_logits_that_mix_tokens_are_gathered_as_they_are() -> None:
@@ -243,7 +243,7 @@ def test_logits_that_mix_tokens_are_gathered_as_they_are() -> None:
     logits = before.outputs["logits"]
     before.outputs["logits"] = ops.cumsum(logits, axis=1)
     after = applied("last-token-logits", before)
-    LastTokenLogits().check(before, after, Trial())
+    LastTokenLogits().check(before, after, EquivalenceCheck())
     assert list(after.nodes)[-1].op.name == "gather_rows"
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_row_is_caught() -> None:
     node = next(n for n in after.nodes if n.output.name == "last_token.index")
     node.output.replace_uses(after.params["last_token.zero"])
     with pytest.raises(WeftError):
-        LastTokenLogits().check(before, after, Trial())
+        LastTokenLogits().check(before, after, EquivalenceCheck())
 
 
 @pytest.mark.parametrize(
@@ -285,6 +285,6 @@ def test_checks_stay_within_the_positions_and_take_losses() -> None:
 def test_chunks_are_calls_of_the_given_lengths() -> None:
     before = Tiny().graph()
     after = applied("kv-cache", before)
-    trial = Trial()
-    inputs = trial.inputs(before, seq=6)
-    assert run_in_chunks(trial, after, inputs, (4, 2))["logits"].shape == (3, 6, 37)
+    equivalence = EquivalenceCheck()
+    inputs = equivalence.inputs(before, seq=6)
+    assert run_in_chunks(equivalence, after, inputs, (4, 2))["logits"].shape == (3, 6, 37)

@@ -10,7 +10,7 @@ from weft.ir import Graph, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
 from weft.ir.types import dtypes
 from weft.passes import Trace, lookup, run_passes
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO
@@ -27,10 +27,10 @@ def deep(*hidden: int, **settings: object) -> Graph:
 
 def same_as(built: Graph, rewritten: Graph, layers: dict[int, int]) -> float:
     """How much `rewritten` differs from `built` with its weights, layer i of built being layer layers[i]."""
-    trial = Trial()
-    inputs = trial.inputs(built)
-    staged = trial.stage(rewritten)
-    arrays = {name: p.recipe.evaluate(staged.archive) for name, p in staged.params.items()}
+    equivalence = EquivalenceCheck()
+    inputs = equivalence.inputs(built)
+    staged = equivalence.stage(rewritten)
+    arrays = {name: p.recipe.evaluate(staged.reader) for name, p in staged.params.items()}
 
     def named(name: str) -> str:
         first, number, *rest = (*name.split(".", 2), "", "")[:3]
@@ -55,13 +55,13 @@ def test_layers_that_are_left_are_numbered_anew(layers: str, left: list[int]) ->
     pruned = {f"layers.{j}." for j in range(4) if j not in kept}
     streams = {p.recipe.stream for p in after.params.values() if p.recipe.name == "normal"}
     assert not any(s.startswith(tuple(pruned)) for s in streams)
-    arrays = {n: p.recipe.evaluate(before.archive) for n, p in before.params.items()}
+    arrays = {n: p.recipe.evaluate(before.reader) for n, p in before.params.items()}
     numbers = dict(enumerate(kept))
     given = {
         n: arrays[n.replace(n[:9], f"layers.{numbers[int(n[7])]}.", 1) if n.startswith("layers.") else n]
         for n in built.params
     }
-    inputs = Trial().inputs(built)
+    inputs = EquivalenceCheck().inputs(built)
     assert difference(interpret(built, inputs, params=given)["logits"], interpret(after, inputs)["logits"]) <= EXACT
 
 
@@ -92,9 +92,9 @@ def test_what_only_pruned_layers_read_goes_with_them() -> None:
 def test_the_check_notices_other_layers() -> None:
     before = deep(5, 7, 9)
     pruned = applied("prune-layers{layers=[1]}", before)
-    lookup("prune-layers").make({"layers": 1}).check(before, pruned, Trial())
+    lookup("prune-layers").make({"layers": 1}).check(before, pruned, EquivalenceCheck())
     with pytest.raises(WeftError, match="output logits differs"):
-        lookup("prune-layers").make({"layers": 2}).check(before, pruned, Trial())
+        lookup("prune-layers").make({"layers": 2}).check(before, pruned, EquivalenceCheck())
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_inserted_layers_get_caches_and_go_again() -> None:
     assert sum(n.endswith(".key") for n in after.inputs) == 4
     back = run_passes(before, "insert-layers{after=1, count=2}, prune-layers{layers=[2, 3]}")
     assert worst(before, back) <= EXACT and list(back.params) == list(before.params)
-    inputs = Trial().inputs(before)
+    inputs = EquivalenceCheck().inputs(before)
     np.testing.assert_array_equal(interpret(back, inputs)["logits"], interpret(before, inputs)["logits"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from weft.ir import Graph, TensorType, Value, WeftError, ops, verify
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
-from weft.passes.core.trial import EXACT, Trial
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.encoder_decoder import split_encoder
 
 from .models import BATCH, SEQ, count, weight
@@ -54,14 +54,14 @@ def test_the_parts_compute_the_whole(passes: str, pooled: bool) -> None:
     before = str(whole)
     encoder, decoder = split_encoder(whole)
     assert str(whole) == before
-    trial = Trial()
-    inputs = trial.inputs(whole)
-    made = trial.run(encoder, {name: inputs[name] for name in encoder.inputs})
+    equivalence = EquivalenceCheck()
+    inputs = equivalence.inputs(whole)
+    made = equivalence.run(encoder, {name: inputs[name] for name in encoder.inputs})
     for part in (encoder, decoder):
         verify(part, recipes=True)
-    found = trial.run(decoder, {name: (inputs | made)[name] for name in decoder.inputs})
+    found = equivalence.run(decoder, {name: (inputs | made)[name] for name in decoder.inputs})
     found |= {name: made[name] for name in whole.outputs if name in made}
-    trial.same(trial.run(whole, inputs), {name: found[name] for name in whole.outputs}, EXACT)
+    equivalence.same(equivalence.run(whole, inputs), {name: found[name] for name in whole.outputs}, EXACT)
 
 
 def test_the_interface() -> None:

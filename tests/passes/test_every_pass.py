@@ -19,7 +19,7 @@ import pytest
 from weft.ir import Graph, WeftError, interpret, ops, parse, verify
 from weft.passes import Pass, Trace, all_passes, parse_pipeline
 from weft.passes.analysis.costs import cost
-from weft.passes.core.trial import Trial
+from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cleanup.dce import Dce
 
 from .zoo import ZOO
@@ -48,7 +48,7 @@ def keep(counts: Counts) -> None:
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-class Before(Trial):
+class Before(EquivalenceCheck):
     """A graph before all passes, with its text and cost, and trials that remember the weights they drew for a graph,
     and what it made of inputs: checks change neither."""
 
@@ -61,7 +61,7 @@ class Before(Trial):
     def run(self, graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         if id(graph) not in self.staged:
             staged = self.stage(graph)
-            weights = {name: p.recipe.evaluate(staged.archive) for name, p in staged.params.items()}
+            weights = {name: p.recipe.evaluate(staged.reader) for name, p in staged.params.items()}
             self.staged[id(graph)] = graph, staged, weights
         _, staged, weights = self.staged[id(graph)]
         asked = id(graph), *((name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(inputs.items()))

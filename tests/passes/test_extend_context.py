@@ -18,7 +18,7 @@ from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes import Literal
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.trial import Trial, difference
+from weft.passes.core.equivalence import EquivalenceCheck, difference
 
 from .models import applied
 from .positioned import ROPE, decoder, recipes, rotary
@@ -42,9 +42,9 @@ def test_extends(text: str) -> None:
         factor = recipes(after)[0].factor
         assert len(recipes(after)) == 1 and after.meta["context"] == int((40 if "40" in text else 12) * factor)
         assert str(run_passes(after, text)) == str(after)
-        trial = Trial()
-        inputs = trial.inputs(before)
-        assert difference(trial.run(before, inputs)["logits"], trial.run(after, inputs)["logits"]) > 1e-4
+        equivalence = EquivalenceCheck()
+        inputs = equivalence.inputs(before)
+        assert difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) > 1e-4
     run_passes(after, "kv-cache", verify="yarn" in text)
 
 
@@ -73,7 +73,7 @@ def test_a_table_is_interpolated(offset: int, factor: float) -> None:
     before = decoder(positions=LearnedPositions(6, offset))
     after = run_passes(before, f"extend-context{{method=pi, factor={factor}}}", verify=True)
     (name,) = (n for n in after.params if "position" in n)
-    old, new = (g.params[name].recipe.evaluate(g.archive) for g in (before, after))
+    old, new = (g.params[name].recipe.evaluate(g.reader) for g in (before, after))
     assert (after.meta["context"], after.meta["max_positions"]) == (int(6 * factor),) * 2
     assert new.shape == after.params[name].shape == (offset + int(6 * factor), 16)
     np.testing.assert_array_equal(new[: offset + 1], old[: offset + 1])
@@ -87,19 +87,19 @@ def test_sinusoids_stay_exact() -> None:
     after = run_passes(decoder(positions=Sinusoidal(6)), "extend-context{method=pi, factor=2}", verify=True)
     (table,) = (p for p in after.params.values() if isinstance(p.recipe, Sinusoid))
     assert table.recipe == Sinusoid(12, 16, factor=2.0)
-    np.testing.assert_allclose(table.recipe.evaluate(after.archive)[3, :2], [np.sin(1.5), np.cos(1.5)], rtol=1e-6)
+    np.testing.assert_allclose(table.recipe.evaluate(after.reader)[3, :2], [np.sin(1.5), np.cos(1.5)], rtol=1e-6)
 
 
 def test_interpolate_reads_any_rows() -> None:
     rows = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
     recipe = Interpolate(Literal.of(rows), 12, 2.5)
-    whole = recipe.evaluate(Graph().archive)
+    whole = recipe.evaluate(Graph().reader)
     for start, stop in ((0, 12), (3, 4), (2, 9), (10, 12)):
-        np.testing.assert_array_equal(recipe.read(Graph().archive, start, stop), whole[start:stop])
+        np.testing.assert_array_equal(recipe.read(Graph().reader, start, stop), whole[start:stop])
     want = np.stack([np.interp(np.arange(12) / 2.5, np.arange(5), column) for column in rows.T], 1)
     np.testing.assert_allclose(whole, want, rtol=1e-5, atol=1e-6)
     with pytest.raises(WeftError, match="rows cannot be interpolated at steps of 1/0"):
-        Interpolate(Literal.of(rows), 12, 0.0).shape(Graph().archive)
+        Interpolate(Literal.of(rows), 12, 0.0).shape(Graph().reader)
 
 
 def computed_frequencies() -> Graph:
@@ -145,7 +145,7 @@ def test_wrong_frequencies_are_caught(text: str) -> None:
     param = next(p for p in after.params.values() if isinstance(p.recipe, RopeFrequencies))
     param.recipe = replace(param.recipe, factor=param.recipe.factor * 1.01)
     with pytest.raises(WeftError, match=r"frequencies %rope\.frequencies differ by"):
-        one.check(before, after, Trial())
+        one.check(before, after, EquivalenceCheck())
 
 
 def test_a_wrong_table_is_caught() -> None:
@@ -156,4 +156,4 @@ def test_a_wrong_table_is_caught() -> None:
         param = next(p for p in after.params.values() if isinstance(p.recipe, Interpolate | Sinusoid))
         param.recipe = replace(param.recipe, **wrong)
         with pytest.raises(WeftError, match=r"output logits differs by|is not that of sinusoids"):
-            one.check(before, after, Trial())
+            one.check(before, after, EquivalenceCheck())

@@ -14,7 +14,7 @@ from weft.ir.recipes import Full, Shuffle
 from weft.ir.types import dtypes
 from weft.passes import Trace, lookup, run_passes
 from weft.passes.analysis.feed_forward import FeedForward, feed_forward
-from weft.passes.core.trial import EXACT, Trial
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO
@@ -314,9 +314,9 @@ def test_equals_the_model_built_with_the_other_activation(to: str) -> None:
 def test_the_check_notices_another_activation() -> None:
     before = ZOO["packed/preset mixtral-8x7b"]()
     gelu, tanh = (applied(f"replace-activation{{to={name}}}", before) for name in ("gelu", "gelu_tanh"))
-    lookup("replace-activation").make({"to": "gelu"}).check(before, gelu, Trial())
+    lookup("replace-activation").make({"to": "gelu"}).check(before, gelu, EquivalenceCheck())
     with pytest.raises(WeftError, match="output logits differs"):
-        lookup("replace-activation").make({"to": "gelu"}).check(before, tanh, Trial())
+        lookup("replace-activation").make({"to": "gelu"}).check(before, tanh, EquivalenceCheck())
 
 
 def test_gates_of_attention_and_poolers_stay() -> None:

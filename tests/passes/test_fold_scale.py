@@ -9,7 +9,7 @@ from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, RM
 from weft.ir import Graph, TensorType, ops, parse
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EXACT, Trial
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.library.fold.scaling import spread
 
 from .models import BATCH, SEQ, Tiny, applied, weight, worst
@@ -66,7 +66,7 @@ def test_scores_take_their_scale_from_the_norm_of_queries() -> None:
 def test_of_a_packed_linear_only_the_rows_of_the_queries_change() -> None:
     before = applied("pack-qkv", Tiny(layers=1, bias="q k v").graph())
     after = applied("fold-scale", before)
-    old, new = (g.params["layers.0.attn.qkv.bias"].recipe.evaluate(g.archive) for g in (before, after))
+    old, new = (g.params["layers.0.attn.qkv.bias"].recipe.evaluate(g.reader) for g in (before, after))
     np.testing.assert_allclose(new[:24], old[:24] / 2, rtol=1e-7)
     np.testing.assert_array_equal(new[24:], old[24:])
     assert np.any(old[:24])
@@ -80,8 +80,8 @@ def test_a_tied_table_takes_the_factor_and_the_final_norm_its_inverse() -> None:
     before = decoder(tie_embeddings=True, embed_scale=4.0, logit_scale=0.25)
     after = applied("fold-scale", before)
     assert not left(after) and len(after.params) == len(before.params) and worst(before, after) <= EXACT
-    table = np.float64(after.params["embed.weight"].recipe.evaluate(after.archive))
-    np.testing.assert_array_equal(table, 4 * before.params["embed.weight"].recipe.evaluate(before.archive))
+    table = np.float64(after.params["embed.weight"].recipe.evaluate(after.reader))
+    np.testing.assert_array_equal(table, 4 * before.params["embed.weight"].recipe.evaluate(before.reader))
 
 
 def test_without_a_final_norm_a_tied_table_is_copied_or_left() -> None:
@@ -225,14 +225,14 @@ def test_powers_of_two_change_no_bit() -> None:
     trace = Trace()
     after = applied("fold-scale", before, trace)
     assert any("0.5 is a power of two" in line for line in trace.lines)
-    inputs = Trial().inputs(before)
-    a, b = (Trial().run(g, inputs)["logits"] for g in (before, after))
+    inputs = EquivalenceCheck().inputs(before)
+    a, b = (EquivalenceCheck().run(g, inputs)["logits"] for g in (before, after))
     np.testing.assert_array_equal(a, b)
 
 
 def test_a_number_spread_along_a_width() -> None:
     graph = parse("graph g { param %p: f32[] = literal([0.3]) output p = %p }")
-    found = spread(graph.params["p"].recipe, 5).evaluate(graph.archive)
+    found = spread(graph.params["p"].recipe, 5).evaluate(graph.reader)
     np.testing.assert_array_equal(found, np.full(5, 0.3))
 
 

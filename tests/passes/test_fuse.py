@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, TensorType, Value, ops
+from weft.ir import Graph, MemoryReader, TensorType, Value, ops
 from weft.ir.recipes import Concat, Full, Source
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 
 from .models import Tiny, applied, count, weight, worst
 
@@ -80,8 +80,8 @@ def test_a_shared_key_value_projection_is_packed_once() -> None:
 
 
 def test_tied_weights_stay_tied_and_right() -> None:
-    archive = MemoryArchive({k: np.zeros((8, 10), np.float32) for k in "qkv"})
-    g = Graph("looped", archive)
+    reader = MemoryReader({k: np.zeros((8, 10), np.float32) for k in "qkv"})
+    g = Graph("looped", reader)
     x = g.add_input("x", HIDDEN)
     q, k, v = (weight(g, f"{n}.weight", 8, 10, recipe=Source(n)) for n in "qkv")
     b = weight(g, "q.bias", 8, recipe=Full(0.0, (8,)))

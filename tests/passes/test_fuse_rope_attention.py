@@ -19,7 +19,7 @@ from weft.ir import Graph, TensorType, Value, WeftError, interpret, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes, sizes
 from weft.passes import Report, Trace, legalize, run_passes
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 
 from .models import Tiny, applied, count, weight, worst
 from .zoo import ZOO
@@ -159,7 +159,11 @@ def test_refusals(edit: str) -> None:
 def test_each_refusal_is_needed(edit: str) -> None:
     """Turning keys as the queries are turned, or as the attention counts heads, gives other numbers."""
     graph = attended(edit)
-    inputs = {**Trial().inputs(graph), "at": np.arange(15).reshape(3, 5), "other": np.arange(15).reshape(3, 5) * 3}
+    inputs = {
+        **EquivalenceCheck().inputs(graph),
+        "at": np.arange(15).reshape(3, 5),
+        "other": np.arange(15).reshape(3, 5) * 3,
+    }
     (node,) = (n for n in graph.nodes if n.op is ops.attention)
     (q_rope,) = graph.inputs["q"].users
     wrong = ops.rotary_attention.reference(

@@ -9,7 +9,7 @@ import pytest
 from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.types import dtypes
 from weft.passes import Trace
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 
 from .models import BATCH, SEQ, applied, weight, worst
 

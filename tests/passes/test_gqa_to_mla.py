@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, TensorType, ops
+from weft.ir import Graph, MemoryReader, TensorType, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 
 from .models import BATCH, SEQ, Tiny, applied, count, worst
 
@@ -52,7 +52,7 @@ def test_a_rotated_part_of_one_key_head_stays_beside_the_latent(biased: bool, in
     rows = {"q": heads * d, "k": d, "v": 6, "o": width}
     weights = {r: rng.standard_normal((n, heads * 6 if r == "o" else width)) for r, n in rows.items()}
     weights |= {f"{r}_bias": rng.standard_normal(rows[r]) for r in "qk" if biased}
-    graph = Graph("partial", MemoryArchive(weights))
+    graph = Graph("partial", MemoryReader(weights))
     x = graph.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, width)))
     at = graph.add_input("position_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
     made = {n: graph.add_param(n, TensorType(dtypes.f32, w.shape), Source(n)) for n, w in weights.items()}

@@ -17,7 +17,7 @@ from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, lookup, run_passes
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import changed
 
 from .models import BATCH, SEQ, Tiny, applied, weight, worst

@@ -20,7 +20,7 @@ from weft import (
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.types import dtypes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.trial import Trial, difference
+from weft.passes.core.equivalence import EquivalenceCheck, difference
 
 from .models import BATCH, SEQ, Tiny, applied, count, weight
 from .positioned import FEED, ROPE, decoder, encoder, rotary
@@ -72,9 +72,7 @@ def test_a_layer_by_hand() -> None:
     tokens, places = np.array([[3, 1, 4, 1]]), np.array([[0, 1, 2, 3]])
     found = interpret(after, {"input_ids": tokens, "position_ids": places})["y"][0]
 
-    numbers = {
-        n: p.recipe.evaluate(g.archive).astype(np.float64) for n, p in zip(names, g.params.values(), strict=True)
-    }
+    numbers = {n: p.recipe.evaluate(g.reader).astype(np.float64) for n, p in zip(names, g.params.values(), strict=True)}
     text = numbers["embed"][tokens[0]] + numbers["table"][places[0]]
     rate = [1.0, float(np.float32(50**-0.5))]
     for h in range(heads):
@@ -92,13 +90,13 @@ def test_a_layer_by_hand() -> None:
 
 
 def test_only_distances_matter() -> None:
-    after, trial = run_passes(Tiny(rope=False).graph(), "insert-rope{theta=30}"), Trial()
-    inputs = trial.inputs(after)
-    first = trial.run(after, inputs)["logits"]
+    after, equivalence = run_passes(Tiny(rope=False).graph(), "insert-rope{theta=30}"), EquivalenceCheck()
+    inputs = equivalence.inputs(after)
+    first = equivalence.run(after, inputs)["logits"]
     late = {**inputs, "position_ids": inputs["position_ids"] + 77}
     far = {**inputs, "position_ids": inputs["position_ids"] * 2}
-    assert difference(first, trial.run(after, late)["logits"]) < 1e-12
-    assert difference(first, trial.run(after, far)["logits"]) > 1e-3
+    assert difference(first, equivalence.run(after, late)["logits"]) < 1e-12
+    assert difference(first, equivalence.run(after, far)["logits"]) > 1e-3
 
 
 def test_positions_are_counted_where_none_are_given() -> None:
@@ -162,4 +160,4 @@ def test_a_wrong_rotation_is_caught() -> None:
         else:
             rope.attrs[wrong] = {"interleaved": True, "amplitude": 1.0}[wrong]
         with pytest.raises(WeftError, match="differ"):
-            one.check(before, after, Trial())
+            one.check(before, after, EquivalenceCheck())

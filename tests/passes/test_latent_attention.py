@@ -16,7 +16,7 @@ from weft.ir import Graph, TensorType, Value, interpret, ops, parse
 from weft.ir.ops.latent import expanded
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize, run_passes
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 from weft.passes.library.attention.latent_attention import _absorb, _made_from
 
 from .models import BATCH, SEQ, applied, count, weight, worst
@@ -254,8 +254,8 @@ def test_the_composition_takes_masks() -> None:
     ups = [weight(g, n, 6, 4) for n in ("k_up", "v_up")]
     sinks = weight(g, "sinks", 2)
     g.add_output("y", expanded(q, None, c, None, *ups, None, None, sinks, heads=2, window=2, softcap=3.0))
-    staged, inputs = Trial().stage(g), Trial().inputs(g)
-    k, v, s = (staged.params[n].recipe.evaluate(staged.archive) for n in ("k_up", "v_up", "sinks"))
+    staged, inputs = EquivalenceCheck().stage(g), EquivalenceCheck().inputs(g)
+    k, v, s = (staged.params[n].recipe.evaluate(staged.reader) for n in ("k_up", "v_up", "sinks"))
     x = inputs["c"]
     attrs = {"heads": 2, "kv_heads": 2, "causal": True, "window": 2, "softcap": 3.0}
     y = ops.attention.reference(inputs["q"], x @ k.T, x @ v.T, None, None, s, **attrs)

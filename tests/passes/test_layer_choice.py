@@ -9,7 +9,7 @@ import pytest
 from weft import Attention, Block, CrossAttention, Decoder, Encoder, EncoderDecoder, GatedMLP, LinearAttention
 from weft.ir import WeftError
 from weft.passes import parse_pipeline
-from weft.passes.analysis.layer_choice import Layers, chosen, numbers, roles
+from weft.passes.analysis.layers import Layers, chosen, numbers, roles
 
 FEED = GatedMLP(11)
 

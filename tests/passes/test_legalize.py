@@ -9,7 +9,7 @@ import pytest
 from weft.ir import Graph, Node, TensorType, WeftError, ops, verify
 from weft.ir.types import dtypes
 from weft.passes import Trace, legalize
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 
 from .models import Tiny, applied, worst
 

@@ -11,7 +11,7 @@ from weft.ir.recipes import Normal
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.analysis.costs import cost
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 
 from .models import BATCH, SEQ, applied, count, weight, worst
 from .zoo import ZOO
@@ -94,8 +94,8 @@ def test_low_rank_adapters_are_merged(base: str, layers: int) -> None:
     after = applied("collapse-linears", before)
     assert count(after, "linear") == 4 * layers and worst(before, after) <= EXACT
     assert sorted(after.params) == sorted(["q", "q.bias", "k", "k.bias", "v", "v.bias", "o"])
-    numbers = {n: p.recipe.evaluate(before.archive) for n, p in before.params.items()}
-    merged = after.params["q"].recipe.evaluate(after.archive)
+    numbers = {n: p.recipe.evaluate(before.reader) for n, p in before.params.items()}
+    merged = after.params["q"].recipe.evaluate(after.reader)
     np.testing.assert_allclose(merged, numbers["q"] + 1.7 * numbers["q.b"] @ numbers["q.a"], rtol=1e-5, atol=1e-6)
 
 

@@ -12,10 +12,10 @@ import pytest
 from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops, parse
 from weft.ir.recipes import MeanPool, Source
 from weft.ir.recipes.frequencies import RopeFrequencies
-from weft.ir.recipes.readers import MemoryArchive
+from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 from weft.passes.fitting.calibration import Activations, read_tokens
 from weft.passes.fitting.head_conversion import Rotation, merged_keys, merged_values
 from weft.passes.fitting.head_moments import moments
@@ -43,7 +43,7 @@ def attention_graph(
     weights: dict[str, np.ndarray], kv_heads: int, pairs: int = 0, interleaved: bool = False, scale: float | None = None
 ) -> Graph:
     """Tokens embedded, an attention with these `weights` (float64) around, and a residual sum."""
-    g = Graph("one", MemoryArchive(weights))
+    g = Graph("one", MemoryReader(weights))
 
     def param(name: str) -> Any:
         return g.add_param(name, TensorType(dtypes.f32, weights[name].shape), Source(name)) if name in weights else None
@@ -256,13 +256,13 @@ def test_what_heads_see(text: str) -> None:
 
 
 def test_a_text_and_the_order_of_fitting_matter(text: str) -> None:
-    graph = Trial().stage(MODELS["rope"].graph())
+    graph = EquivalenceCheck().stage(MODELS["rope"].graph())
     ways = [f", calibration={json.dumps(text)}{more}" for more in ("", ", sequential=false")]
     merged = [applied(f"mha-to-gqa{{kv_heads=2, method=svd{way}}}", graph) for way in ("", *ways)]
     alone, sequential, apart = ([g.params[f"layers.{i}.attn.v.weight"] for i in range(2)] for g in merged)
 
     def same(left: Param, right: Param) -> bool:
-        return bool(np.array_equal(*(p.recipe.evaluate(p.graph.archive) for p in (left, right))))
+        return bool(np.array_equal(*(p.recipe.evaluate(p.graph.reader) for p in (left, right))))
 
     assert [same(a, b) for a, b in zip(sequential, apart, strict=True)] == [True, False]
     assert not same(alone[0], apart[0])
@@ -286,7 +286,7 @@ def test_falls_back_to_means_where_the_basis_is_fixed() -> None:
 
 
 def test_a_layer_applied_twice_keeps_one_set_of_weights(text: str) -> None:
-    graph = Graph("twice", MemoryArchive(drawn(6, "")))
+    graph = Graph("twice", MemoryReader(drawn(6, "")))
     ids = graph.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
     shapes = {"table": (37, WIDTH), "o": (WIDTH, HEADS * D)} | dict.fromkeys("qkv", (HEADS * D, WIDTH))
     made = {
@@ -308,8 +308,8 @@ def test_outputs_make_up_for_what_was_lost(text: str) -> None:
     graph = attention_graph(drawn(6, "qkv"), 6, 4)
     way = f"mha-to-gqa{{kv_heads=1, method=svd, calibration={json.dumps(text)}"
     alone, made_up = (applied(f"{way}{more}}}", graph) for more in (", sequential=false", ""))
-    assert alone.params["v.weight"].recipe.evaluate(alone.archive).tolist() == (
-        made_up.params["v.weight"].recipe.evaluate(made_up.archive).tolist()
+    assert alone.params["v.weight"].recipe.evaluate(alone.reader).tolist() == (
+        made_up.params["v.weight"].recipe.evaluate(made_up.reader).tolist()
     )
     errors = []
     for merged in (alone, made_up):

@@ -10,8 +10,8 @@ from weft.ir.recipes.matrices import RowNorm
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.trial import EXACT, Trial, difference
-from weft.passes.edits.edit import hand_over
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.edits.edit import replace_uses
 
 from .models import Tiny, applied, count, weight, worst
 from .zoo import ZOO
@@ -46,7 +46,7 @@ def test_replaced_norms_are_the_formula(kind: str, eps: float | None) -> None:
     after = run_passes(g, f"replace-norm{{kind={kind}{option}}}", verify=True)
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 4, 3, 6))
-    scale, shift = (g.params[n].recipe.evaluate(g.archive).astype(float) for n in "gb")
+    scale, shift = (g.params[n].recipe.evaluate(g.reader).astype(float) for n in "gb")
     found = interpret(after, {"x": a, "y": b})
     e = 0.1 if eps is None else eps
     wanted = {
@@ -75,10 +75,10 @@ def test_its_check_notices_a_wrong_replacement() -> None:
     (replace,) = parse_pipeline("replace-norm{kind=layer}").passes
     before = Tiny().graph()
     after = applied("replace-norm{kind=layer}", before)
-    replace.check(before, after, Trial())
+    replace.check(before, after, EquivalenceCheck())
     for wrong in (before, applied("replace-norm{kind=layer, eps=0.1}", before)):
         with pytest.raises(WeftError, match="output logits differs"):
-            replace.check(before, wrong, Trial())
+            replace.check(before, wrong, EquivalenceCheck())
 
 
 def test_replacing_refuses() -> None:
@@ -130,7 +130,7 @@ def test_why_positions_are_in_the_way() -> None:
         assert isinstance(table, Param) and isinstance(gain, Param) and isinstance(bias, Param)
         table.recipe = RowNorm(table.recipe, "layer", norm.attrs["eps"], gain.recipe, bias.recipe)
     assert norm.inputs[0] is not None
-    hand_over(norm.output, norm.inputs[0], rename=False)
+    replace_uses(norm.output, norm.inputs[0], rename=False)
     assert worst(graph, wrong) > 1e-2
 
 
@@ -161,7 +161,7 @@ def without_first(graph: Graph) -> Graph:
     wrong = graph.clone()
     first = next(n for n in wrong.nodes if n.output.name == "first")
     assert first.inputs[0] is not None
-    hand_over(first.output, first.inputs[0], rename=False)
+    replace_uses(first.output, first.inputs[0], rename=False)
     verify(wrong)
     return wrong
 

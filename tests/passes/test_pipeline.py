@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import weft
-from weft.ir import Graph, MemoryArchive, TensorType, WeftError, ops, parse
+from weft.ir import Graph, MemoryReader, TensorType, WeftError, ops, parse
 from weft.ir.recipes import Concat, Source
 from weft.ir.types import dtypes, sizes
 from weft.passes import Pass, Report, Trace, all_passes, lookup, run_passes
 from weft.passes.core import base
-from weft.passes.core.pipeline import Step
-from weft.passes.core.trial import Trial
+from weft.passes.core.equivalence import EquivalenceCheck
+from weft.passes.runner import Step
 
 from .models import BATCH, SEQ, Tiny, count, weight
 
@@ -144,21 +144,21 @@ def test_verification_names_the_pass_that_broke(edit: Callable[[Graph], None], m
 def test_verification_needs_no_weights() -> None:
     """Random numbers stand in for a checkpoint, also for one that is not there or that must not be read."""
 
-    class Unreadable(MemoryArchive):
+    class Unreadable(MemoryReader):
         def read(self, key: str, start: int, stop: int) -> np.ndarray:
             raise AssertionError(f"{key} was read")
 
-    def graph(archive: MemoryArchive) -> Graph:
-        g = Graph("g", archive)
+    def graph(reader: MemoryReader) -> Graph:
+        g = Graph("g", reader)
         x = g.add_input("x", TensorType(dtypes.f32, (BATCH, 8)))
         w = weight(g, "w", 6, 8, recipe=Source("w"))
         g.add_output("y", ops.linear(x, w))
         g.add_output("z", ops.matmul(x, ops.transpose(w, axes=(1, 0))))
         return g
 
-    for archive in (Unreadable({"w": np.zeros((6, 8), np.float32)}), MemoryArchive({})):
-        assert count(run_passes(graph(archive), "fold-constants", verify=True), "transpose") == 0
-    lost = graph(MemoryArchive({}))
+    for reader in (Unreadable({"w": np.zeros((6, 8), np.float32)}), MemoryReader({})):
+        assert count(run_passes(graph(reader), "fold-constants", verify=True), "transpose") == 0
+    lost = graph(MemoryReader({}))
     lost.params["w"].recipe = Concat((Source("a"), Source("b")))
     with pytest.raises(WeftError, match="no checkpoint to tell the shape of tensor 'a'"):
         run_passes(lost, "dce", verify=True)
@@ -172,13 +172,13 @@ def test_trial_inputs_fit_the_graph() -> None:
     g.add_input("x", TensorType(dtypes.f32, (BATCH, 2 * SEQ)))
     g.add_output("y", ops.embedding(ids, weight(g, "small", 3, 2)))
     g.add_output("z", ops.embedding(ids, weight(g, "large", 9, 2)))
-    fed = Trial(3).inputs(g, batch=50, seq=7)
+    fed = EquivalenceCheck(3).inputs(g, batch=50, seq=7)
     assert fed["ids"].shape == (50, 7) and set(fed["ids"].flat) == {0, 1, 2}
     lengths = fed["attention_mask"].sum(1)
     assert (fed["attention_mask"] == (np.arange(7) < lengths[:, None])).all() and set(lengths) == set(range(1, 8))
     assert fed["flags"].dtype == bool and fed["flags"].shape == (4,) and fed["x"].shape == (50, 14)
     assert mask.name in fed and flags.name in fed
-    assert all((Trial(3).inputs(g, batch=50, seq=7)[name] == array).all() for name, array in fed.items())
+    assert all((EquivalenceCheck(3).inputs(g, batch=50, seq=7)[name] == array).all() for name, array in fed.items())
 
 
 @pytest.mark.parametrize("cls", all_passes().values(), ids=list(all_passes()))

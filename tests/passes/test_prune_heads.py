@@ -12,7 +12,7 @@ from weft.ir import Graph, Node, Param, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale, Take
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 
 from .models import BATCH, SEQ, Tiny, applied, weight
 
@@ -45,7 +45,7 @@ def energies(graph: Graph, layer: int, ids: np.ndarray) -> np.ndarray:
     watched.outputs.clear()
     watched.add_output("y", attentions(watched)[layer].output)
     feeds = {n: ids if n == "input_ids" else np.broadcast_to(np.arange(ids.shape[1]), ids.shape) for n in graph.inputs}
-    y, o = interpret(watched, feeds)["y"], weights.recipe.evaluate(graph.archive)
+    y, o = interpret(watched, feeds)["y"], weights.recipe.evaluate(graph.reader)
     heads = node.attrs["heads"]
     for own, columns in zip(np.split(y, heads, axis=2), np.split(o, heads, axis=1), strict=True):
         found.append(((own @ columns.T) ** 2).sum())
@@ -55,10 +55,10 @@ def energies(graph: Graph, layer: int, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("packing", ["dce", "pack-qkv, fuse-residual-norm"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_heads_that_add_nothing_go_without_loss(model: Tiny, packing: str) -> None:
-    graph = Trial().stage(applied(packing, model.graph()))
+    graph = EquivalenceCheck().stage(applied(packing, model.graph()))
     silenced(graph, 0, [1])
     silenced(graph, 1, [0])
-    inputs = Trial().inputs(graph)
+    inputs = EquivalenceCheck().inputs(graph)
     want = interpret(graph, inputs)["logits"]
     pruned = run_passes(graph, "prune-heads", verify=True)
     assert difference(want, interpret(pruned, inputs)["logits"]) <= EXACT
@@ -74,7 +74,7 @@ def test_those_go_that_add_least_on_a_text(tmp_path: Path) -> None:
     ids = np.random.default_rng(2).integers(0, 37, (3, 9))
     text = tmp_path / "ids.json"
     text.write_text(json.dumps(ids.tolist()))
-    graph = Trial(7).stage(MODELS["groups"].graph())
+    graph = EquivalenceCheck(7).stage(MODELS["groups"].graph())
     pruned = applied(f"prune-heads{{count=2, calibration={json.dumps(str(text))}}}", graph)
     for layer in range(2):
         found = output_weight(pruned, layer).recipe

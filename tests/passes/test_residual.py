@@ -15,9 +15,9 @@ from weft.ir.recipes.matrices import Centre, MatMul, RandomOrthogonal
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
 from weft.passes.analysis.residual import Stream, streams
-from weft.passes.core.trial import EXACT, Trial
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.edits.absorb import centred, multiplied, write_through
-from weft.passes.edits.edit import changed, hand_over
+from weft.passes.edits.edit import changed, replace_uses
 
 from ..e2e.families import LENGTH, ROWS, VOCAB, error
 from .models import Tiny, applied, count, weight, worst
@@ -157,7 +157,7 @@ def as_rms(graph: Graph) -> Graph:
         with wrong.inserting(before=norm):
             y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
             y = ops.add(y, norm.operand("bias"))
-        hand_over(norm.output, y)
+        replace_uses(norm.output, y)
         wrong.erase(norm)
     return wrong
 
@@ -215,13 +215,13 @@ def test_scaled_streams_compute_the_same(name: str, factor: str) -> None:
 def largest(graph: Graph, op: str = "add") -> float:
     """The largest number of the sums that `graph` makes."""
     found = [0.0]
-    trial = Trial()
+    equivalence = EquivalenceCheck()
 
     def watch(node: Node, arrays: tuple[np.ndarray, ...]) -> None:
         if node.op.name == op:
             found.append(float(np.abs(arrays[0]).max()))
 
-    interpret(trial.stage(graph), trial.inputs(graph), watch=watch)
+    interpret(equivalence.stage(graph), equivalence.inputs(graph), watch=watch)
     return max(found)
 
 
@@ -247,7 +247,7 @@ def test_a_second_factor_takes_the_place_of_the_first() -> None:
     after = applied("scale-residual-stream{factor=4.0}, scale-residual-stream{factor=0.5}", before)
     once = applied("scale-residual-stream{factor=0.5}", before)
     for name, param in after.params.items():
-        same = param.recipe.evaluate(after.archive), once.params[name].recipe.evaluate(once.archive)
+        same = param.recipe.evaluate(after.reader), once.params[name].recipe.evaluate(once.reader)
         np.testing.assert_array_equal(*same)
     assert worst(before, after) <= EXACT
 
@@ -315,7 +315,7 @@ def test_outliers_are_spread() -> None:
     after = applied("rotate-residual", graph)
 
     def peak(g: Graph) -> float:
-        rows = g.params["embed.weight"].recipe.evaluate(g.archive)
+        rows = g.params["embed.weight"].recipe.evaluate(g.reader)
         return float(np.mean(np.abs(rows).max(1) / np.sqrt(np.square(rows).mean(1))))
 
     assert peak(graph) > 3.5 and peak(after) < 1.5 and worst(graph, after) <= EXACT

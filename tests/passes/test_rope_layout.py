@@ -11,7 +11,7 @@ from weft.ir import Graph, TensorType, Value, WeftError, ops, parse
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import changed
 
 from .models import BATCH, SEQ, applied, weight, worst
@@ -61,9 +61,9 @@ def test_rows_are_those_that_gguf_stores() -> None:
     for part, heads in (("q", "heads"), ("k", "kv_heads")):
         name = f"layers.1.attn.{part}.weight"
         count = next(n.attrs[heads] for n in before.nodes if n.op is ops.attention)
-        w = before.params[name].recipe.evaluate(before.archive)
+        w = before.params[name].recipe.evaluate(before.reader)
         wanted = w.reshape(count, 2, len(w) // count // 2, -1).swapaxes(1, 2).reshape(w.shape)
-        np.testing.assert_array_equal(after.params[name].recipe.evaluate(after.archive), wanted)
+        np.testing.assert_array_equal(after.params[name].recipe.evaluate(after.reader), wanted)
 
 
 def test_before_and_after_other_passes() -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weft.ir import Graph, MemoryArchive, Recipe, TensorType, Value, ops, parse
+from weft.ir import Graph, MemoryReader, Recipe, TensorType, Value, ops, parse
 from weft.ir.recipes import Full, Literal, Map, Source
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EXACT
+from weft.passes.core.equivalence import EXACT
 
 from .models import Tiny, applied, count, weight, worst
 
@@ -21,7 +21,7 @@ N = sizes.sym("n")
 
 
 def graph(*keys: str) -> tuple[Graph, Value]:
-    g = Graph("g", MemoryArchive({k: np.zeros((6, 8), np.float32) for k in keys}))
+    g = Graph("g", MemoryReader({k: np.zeros((6, 8), np.float32) for k in keys}))
     return g, g.add_input("x", TensorType(dtypes.f32, (N, 8)))
 
 

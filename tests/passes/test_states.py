@@ -11,7 +11,7 @@ from weft.ir.ops.positions import dynamic_ntk
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, default_pipeline, run_passes
-from weft.passes.core.trial import Trial
+from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
 
@@ -100,10 +100,10 @@ STACKS: list[tuple[Mixer, ...]] = [
 def test_every_cut_equals_the_full_pass(stack: tuple[Mixer, ...]) -> None:
     before = model(*stack)
     after = applied("kv-cache", before)
-    KvCache().check(before, after, Trial())
-    KvCache().check(before, after, Trial(seed=1))
+    KvCache().check(before, after, EquivalenceCheck())
+    KvCache().check(before, after, EquivalenceCheck(seed=1))
     pruned = applied("last-token-logits", after)
-    LastTokenLogits().check(after, pruned, Trial())
+    LastTokenLogits().check(after, pruned, EquivalenceCheck())
     last = f"layers.{len(stack) - 1}.sum"
     assert next(n.output.shape[1] for n in pruned.nodes if n.output.name == last) == 1
     run_passes(before, verify=True)
@@ -157,7 +157,7 @@ def test_a_wrong_state_is_caught() -> None:
     after = applied("kv-cache", before)
     after.outputs["present_states.1.ssm"] = after.inputs["past_states.1.ssm"]
     with pytest.raises(WeftError, match=r"in calls of .* tokens: output logits differs by"):
-        KvCache().check(before, after, Trial())
+        KvCache().check(before, after, EquivalenceCheck())
 
 
 @pytest.mark.parametrize("op", ["expert_choice", "limit_capacity"])
@@ -169,14 +169,14 @@ def test_routers_compare_the_tokens_of_a_call(op: str) -> None:
     before, trace = model(mamba, experts(routers[op])), Trace()
     after = applied("kv-cache", before, trace)
     assert any(f"{op} (%layers.1.{op}) compares the tokens of a call only" in line for line in trace.lines)
-    KvCache().check(before, after, Trial())
+    KvCache().check(before, after, EquivalenceCheck())
 
 
 def test_a_loss_over_the_tokens_is_that_of_the_call() -> None:
     before = model(local)
     logits = before.outputs["logits"]
     before.add_output("loss", ops.load_balance_loss(logits, ops.route(logits, k=2)))
-    KvCache().check(before, applied("kv-cache", before), Trial())
+    KvCache().check(before, applied("kv-cache", before), EquivalenceCheck())
 
 
 def test_frequencies_by_length_follow_the_positions_of_the_call() -> None:
@@ -189,7 +189,7 @@ def test_frequencies_by_length_follow_the_positions_of_the_call() -> None:
     before, trace = model(rotated), Trace()
     after = applied("kv-cache", before, trace)
     assert any("max (%layers.0.max) compares the tokens of a call only" in line for line in trace.lines)
-    KvCache().check(before, after, Trial())
+    KvCache().check(before, after, EquivalenceCheck())
 
 
 def test_what_cannot_have_a_state_is_refused() -> None:

@@ -21,7 +21,7 @@ from weft import (
 from weft.ir import Graph, TensorType, WeftError, ops
 from weft.ir.types import dtypes
 from weft.passes import Trace, parse_pipeline, run_passes
-from weft.passes.core.trial import Trial, difference
+from weft.passes.core.equivalence import EquivalenceCheck, difference
 
 from .models import BATCH, SEQ, Tiny, applied, weight
 from .positioned import ROPE, decoder, encoder, rotary
@@ -62,11 +62,11 @@ def test_strips(name: str, first: str) -> None:
 @pytest.mark.parametrize("name", [name for name in POSITIONED if name.startswith("encoder")])
 def test_an_encoder_without_positions_reads_a_set(name: str) -> None:
     """Shuffled tokens give shuffled features; before, they did not."""
-    before, trial, order = POSITIONED[name](), Trial(), [3, 0, 4, 1, 2]
+    before, equivalence, order = POSITIONED[name](), EquivalenceCheck(), [3, 0, 4, 1, 2]
     for graph, same in ((before, False), (run_passes(before, "strip-positions"), True)):
-        inputs = trial.inputs(graph)
-        shuffled = trial.run(graph, {name: x[:, order] for name, x in inputs.items()})["last_hidden_state"]
-        plain = trial.run(graph, inputs)["last_hidden_state"][:, order]
+        inputs = equivalence.inputs(graph)
+        shuffled = equivalence.run(graph, {name: x[:, order] for name, x in inputs.items()})["last_hidden_state"]
+        plain = equivalence.run(graph, inputs)["last_hidden_state"][:, order]
         seen = inputs["attention_mask"][:, order] != 0
         assert (difference(plain[seen], shuffled[seen]) < 1e-12) == same
 
@@ -98,4 +98,4 @@ def test_what_is_left_in_is_caught() -> None:
     after = run_passes(before, "strip-positions")
     for wrong in (run_passes(after, "insert-rope"), run_passes(after, "sliding-window{size=2}")):
         with pytest.raises(WeftError, match="output logits differs by"):
-            one.check(before, wrong, Trial())
+            one.check(before, wrong, EquivalenceCheck())

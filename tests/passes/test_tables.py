@@ -22,7 +22,7 @@ from weft.frontends.dsl import (
 from weft.ir import Graph, WeftError, interpret, ops
 from weft.passes import Trace, run_passes
 from weft.passes.analysis.costs import cost
-from weft.passes.core.trial import EXACT, Trial, difference
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
 
 from .models import applied, count, worst
 from .zoo import ZOO
@@ -60,8 +60,8 @@ def test_without_the_slice_there_would_be_logits_of_tokens_that_do_not_exist() -
     after = applied("pad-vocab{multiple=8}", before)
     cut = next(n for n in after.nodes if n.op.name == "slice")
     after.outputs["logits"] = cut.inputs[0]
-    inputs = Trial().inputs(before)
-    logits = Trial().run(after, inputs)["logits"]
+    inputs = EquivalenceCheck().inputs(before)
+    logits = EquivalenceCheck().run(after, inputs)["logits"]
     assert logits.shape[-1] == 40 and not logits[..., 37:].any()
     power = np.exp(logits)
     assert (power[..., 37:].sum(-1) / power.sum(-1) > 0.02).all()  # the probability they would take
@@ -95,10 +95,10 @@ def test_texts_of_one_segment_need_no_types(name: str) -> None:
     assert count(after, "embedding") == count(before, "embedding") - 1
     changed = [n for n in after.params if after.params[n].recipe != before.params[n].recipe]
     assert changed == ["positions.weight"] and cost(after).flops < cost(before).flops
-    inputs = Trial().inputs(before)
+    inputs = EquivalenceCheck().inputs(before)
     inputs["token_type_ids"] = np.ones_like(inputs["token_type_ids"])
     plain = {n: x for n, x in inputs.items() if n != "token_type_ids"}
-    a, b = Trial().run(before, inputs), Trial().run(after, plain)
+    a, b = EquivalenceCheck().run(before, inputs), EquivalenceCheck().run(after, plain)
     assert difference(a["last_hidden_state"], b["last_hidden_state"]) > 0.01  # the condition is one
 
 
@@ -144,7 +144,7 @@ def test_parallel_blocks_look_up_their_feed_forward_too() -> None:
     after = run_passes(model.graph(), "precompute-first-layer", verify=True)
     table = after.params["layers.0.attn.by_token.weight"]
     assert table.shape == (37, 16 + 8 + 8 + 9 + 9) and count(after, "linear") == 2 + 7 + 1
-    inputs = Trial().inputs(after)  # and in a model as it is, from float32 weights
+    inputs = EquivalenceCheck().inputs(after)  # and in a model as it is, from float32 weights
     a, b = (interpret(g, inputs)["logits"] for g in (model.graph(), after))
     np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -161,7 +161,9 @@ def test_positions_that_are_added_are_in_the_way(settings: dict[str, LearnedPosi
         assert (
             difference(
                 *(
-                    Trial().run(g, Trial().inputs(before) if g is before else Trial().inputs(wrong))["logits"]
+                    EquivalenceCheck().run(
+                        g, EquivalenceCheck().inputs(before) if g is before else EquivalenceCheck().inputs(wrong)
+                    )["logits"]
                     for g in (before, wrong)
                 )
             )

@@ -14,8 +14,8 @@ from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RelativeAt
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes import Trace, parse_pipeline, run_passes
+from weft.passes.core.equivalence import EquivalenceCheck, difference
 from weft.passes.core.oracle import attend
-from weft.passes.core.trial import Trial, difference
 from weft.passes.library.cache.kv_cache import run_in_chunks
 
 from .models import Tiny, applied, count
@@ -52,16 +52,16 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 }
 NEAR = [
     "sliding-window{size=3}",
-    "sliding-window{size=2, sinks=2, layers=odd}",
+    "sliding-window{size=2, keep_first=2, layers=odd}",
     "dilate{size=2, stride=2}",
     "attention-pattern{pattern=dilated, stride=3, window=6}",
     "attention-pattern{pattern=strided, stride=3}",
-    "attention-pattern{pattern=fixed, stride=4, summary=2, sinks=1}",
+    "attention-pattern{pattern=fixed, stride=4, summary=2, keep_first=1}",
     "attention-pattern{pattern=chunked, stride=3, layers=-1}",
     'local-global{pattern="1:1", window=2}',
 ]
 FAR = [  # their checks try smaller numbers
-    "sliding-window{size=100, sinks=5}",
+    "sliding-window{size=100, keep_first=5}",
     "dilate{size=9, stride=9, layers=0}",
     "attention-pattern{pattern=chunked, stride=50, layers=-1}",
     "local-global{pattern=[global, local], window=300}",
@@ -79,9 +79,9 @@ def test_keeps_what_it_declares(text: str, name: str) -> None:
 
 @pytest.mark.parametrize("text", NEAR)
 def test_its_numbers_are_others(text: str) -> None:
-    before, trial = decoder(), Trial()
-    after, inputs = run_passes(before, text), trial.inputs(before, seq=12)
-    assert difference(trial.run(before, inputs)["logits"], trial.run(after, inputs)["logits"]) > 1e-3
+    before, equivalence = decoder(), EquivalenceCheck()
+    after, inputs = run_passes(before, text), equivalence.inputs(before, seq=12)
+    assert difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) > 1e-3
 
 
 @pytest.mark.parametrize("text", NEAR)
@@ -96,7 +96,7 @@ def test_a_wrong_mask_is_caught(text: str, attribute: str) -> None:
     wrong = {"window": (attrs["window"] or 1) + 1, "keep_first": attrs["keep_first"] + 1, "causal": False}
     attrs[attribute] = wrong.get(attribute, attrs["stride"] + 1)
     with pytest.raises(WeftError, match="output logits differs by"):
-        one.check(before, after, Trial())
+        one.check(before, after, EquivalenceCheck())
 
 
 def decoder_attrs() -> dict[str, Any]:
@@ -105,10 +105,12 @@ def decoder_attrs() -> dict[str, Any]:
 
 def test_a_window_changes_nothing_within_it() -> None:
     before = decoder()
-    after, trial = run_passes(before, "sliding-window{size=6}"), Trial()
+    after, equivalence = run_passes(before, "sliding-window{size=6}"), EquivalenceCheck()
     for seq, same in ((6, True), (7, False)):
-        inputs = trial.inputs(before, seq=seq)
-        assert (difference(trial.run(before, inputs)["logits"], trial.run(after, inputs)["logits"]) < 1e-12) == same
+        inputs = equivalence.inputs(before, seq=seq)
+        assert (
+            difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) < 1e-12
+        ) == same
 
 
 def test_layers() -> None:
@@ -134,7 +136,7 @@ def test_bases_of_layers() -> None:
     rope.inputs[2].recipe = replace(rope.inputs[2].recipe, theta=301.0)
     (one,) = parse_pipeline(text.replace("}", ", theta_local=300}")).passes
     with pytest.raises(WeftError, match=r"frequencies %rope\.frequencies\S* differ by \S* from those of none"):
-        one.check(decoder(), wrong, Trial())
+        one.check(decoder(), wrong, EquivalenceCheck())
 
 
 @pytest.mark.parametrize("text", ["sliding-window{size=4}", "dilate{size=2, stride=2}", "local-global{window=4}"])
@@ -187,21 +189,21 @@ def test_graphs_they_are_not_for(text: str) -> None:
 def test_caches_come_after() -> None:
     found = run_passes(decoder(), "sliding-window{size=3, layers=even}, kv-cache, rolling-buffer", verify=True)
     assert [found.inputs[f"past_key_values.{i}.key"].shape[2] == 3 for i in range(4)] == [True, False, True, False]
-    found = run_passes(decoder(), "sliding-window{size=3, sinks=2}, kv-cache, rolling-buffer", verify=True)
+    found = run_passes(decoder(), "sliding-window{size=3, keep_first=2}, kv-cache, rolling-buffer", verify=True)
     assert found.inputs["past_key_values.0.key"].shape[2] == 5 and count(found, "attention") == 4
-    run_passes(decoder(), "sliding-window{size=3, sinks=1}, kv-cache, rolling-buffer{slack=2}", verify=True)
-    run_passes(decoder(), "attention-pattern{pattern=chunked, stride=3, sinks=1}, kv-cache", verify=True)
+    run_passes(decoder(), "sliding-window{size=3, keep_first=1}, kv-cache, rolling-buffer{slack=2}", verify=True)
+    run_passes(decoder(), "attention-pattern{pattern=chunked, stride=3, keep_first=1}, kv-cache", verify=True)
 
 
 def test_a_rolling_cache_without_slots_for_sinks_would_be_wrong() -> None:
     """What the slots of their own are for: rolling with the others, the first key is forgotten."""
-    right = run_passes(decoder(), "sliding-window{size=3, sinks=1}, kv-cache, rolling-buffer")
-    wrong, trial = right.clone(), Trial()
+    right = run_passes(decoder(), "sliding-window{size=3, keep_first=1}, kv-cache, rolling-buffer")
+    wrong, equivalence = right.clone(), EquivalenceCheck()
     for node in wrong.nodes:
         if node.op is ops.attention:
             node.attrs["keep_first"] = 0
-    inputs = trial.inputs(right, seq=9)
-    whole, forgetful = (run_in_chunks(trial, graph, inputs, (4, 5))["logits"] for graph in (right, wrong))
+    inputs = equivalence.inputs(right, seq=9)
+    whole, forgetful = (run_in_chunks(equivalence, graph, inputs, (4, 5))["logits"] for graph in (right, wrong))
     assert difference(whole, forgetful) > 1e-3
 
 

@@ -7,7 +7,7 @@ import pytest
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.presets import PRESETS
 from weft.ir import parse, verify
-from weft.passes.core.trial import Trial
+from weft.passes.core.equivalence import EquivalenceCheck
 
 from ..e2e.families import ROWS
 from ..e2e.seq2seq import SEQ2SEQ
@@ -26,5 +26,5 @@ def test_graphs_are_sound_and_tiny(name: str) -> None:
     verify(graph, recipes=True)
     assert parse(str(graph)) == graph
     assert len(graph) < 200
-    trial = Trial()
-    assert trial.run(graph, trial.inputs(graph))
+    equivalence = EquivalenceCheck()
+    assert equivalence.run(graph, equivalence.inputs(graph))

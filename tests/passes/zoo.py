@@ -25,7 +25,7 @@ from weft.frontends.formats.gguf.load import load_gguf
 from weft.frontends.formats.hf.folder import load_folder
 from weft.frontends.models.presets import PRESETS
 from weft.ir import Graph, parse
-from weft.ir.recipes.readers import MemoryArchive
+from weft.ir.recipes.readers import MemoryReader
 from weft.passes import all_passes, run_passes
 
 from ..e2e.families import ROWS, Row
@@ -63,7 +63,7 @@ def _family(row: Row) -> Graph:
         row.save(Path(folder))
         graph = load_folder(Path(folder))[1].graph
         files = sorted(Path(folder).glob("*.safetensors"))
-        graph.archive = MemoryArchive({key: array for file in files for key, array in load_file(file).items()})
+        graph.reader = MemoryReader({key: array for file in files for key, array in load_file(file).items()})
     del graph.meta["source"]  # a path
     return graph
 

@@ -25,7 +25,7 @@ from .layers import MS
 def _layout(weight: Value | None) -> DType | str:
     if not isinstance(weight, Param):
         return "its weight is no parameter"
-    return stored_layout(weight.recipe, weight.graph.archive)
+    return stored_layout(weight.recipe, weight.graph.reader)
 
 
 def _refusal(node: Node, target: Target) -> str | None:

@@ -12,9 +12,10 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 
+from ..arrays import Floats, Ints
 from .protocols import Decoder
 from .results import Timings
-from .sampling import Floats, Forced, Ints, check_count, check_logits
+from .sampling import Forced, check_count, check_logits
 
 EarlyStopping = bool | Literal["never"]
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .sampling import Floats, Ints, Sampler
+from ..arrays import Floats, Ints
+from .sampling import Sampler
 
 Bools = NDArray[np.bool_]
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..ort.buffers import float32
+from ..arrays import Floats, Ints, float32
 from .protocols import Bools
-from .sampling import Floats, Ints, Sampler
+from .sampling import Sampler
 
 
-class Rows(ABC):
+class BatchContext(ABC):
     """`batch` rows of at most `capacity` tokens; `lengths` counts those that each holds.
 
     `rewinds`: a row can go back to fewer tokens; `padded`: rows of a call may differ in length; `answers`: prompts are

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+from ..arrays import Floats, Ints
+
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _FAR = 1e30  # scores whose differences might overflow
 
@@ -91,7 +91,7 @@ class Forced:
 
 
 class Sampler:
-    """Draws the tokens of one row; remembers which tokens it has seen where the repetition penalty asks."""
+    """Draws the tokens of one row; has_cache which tokens it has seen where the repetition penalty asks."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
         self.sampling = sampling

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..core.sampling import Floats
 from .session import Session, onnxruntime
 
 # ONNX Runtime's name of a tensor type: (its ONNX number, the numpy dtype for its bytes; ORT knows none for bf16).
@@ -78,12 +77,3 @@ class Buffer:
     def _part(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:
         shape = (self.shape[0] - first if rows is None else rows, *self.shape[1:])
         return shape, self.address + first * (self.nbytes // self.shape[0])
-
-
-def float32(values: NDArray[Any], out: Floats) -> Floats:
-    """`values` as float32 in `out`; 16-bit words are bfloat16."""
-    if values.dtype == np.uint16:
-        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="same_kind")
-    else:
-        np.copyto(out, values)
-    return out

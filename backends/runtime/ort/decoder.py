@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..core.rows import Rows
-from ..core.sampling import Ints
+from ..arrays import Ints, float32
+from ..core.rows import BatchContext
 from ..text.tokenizer import padded
-from .buffers import Buffer, float32, kind_of
+from .buffers import Buffer, kind_of
 from .cross_attention import Reading, SourceEncoder
 from .session import Session, failures, one_line, ort_errors
 from .states import PAST, Memory, read_states
@@ -140,7 +140,7 @@ class OrtDecoder:
             self.session.ort.run_with_iobinding(binding, options)
 
 
-class OrtContext(Rows):
+class OrtContext(BatchContext):
     """The caches of one batch, and the buffers a decoding step reads and writes; `lengths` counts each row's tokens."""
 
     def __init__(self, model: OrtDecoder, batch: int, capacity: int) -> None:

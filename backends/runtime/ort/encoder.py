@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..core.sampling import Floats, check_count
+from ..arrays import Floats
+from ..core.sampling import check_count
 from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
 from .session import Session, failures
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 
-from ..core.sampling import Ints
+from ..arrays import Ints
 from .buffers import Buffer, Kind, kind_of
 from .session import Session
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..core.sampling import Ints
+from ..arrays import Ints
 
 Prompt = str | Sequence[int]
 

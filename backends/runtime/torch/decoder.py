@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from weft.ir.errors import WeftError
 
+from ..arrays import Ints
 from ..core.protocols import Bools
-from ..core.rows import Rows
-from ..core.sampling import Ints, Sampler
+from ..core.rows import BatchContext
+from ..core.sampling import Sampler
 from ..text.tokenizer import padded
 from . import caches as caches
 from .draws import Draws, can_draw
@@ -110,7 +111,7 @@ class TorchDecoder:
         return self.call(input_ids=ids, position_ids=positions, cache=cache)
 
 
-class TorchContext(Rows):
+class TorchContext(BatchContext):
     """The caches of one batch, and the tensors that a step reads and writes; `lengths` counts each row's tokens."""
 
     def __init__(self, model: TorchDecoder, batch: int, capacity: int) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..core.sampling import Floats, check_count
+from ..arrays import Floats
+from ..core.sampling import check_count
 from ..folder import Facts
 from ..ort.encoder import Encoder
 from ..ort.session import DEVICES

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.sampling import Ints, check_logits
+from ..arrays import Ints
+from ..core.sampling import check_logits
 from .caches import is_cross, layers, mutable, tensors
 from .draws import Draws
 

@@ -86,7 +86,7 @@ def _title(path: str, nodes: list[Node]) -> str:
         return found[0]
     if last == "ffn" and "MoE" in found:
         return "MoE"
-    return CLASSES.get(last, "".join(w.capitalize() for w in last.split("_"))) or "Part"
+    return CLASSES.get(last, "".join(w.capitalize() for w in last.split("_"))) or "Snippet"
 
 
 def _apart(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from ..program.snippets import IMPORTS, library
-from ..program.statements import TOP, Held, Program, Var
+from ..program.statements import TOP, ParamRef, Program, Var
 from .class_names import class_names
 from .docstrings import class_doc
 from .method_writer import Writer
@@ -69,7 +69,7 @@ class ClassWriter:
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
         """A parameter with its annotation and default."""
-        return f"{name}: Tensor" if isinstance(o, Held) else f"{name}: {o.type}"
+        return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def keeps(self, method: Method) -> tuple[str, str]:
         """The text that makes what calls of the class keep, and its type."""
@@ -94,7 +94,7 @@ class ClassWriter:
             parameters.append(self.state(method))
         results = len(method.outputs)
         returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
-        constants = top and any(isinstance(h, Held) and h.constant for m in method.walk() for h in m.holds.values())
+        constants = top and any(isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.holds.values())
         doc, init, kept = class_doc(method, inner), self.init(method, inner), self.keeps(method)
         self.classes[name] = Class(name, doc, init, parameters, lines, returns, *kept, constants)
         return name

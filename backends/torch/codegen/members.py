@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..program.statements import Held, Leaf, relative
+from ..program.statements import ParamRef, Submodule, relative
 from .method_writer import attribute, periodic
 from .structure import Call, Loop, Method, reads
 
@@ -14,13 +14,13 @@ def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str
     """The lines that make what the class of `method` holds; `inner` are the classes of its modules by path, `tables`
     the paths of weights that embed."""
     tree: dict[str, Any] = {}
-    entries: dict[str, str | Leaf | Held] = {relative(p, method.path): name for p, name in inner.items()}
+    entries: dict[str, str | Submodule | ParamRef] = {relative(p, method.path): name for p, name in inner.items()}
     for path, held in method.holds.items():
         local = relative(path, method.path)
         home = local.removesuffix(".weight")
-        if path in tables and isinstance(held, Held) and home not in (local, *entries):
+        if path in tables and isinstance(held, ParamRef) and home not in (local, *entries):
             local = home
-            held = Leaf(local, f"nn.Embedding({', '.join(map(str, held.shape))})", ("weight",))
+            held = Submodule(local, f"nn.Embedding({', '.join(map(str, held.shape))})", ("weight",))
         entries[local] = held
     order = _order(method)
     for path, entry in sorted(entries.items(), key=lambda e: order.get(e[0], len(order))):
@@ -45,7 +45,7 @@ def _order(method: Method) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in method.items:
         calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, Call) else []
-        paths = [c.path for c in calls] or [o.path for o in reads(item) if isinstance(o, (Leaf, Held))]
+        paths = [c.path for c in calls] or [o.path for o in reads(item) if isinstance(o, (Submodule, ParamRef))]
         for p in paths:
             found.setdefault(relative(p, method.path), len(found))
     return found
@@ -55,12 +55,12 @@ def _hold(lines: list[str], base: str, tree: dict[str, Any]) -> None:
     """Append the lines that make what `tree` says of the module `base`: classes, modules and tensors by name."""
     for name, entry in tree.items():
         place = attribute(base, name)
-        if isinstance(entry, Held):
+        if isinstance(entry, ParamRef):
             if entry.constant:
                 lines.append(f'{base}.register_buffer("{name}", {_empty(entry)})')
             else:
                 lines.append(f"{place} = {_parameter(entry)}")
-        elif isinstance(entry, Leaf):
+        elif isinstance(entry, Submodule):
             lines.append(f"{place} = {entry.init}")
         elif isinstance(entry, str):
             lines.append(f"{place} = {entry}()")
@@ -71,19 +71,19 @@ def _hold(lines: list[str], base: str, tree: dict[str, Any]) -> None:
             _hold(lines, place, entry)
 
 
-def _made(kind: str | Leaf) -> str:
-    return kind.init if isinstance(kind, Leaf) else f"{kind}()"
+def _made(kind: str | Submodule) -> str:
+    return kind.init if isinstance(kind, Submodule) else f"{kind}()"
 
 
 def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:
     """The same of the list `place`, whose `entries` are numbered."""
     count = max(int(k) for k in entries) + 1
     items = [entries.get(str(i)) for i in range(count)]
-    kinds = [i if isinstance(i, str) else i.init if isinstance(i, Leaf) else "nn.Module" for i in items]
-    held = [i for i in items if isinstance(i, Held)]
+    kinds = [i if isinstance(i, str) else i.init if isinstance(i, Submodule) else "nn.Module" for i in items]
+    held = [i for i in items if isinstance(i, ParamRef)]
     if len(held) == count:
         lines.append(f"{place} = nn.ParameterList([{', '.join(map(_parameter, held))}])")
-    elif any(isinstance(i, Leaf) for i in items):
+    elif any(isinstance(i, Submodule) for i in items):
         lines.append(f"{place} = nn.ModuleList([{', '.join(k if '(' in k else k + '()' for k in kinds)}])")
     elif len({*kinds}) == 1:
         lines.append(f"{place} = nn.ModuleList({kinds[0]}() for _ in range({count}))")
@@ -94,10 +94,10 @@ def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:
             _hold(lines, f"{place}[{i}]", item)
 
 
-def _parameter(held: Held) -> str:
+def _parameter(held: ParamRef) -> str:
     return f"nn.Parameter({_empty(held)})"
 
 
-def _empty(held: Held) -> str:
+def _empty(held: ParamRef) -> str:
     shape = ", ".join(map(str, held.shape)) or "()"
     return f"torch.empty({shape}{f', dtype={held.dtype}' if held.dtype else ''})"

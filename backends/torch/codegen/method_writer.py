@@ -6,7 +6,7 @@ import ast
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
-from ..program.statements import Held, Leaf, Operand, Slot, Var, inside, relative
+from ..program.statements import CacheSlot, Operand, ParamRef, Submodule, Var, inside, relative
 from .naming import Line, Named, Names
 from .structure import Call, Item, Loop, Method, reads
 
@@ -30,7 +30,7 @@ class Writer:
 
     def token(self, o: Operand) -> str:
         """What stands for an operand until names are chosen."""
-        if isinstance(o, Leaf) or (isinstance(o, Held) and inside(o.path, self.method.path)):
+        if isinstance(o, Submodule) or (isinstance(o, ParamRef) and inside(o.path, self.method.path)):
             return self.member(o.path)
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
@@ -67,7 +67,7 @@ class Writer:
             return
         taken: list[str] = []
         for item in stateful:
-            slots = [o.name for o in reads(item) if isinstance(o, Slot)]
+            slots = [o.name for o in reads(item) if isinstance(o, CacheSlot)]
             stem = slots[0] if slots else _words(_first(item).path)[-1]
             name = f"{stem}_cache" if stem != "cache" else "kv_cache"
             taken.append(name if name not in taken else f"{name}_{len(taken) + 1}")
@@ -96,7 +96,7 @@ class Writer:
             replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
             self._append(item.results, text, "", replaces)
             return
-        tokens = [self.states[item] if isinstance(o, Slot) else self.token(o) for o in item.operands]
+        tokens = [self.states[item] if isinstance(o, CacheSlot) else self.token(o) for o in item.operands]
         text = item.text.format(*tokens)
         if not item.results:
             self.lines.append(Line([], self._inlined(ast.parse(text).body[0], 60)[0]))

@@ -8,15 +8,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..program.snippets import IMPORTS, library
-from ..program.statements import Held, Operand, Var
+from ..program.snippets import RESERVED, library
+from ..program.statements import Operand, ParamRef, Var
 
-RESERVED = {
-    *("self", "cache", "state", "layer", "run", "args", "batch", "length"),
-    *("len", "range", "zip", "min", "max"),
-    *IMPORTS,
-}
-Named = Var | Held
+Named = Var | ParamRef
 
 
 @dataclass(eq=False)

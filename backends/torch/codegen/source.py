@@ -17,8 +17,8 @@ import jinja2
 from weft.ir.graph import Graph
 
 from ..lower.lower import lower
-from ..program.snippets import imports, kernels, names, used_parts
-from ..program.statements import TOP, Held, Leaf, Program, Slot, Statement, relative
+from ..program.snippets import imports, kernels, names, used_snippets
+from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, relative
 from .classes import ClassWriter
 from .docstrings import model_doc
 from .members import constructor
@@ -49,7 +49,7 @@ def write_source(graph: Graph, package: str = "kernels") -> Source:
     writer.write(top)
     classes, own = list(writer.classes.values()), list(program.functions.values())
     used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=own, classes=classes)))
-    parts = used_parts(used)
+    parts = used_snippets(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
     files = kernels(used)
     text = template("model.py.j2").render(
@@ -86,7 +86,9 @@ class ModelWriter(ClassWriter):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         rows = (s.operands[1] for s in program.statements if s.text == "F.embedding({0}, {1})")
-        self.tables = {o.path for o in rows if isinstance(o, Held) and not o.constant and o.path.endswith(".weight")}
+        self.tables = {
+            o.path for o in rows if isinstance(o, ParamRef) and not o.constant and o.path.endswith(".weight")
+        }
 
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         return constructor(method, inner, self.tables)
@@ -99,7 +101,7 @@ class ModelWriter(ClassWriter):
         return f"cache: {_cache_type(method)} | None = None"
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
-        if isinstance(o, Held):
+        if isinstance(o, ParamRef):
             return f"{name}: Tensor"
         maybe = o.type == "Tensor" and o in self.makers and self.makers[o].text.startswith("None if ")
         kind = "Tensor" if o.skips and not top else o.type
@@ -126,14 +128,14 @@ def _kind(item: Item) -> str:
         return f"list[{_cache_type(item.calls[0].callee)}]"
     if isinstance(item, Call):
         return _cache_type(item.callee)
-    return next(o.type for o in item.operands if isinstance(o, Slot))
+    return next(o.type for o in item.operands if isinstance(o, CacheSlot))
 
 
 def _new_cache(method: Method) -> str:
     texts = []
     for item in method.stateful:
         if isinstance(item, Statement):
-            slot = next(o for o in item.operands if isinstance(o, Slot))
+            slot = next(o for o in item.operands if isinstance(o, CacheSlot))
             texts.append(slot.init.format(like=_some_weight(method)))
             continue
         calls = item.calls if isinstance(item, Loop) else [item]
@@ -152,11 +154,11 @@ def _new_cache(method: Method) -> str:
 def _some_weight(method: Method) -> str:
     """A weight of the module, whose dtype and device the cache shares; one that it is given, if it has none itself."""
     for path, held in method.holds.items():
-        if isinstance(held, Leaf) and "codes" not in held.holds:
+        if isinstance(held, Submodule) and "codes" not in held.holds:
             return attribute("self", relative(path, method.path)) + ".weight"
-        if isinstance(held, Held) and not held.constant:
+        if isinstance(held, ParamRef) and not held.constant:
             return attribute("self", relative(path, method.path))
-    quantized = any(isinstance(held, Leaf) for held in method.holds.values())
+    quantized = any(isinstance(held, Submodule) for held in method.holds.values())
     return "like" if quantized and method.path != TOP else "next(self.parameters())"
 
 

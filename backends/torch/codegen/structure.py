@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
-from ..program.statements import TOP, Held, Leaf, Operand, Program, Slot, Statement, Var, inside, relative
+from ..program.statements import TOP, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var, inside, relative
 
 
 @dataclass(eq=False)
@@ -55,9 +55,9 @@ class Method:
 
     path: str
     items: list[Item]
-    inputs: list[Var | Held] = field(default_factory=list)
+    inputs: list[Var | ParamRef] = field(default_factory=list)
     outputs: list[Operand] = field(default_factory=list)
-    holds: dict[str, Leaf | Held] = field(default_factory=dict)  # by path, those of inner methods left out
+    holds: dict[str, Submodule | ParamRef] = field(default_factory=dict)  # by path, those of inner methods left out
     modules: dict[str, Method] = field(default_factory=dict)  # by path
     key: Hashable = None
 
@@ -80,29 +80,29 @@ class Method:
 def has_state(item: Item) -> bool:
     """Whether a step keeps something from call to call."""
     if isinstance(item, Statement):
-        return any(isinstance(o, Slot) for o in item.operands) and bool(item.results)
+        return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0
 
 
 def structure(program: Program, borrows: bool = False) -> Method:
     """The method of the whole model. One that `borrows` holds what it reads itself, wherever the model has it; else a
     weight is held by the innermost module that it is named after."""
-    held: dict[str, Leaf | Held] = {}
+    held: dict[str, Submodule | ParamRef] = {}
     for statement in program.statements:
         for o in statement.operands:
-            if isinstance(o, (Leaf, Held)):
+            if isinstance(o, (Submodule, ParamRef)):
                 held.setdefault(o.path, o)
     for output in program.outputs.values():
-        if isinstance(output, Held):
+        if isinstance(output, ParamRef):
             held.setdefault(output.path, output)
-    leaves = {f"{path}.{name}" for path, o in held.items() if isinstance(o, Leaf) for name in o.holds}
+    leaves = {f"{path}.{name}" for path, o in held.items() if isinstance(o, Submodule) for name in o.holds}
     held = {path: o for path, o in held.items() if path not in leaves}
     builder = _Builder(program, held, borrows)
     return builder.method(TOP, program.statements, list(program.outputs.values()))
 
 
 class _Builder:
-    def __init__(self, program: Program, held: dict[str, Leaf | Held], borrows: bool) -> None:
+    def __init__(self, program: Program, held: dict[str, Submodule | ParamRef], borrows: bool) -> None:
         self.held = held
         self.borrows = borrows
         owners = {p for path in held for p in _ancestors(path)}
@@ -138,10 +138,10 @@ class _Builder:
         method.key = _key(method)
         return method
 
-    def _holds(self, method: Method) -> dict[str, Leaf | Held]:
+    def _holds(self, method: Method) -> dict[str, Submodule | ParamRef]:
         if self.borrows:
             own = (o for item in method.items for o in reads(item))
-            found = (o for o in (*own, *method.outputs) if isinstance(o, (Leaf, Held)))
+            found = (o for o in (*own, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
             return {o.path: o for o in found if inside(o.path, method.path)}
         inner = method.modules
         return {p: h for p, h in self.held.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)}
@@ -187,7 +187,7 @@ def _grouped(statements: Sequence[Statement], modules: set[str]) -> Iterator[tup
 
 def _runs(statements: list[Statement]) -> list[list[Statement]]:
     """`statements` cut into equal runs over the same weights: one run, unless they repeat."""
-    keys = [(s.text, s.scope, tuple(o for o in s.operands if isinstance(o, (Leaf, Held)))) for s in statements]
+    keys = [(s.text, s.scope, tuple(o for o in s.operands if isinstance(o, (Submodule, ParamRef)))) for s in statements]
     n = len(keys)
     for size in range(1, n // 2 + 1):
         if n % size == 0 and keys[size:] == keys[:-size]:
@@ -234,12 +234,12 @@ def _is_list(path: str, paths: set[str]) -> bool:
     return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
 
 
-def _inputs(method: Method) -> list[Var | Held]:
+def _inputs(method: Method) -> list[Var | ParamRef]:
     made = {v for i in method.items for v in i.results}
-    found: dict[Var | Held, None] = {}
+    found: dict[Var | ParamRef, None] = {}
     for item in method.items:
         for o in reads(item):
-            if (isinstance(o, Var) and o not in made) or (isinstance(o, Held) and not inside(o.path, method.path)):
+            if (isinstance(o, Var) and o not in made) or (isinstance(o, ParamRef) and not inside(o.path, method.path)):
                 found[o] = None
     for o in method.outputs:
         if isinstance(o, Var) and o not in made:
@@ -320,11 +320,11 @@ def _key(method: Method) -> Hashable:
     number: dict[Operand, int] = {v: i for i, v in enumerate(method.inputs)}
 
     def ref(o: Operand) -> Hashable:
-        if isinstance(o, Leaf):
+        if isinstance(o, Submodule):
             return relative(o.path, method.path), o.init
-        if isinstance(o, Held) and inside(o.path, method.path):
+        if isinstance(o, ParamRef) and inside(o.path, method.path):
             return replace(o, path=relative(o.path, method.path))
-        return o if isinstance(o, Slot) else number[o]
+        return o if isinstance(o, CacheSlot) else number[o]
 
     def key(item: Item) -> Hashable:
         if isinstance(item, Loop):

@@ -12,7 +12,7 @@ from weft.ir.graph import Graph, Node, Param, Value
 
 from ..program.emitter import Emitter
 from ..program.positions import query_positions
-from ..program.statements import TOP, Held, Leaf, Operand, Statement, Var
+from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.states import cached_nodes, counts_keys
 from .patterns import NormOf, Projection
 from .tables import TICKETS
@@ -52,9 +52,9 @@ class StepEmitter(Emitter):
     def give(self, name: str, default: str, type: str) -> Var:
         return super().give(name, "", type.removesuffix(" | None"))
 
-    def leaf(self, init: str, **weights: Value | None) -> Leaf | None:
+    def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
         found = super().leaf(init, **weights)
-        return None if found is None else Leaf(f"{found.path}.module", "module", found.holds)
+        return None if found is None else Submodule(f"{found.path}.module", "module", found.holds)
 
     def _begin(self) -> None:
         """A step is given all there is: positions, and a cache, which counts the token."""
@@ -95,11 +95,11 @@ class StepEmitter(Emitter):
 
     # -- what kernels read
 
-    def weight(self, param: Param) -> Held:
+    def weight(self, param: Param) -> ParamRef:
         """A weight as it is."""
         key = param.name
         self.program.weights[key] = param
-        return Held(key, tuple(param.type.concrete({})))
+        return ParamRef(key, tuple(param.type.concrete({})))
 
     def packed(self, params: Sequence[Param]) -> Operand | None:
         """Weights one under the other, held beside their modules; None if those do not stand side by side."""
@@ -113,20 +113,20 @@ class StepEmitter(Emitter):
         if kind not in ("weight", "bias"):
             return None
         name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
-        return Leaf(".".join([*places[0][:-2], f"{name}_{kind}"]), f"pack:{kind}:{','.join(modules)}")
+        return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), f"pack:{kind}:{','.join(modules)}")
 
-    def norm(self, norm: NormOf) -> Leaf | None:
+    def norm(self, norm: NormOf) -> Submodule | None:
         """The norm before a product, if there is one, as kernels take it."""
         return None if norm.node is None else self.norm_node(norm.node)
 
-    def norm_node(self, node: Node, gain: Param | None = None) -> Leaf:
+    def norm_node(self, node: Node, gain: Param | None = None) -> Submodule:
         """The norm `node` as kernels take it; `gain` is its weight, where another node multiplies by that."""
         kind = "rms" if node.op is ops.rms_norm else "layer"
         weights = node.operand("weight") if gain is None else gain, node.operand("bias") if kind == "layer" else None
         given = [w.name if isinstance(w, Param) else "" for w in weights]
         path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(node, kind)
         names = ":".join(g.rpartition(".")[2] for g in given)
-        return Leaf(f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{names}")
+        return Submodule(f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{names}")
 
     def _without_weights(self, node: Node, kind: str) -> str:
         """Where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
@@ -144,7 +144,7 @@ class StepEmitter(Emitter):
 
     def around(self, *operands: Operand | None) -> str:
         """The innermost scope around the present one that has all weights among `operands`."""
-        paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (Held, Leaf))]
+        paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _module(_outer(self.scope, *paths), paths) if self.scope else self.scope
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..codegen.method_writer import periodic
 from ..codegen.structure import Method
-from ..program.statements import Held, Leaf, relative
+from ..program.statements import ParamRef, Submodule, relative
 
 
 def attributes(method: Method) -> dict[str, str]:
@@ -49,9 +49,9 @@ def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
     return lines or ["pass"]
 
 
-def _taken(held: Leaf | Held, path: str) -> str:
+def _taken(held: Submodule | ParamRef, path: str) -> str:
     """What an attribute is made of: ``kind:rest`` in the `init` of a leaf tells."""
-    if isinstance(held, Held):
+    if isinstance(held, ParamRef):
         return reached(path)
     outer = path.rpartition(".")[0]
     kind, _, rest = held.init.partition(":")

@@ -10,7 +10,7 @@ from weft.ir.graph import Node, Param, Value
 
 from ..kernels.shared.activation import ACTIVATIONS
 from ..program.quantized import is_kept
-from .kernels.gates import ending
+from .gates import ending
 
 SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns that kernels have, and what they call the stride
 QUANTIZED = "weights stay in blocks, which quantized_linear multiplies by"

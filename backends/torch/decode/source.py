@@ -13,8 +13,8 @@ from ..codegen.method_writer import Writer
 from ..codegen.naming import Named
 from ..codegen.source import formatted, template
 from ..codegen.structure import Method
-from ..program.snippets import imports, library, names, used_parts
-from ..program.statements import Held, Var
+from ..program.snippets import imports, library, names, used_snippets
+from ..program.statements import ParamRef, Var
 from .lowering import lower_step
 from .members import attributes, constructor
 
@@ -42,7 +42,7 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
     writer.write(step.method)
     given: dict[str, Any] = {"name": graph.name, "model": model, "classes": list(writer.classes.values())}
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
-    own = used_parts(used & OWN)
+    own = used_snippets(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)
     used = used.union(*(p.uses for p in own))
     if not used.intersection(LAUNCHERS):
@@ -58,7 +58,7 @@ def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> 
 class _Body(Writer):
     trains = False
 
-    def __init__(self, method: Method, given: list[Var | Held], hidden: Var | None, top: bool) -> None:
+    def __init__(self, method: Method, given: list[Var | ParamRef], hidden: Var | None, top: bool) -> None:
         super().__init__(method, given, hidden, top)
         self.attributes = attributes(method)
 

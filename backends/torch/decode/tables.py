@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..program.statements import TOP, Held, Leaf, Operand, Program, Statement, Var
+from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var
 from .members import reached
 
 DEVICE = "next(module.parameters())"
-TICKETS = Leaf("tickets", "tickets")
+TICKETS = Submodule("tickets", "tickets")
 
 
 def made_once(program: Program, tickets: int) -> None:
     """Statements at the top that read nothing but the device of a token become what the step holds; so do counters,
     `tickets` for each row."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
-    found: dict[Operand, Leaf] = {TICKETS: replace(TICKETS, init=f"made:Tickets({tickets})")}
+    found: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"made:Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}
     for s in program.statements:
         for o in s.operands:
@@ -28,11 +28,11 @@ def made_once(program: Program, tickets: int) -> None:
             kept.append(s)
         else:
             taken = sum(leaf.path.startswith(f"{s.results[0].name}.table") for leaf in found.values())
-            found[s.results[0]] = Leaf(f"{s.results[0].name}.table{taken or ''}", f"made:{text}")
+            found[s.results[0]] = Submodule(f"{s.results[0].name}.table{taken or ''}", f"made:{text}")
     program.statements = [replace(s, operands=tuple(found.get(o, o) for o in s.operands)) for s in kept]
 
 
-def _text(s: Statement, tokens: Var, found: dict[Operand, Leaf]) -> str | None:
+def _text(s: Statement, tokens: Var, found: dict[Operand, Submodule]) -> str | None:
     """The expression of `s` over the module alone; None if it has to do with more."""
     if s.scope != TOP or not s.early or not s.operands:
         return None
@@ -40,7 +40,7 @@ def _text(s: Statement, tokens: Var, found: dict[Operand, Leaf]) -> str | None:
     for i, o in enumerate(s.operands):
         if o in found:
             texts.append(found[o].init.removeprefix("made:"))
-        elif isinstance(o, Held) and o.constant:
+        elif isinstance(o, ParamRef) and o.constant:
             texts.append(reached(o.path))
         elif o is tokens and s.text.count(f"{{{i}}}") == s.text.count(f"{{{i}}}.device"):
             texts.append(DEVICE)

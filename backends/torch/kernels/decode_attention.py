@@ -19,7 +19,7 @@ import torch
 
 from .shared import cached_keys, split_keys
 from .shared.attend import DTYPES, attend, base2, learns, mixed_in, power_of_2, scaled
-from .shared.cached_keys import located, prefetch, seen
+from .shared.cached_keys import prefetch, slots, visible_range
 from .shared.launch import Variant, jit, tl
 from .shared.launch import refusal as device_refusal
 from .shared.split_keys import finish, per_split
@@ -80,14 +80,14 @@ def decode_kernel(
     n = tl.arange(0, KEYS)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
-        at, slot = located(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
+        kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
+        at, slot = slots(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
         prefetch(k, slot, k_slot, capacity, D, D_PADDED)
         prefetch(v, slot, v_slot, capacity, DV, DV_PADDED)
         tl.extra.cuda.gdc_wait()
 
     position = tl.load(positions + batch, cache_modifier=".cg")
-    kept, first, keys = seen(position, WINDOW, KEEP, CHUNK, STEP)
+    kept, first, keys = visible_range(position, WINDOW, KEEP, CHUNK, STEP)
     share = per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
     if split >= used:
@@ -111,7 +111,7 @@ def decode_kernel(
     end = tl.minimum((split + 1) * share, keys)
     for start in tl.range(split * share, end, KEYS):
         i = start + n
-        at, slot = located(i, kept, first, KEEP, RING, STEP)
+        at, slot = slots(i, kept, first, KEEP, RING, STEP)
         key = tl.load(k + slot[:, None] * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
         value = tl.load(v + slot[:, None] * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
         if INTERP:
@@ -162,7 +162,7 @@ def reference(
     slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`decode_attention` in plain torch, with gradients."""
-    there, distance = cached_keys.shown(positions, k.shape[2], window, keep_first, rolling, chunk, dilation)
+    there, distance = cached_keys.visible_mask(positions, k.shape[2], window, keep_first, rolling, chunk, dilation)
     bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
     y = attend(q[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
     return y[:, :, 0]

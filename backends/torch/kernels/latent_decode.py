@@ -14,7 +14,7 @@ import torch
 
 from .shared import cached_keys, split_keys
 from .shared.attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
-from .shared.cached_keys import located, prefetch, seen
+from .shared.cached_keys import prefetch, slots, visible_range
 from .shared.launch import Variant, jit, tl
 from .shared.launch import refusal as device_refusal
 from .shared.split_keys import finish, per_split
@@ -61,12 +61,12 @@ def latent_kernel(
     n = tl.arange(0, KEYS)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
-        _, slot = located(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
+        kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
+        _, slot = slots(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
         prefetch(cache, slot, RANK + ROPE, capacity, RANK + ROPE, 2 * RANK_PADDED)
         tl.extra.cuda.gdc_wait()
 
-    kept, first, keys = seen(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
+    kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
     share = per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
     if split >= used:
@@ -90,7 +90,7 @@ def latent_kernel(
     end = tl.minimum((split + 1) * share, keys)
     for start in tl.range(split * share, end, KEYS, disable_licm=LEAN):
         i = start + n
-        _, slot = located(i, kept, first, KEEP, RING)
+        _, slot = slots(i, kept, first, KEEP, RING)
         key = cache + slot[:, None] * (RANK + ROPE)
         latent_there = (i < end)[:, None] if RANK == RANK_PADDED else (i < end)[:, None] & (c < RANK)[None, :]
         rope_there = (i < end)[:, None] if ROPE == ROPE_PADDED else (i < end)[:, None] & (p < ROPE)[None, :]
@@ -140,7 +140,7 @@ def reference(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`latent_decode` in plain torch, with gradients."""
-    there, _ = cached_keys.shown(positions, cache.shape[2], window, keep_first, rolling)
+    there, _ = cached_keys.visible_mask(positions, cache.shape[2], window, keep_first, rolling)
     y = attend(q[:, :, None], cache, cache[..., :rank], there[:, None, None], scale, softcap=softcap, sinks=sinks)
     return y[:, :, 0]
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from weft.ir.graph import Graph
 
-from ..codegen.naming import RESERVED
-from ..program.snippets import library
+from ..program.snippets import RESERVED, library
 
 SPARSE = 1000  # of a list of modules, whose places between the numbers are filled with empty ones
 OWN = {*dir(nn.Module()), "new_cache", "cache"}  # what a module has besides its parts
@@ -28,7 +27,7 @@ def with_identifiers(graph: Graph) -> Graph:
     outputs = _distinct([name for name, _ in graph.outputs.items()])
     if all(old == new for names in (paths, inputs, outputs) for old, new in names.items()):
         return graph
-    other = Graph(graph.name, graph.archive)
+    other = Graph(graph.name, graph.reader)
     other.tokenize, other.meta, other.origins = graph.tokenize, dict(graph.meta), dict(graph.origins)
     mapped = {}
     for name, value in graph.inputs.items():

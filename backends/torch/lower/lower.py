@@ -11,7 +11,7 @@ from weft.passes import Trace, legalize, lookup
 from ..program.emitter import Emitter
 from ..program.positions import begin, end
 from ..program.registry import LOWERINGS
-from ..program.statements import Held, Leaf, Operand, Program, Statement
+from ..program.statements import Operand, ParamRef, Program, Statement, Submodule
 from ..program.states import cached_nodes, counts_keys, cross_attentions
 from .encoder import within_encoder
 from .identifiers import with_identifiers
@@ -78,8 +78,8 @@ def legal(graph: Graph, trace: Trace) -> Graph:
 def read_weights(program: Program) -> set[str]:
     """The keys of the weights that statements or outputs read."""
     operands = [o for s in program.statements for o in s.operands] + list(program.outputs.values())
-    leaves = {f"{o.path}.{name}" for o in operands if isinstance(o, Leaf) for name in o.holds}
-    return leaves | {o.path for o in operands if isinstance(o, Held)}
+    leaves = {f"{o.path}.{name}" for o in operands if isinstance(o, Submodule) for name in o.holds}
+    return leaves | {o.path for o in operands if isinstance(o, ParamRef)}
 
 
 def _head(graph: Graph) -> tuple[Value, str] | None:

@@ -10,7 +10,7 @@ from weft.ir.graph import Node, Value
 from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
 from ..program.registry import lowering
-from ..program.statements import Operand, Slot, Var
+from ..program.statements import CacheSlot, Operand, Var
 from .dense import operand
 from .distances import DISTANCE, distance
 from .elementwise import number
@@ -145,7 +145,9 @@ def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None)
         slots, keep = room
         length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", written_positions(e)
         rest = f", {keep}" if keep else ""
-    slot = Slot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {{like}}{rest})", kind)
+    slot = CacheSlot(
+        "cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {{like}}{rest})", kind
+    )
     assert mask is not None
     keys = ".keys" if isinstance(mask, Var) and mask.type == "Seen" else ""  # the last axis of either counts them
     if v is None:
@@ -162,7 +164,7 @@ def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Va
     text_v, made_v = e.folded(v, 2 + len(made_k))
     encoded = next(o for o in made_k if isinstance(o, Var))
     encoded.name, encoded.type = "encoded", "Tensor | None"
-    operands: list[Operand] = [Slot("cross", "CrossCache()", "CrossCache"), encoded, *made_k, *made_v]
+    operands: list[Operand] = [CacheSlot("cross", "CrossCache()", "CrossCache"), encoded, *made_k, *made_v]
     kept, names = f"{text_k}, {text_v}", ["k", "v"]
     if shown is not None:
         kept, names = f"{kept}, {{{len(operands)}}}", [*names, "shown"]

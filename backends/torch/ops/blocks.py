@@ -10,7 +10,7 @@ from weft.ir.types.dtypes import DType
 from ..program.emitter import Emitter
 from ..program.quantized import BITS, block_params, dense, embeds, kept
 from ..program.registry import lowering
-from ..program.statements import Held, Leaf, Var
+from ..program.statements import ParamRef, Submodule, Var
 
 
 def _widened(node: Node) -> str | None:
@@ -38,10 +38,10 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
     key = like.name
     e.program.weights[key] = like
     name = "x" if ids in e.graph.inputs.values() else ""
-    return e.emit("{1}({0}).to({2})", ids, leaf, Held(key, tuple(like.type.concrete({}))), name=name)
+    return e.emit("{1}({0}).to({2})", ids, leaf, ParamRef(key, tuple(like.type.concrete({}))), name=name)
 
 
-def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Leaf, bool]:
+def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
     """The module that has a kept `weight`, and whether it has the bias, too."""
     layout = kept(weight)
     assert isinstance(layout, DType)

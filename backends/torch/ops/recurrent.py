@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.analysis.recurrences import State, states
+from weft.passes.analysis.states import State, states
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
-from ..program.statements import Operand, Slot, Var
+from ..program.statements import CacheSlot, Operand, Var
 from .dense import operand
 from .elementwise import activation
 
@@ -30,7 +30,7 @@ def _carried(e: Emitter, node: Node, text: str, *given: Value | Operand) -> tupl
         return made[0], *e.many("{0}", made[1], names=names[1:])
     if node not in e.cached:
         return (e.emit(f"{text.replace('{past}', 'None')}[0]", *given),)
-    slot = Slot(*_slot(parts))
+    slot = CacheSlot(*_slot(parts))
     kept = text.replace("{past}", f"resumed({{{first}}})")
     return (e.emit(f"keep({{{first}}}, {kept})", *given, slot),)
 

@@ -17,7 +17,7 @@ from torch import nn
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes.quantized import Stored
-from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import stream
 
 from .. import kernels
@@ -37,7 +37,7 @@ def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: to
     source = write_source(graph, kernels.__name__)
     with torch.device("meta"):
         module: nn.Module = run_source(source.text).Model()
-    load(module, state_dict(source, graph.archive, dtype, place))
+    load(module, state_dict(source, graph.reader, dtype, place))
     return module
 
 
@@ -59,18 +59,18 @@ def build_step(graph: Graph, module: nn.Module) -> Callable[..., torch.Tensor]:
 
 
 def state_dict(
-    source: Source, archive: Archive, dtype: torch.dtype, device: torch.device | str = "cpu"
+    source: Source, reader: TensorReader, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
     """The weights of a generated source by state_dict key; constants keep their own dtype."""
-    return {key: tensor(param, archive, dtype).to(device) for key, param in source.weights.items()}
+    return {key: tensor(param, reader, dtype).to(device) for key, param in source.weights.items()}
 
 
-def tensor(param: Param, archive: Archive, dtype: torch.dtype) -> torch.Tensor:
+def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
     """A parameter of a graph on the CPU: weights in `dtype`, tables, whole numbers and scales of blocks as they are."""
     kind = param.type.dtype
-    blocks = [np.atleast_1d(block) for block in stream(param.recipe, archive)]
+    blocks = [np.atleast_1d(block) for block in stream(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
-    made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: archives keep theirs
+    made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: readers keep theirs
     if not kind.is_float:
         return made.to(getattr(torch, TORCH_NAMES[kind.name]))
     if param.recipe.constant:

@@ -20,7 +20,7 @@ from weft.passes.analysis.projections import Branch, Projections, projections
 from ..codegen.source import formatted, template
 from ..lower.identifiers import with_identifiers
 from ..lower.lower import lower
-from ..program.statements import Held, Leaf, Program, Slot
+from ..program.statements import CacheSlot, ParamRef, Program, Submodule
 
 COLUMNS, ROWS, EXPERTS = "ColwiseParallel()", "RowwiseParallel()", "ExpertParallel()"
 TOKENS, LOGITS = "RowwiseParallel(input_layouts=Replicate())", "ColwiseParallel(output_layouts=Replicate())"
@@ -89,10 +89,10 @@ class _Modules:
     def __init__(self, program: Program) -> None:
         names = {key: param.name for key, param in program.weights.items()}
         operands = [(s.scope, o) for s in program.statements for o in s.operands]
-        leaves = {o.path: o for _, o in operands if isinstance(o, Leaf)}
+        leaves = {o.path: o for _, o in operands if isinstance(o, Submodule)}
         self.leaves = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
-        self.held = {o.path for _, o in operands if isinstance(o, Held)}
-        self.cached = [scope for scope, o in operands if isinstance(o, Slot) and o.type.endswith("KVCache")]
+        self.held = {o.path for _, o in operands if isinstance(o, ParamRef)}
+        self.cached = [scope for scope, o in operands if isinstance(o, CacheSlot) and o.type.endswith("KVCache")]
         self.paths = {names[key]: key.rpartition(".")[0] for key in names}
 
     def leaf(self, param: Value | None, kind: str) -> str | None:

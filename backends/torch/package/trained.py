@@ -11,7 +11,7 @@ import torch
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Source
-from weft.ir.recipes.readers import MemoryArchive
+from weft.ir.recipes.readers import MemoryReader
 from weft.passes import Pipeline, default_pipeline, run_passes
 
 from ..lower.identifiers import parameter_names
@@ -45,11 +45,11 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
         if key not in arrays and name in read:
             raise WeftError(f"the state_dict has no {key}, a parameter of graph {graph.name}")
         if key not in arrays:
-            arrays[key] = param.recipe.evaluate(graph.archive)
+            arrays[key] = param.recipe.evaluate(graph.reader)
         if (shape := arrays[key].shape) != (wanted := tuple(param.type.concrete({}))):
             raise WeftError(f"{key} is {list(shape)} in the state_dict, but {list(wanted)} in graph {graph.name}")
         param.recipe = Source(key)
-    graph.archive = MemoryArchive(arrays, "<state_dict>")
+    graph.reader = MemoryReader(arrays, "<state_dict>")
     return graph
 
 

@@ -12,7 +12,7 @@ from weft.ir.types import Shape
 from weft.ir.types.sizes import Call, Size, sym
 
 from .constants import formula
-from .statements import MOVES, TOP, TORCH_NAMES, Held, Leaf, Operand, Program, Slot, Statement, Var
+from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var
 
 
 class Emitter:
@@ -30,7 +30,7 @@ class Emitter:
         self.program = Program(graph.name, cached=bool(cached), nodes=list(graph.nodes))
         self._made: dict[Value, Operand] = {}
         self._heads: dict[Value, tuple[int, Var]] = {}  # [batch, heads, seq, width] of [batch, seq, heads·width]
-        self._leaves: dict[str, tuple[Leaf, tuple[Param, ...]]] = {}
+        self._leaves: dict[str, tuple[Submodule, tuple[Param, ...]]] = {}
         self._hoisted: dict[Hashable, tuple[Var, ...]] = {}
         self.blocks: dict[Param, dict[str, Param]] = {}  # the tensors that stand for weights kept in blocks
         self._parts: Counter[str] | None = None  # how many parameters and inner scopes lie below a path
@@ -161,7 +161,7 @@ class Emitter:
         """The text that makes `var` of what comes from outside of the scope, its places numbered from `first`, and its
         operands."""
         s = next((s for s in self.program.statements if var in s.results), None)
-        if s is None or s.scope != self.scope or any(isinstance(o, Slot) for o in s.operands):
+        if s is None or s.scope != self.scope or any(isinstance(o, CacheSlot) for o in s.operands):
             return f"{{{first}}}", [var]
         texts, operands = [], list[Operand]()
         for o in s.operands:
@@ -183,7 +183,7 @@ class Emitter:
 
     # -- weights
 
-    def leaf(self, init: str, **weights: Value | None) -> Leaf | None:
+    def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
         """The module that holds `weights` under these names, made by `init`; None where the graph names or shares them
         so that no one module does: then the statement reads the weights themselves."""
         given = {name: w for name, w in weights.items() if w is not None}
@@ -196,14 +196,14 @@ class Emitter:
             return None
         if not self._inside(path) or self._holds_more(path, params):
             return None
-        leaf = Leaf(path, init, tuple(given))
+        leaf = Submodule(path, init, tuple(given))
         if path not in self._leaves:
             if any(p in self._made for p in params):
                 return None
             self._leaves[path] = leaf, params
             for p in params:
                 key = p.name
-                self._made[p] = Held(key, tuple(p.type.concrete({})))
+                self._made[p] = ParamRef(key, tuple(p.type.concrete({})))
                 self.program.weights[key] = p
         return leaf if self._leaves[path] == (leaf, params) else None
 
@@ -227,7 +227,7 @@ class Emitter:
         key = param.name
         self.program.weights[key] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
-        return Held(key, tuple(param.type.concrete({})), param.recipe.constant or bool(whole), whole)
+        return ParamRef(key, tuple(param.type.concrete({})), param.recipe.constant or bool(whole), whole)
 
     # -- sizes
 
@@ -236,7 +236,7 @@ class Emitter:
         if isinstance(size, int):
             return str(size), []
         for v in near:
-            if size in v.shape and isinstance(v.shape, tuple) and not isinstance(self[v], Held):
+            if size in v.shape and isinstance(v.shape, tuple) and not isinstance(self[v], ParamRef):
                 return f"{{0}}.shape[{v.shape.index(size)}]", [self[v]]
         operands: list[Operand] = []
         terms = [self._term(mono, factor, operands) for mono, factor in size.terms]

@@ -34,7 +34,7 @@ def kept(weight: Value | None) -> DType | str:
         return "it is not the weight of linear maps alone, in a module of theirs"
     if len({node.operand("bias") for node in linears}) > 1:
         return "linear maps with different biases share it"
-    layout = stored_layout(weight.recipe, weight.graph.archive)
+    layout = stored_layout(weight.recipe, weight.graph.reader)
     if isinstance(layout, DType) and embeds(weight) and dense(weight.graph) is None:
         return "no other weight tells the dtype of the model"
     return layout
@@ -72,7 +72,7 @@ def numbers(param: Param) -> int:
     """How many weights a tensor of a module is: codes are what they stand for, and what goes with them is none."""
     recipe = param.recipe
     if isinstance(recipe, Stored):
-        return math.prod(recipe.item.shape(param.graph.archive))
+        return math.prod(recipe.item.shape(param.graph.reader))
     return math.prod(param.type.concrete({})) if param.type.dtype.is_float and not recipe.has(Stored) else 0
 
 
@@ -81,7 +81,7 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
     found: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
-            name = str(stored_layout(param.recipe.item, param.graph.archive))
+            name = str(stored_layout(param.recipe.item, param.graph.reader))
             found[name] = found.get(name, 0) + 1
     return found
 

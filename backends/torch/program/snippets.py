@@ -30,6 +30,11 @@ IMPORTS = {  # what a name in a generated source stands for
         "from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention",
     ),
 }
+RESERVED = {  # names that generated methods use themselves
+    *("self", "cache", "state", "layer", "run", "args", "batch", "length"),
+    *("len", "range", "zip", "min", "max"),
+    *IMPORTS,
+}
 KERNELS = {  # what parts call of the kernels, by the file it is in
     "learns": "shared.attend",
     "shared_memory": "shared.attend",
@@ -41,7 +46,7 @@ KERNELS = {  # what parts call of the kernels, by the file it is in
 
 
 @dataclass(frozen=True)
-class Part:
+class Snippet:
     """A function or class of `parts`: its source, and the names it uses."""
 
     name: str
@@ -50,7 +55,7 @@ class Part:
 
 
 @functools.cache
-def library() -> dict[str, Part]:
+def library() -> dict[str, Snippet]:
     """All parts by name, in the order of their files."""
     found = {}
     for info in sorted(pkgutil.iter_modules(parts.__path__), key=lambda i: i.name):
@@ -62,7 +67,7 @@ def library() -> dict[str, Part]:
                 name = target.id if isinstance(target, ast.Name) else getattr(node, "name", "")
                 first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
                 source = "\n".join(lines[first - 1 : node.end_lineno])
-                found[name] = Part(name, source, names(node) - bound(node))
+                found[name] = Snippet(name, source, names(node) - bound(node))
     return found
 
 
@@ -82,7 +87,7 @@ def bound(tree: ast.AST) -> frozenset[str]:
     return frozenset(arguments | variables)
 
 
-def used_parts(wanted: Iterable[str]) -> list[Part]:
+def used_snippets(wanted: Iterable[str]) -> list[Snippet]:
     """The parts among the names `wanted` and what they use, in the order of the library."""
     known = library()
     needed: set[str] = set()

@@ -35,7 +35,7 @@ class Var:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class Submodule:
     """A module of torch (or of the parts) at `path` that a statement calls; `init` makes it, and what it `holds`."""
 
     path: str
@@ -44,7 +44,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Held:
+class ParamRef:
     """A tensor that a module holds at `path`: a parameter; or a `constant`, which is never trained or rounded."""
 
     path: str
@@ -54,7 +54,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Slot:
+class CacheSlot:
     """What a layer keeps from call to call, None where there is no cache; `init` makes it for `batch` and `length`."""
 
     name: str
@@ -62,7 +62,7 @@ class Slot:
     type: str
 
 
-Operand = Var | Leaf | Held | Slot
+Operand = Var | Submodule | ParamRef | CacheSlot
 
 
 @dataclass(eq=False)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
-from weft.passes.analysis.memory import remembers
-from weft.passes.analysis.recurrences import states
+from weft.passes.analysis.states import has_cache, states
 from weft.passes.library.cache.key_axis import bias_makers
 
 
 def cached_nodes(graph: Graph) -> set[Node]:
     """The causal self-attentions and the recurrences of a model that generates; none where the graph has caches itself
     or no `input_ids` to count."""
-    if graph.meta.get("kind") not in ("decoder", "encoder-decoder") or remembers(graph):
+    if graph.meta.get("kind") not in ("decoder", "encoder-decoder") or has_cache(graph):
         return set()
     if "input_ids" not in graph.inputs:
         return set()

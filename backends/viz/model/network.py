@@ -15,7 +15,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
-from weft.passes.analysis.counts import cached, elements, learned
+from weft.passes.analysis.costs import cached, elements, learned
 
 from .marks import Mark
 from .work import NONE, Work, of_node, state, step

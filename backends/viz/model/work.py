@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from weft.ir import Node
 from weft.ir.types import TensorType, dtypes, sizes
 from weft.ir.types.sizes import Atom, Monomial, Poly, Size
-from weft.passes.analysis.counts import cached, state_bytes
-from weft.passes.analysis.recurrences import has_state
+from weft.passes.analysis.costs import cached, state_bytes
+from weft.passes.analysis.states import has_state
 
 TOKENS = "seq"  # the size that grows by one with every token
 MODEL = (dtypes.f32, dtypes.f16, dtypes.bf16)  # what the numbers of a model may be, as its user likes

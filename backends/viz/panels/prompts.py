@@ -59,7 +59,7 @@ class Seen:
 
     def _value(self, value: Value | None) -> Array | None:
         if isinstance(value, Param):
-            return widen(np.asarray(value.recipe.evaluate(self.graph.archive)))
+            return widen(np.asarray(value.recipe.evaluate(self.graph.reader)))
         return None if value is None else self.kept[value]
 
 

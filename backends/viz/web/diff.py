@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...numbers import count, size
+from ...readable import count, size
 from ..compare.networks import Comparison
 from ..formats.sheet import Sheet
 from ..formats.style import SIGNS as LOOKS

@@ -15,13 +15,13 @@ from weft.backends.viz.web import diff
 from weft.backends.viz.web.page import page
 from weft.backends.viz.web.steps import Step, steps_page
 from weft.ir.errors import WeftError
-from weft.passes.core.pipeline import Step as Ran
 from weft.passes.report import Report
+from weft.passes.runner import Step as Ran
 
-from ..inspect.inspection import USUAL, usual_tokens
-from ..source.sources import Model
+from ...model import Model
+from ..inspect.counting import USUAL, usual_tokens
 from .drawable import described, loaded
-from .pictures import Drawing, Look
+from .drawing import Drawing, Look
 
 PAGE = ".html"
 

@@ -15,8 +15,9 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.passes import run_passes
 
-from ...formats.weft.recorded import recorded_source
-from ..source.sources import Model, load_source
+from ...model import Model
+from ..source.recorded import recorded_source
+from ..source.sources import load_source
 
 MODEL, ENCODER = "model.onnx", "encoder.onnx"
 

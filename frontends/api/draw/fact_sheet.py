@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from weft.backends.numbers import count, size
+from weft.backends.readable import count, size
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.model.network import Network
 
+from ...model import Model
 from ...models.presets import PRESETS
+from ..inspect.counting import inspect
 from ..inspect.dimensions import Dimensions
-from ..inspect.inspection import Inspection, inspect
-from ..source.sources import Model
+from ..inspect.inspection import Inspection
 
 MIXERS = {
     "selective_scan": "Mamba",

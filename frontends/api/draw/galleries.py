@@ -13,7 +13,8 @@ from weft.backends.viz.web.gallery import Card, gallery
 from weft.ir.errors import WeftError
 
 from ...models.presets import PRESETS
-from ..inspect.inspection import Inspection, inspect
+from ..inspect.counting import inspect
+from ..inspect.inspection import Inspection
 from ..source.sources import load_source
 from .drawable import named_files
 from .fact_sheet import fact_sheet

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 
-from ..source.source_like import SourceLike
+from ...model import SourceLike
 
 
 class Picture:
     """What `show` makes of a source. A notebook shows it as the page to click through, anything else as a tree."""
 
     def __init__(self, source: SourceLike, height: int, depth: int | None, parts: tuple[str, ...]) -> None:
-        from .pictures import Look, drawing
+        from .drawing import Look
+        from .pictures import drawing
 
         self.drawing = drawing(source, Look(depth, parts))
         self.height = height

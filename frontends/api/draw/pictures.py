@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +11,16 @@ from weft.backends.storage import whole_file
 from weft.backends.viz.formats.dot import dot
 from weft.backends.viz.formats.mermaid import mermaid
 from weft.backends.viz.formats.png import png
-from weft.backends.viz.formats.sheet import Sheet
-from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.formats.tree import plain_tree
-from weft.backends.viz.layout.opening import opened
-from weft.backends.viz.layout.positions import Placed, place
-from weft.backends.viz.layout.scene import Shape, scene
+from weft.backends.viz.layout.scene import scene
 from weft.backends.viz.model.network import Network
-from weft.backends.viz.web.page import page
 from weft.ir.errors import WeftError, unknown
 
-from ..source.source_like import SourceLike
+from ...model import SourceLike
+from .comparing import difference
 from .drawable import described, loaded, named_files
+from .drawing import Drawing, Look
 from .fact_sheet import fact_sheet, short_sheet
-
-
-@dataclass(frozen=True)
-class Look:
-    """How a picture is to be: how many levels of parts are open (None: layers, and what they are in), which `parts`
-    are besides, dark or light, and how many pixels a .png has for each of its own."""
-
-    depth: int | None = None
-    parts: tuple[str, ...] = ()
-    dark: bool = False
-    scale: float = 2.0
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """What is drawn: the shapes of a network, its facts, and how; `more` is what else a page tells, by name."""
-
-    root: Shape
-    sheet: Sheet
-    look: Look = field(default_factory=Look)
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def opened(self) -> set[str]:
-        """The keys of the open parts."""
-        return opened(self.root, self.look.depth, self.look.parts)
-
-    @cached_property
-    def placed(self) -> Placed:
-        """Where everything is."""
-        return place(self.root, self.opened)
-
-    def page(self) -> str:
-        """The page to click through."""
-        return page(self.root, self.opened, self.more)
-
-    def svg(self) -> str:
-        """The picture to print."""
-        return svg(self.root, self.opened, self.sheet, self.look.dark)
-
 
 FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
     ".html": lambda drawing: drawing.page(),
@@ -116,8 +72,6 @@ def check_format(out: Path) -> None:
 def drawing(source: SourceLike, look: Look | None = None, vs: SourceLike | None = None, trust: bool = False) -> Drawing:
     """What is drawn of `source`, or of it and `vs`."""
     if vs is not None:
-        from .comparing import difference
-
         return difference(source, vs, look, trust=trust)
     model = loaded(source)
     found: Network = described(source if model is None else model, trust)

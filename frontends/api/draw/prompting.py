@@ -8,7 +8,7 @@ from weft.backends.storage import scratch_folder
 from weft.backends.viz.panels import prompts
 from weft.ir.errors import WeftError
 
-from ..source.sources import Model
+from ...model import Model
 
 
 def attended(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:

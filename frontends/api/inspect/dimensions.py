@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Param, Value
 from weft.ir.ops.fused_attention import ATTENTIONS
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import sizes
-from weft.passes.analysis.counts import learned
+from weft.passes.analysis.costs import learned
 
 T = TypeVar("T")
 RECURRENCES = ("selective_scan", "ssd", "linear_attention", "gated_linear_attention")

@@ -1,30 +1,21 @@
-"""What a model costs before it is compiled: parameters, FLOPs, cache bytes, and a line per distinct block."""
+"""An inspection: what a model is and costs, as data, as text and as tables of HTML."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import html
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
-from weft.ir import Graph, Node, Param
-from weft.ir.errors import WeftError
-from weft.ir.graph.analysis import attributes, block_hash, total_cost
-from weft.ir.op import Op
-from weft.ir.recipes.spelling import spell
-from weft.ir.types import sizes
-from weft.passes.analysis.counts import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
+from weft.backends.readable import count, printable, size
 
-from ..source.source_like import SourceLike
-from ..source.sources import load_source
-from .dimensions import Dimensions, dimensions
+from .dimensions import Dimensions
 
-OTHER = "other"
-USUAL = 512  # tokens
 CACHE_DTYPES = {"f32": 4, "f16": 2}  # bytes a number
-# families of ops whose attributes say little about a block
-_PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
+COLUMNS = ("block", "times", "parameters", "FLOPs/token", "cache", "ops")
+NUMERIC = ("times", "parameters", "FLOPs/token", "cache")  # aligned to the right
+WIDEST = 72  # characters of a text column
 
 
 @dataclass(frozen=True)
@@ -75,13 +66,9 @@ class Inspection:
     random: bool
 
     def __repr__(self) -> str:
-        from .inspection_text import as_text
-
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        from .inspection_text import as_html
-
         return as_html(self)
 
     def json(self) -> dict[str, Any]:
@@ -93,130 +80,108 @@ class Inspection:
         return found
 
 
-def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
-    """Count what a model has and what running `tokens` tokens costs (512, or the context where that is shorter).
+def facts(found: Inspection) -> list[tuple[str, str]]:
+    """What is said of the whole model, by name."""
+    return [*_facts(found)]
 
-    `source` is whatever `load_source` takes: ``inspect("llama3.1-8b")``, ``inspect("model.gguf")``,
-    ``inspect(Decoder(...))``. Nothing is compiled, and no weight is read.
 
-    Raises:
-        WeftError: if the source cannot be read, or its graph has sizes other than batch and seq, which have no meaning
-            here.
-    """
-    if tokens is not None and tokens < 1:
-        raise WeftError(f"tokens={tokens} must be positive")
-    model = load_source(source)
-    graph = model.graph
-    context = graph.meta.get("context")
-    n = tokens or usual_tokens(graph)
-    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n}
-    prefill = sizes.evaluate(total_cost(graph.nodes).flops, binding)
-    parts = _parts(graph)
-    owned = _owners(graph, parts)
-    folded: dict[Any, list[str]] = {}
-    for scope, nodes in parts.items():
-        folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
-    blocks = tuple(_block(parts, scopes, owned, binding, n) for scopes in folded.values())
-    kept = cached(graph.nodes)
-    decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
-    whole = sum(width * min(window or context, context) for width, window in kept) if decoder and context else None
-    return Inspection(
-        source=model.description,
-        kind=str(graph.meta.get("kind", "model")),
-        model_type=graph.meta.get("model_type"),
-        vocab=graph.meta.get("vocab"),
-        context=context,
-        parameters=parameter_count(graph),
-        active_parameters=active_count(graph),
-        parameters_by_storage=_storage(graph),
-        tokens=n,
-        flops_per_token=prefill // n,
-        flops_prefill=prefill,
-        cache_per_token=sum(width for width, _ in kept) if decoder else None,
-        cache_at_context=whole,
-        cache_per_source_token=crossed(graph.nodes) or None,
-        state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
-        layers=sum(len(b.scopes) for b in blocks if _is_layer(b.scopes[0])),
-        dimensions=dimensions(graph),
-        blocks=blocks,
-        unread=tuple(model.unread),
-        ignored=tuple(model.ignored),
-        random=model.random_init,
+def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
+    stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in found.parameters_by_storage.items())
+    named = f"{found.model_type} " if found.model_type and found.model_type not in found.source else ""
+    yield "model", f"{found.source}: {named}{found.kind}"
+    yield "parameters", f"{found.parameters:,} ({stored}{'; random, no checkpoint' if found.random else ''})"
+    if found.active_parameters != found.parameters:
+        yield "active", f"{found.active_parameters:,} per token ({count(found.active_parameters)})"
+    yield "layers", str(found.layers)
+    yield "vocabulary", f"{found.vocab:,}" if found.vocab else "none"
+    yield "context", f"{found.context:,} tokens" if found.context else "not stated"
+    yield "FLOPs per token", f"{count(found.flops_per_token)} (seeing {found.tokens} tokens)"
+    yield "FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"
+    numbers = {
+        "cache per token": found.cache_per_token,
+        "cache of the context": found.cache_at_context,
+        "cache per source token": found.cache_per_source_token,
+    }
+    caches = {name: {d: (n or 0) * b for d, b in CACHE_DTYPES.items()} for name, n in numbers.items()}
+    for name, taken in {**caches, "constant state": found.state_bytes or {}}.items():
+        if any(taken.values()):
+            yield name, ", ".join(f"{size(b)} in {d}" for d, b in taken.items())
+
+
+def rows(found: Inspection) -> list[tuple[str, ...]]:
+    """A row of `COLUMNS` for every distinct block."""
+    return [
+        (
+            ranges(b.scopes),
+            f"× {len(b.scopes)}" if len(b.scopes) > 1 else "",
+            count(b.parameters),
+            count(b.flops),
+            count(b.cache) if b.cache else "",
+            ", ".join(b.ops),
+        )
+        for b in found.blocks
+    ]
+
+
+def remarks(found: Inspection) -> list[tuple[str, tuple[str, ...]]]:
+    """Lists of checkpoint keys that deserve a look, by title."""
+    lists = (("that nothing reads", found.unread), ("known to be of no use", found.ignored))
+    return [(f"checkpoint keys {title}", keys) for title, keys in lists if keys]
+
+
+def as_text(found: Inspection) -> str:
+    """The facts, the blocks and the remarks as aligned text."""
+    known = facts(found)
+    width = max(len(name) for name, _ in known)
+    lines = [f"{name:<{width}}  {value}" for name, value in known]
+    lines += ["", *_aligned([COLUMNS, *rows(found)])]
+    for title, keys in remarks(found):
+        lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
+    return printable("\n".join(lines))  # names in a checkpoint may hold what steers a terminal
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table whose last column has any width."""
+    cells = [[c if len(c) <= WIDEST or last else f"{c[: WIDEST - 1]}…" for c, last in _marked(row)] for row in table]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        texts = (c.rjust(w) if name in NUMERIC else c.ljust(w) for c, w, name in zip(row, widths, COLUMNS, strict=True))
+        yield "  ".join(texts).rstrip()
+
+
+def _marked(row: Sequence[str]) -> list[tuple[str, bool]]:
+    return [(cell, i == len(row) - 1) for i, cell in enumerate(row)]
+
+
+def as_html(found: Inspection) -> str:
+    """The same as tables for a notebook."""
+    known = "".join(_row("th", name, value) for name, value in facts(found))
+    head = "".join(_cell("th", column, column) for column in COLUMNS)
+    blocks = "".join(f"<tr>{''.join(map(_cell, ['td'] * len(row), COLUMNS, row))}</tr>" for row in rows(found))
+    lists = "".join(
+        f"<p>{html.escape(title)}:</p><ul>{''.join(f'<li><code>{html.escape(key)}</code></li>' for key in keys)}</ul>"
+        for title, keys in remarks(found)
     )
+    return f"<table>{known}</table><table><thead><tr>{head}</tr></thead><tbody>{blocks}</tbody></table>{lists}"
 
 
-def usual_tokens(graph: Graph) -> int:
-    """How many tokens are counted where nobody says: 512, or the context where that is shorter."""
-    return min(USUAL, graph.meta.get("context") or USUAL)
+def _row(tag: str, name: str, value: str) -> str:
+    style = "style='text-align: left'"
+    return f"<tr><{tag} {style}>{html.escape(name)}</{tag}><td {style}>{html.escape(value)}</td></tr>"
 
 
-def layer_of(scope: str) -> str:
-    """The scope up to its first number ("layers.3" of "layers.3.attn"); the first component where there is none."""
-    numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", scope)
-    return numbered.group() if numbered else scope.partition(".")[0]
+def _cell(tag: str, column: str, value: str) -> str:
+    side = "right" if column in NUMERIC else "left"
+    return f"<{tag} style='text-align: {side}'>{html.escape(value)}</{tag}>"
 
 
-def _is_layer(part: str) -> bool:
-    return part.rpartition(".")[2].isdigit()
-
-
-def _parts(graph: Graph) -> dict[str, list[Node]]:
-    """Nodes by layer; outside layers by the scope or name of what they make, and `OTHER` where no parameter is read."""
-    found: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
-        found.setdefault(layer_of(node.scope or node.output.name) if reads else OTHER, []).append(node)
-    if OTHER in found:
-        found[OTHER] = found.pop(OTHER)  # last
-    return found
-
-
-def _owners(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
-    """Learned numbers by part: a parameter belongs to the first part that reads it."""
-    unseen, found = set(learned(graph)), Counter[str]()
-    for part, nodes in parts.items():
-        for node in nodes:
-            for v in node.inputs:
-                if isinstance(v, Param) and v in unseen:
-                    unseen.remove(v)
-                    found[part] += elements(v)
-    return dict(found)
-
-
-def _storage(graph: Graph) -> dict[str, int]:
-    """Learned numbers by the dtype in which the checkpoint stores them, or in which they are declared."""
-    found = Counter[str]()
-    for p in learned(graph):
-        keys = list(dict.fromkeys(p.recipe.sources()))
-        found[graph.archive.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
-    return dict(found)
-
-
-def _block(
-    parts: Mapping[str, list[Node]], scopes: list[str], owned: Mapping[str, int], binding: Mapping[str, int], n: int
-) -> Block:
-    nodes = parts[scopes[0]]
-    return Block(
-        tuple(scopes),
-        owned.get(scopes[0], 0),
-        sizes.evaluate(total_cost(nodes).flops, binding) // n,
-        sum(width for width, _ in cached(nodes)),
-        tuple(_describe(nodes)),
-    )
-
-
-def _describe(nodes: Iterable[Node]) -> Iterable[str]:
-    """The ops of a block, equal ones counted, views left out; attributes only where they characterize it."""
-    counted = Counter(_spell(node.op, attributes(node)) for node in nodes if not _is_view(node.op))
-    for text, times in counted.items():
-        yield f"{times} {text}" if times > 1 else text
-
-
-def _is_view(op: Op) -> bool:
-    return any(t.value == "view" for t in op.traits)
-
-
-def _spell(op: Op, given: Mapping[str, Any]) -> str:
-    if op.module.rpartition(".")[2] in _PLAIN or not given:
-        return op.name
-    return f"{op.name}({', '.join(k if v is True else f'{k}={spell(v)}' for k, v in given.items())})"
+def ranges(scopes: tuple[str, ...]) -> str:
+    """layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
+    stem, _, first = scopes[0].rpartition(".")
+    if not first.isdigit():
+        return ", ".join(scopes)
+    numbers = [int(s.rpartition(".")[2]) for s in scopes]
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
+    spelled = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{stem}.{','.join(spelled)}"

@@ -14,8 +14,9 @@ from weft.ir.errors import WeftError
 from ...formats.hf import load_folder
 from ...formats.hf.adapter import ADAPTER_CONFIG, is_adapter
 from ...formats.hf.folder import copy_tokenizer, tokenizer_files
+from ...formats.hf.hub import hub_snapshot
 from ...formats.hf.safetensors import weight_files
-from .sources import Model, hub_snapshot
+from ...model import Model
 
 
 def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Model:

@@ -3,83 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.backends.storage import Stamp, check_unchanged, scratch_folder, stamps
-from weft.backends.storage.contents import sha256
-from weft.ir.display import Displayable
+from weft.backends.storage import Stamp, stamps
 from weft.ir.documents import check_regular, expanded, read_text
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
-from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.readers import TensorReader
 
-from .source_like import SourceLike
-
-
-@dataclass(frozen=True)
-class Model(Displayable):
-    """A graph and where it comes from.
-
-    `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
-    checkpoint keys that nothing reads, `ignored` those known to be useless. `files` are what it was read from, `stamps`
-    tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
-    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
-    has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
-    their files too.
-    """
-
-    graph: Graph
-    spec: str
-    description: str
-    seed: int = 0
-    module: Any = None
-    tokenizer: Callable[[Path], None] | None = None
-    unread: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    files: tuple[Path, ...] = ()
-    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
-    random_init: bool = False
-    pipeline: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    adapters: tuple[Path, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.tokenizer is not None:
-            self.graph.tokenize = partial(_tokenize, self.tokenizer)
-
-    def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
-        """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
-        return {self._label(path): sha256(path, abandoned) for path in self.files}
-
-    def check_unchanged(self) -> None:
-        """Check that the files are those that the graph was read from; to be asked when its weights have been read.
-
-        Raises:
-            WeftError: naming the first file that was written to, replaced or removed since.
-        """
-        check_unchanged(self.stamps)
-
-    def _label(self, path: Path) -> str:
-        """The name of one of the `files` in records: those of adapters share theirs."""
-        at = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
-        return path.name if at is None or not path.name.startswith("adapter_") else f"adapter{at}/{path.name}"
-
-
-def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of `texts` by the tokenizer whose files `write` writes into a folder."""
-    from weft.backends.runtime.text.tokenizer import Tokenizer
-
-    with scratch_folder() as folder:
-        write(folder)
-        tokenizer = Tokenizer(folder)
-        return [tokenizer.encode(text) for text in texts]
+from ...formats.hf.hub import HUB_ID, hub_snapshot
+from ...model import Model, SourceLike
 
 
 def load_source(source: SourceLike, seed: int = 0, adapters: Sequence[str | Path] = ()) -> Model:
@@ -137,13 +74,13 @@ def _from_gguf(spec: str, path: Path) -> Model:
     from ...formats.gguf.tokenizer import has_tokenizer, write_tokenizer
 
     before = stamps([path])
-    archive, loaded = load_gguf(path)
+    reader, loaded = load_gguf(path)
     return Model(
         loaded.graph,
         spec,
         f"GGUF file {path.name}",
         module=loaded.module,
-        tokenizer=(lambda out: write_tokenizer(archive.metadata, out)) if has_tokenizer(archive.metadata) else None,
+        tokenizer=(lambda out: write_tokenizer(reader.metadata, out)) if has_tokenizer(reader.metadata) else None,
         unread=loaded.unread,
         ignored=loaded.ignored,
         files=(path,),
@@ -204,12 +141,12 @@ def _from_text(spec: str, path: Path) -> Model:
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
     graph = parse(text, str(path))
     check_metadata(graph, str(path))
-    open_archive(graph, str(path))
+    open_reader(graph, str(path))
     verify(graph, recipes=True)
     return Model(graph, spec, f"IR text {path.name}", files=(path,), stamps=before, random_init=_is_random(graph))
 
 
-def open_archive(graph: Graph, name: str) -> None:
+def open_reader(graph: Graph, name: str) -> None:
     """Open the checkpoint that the IR text called `name` refers to, if `graph`, which it spells, reads any.
 
     Raises:
@@ -224,20 +161,20 @@ def open_archive(graph: Graph, name: str) -> None:
         where = f"{at}, which is not there" if at else 'none (meta source = {"path": …})'
         raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {where}")
     assert isinstance(origin, dict)
-    graph.archive = _archive(at, [Path(folder) for folder in origin.get("adapters", ())])
+    graph.reader = _reader(at, [Path(folder) for folder in origin.get("adapters", ())])
 
 
-def _archive(path: Path, adapters: Sequence[Path]) -> Archive:
-    from ...formats.gguf import GGUFArchive
-    from ...formats.hf import Folder, SafetensorsArchive, join_adapters
+def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
+    from ...formats.gguf import GGUFTensors
+    from ...formats.hf import Folder, SafetensorsReader, join_adapters
     from ...formats.weft.model_folder import GRAPH
 
     if adapters:
         return join_adapters(Folder.open(path).weights(), adapters)
 
     if path.suffix == ".gguf":
-        return GGUFArchive(path)
-    return SafetensorsArchive(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
+        return GGUFTensors(path)
+    return SafetensorsReader(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
 
 
 def _from_name(spec: str, seed: int) -> Model:
@@ -247,7 +184,7 @@ def _from_name(spec: str, seed: int) -> Model:
         return _initialized(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
     if (snapshot := hub_snapshot(spec)) is not None:
         return _from_folder(spec, snapshot)
-    if _HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
+    if HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
         raise WeftError(
             f"{spec!r} is no preset and no such file or folder; if it is meant as the id of a Hugging Face repository, "
             f"that is not in the local cache: fetch it with `hf download {spec}`"
@@ -263,7 +200,6 @@ _POSSIBLE = (
 )
 
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _PICKLED = (
     "a file of pickled PyTorch weights, which run code when they are read, so weft never does: load the model with "
     "transformers, `save_pretrained` it as safetensors, and name that folder"
@@ -273,21 +209,6 @@ _INSTEAD = {  # what files that people name hold, and what to name instead
     ".onnx": "an ONNX model, a result rather than a source: `weft viz` draws it, and `weft run` runs its folder",
     **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pkl"), _PICKLED),
 }
-
-
-def hub_snapshot(spec: str) -> Path | None:
-    """The newest local snapshot of the hub repository `spec`, if it was downloaded before."""
-    if not _HUB_ID.fullmatch(spec):
-        return None
-    try:
-        home = expanded(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    except WeftError:  # no home folder, so there is no cache in it
-        return None
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    repository = cache / f"models--{spec.replace('/', '--')}"
-    ref = repository / "refs" / "main"
-    snapshot = repository / "snapshots" / (read_text(ref).strip() if ref.is_file() else "")
-    return snapshot if ref.is_file() and snapshot.is_dir() else None
 
 
 def _initialized(

@@ -24,9 +24,10 @@ from weft.ir.types import dtypes
 from weft.passes import default_pipeline
 from weft.passes.fitting.calibration import CHARACTERS
 
+from ...model import Model
 from ..compile import compile
 from ..rewriting import rewrite
-from ..source.sources import Model, load_source
+from ..source.sources import load_source
 from .scoring import score_embeddings, score_tokens, seconds_per_token, stream_errors
 
 Progress = Callable[[str, int, int], None]  # stage, done, in all

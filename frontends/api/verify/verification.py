@@ -30,10 +30,10 @@ from weft.ir.types import dtypes
 from weft.passes import parse_pipeline, run_passes
 from weft.passes.library.cleanup.quiet_routers import noises
 
-from ...formats.weft.recorded import recorded_source
+from ...model import Model
 from ...models.tables.rope_config import at_length
 from ..rewriting import rewrite
-from ..source.sources import Model
+from ..source.recorded import recorded_source
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
 
 Array = NDArray[Any]

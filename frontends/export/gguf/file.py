@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.storage import whole_file
+from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, stored_blocks
 from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...api.source.sources import Model
 from ...formats.gguf.family import FAMILIES
-from ...formats.hf.writing import STORED, Progress, Tensor, counted, stored_blocks
+from ...model import Model
 from ...models.families import describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import read_settings
@@ -58,9 +58,9 @@ def write_gguf(
     if wanted is not None and wanted not in KINDS:
         raise WeftError(f"a GGUF file cannot be written in {wanted}; choose {', '.join(map(str, KINDS))}")
     found = fit(model, partial(_candidates, model), "architecture of llama.cpp")
-    archive = model.graph.archive
+    reader = model.graph.reader
     kind = wanted or exact_dtype(model.graph, (made for made in found.tensors.values() if len(made.shape) > 1))
-    tensors = {name: _tensor(made, kind, archive) for name, made in found.tensors.items()}
+    tensors = {name: _tensor(made, kind, reader) for name, made in found.tensors.items()}
     with whole_file(Path(out), model.files) as path:
         _write(path, found, {**tokenizer_metadata(model), **_facts(model, kind)}, tensors, progress)
         model.check_unchanged()
@@ -78,13 +78,13 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
             yield Candidate(name, config, loaded, besides=besides)
 
 
-def _tensor(made: Made, kind: DType, archive: Archive) -> Tensor:
+def _tensor(made: Made, kind: DType, reader: TensorReader) -> Tensor:
     """How a tensor is stored: what kernels do not take in `kind` in f32, rows that are no whole blocks in f16."""
     if len(made.shape) == 1:
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and made.shape[-1] % _BLOCK:
         kind = dtypes.f16
-    return Tensor(made.shape, kind, partial(stream, made.recipe, archive))
+    return Tensor(made.shape, kind, partial(stream, made.recipe, reader))
 
 
 def _facts(model: Model, kind: DType) -> dict[str, Any]:

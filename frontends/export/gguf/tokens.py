@@ -11,9 +11,9 @@ from weft.backends.storage import scratch_folder
 from weft.ir.documents import read_json, read_text
 from weft.ir.errors import WeftError
 
-from ...api.source.sources import Model
-from ...formats.gguf import GGUFArchive
+from ...formats.gguf import GGUFTensors
 from ...formats.gguf.splits import SPLITS
+from ...model import Model
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # token types of the specification
 _GPT2 = SPLITS["gpt-2"]
@@ -27,7 +27,7 @@ def tokenizer_metadata(model: Model) -> dict[str, Any]:
     """
     origin = model.graph.meta.get("source")
     if isinstance(origin, Mapping) and origin.get("format") == "gguf" and Path(origin["path"]).is_file():
-        metadata = GGUFArchive(origin["path"]).metadata
+        metadata = GGUFTensors(origin["path"]).metadata
         return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     if model.tokenizer is None:
         return {}

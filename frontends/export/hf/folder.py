@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import seal, whole_folder
+from weft.backends.storage.safetensors import Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.streams import stream
 
-from ...api.source.sources import Model
 from ...formats.hf import Folder
-from ...formats.hf.checkpoint import CONFIG_NAMES
 from ...formats.hf.folder import check_inside
-from ...formats.hf.writing import Progress, Tensor, counted, parse_stored, write_shards
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
+from ...model import Model
 from ...models.families import FAMILIES, describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import read_settings
 from ..inversion import Shape
+from .checkpoint import CONFIG_NAMES
 from .configs import CLASSES, propose
 
 
@@ -42,10 +42,10 @@ def write_huggingface(
     """
     wanted = None if dtype is None else parse_stored(dtype)
     found = fit(model, partial(_candidates, model), "Hugging Face family")
-    archive = model.graph.archive
+    reader = model.graph.reader
     kind = wanted or exact_dtype(model.graph, found.tensors.values())
     tensors = {
-        name: Tensor(made.shape, kind, partial(stream, made.recipe, archive)) for name, made in found.tensors.items()
+        name: Tensor(made.shape, kind, partial(stream, made.recipe, reader)) for name, made in found.tensors.items()
     }
     config = {**found.config, "dtype": CONFIG_NAMES[kind]}
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:

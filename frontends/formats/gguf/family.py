@@ -81,7 +81,7 @@ def _windows(every: int) -> Callable[[Config], Any]:
     return rule
 
 
-PLAIN = Family(
+BASE = Family(
     model_types=("qwen2",),
     settings={
         "vocab": key("vocab_size"),
@@ -130,11 +130,11 @@ PLAIN = Family(
     refuse={"expert_count": (0, None)},
 )
 
-QWEN3 = PLAIN.but("qwen3")
+QWEN3 = BASE.but("qwen3")
 
 # -- q and k with interleaved pairs
 
-LLAMA = PLAIN.but(  # with experts, Mixtral
+LLAMA = BASE.but(  # with experts, Mixtral
     "llama",
     names={**sparse.EXPERTS, **{f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"}},
     refuse=sparse.KNOWN,
@@ -175,7 +175,7 @@ def _gemma3_ropes(config: Config) -> Any:
     return wide if windows is None else tuple(wide if window is None else local for window in windows)
 
 
-GEMMA = PLAIN.but("gemma", activation="gelu_pytorch_tanh", embed_scale=lambda c: math.sqrt(c["embedding_length"]))
+GEMMA = BASE.but("gemma", activation="gelu_pytorch_tanh", embed_scale=lambda c: math.sqrt(c["embedding_length"]))
 GEMMA2 = GEMMA.but(
     "gemma2",
     arrangement="sandwich",
@@ -192,8 +192,8 @@ GEMMA3 = GEMMA2.but(
     rope=_gemma3_ropes,
     window=_windows(6),
 )
-OLMO2 = PLAIN.but("olmo2", found={"qk_norm": lambda keys: "full"}, arrangement="post_sublayer")
-COHERE = PLAIN.but(
+OLMO2 = BASE.but("olmo2", found={"qk_norm": lambda keys: "full"}, arrangement="post_sublayer")
+COHERE = BASE.but(
     "command-r",
     names={f"layers.{{i}}.attn.{x}_norm": flattened(f"blk.{{i}}.attn_{x}_norm") for x in "qk"},
     found={"qk_norm": lambda keys: "each" if "blk.0.attn_q_norm.weight" in keys else "none"},
@@ -202,7 +202,7 @@ COHERE = PLAIN.but(
     rope=lambda c: replace(_rope(c), interleaved=True),
     logit_scale=key("logit_scale"),
 )
-STABLELM = PLAIN.but(
+STABLELM = BASE.but(
     "stablelm",
     names=COHERE.names,
     found={
@@ -211,14 +211,14 @@ STABLELM = PLAIN.but(
     },
     norm="layer",
 )
-UNGATED = PLAIN.but("starcoder2", norm="layer", activation="gelu_new", gated=False)
+UNGATED = BASE.but("starcoder2", norm="layer", activation="gelu_new", gated=False)
 PHI2 = UNGATED.but("phi2", arrangement="parallel")
 
 # -- q, k and v in one tensor
 
 PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
 
-PHI3 = PLAIN.but(
+PHI3 = BASE.but(
     "phi3",
     names={
         **PACKED,
@@ -252,18 +252,18 @@ FALCON = UNGATED.but(
 
 # -- experts, latent attention, state spaces
 
-QWEN2_MOE = PLAIN.but(
+QWEN2_MOE = BASE.but(
     "qwen2moe", names=sparse.EXPERTS, refuse=sparse.KNOWN, moe=sparse.experts(renormalize=False, shared_gate=True)
 )
-QWEN3_MOE = PLAIN.but("qwen3moe", names=sparse.EXPERTS, refuse=sparse.KNOWN, moe=sparse.experts(renormalize=True))
-OLMOE = PLAIN.but(
+QWEN3_MOE = BASE.but("qwen3moe", names=sparse.EXPERTS, refuse=sparse.KNOWN, moe=sparse.experts(renormalize=True))
+OLMOE = BASE.but(
     "olmoe",
     names=sparse.EXPERTS,
     refuse=sparse.KNOWN,
     found={"qk_norm": lambda keys: "full"},
     moe=sparse.experts(renormalize=False),
 )
-GPT_OSS = PLAIN.but(
+GPT_OSS = BASE.but(
     "gpt-oss",
     names={
         **sparse.EXPERTS,
@@ -276,14 +276,14 @@ GPT_OSS = PLAIN.but(
     sinks=True,
     moe=sparse.experts(True, activation="swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0),
 )
-DEEPSEEK2 = PLAIN.but(
+DEEPSEEK2 = BASE.but(
     "deepseek2",
     names={**sparse.EXPERTS, **sparse.LATENT},
     refuse=sparse.KNOWN,
     mixer=sparse.latent_attention(_rope),
     moe=sparse.deepseek_experts,
 )
-MAMBA = PLAIN.but(
+MAMBA = BASE.but(
     "mamba",
     names=sparse.STATES,
     heads=None,
@@ -294,7 +294,7 @@ MAMBA = PLAIN.but(
     mixer=sparse.mamba(),
 )
 MAMBA2 = MAMBA.but("mamba2", names=sparse.HEADED_STATES, mixer=sparse.mamba2)
-JAMBA = PLAIN.but(
+JAMBA = BASE.but(
     "jamba",
     names={**sparse.EXPERTS, **sparse.STATES},
     refuse=sparse.KNOWN,

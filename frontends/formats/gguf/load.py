@@ -13,56 +13,56 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, load
-from .archive import GGUFArchive
 from .family import FAMILIES, FREQUENCIES, LONG, SHORT
+from .reader import GGUFTensors
 from .sparse import RECURRENT, SPARSE
 from .tokenizer import TokenIds, has_tokenizer, token_ids
 
 
-def load_gguf(path: Path) -> tuple[GGUFArchive, Loaded]:
+def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
     """The model of the GGUF file at `path`, its parameters pointing at the weights.
 
     Raises:
         WeftError: naming the file and the key or tensor that is missing, unsound or not supported.
     """
-    archive = GGUFArchive(path)
-    name = archive.metadata.get("general.architecture")
+    reader = GGUFTensors(path)
+    name = reader.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in FAMILIES:
         raise WeftError(
             f"{path}: architecture {shown(name)} is not known; weft imports {', '.join(sorted(FAMILIES))} from GGUF"
         )
-    config = _config(archive, f"{name}.")
-    loaded = load(FAMILIES[name], config, archive, str(path))
+    config = _config(reader, f"{name}.")
+    loaded = load(FAMILIES[name], config, reader, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
     if frequencies is not None and FREQUENCIES in loaded.ignored:
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))
         loaded.ignored.remove(FREQUENCIES)
     loaded.ignored[:] = [name for name in loaded.ignored if name not in config]
-    ids = token_ids(archive.metadata) if has_tokenizer(archive.metadata) else TokenIds(None, [], None, False, False)
+    ids = token_ids(reader.metadata) if has_tokenizer(reader.metadata) else TokenIds(None, [], None, False, False)
     loaded.graph.meta.update(
         eos_token_ids=list(ids.eos),
         bos_token_id=ids.bos,
         pad_token_id=ids.pad,
         source={"format": "gguf", "path": str(path)},
     )
-    return archive, loaded
+    return reader, loaded
 
 
-def _config(archive: GGUFArchive, prefix: str) -> dict[str, Any]:
+def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     """The architecture's keys without their prefix, float32 numbers as the decimals they stand for; and what only the
     tensors say: the vocabulary, the number of token types, which layers are of a kind, LongRoPE's factors."""
-    found = {k.removeprefix(prefix): _decimal(v) for k, v in archive.metadata.items() if k.startswith(prefix)}
-    keys = set(archive.keys())
-    if isinstance(tokens := archive.metadata.get("tokenizer.ggml.tokens"), list):
+    found = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(prefix)}
+    keys = set(reader.keys())
+    if isinstance(tokens := reader.metadata.get("tokenizer.ggml.tokens"), list):
         found.setdefault("vocab_size", len(tokens))
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
-            found.setdefault(name, archive.shape(tensor)[0])
+            found.setdefault(name, reader.shape(tensor)[0])
     for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in")):
         pattern = re.compile(rf"blk\.(\d{{1,9}})\.{tensor}\.weight")
         found[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
     for tensor in keys & {SHORT, LONG}:
-        found[tensor] = tuple(_decimal(float(f)) for f in archive.read(tensor, 0, archive.shape(tensor)[0]))
+        found[tensor] = tuple(_decimal(float(f)) for f in reader.read(tensor, 0, reader.shape(tensor)[0]))
     return found
 
 

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from .folder import Folder, load_folder
 from .merging import join_adapters
-from .safetensors import SafetensorsArchive
+from .safetensors import SafetensorsReader
 
-__all__ = ["Folder", "SafetensorsArchive", "join_adapters", "load_folder"]
+__all__ = ["Folder", "SafetensorsReader", "join_adapters", "load_folder"]

@@ -41,7 +41,7 @@ _READ = {
 _INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base weights alone
 
 
-class AdapterArchive:
+class AdapterReader:
     """The tensors of one adapter."""
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class Adapter:
 
     path: Path
     config: Mapping[str, Any]
-    archive: AdapterArchive
+    reader: AdapterReader
     updates: dict[str, Update] = field(default_factory=dict)
     resaved: dict[str, str] = field(default_factory=dict)
     replaced: dict[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Adapter:
 
     def shown(self, *keys: str) -> str:
         """Return the tensors called `keys` with their shapes, for errors."""
-        return " and ".join(f"{key} {list(self.archive.shape(key))}" for key in keys if key)
+        return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -122,7 +122,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
-def open_archive(folder: Path) -> AdapterArchive:
+def open_reader(folder: Path) -> AdapterReader:
     """Open the tensors of the adapter in `folder`.
 
     Raises:
@@ -132,7 +132,7 @@ def open_archive(folder: Path) -> AdapterArchive:
         pickled = (folder / "adapter_model.bin").is_file()
         hint = "; it holds pickled weights: load it with PEFT and save it as safetensors" if pickled else ""
         raise WeftError(f"the adapter {folder} has no {ADAPTER_WEIGHTS}{hint}")
-    return AdapterArchive(folder)
+    return AdapterReader(folder)
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -145,11 +145,11 @@ def read_adapter(folder: Path) -> Adapter:
         raise WeftError(f"{folder} is no adapter: there is no {ADAPTER_CONFIG} in it")
     config = read_json(folder / ADAPTER_CONFIG)
     _check_config(config, folder / ADAPTER_CONFIG)
-    adapter = Adapter(folder, config, open_archive(folder))
+    adapter = Adapter(folder, config, open_reader(folder))
     modules: dict[tuple[str, int], Update] = {}
-    for key in tuple(adapter.archive.keys()):
-        if not adapter.archive.dtype(key).is_float:
-            raise WeftError(f"the adapter {folder}: tensor {key!r} holds {adapter.archive.dtype(key)}, not floats")
+    for key in tuple(adapter.reader.keys()):
+        if not adapter.reader.dtype(key).is_float:
+            raise WeftError(f"the adapter {folder}: tensor {key!r} holds {adapter.reader.dtype(key)}, not floats")
         _sort(adapter, key, modules)
     wrapped: dict[str, int] = {}
     for module, depth in modules:
@@ -208,7 +208,7 @@ def _indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
     said = adapter.config.get("trainable_token_indices")
     if isinstance(said, Mapping):
         said = next((indices for name, indices in said.items() if module.endswith(name)), None)
-    shape = adapter.archive.shape(key)
+    shape = adapter.reader.shape(key)
     if (
         not isinstance(said, list)
         or not all(type(i) is int and i >= 0 for i in said)
@@ -229,7 +229,7 @@ def _complete(adapter: Adapter, module: str, update: Update) -> None:
     if not (update.down and update.up):
         there, missing = (update.down, "B") if update.down else (update.up or update.bias or update.magnitude, "A")
         raise WeftError(f"{where}: {module} has {there!r} but no factor {missing}; the file is incomplete")
-    down, up = adapter.archive.shape(update.down), adapter.archive.shape(update.up)
+    down, up = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
         raise WeftError(f"{where}: {adapter.shown(update.up, update.down)} are no two factors of one rank")
     dora = bool(adapter.config.get("use_dora"))
@@ -243,7 +243,7 @@ def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
     config = adapter.config
     update.rank = _by_pattern(config, "rank_pattern", name, config.get("r", 8))
     alpha = _by_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
-    rows = adapter.archive.shape(update.down)[0]
+    rows = adapter.reader.shape(update.down)[0]
     if rows % update.rank or (rows != update.rank and not update.stacked):
         raise WeftError(
             f"the adapter {adapter.path}: {adapter.shown(update.down)} is not of rank {update.rank}, "

@@ -10,13 +10,13 @@ from typing import Any
 
 from weft.ir.documents import Record, read_json
 from weft.ir.errors import WeftError
-from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.readers import TensorReader
 
 from ...models.families import FAMILIES, Loaded, load
 from .adapter import Adapter
 from .merging import load_merged
 from .quantized import dequantized
-from .safetensors import SafetensorsArchive, weight_files
+from .safetensors import SafetensorsReader, weight_files
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -102,13 +102,13 @@ class Folder:
         configs = [self.path / name for name in ("config.json", "generation_config.json")]
         return (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
 
-    def weights(self) -> Archive:
+    def weights(self) -> TensorReader:
         """The tensors; quantized ones as the numbers they stand for.
 
         Raises:
             WeftError: if there are none, a file is unsound, or they are quantized in a way that cannot be read.
         """
-        return dequantized(SafetensorsArchive(self.path), self.config, str(self.path / "config.json"))
+        return dequantized(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
     def write_tokenizer(self, out: Path) -> None:
         """Copy the tokenizer's files into folder `out`."""

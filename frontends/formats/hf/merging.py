@@ -1,7 +1,7 @@
 """Merging adapters into the model of a Hugging Face folder: every weight W becomes the recipe W + s · B · A.
 
 With DoRA the columns of the sum get the lengths that the adapter has learned: m · (W + s · B · A) / ‖W + s · B · A‖.
-Several adapters are merged one after the other. The recipes read base and adapters from one archive; their arithmetic
+Several adapters are merged one after the other. The recipes read base and adapters from one reader; their arithmetic
 is in float32, and the cast to what a target stores comes last, as for every recipe.
 """
 
@@ -17,22 +17,22 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
 from weft.ir.recipes.matrices import MatMul, Norms
-from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.types.dtypes import DType
 
 from ...models.tables.family import Family, Loaded, describe, load
-from .adapter import Adapter, AdapterArchive, Tokens, Update, open_archive, read_adapter
+from .adapter import Adapter, AdapterReader, Tokens, Update, open_reader, read_adapter
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # as transformers calls the weights of all experts
 
 
 @dataclass(frozen=True)
-class JoinedArchive:
+class JoinedReader:
     """The tensors of `base`, and those of the adapters under ``adapter0:key``, ``adapter1:key`` …"""
 
-    base: Archive
-    adapters: tuple[AdapterArchive, ...]
+    base: TensorReader
+    adapters: tuple[AdapterReader, ...]
 
     @property
     def path(self) -> Path:
@@ -43,34 +43,34 @@ class JoinedArchive:
         return [*self.base.keys(), *chain.from_iterable(added)]
 
     def shape(self, key: str) -> tuple[int, ...]:
-        archive, key = self._find(key)
-        return archive.shape(key)
+        reader, key = self._find(key)
+        return reader.shape(key)
 
     def dtype(self, key: str) -> DType:
-        archive, key = self._find(key)
-        return archive.dtype(key)
+        reader, key = self._find(key)
+        return reader.dtype(key)
 
     def read(self, key: str, start: int, stop: int) -> Array:
         """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
-        archive, key = self._find(key)
-        return archive.read(key, start, stop)
+        reader, key = self._find(key)
+        return reader.read(key, start, stop)
 
-    def _find(self, key: str) -> tuple[Archive, str]:
+    def _find(self, key: str) -> tuple[TensorReader, str]:
         prefix, colon, rest = key.partition(":")
         number = prefix.removeprefix("adapter")
         if colon and prefix != number and number.isdecimal() and int(number) < len(self.adapters):
-            archive = self.adapters[int(number)]
-            if rest not in tuple(archive.keys()):
-                raise WeftError(f"the adapter {archive.path} has no tensor {rest!r}")
-            return archive, rest
+            reader = self.adapters[int(number)]
+            if rest not in tuple(reader.keys()):
+                raise WeftError(f"the adapter {reader.path} has no tensor {rest!r}")
+            return reader, rest
         return self.base, key
 
 
 @dataclass(frozen=True)
 class _Untied:
-    """The archive `base` with the tensor `head`, which is its tensor `embed`."""
+    """The reader `base` with the tensor `head`, which is its tensor `embed`."""
 
-    base: Archive
+    base: TensorReader
     head: str
     embed: str
 
@@ -92,13 +92,13 @@ class _Untied:
         return self.base.read(self.embed if key == self.head else key, start, stop)
 
 
-def join_adapters(base: Archive, folders: Sequence[Path]) -> Archive:
+def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
     """Join the tensors of `base` and those of the adapters in `folders`, for a graph that was merged before."""
-    return JoinedArchive(base, tuple(map(open_archive, folders)))
+    return JoinedReader(base, tuple(map(open_reader, folders)))
 
 
 def load_merged(
-    family: Family, config: Mapping[str, Any], base: Archive, source: str, folders: Sequence[Path]
+    family: Family, config: Mapping[str, Any], base: TensorReader, source: str, folders: Sequence[Path]
 ) -> tuple[Loaded, list[Adapter]]:
     """Load the model of `config` and `base` with the adapters in `folders` merged into it, in that order.
 
@@ -114,7 +114,7 @@ def load_merged(
     merger = _Merger(family, config, base, source, loaded)
     if loaded.settings.tie and any(merger.unties(adapter) for adapter in adapters):
         merger = merger.untied()
-    joined = JoinedArchive(base, tuple(adapter.archive for adapter in adapters))
+    joined = JoinedReader(base, tuple(adapter.reader for adapter in adapters))
     for number, adapter in enumerate(adapters):
         merger.add(number, adapter, joined)
     merger.apply(joined)
@@ -125,7 +125,7 @@ class _Merger:
     """The weights of a model, by checkpoint key, while adapters are merged into them."""
 
     def __init__(
-        self, family: Family, config: Mapping[str, Any], base: Archive, source: str, loaded: Loaded, head: str = ""
+        self, family: Family, config: Mapping[str, Any], base: TensorReader, source: str, loaded: Loaded, head: str = ""
     ) -> None:
         self.family, self.config, self.base, self.source, self.loaded = family, config, base, source, loaded
         self.head = head  # the key of a head that the checkpoint does not have, as it was tied to the embedding
@@ -184,8 +184,8 @@ class _Merger:
             )
         return found
 
-    def add(self, number: int, adapter: Adapter, archive: Archive) -> None:
-        """Merge `adapter`, whose tensors have the keys of that `number` in `archive`."""
+    def add(self, number: int, adapter: Adapter, reader: TensorReader) -> None:
+        """Merge `adapter`, whose tensors have the keys of that `number` in `reader`."""
         self._check_saved(adapter)
         changed = dict(self.owner)
         for names in (adapter.resaved, adapter.replaced, adapter.updates):
@@ -214,12 +214,12 @@ class _Merger:
             home = self.known(name, update.down, adapter)
             self.weights[home] = self._updated(home, update, number, adapter)
             self.owner[home] = str(adapter.path)
-            self._check(home, archive, adapter, update.up, update.down, update.magnitude)
+            self._check(home, reader, adapter, update.up, update.down, update.magnitude)
             if update.bias:
                 bias = self.known(name.removesuffix("weight") + "bias", update.bias, adapter)
                 added = _scaled(Source(_key(number, update.bias)), update.scale)
                 self.weights[bias] = Add((self.weight(bias), added))
-                self._check(bias, archive, adapter, update.bias)
+                self._check(bias, reader, adapter, update.bias)
 
     def weight(self, key: str) -> Recipe:
         """The weight `key` as it is so far."""
@@ -230,7 +230,7 @@ class _Merger:
         turned = home in self.turned
         if len(self._shape(home)) == 3:
             return Add((self.weight(home), _stacked(update, adapter, number, turned)))
-        if adapter.archive.shape(update.down)[0] != update.rank:
+        if adapter.reader.shape(update.down)[0] != update.rank:
             raise WeftError(
                 f"the adapter {adapter.path}: {adapter.shown(update.down)} is not of rank {update.rank}, "
                 "which its config says"
@@ -249,7 +249,7 @@ class _Merger:
         """Let the tensor `key` of `adapter` take the place of the weight `home`, unless an earlier one `changed` it."""
         if home in changed:
             raise WeftError(f"the adapter {adapter.path} replaces {home}, which {changed[home]} has changed before")
-        if adapter.archive.shape(key) != self._shape(home):
+        if adapter.reader.shape(key) != self._shape(home):
             raise WeftError(
                 f"the adapter {adapter.path}: {adapter.shown(key)} does not fit {home} {list(self._shape(home))}; "
                 "was it trained after the vocabulary was resized, or on another model?"
@@ -260,7 +260,7 @@ class _Merger:
     def _put_tokens(self, home: str, tokens: Tokens, number: int, adapter: Adapter) -> None:
         """Let rows of `adapter` take the place of those of the weight `home`."""
         rows, *widths = self._shape(home)
-        if list(adapter.archive.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
+        if list(adapter.reader.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
             raise WeftError(
                 f"the adapter {adapter.path}: {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
                 f"not fit {home} {[rows, *widths]}"
@@ -271,10 +271,10 @@ class _Merger:
     def _shape(self, home: str) -> tuple[int, ...]:
         return self.base.shape(self.embed if home == self.head else home)
 
-    def _check(self, home: str, archive: Archive, adapter: Adapter, *keys: str) -> None:
+    def _check(self, home: str, reader: TensorReader, adapter: Adapter, *keys: str) -> None:
         """Check that the weight `home` has kept its shape."""
         try:
-            fits = self.weights[home].shape(archive) == self._shape(home)
+            fits = self.weights[home].shape(reader) == self._shape(home)
         except WeftError:
             fits = False
         if not fits:
@@ -292,8 +292,8 @@ class _Merger:
             if any(".".join(parts[:i]).endswith(saved) for i in range(1, len(parts))):
                 raise WeftError(f"the adapter {adapter.path} lacks {key!r}, though modules_to_save names its module")
 
-    def apply(self, archive: Archive) -> None:
-        """Let the parameters read the merged weights from `archive`."""
+    def apply(self, reader: TensorReader) -> None:
+        """Let the parameters read the merged weights from `reader`."""
         graph = self.loaded.graph
         added = self._of_stacks()
         for param in graph.params.values():
@@ -302,12 +302,12 @@ class _Merger:
                 adapter, update = added[param.name]
                 param.recipe = Add((param.recipe, update))
                 try:
-                    fits = param.recipe.shape(archive) == param.shape
+                    fits = param.recipe.shape(reader) == param.shape
                 except WeftError:
                     fits = False
                 if not fits:
                     raise WeftError(f"the adapter {adapter.path} does not fit {param.name} {list(param.shape)}")
-        graph.archive = archive
+        graph.reader = reader
 
     def _of_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
         """What is added to parameters whose checkpoint tensors are one of each expert, by updates of one of all.
@@ -358,7 +358,7 @@ def _stacked(update: Update, adapter: Adapter, number: int, turned: bool) -> Rec
 
     Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
     """
-    (ranks, width), (height, _) = adapter.archive.shape(update.down), adapter.archive.shape(update.up)
+    (ranks, width), (height, _) = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     experts, down, up = ranks // update.rank, Source(_key(number, update.down)), Source(_key(number, update.up))
     items = []
     for i in range(experts):

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes.readers import Archive, Array
+from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -26,15 +26,15 @@ _E2M1 = _NIBBLES.view(ml_dtypes.float4_e2m1fn).astype(np.float32).view(np.uint64
 _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 
-def dequantized(archive: Archive, config: Mapping[str, Any], source: str) -> Archive:
-    """`archive` under the names and shapes of an unquantized checkpoint, as `config` (called `source`) says to read it.
+def dequantized(reader: TensorReader, config: Mapping[str, Any], source: str) -> TensorReader:
+    """`reader` under the names and shapes of an unquantized checkpoint, as `config` (called `source`) says to read it.
 
     Raises:
         WeftError: if its weights are quantized in a way that cannot be read, or lack scales that fit.
     """
     how = config.get("quantization_config")
     if not how:
-        return archive
+        return reader
     how = how if isinstance(how, Mapping) else {"quant_method": how}
     method = str(how.get("quant_method"))
     if method not in _METHODS:
@@ -43,7 +43,7 @@ def dequantized(archive: Archive, config: Mapping[str, Any], source: str) -> Arc
             f"{' or '.join(_METHODS)}, and GGUF"
         )
     try:
-        return DequantizedArchive(archive, _METHODS[method](archive, dict.fromkeys(archive.keys()), how))
+        return DequantizedReader(reader, _METHODS[method](reader, dict.fromkeys(reader.keys()), how))
     except WeftError as e:
         raise WeftError(f"{source}: the weights are quantized ({method}), but {e}") from e
 
@@ -56,40 +56,40 @@ class Quantized(Protocol):
         """The keys of the others."""
         ...
 
-    def shape(self, archive: Archive) -> tuple[int, ...]: ...
+    def shape(self, reader: TensorReader) -> tuple[int, ...]: ...
 
-    def dtype(self, archive: Archive) -> DType: ...
+    def dtype(self, reader: TensorReader) -> DType: ...
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array: ...
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array: ...
 
 
 @dataclass(frozen=True)
-class DequantizedArchive:
-    """The tensors of `archive`, but that those of `quantized` stand in the place of their parts."""
+class DequantizedReader:
+    """The tensors of `reader`, but that those of `quantized` stand in the place of their parts."""
 
-    archive: Archive
+    reader: TensorReader
     quantized: Mapping[str, Quantized]
 
     @property
     def path(self) -> Path:
-        return self.archive.path
+        return self.reader.path
 
     def keys(self) -> Iterable[str]:
-        visible = dict.fromkeys([*self.archive.keys(), *self.quantized])
+        visible = dict.fromkeys([*self.reader.keys(), *self.quantized])
         parts = {part for tensor in self.quantized.values() for part in tensor.parts}
         return [key for key in visible if key in self.quantized or key not in parts]
 
     def shape(self, key: str) -> tuple[int, ...]:
-        return self.quantized[key].shape(self.archive) if key in self.quantized else self.archive.shape(key)
+        return self.quantized[key].shape(self.reader) if key in self.quantized else self.reader.shape(key)
 
     def dtype(self, key: str) -> DType:
         """How tensor `key` is stored: the type of its codes where it is quantized."""
-        return self.quantized[key].dtype(self.archive) if key in self.quantized else self.archive.dtype(key)
+        return self.quantized[key].dtype(self.reader) if key in self.quantized else self.reader.dtype(key)
 
     def read(self, key: str, start: int, stop: int) -> Array:
         """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
         tensor = self.quantized.get(key)
-        return self.archive.read(key, start, stop) if tensor is None else tensor.read(self.archive, start, stop)
+        return self.reader.read(key, start, stop) if tensor is None else tensor.read(self.reader, start, stop)
 
 
 @dataclass(frozen=True)
@@ -104,29 +104,29 @@ class MXFP4:
     def parts(self) -> tuple[str, ...]:
         return (self.blocks, self.scales)
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        experts, rows, count, _ = archive.shape(self.blocks)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        experts, rows, count, _ = reader.shape(self.blocks)
         return (experts, count * dtypes.mxfp4.block, rows)
 
-    def dtype(self, archive: Archive) -> DType:
+    def dtype(self, reader: TensorReader) -> DType:
         return dtypes.mxfp4
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
-        values: Array = _E2M1[archive.read(self.blocks, start, stop)].view(np.float32)
-        values *= _E8M0[archive.read(self.scales, start, stop)][..., None]
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        values: Array = _E2M1[reader.read(self.blocks, start, stop)].view(np.float32)
+        values *= _E8M0[reader.read(self.scales, start, stop)][..., None]
         return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
 
 
-def _mxfp4(archive: Archive, keys: Collection[str], how: Mapping[str, Any]) -> Mapping[str, Quantized]:
+def _mxfp4(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> Mapping[str, Quantized]:
     found: dict[str, Quantized] = {}
     for key in keys:
         name = key.removesuffix("_blocks")
         if name == key:
             continue
-        blocks, scales = archive.shape(key), _beside(key, f"{name}_scales", keys)
-        fits = len(blocks) == 4 and blocks[3] == 16 and archive.shape(scales) == blocks[:3]
-        if not fits or {archive.dtype(key), archive.dtype(scales)} != {dtypes.u8}:
-            raise _misfit(archive, key, scales, "u8 [experts, out, in / 32, 16], without the last axis")
+        blocks, scales = reader.shape(key), _beside(key, f"{name}_scales", keys)
+        fits = len(blocks) == 4 and blocks[3] == 16 and reader.shape(scales) == blocks[:3]
+        if not fits or {reader.dtype(key), reader.dtype(scales)} != {dtypes.u8}:
+            raise _misfit(reader, key, scales, "u8 [experts, out, in / 32, 16], without the last axis")
         found[name] = MXFP4(key, scales)
     return found
 
@@ -146,24 +146,24 @@ class Tiles:
     def parts(self) -> tuple[str, ...]:
         return (self.weight, self.scales)
 
-    def shape(self, archive: Archive) -> tuple[int, ...]:
-        return archive.shape(self.weight)
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return reader.shape(self.weight)
 
-    def dtype(self, archive: Archive) -> DType:
-        return archive.dtype(self.weight)
+    def dtype(self, reader: TensorReader) -> DType:
+        return reader.dtype(self.weight)
 
-    def read(self, archive: Archive, start: int, stop: int) -> Array:
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         tall, *edges = self.edges
         first, last = start // tall, -(-stop // tall)
-        scales = archive.read(self.scales, first, last)[np.arange(start, stop) // tall - first]
+        scales = reader.read(self.scales, first, last)[np.arange(start, stop) // tall - first]
         for axis, edge in enumerate(edges, 1):
             scales = scales.repeat(edge, axis)
-        values = archive.read(self.weight, start, stop)
+        values = reader.read(self.weight, start, stop)
         values *= scales[tuple(map(slice, values.shape))]
         return values
 
 
-def _fp8(archive: Archive, keys: Collection[str], how: Mapping[str, Any]) -> Mapping[str, Quantized]:
+def _fp8(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> Mapping[str, Quantized]:
     size = how.get("weight_block_size", (128, 128))
     if not (isinstance(size, (list, tuple)) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)):
         raise WeftError(f"weight_block_size={size!r} says no tile of two sides")
@@ -171,13 +171,13 @@ def _fp8(archive: Archive, keys: Collection[str], how: Mapping[str, Any]) -> Map
         raise WeftError(f"activation_scheme={how['activation_scheme']!r} is not supported, only 'dynamic'")
     found: dict[str, Quantized] = {}
     for key in keys:
-        if archive.dtype(key) not in (dtypes.f8e4m3, dtypes.f8e5m2):
+        if reader.dtype(key) not in (dtypes.f8e4m3, dtypes.f8e5m2):
             continue
-        shape, scales = archive.shape(key), _beside(key, f"{key}_scale_inv", keys)
+        shape, scales = reader.shape(key), _beside(key, f"{key}_scale_inv", keys)
         edges = (*(1 for _ in shape[2:]), *size)
         tiles = tuple(-(-n // edge) for n, edge in zip(shape, edges, strict=False))
-        if len(shape) < 2 or archive.shape(scales) != tiles or not archive.dtype(scales).is_float:
-            raise _misfit(archive, key, scales, f"a float for each tile of {size[0]} · {size[1]}")
+        if len(shape) < 2 or reader.shape(scales) != tiles or not reader.dtype(scales).is_float:
+            raise _misfit(reader, key, scales, f"a float for each tile of {size[0]} · {size[1]}")
         found[key] = Tiles(key, scales, edges)
     return found
 
@@ -189,8 +189,8 @@ def _beside(key: str, scales: str, keys: Collection[str]) -> str:
     return scales
 
 
-def _misfit(archive: Archive, key: str, scales: str, wanted: str) -> WeftError:
-    both = " and ".join(f"{k} {archive.dtype(k)} {list(archive.shape(k))}" for k in (key, scales))
+def _misfit(reader: TensorReader, key: str, scales: str, wanted: str) -> WeftError:
+    both = " and ".join(f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in (key, scales))
     return WeftError(f"{both} are not codes and their scales, {wanted}")
 
 

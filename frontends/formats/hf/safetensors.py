@@ -10,13 +10,14 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from weft.backends.storage.safetensors import DTYPES, INDEX
 from weft.ir.documents import Record, open_regular, parse_json
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
@@ -25,24 +26,6 @@ from weft.ir.types.dtypes import DType
 
 from ..tiling import check_tiled
 
-DTYPES: Mapping[str, DType] = {
-    "F64": dtypes.f64,
-    "F32": dtypes.f32,
-    "F16": dtypes.f16,
-    "BF16": dtypes.bf16,
-    "F8_E4M3": dtypes.f8e4m3,
-    "F8_E5M2": dtypes.f8e5m2,
-    "I64": dtypes.i64,
-    "I32": dtypes.i32,
-    "I16": dtypes.i16,
-    "I8": dtypes.i8,
-    "U64": dtypes.u64,
-    "U32": dtypes.u32,
-    "U16": dtypes.u16,
-    "U8": dtypes.u8,
-    "BOOL": dtypes.bool_,
-}
-INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of an adapter in the same folder; no part of the model
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MOST_VALUES = 2_000_000  # in a header: some 200,000 tensors; Python takes 1.5 kB for one
@@ -151,7 +134,7 @@ def _widened(raw: Array, dtype: DType) -> Array:
     return raw.astype(np.float32, copy=False) if dtype.is_float else raw
 
 
-class SafetensorsArchive:
+class SafetensorsReader:
     """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
 
     Raises:
@@ -177,7 +160,7 @@ class SafetensorsArchive:
         self._home = names
 
     def __repr__(self) -> str:
-        return f"SafetensorsArchive({str(self._folder)!r}, {len(self._home)} tensors)"
+        return f"SafetensorsReader({str(self._folder)!r}, {len(self._home)} tensors)"
 
     @property
     def path(self) -> Path:

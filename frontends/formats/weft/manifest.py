@@ -13,11 +13,11 @@ from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Target
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
-from weft.passes.analysis.counts import parameter_count
-from weft.passes.analysis.memory import cache_records, state_records
+from weft.passes.analysis.costs import parameter_count
+from weft.passes.analysis.states import cache_records, max_source, state_records
 from weft.passes.library.cache.kv_cache import ROUTERS
 
-from ...api.source.sources import Model
+from ...model import Model
 
 
 def record(
@@ -80,12 +80,6 @@ def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
         "decoder_start_token_id": next((token for token in starts if token is not None), 0),
         **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
     }
-
-
-def max_source(graph: Graph, length: int) -> int:
-    """The longest source of an encoder-decoder compiled for answers of `length` tokens."""
-    limit = max(length, graph.meta.get("source_context") or 0)
-    return min(limit, graph.meta.get("max_source_positions") or limit)
 
 
 def _absolute(spec: str) -> str:

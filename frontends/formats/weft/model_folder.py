@@ -16,21 +16,21 @@ from typing import Any
 
 from weft.backends.storage import check_format, seal, stamps, whole_folder
 from weft.backends.storage.contents import SEALED
+from weft.backends.storage.safetensors import STORED, Progress, Tensor, counted, parse_stored, write_shards
 from weft.ir.documents import read_json, read_text
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify
 from weft.ir.recipes import RANDOM, Concat, Full, Permute, Reshape, Slice, Source, Take
-from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.streams import stream
 from weft.ir.text.parser import MOST_BYTES, parse
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...api.source.sources import Model
+from ...model import Model
 from ..hf.folder import copy_tokenizer, tokenizer_files
-from ..hf.safetensors import SafetensorsArchive
-from ..hf.writing import STORED, Progress, Tensor, counted, parse_stored, write_shards
+from ..hf.safetensors import SafetensorsReader
 from .manifest import PROVENANCE, hashing, provenance
 from .metadata import check_metadata
 
@@ -73,7 +73,7 @@ def read_model(spec: str, path: Path) -> Model:
     graph = parse(read_text(path / GRAPH, MOST_BYTES), str(path / GRAPH))
     check_metadata(graph, str(path / GRAPH))
     graph.meta["source"] = {"format": "weft", "path": str(path)}
-    graph.archive = SafetensorsArchive(path)
+    graph.reader = SafetensorsReader(path)
     verify(graph, recipes=True)
     read = {key for p in graph.params.values() for key in p.recipe.sources()}
     tokenizer = tokenizer_files(path)
@@ -83,7 +83,7 @@ def read_model(spec: str, path: Path) -> Model:
         spec,
         f"model folder {path.name}",
         tokenizer=partial(copy_tokenizer, path) if tokenizer else None,
-        unread=sorted(set(graph.archive.keys()) - read),
+        unread=sorted(set(graph.reader.keys()) - read),
         files=files,
         stamps={file: before[file] for file in files if file in before},
         provenance=_provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {},
@@ -102,17 +102,17 @@ def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:
     found = {}
     for name, param in graph.params.items():
         if param.recipe.has(Source, *RANDOM):
-            own = exact(param.recipe, param.type.dtype, graph.archive)
+            own = exact(param.recipe, param.type.dtype, graph.reader)
             kind = dtype if dtype is not None and own.is_float else own
-            found[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.archive))
+            found[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.reader))
     return found
 
 
-def exact(recipe: Recipe, dtype: DType, archive: Archive) -> DType:
+def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
     """The dtype that holds a tensor of `dtype` made by `recipe` exactly, in the fewest bytes a checkpoint can have."""
     if dtype != dtypes.f32 or not _moves(recipe):
         return dtype
-    stored = {archive.dtype(key) for key in recipe.sources()}
+    stored = {reader.dtype(key) for key in recipe.sources()}
     return next(iter(stored)) if len(stored) == 1 and stored <= set(STORED) else dtypes.f32
 
 

@@ -14,7 +14,7 @@ from weft.ir.documents import fits, shown
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe, Source
-from weft.ir.recipes.readers import Archive
+from weft.ir.recipes.readers import TensorReader
 
 from ...dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
@@ -222,21 +222,21 @@ class Loaded:
     ignored: list[str] = field(default_factory=list)
 
 
-def load(family: Family, config: Config, archive: Archive, source: str) -> Loaded:
-    """Build the model of `config` and point its parameters at `archive`; `source` is what errors call the config.
+def load(family: Family, config: Config, reader: TensorReader, source: str) -> Loaded:
+    """Build the model of `config` and point its parameters at `reader`; `source` is what errors call the config.
 
     Raises:
         WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
     """
-    keys, read = frozenset(archive.keys()), set[str]()
+    keys, read = frozenset(reader.keys()), set[str]()
     _check_depth(family, config, keys, source)
 
     def check(param: Param) -> None:
-        _check(param, archive, keys)
+        _check(param, reader, keys)
         read.update(param.recipe.sources())
 
     loaded = describe(family, config, keys, source, check)
-    loaded.graph.archive = archive
+    loaded.graph.reader = reader
     left = sorted(keys - read)
     ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
     return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored)
@@ -304,22 +304,22 @@ def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[st
     return None
 
 
-def _check(param: Param, archive: Archive, keys: frozenset[str]) -> None:
+def _check(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:
     for key in param.recipe.sources():
         if key not in keys:
             raise WeftError(
-                f"{archive.path} has no tensor {key!r}, which parameter {param.name} is read from; "
+                f"{reader.path} has no tensor {key!r}, which parameter {param.name} is read from; "
                 "either the checkpoint is incomplete or its config is another model's"
             )
-        if not (archive.dtype(key).is_float or archive.dtype(key).is_block):
+        if not (reader.dtype(key).is_float or reader.dtype(key).is_block):
             raise WeftError(
-                f"{archive.path}: tensor {key!r} holds {archive.dtype(key)}, but a weight must hold floats; "
+                f"{reader.path}: tensor {key!r} holds {reader.dtype(key)}, but a weight must hold floats; "
                 "was the checkpoint quantized by another tool?"
             )
-    read = ", ".join(f"{key} {list(archive.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
+    read = ", ".join(f"{key} {list(reader.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
     try:
-        shape = param.recipe.shape(archive)
+        shape = param.recipe.shape(reader)
     except WeftError as e:
-        raise WeftError(f"{archive.path}: {read} does not fit {param.name} {list(param.shape)}: {e}") from e
+        raise WeftError(f"{reader.path}: {read} does not fit {param.name} {list(param.shape)}: {e}") from e
     if shape != param.shape:
-        raise WeftError(f"{archive.path}: {read} does not fit {param.name}, which the config makes {list(param.shape)}")
+        raise WeftError(f"{reader.path}: {read} does not fit {param.name}, which the config makes {list(param.shape)}")

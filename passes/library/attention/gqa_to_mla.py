@@ -12,7 +12,7 @@ from weft.ir.recipes.matrices import Identity
 from ...analysis.projections import Branch, branch_of, rows, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, drop, hand_over, made_of, scoped
+from ...edits.edit import backward_slice, derive, drop, replace_uses, scoped
 from ..heads.head_layout import Layout, misfit
 
 _OWN = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the form sets
@@ -106,8 +106,8 @@ def _convert(node: Node) -> str | None:
         attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
         assert plain is not None
         y = expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
-    gone = made_of([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
-    hand_over(node.output, y)
+    gone = backward_slice([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
+    replace_uses(node.output, y)
     drop(node.graph, gone)
     return None
 
@@ -123,9 +123,9 @@ def _linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
     for branch, spans in parts:
         for start, stop in spans:
             count += stop - start
-            weights.append(rows(branch.weight.recipe, start, stop, graph.archive))
+            weights.append(rows(branch.weight.recipe, start, stop, graph.reader))
             b = branch.bias
-            biases.append(Full(0.0, (stop - start,)) if b is None else rows(b.recipe, start, stop, graph.archive))
+            biases.append(Full(0.0, (stop - start,)) if b is None else rows(b.recipe, start, stop, graph.reader))
     shape = count, int(first.weight.shape[1])
     weight, bias = derive(first.weight, Concat(tuple(weights)), shape, scoped(graph, f"{name}.weight")), None
     given = next((branch.bias for branch, _ in parts if branch.bias is not None), None)

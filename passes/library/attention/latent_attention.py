@@ -15,7 +15,7 @@ from ...analysis.index_tracking import gathered
 from ...analysis.projections import is_zero, rows, take_apart
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, drop, hand_over, made_of, scoped
+from ...edits.edit import backward_slice, derive, drop, replace_uses, scoped
 from ..heads.head_layout import taken
 
 _OWN = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
@@ -215,7 +215,7 @@ def _biased(linear: Node, index: Array) -> bool:
     bias = linear.operand("bias")
     if not isinstance(bias, Param):
         return bias is not None
-    return not is_zero(rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.archive))
+    return not is_zero(rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.reader))
 
 
 def _absorb(node: Node, found: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
@@ -272,8 +272,8 @@ def _side_by_side(part: Value) -> Value:
 def _replace(node: Node, old: Value, new: Value, known: tuple[Value | None, ...]) -> None:
     """Let `new` be `old`, and drop what only `old` needed, pieces of packed linears too."""
     graph = node.graph
-    gone = made_of([old], known)
-    hand_over(old, new)
+    gone = backward_slice([old], known)
+    replace_uses(old, new)
     drop(graph, gone)
     for split in [n for n in gone if not n.erased and n.op is ops.split]:
         source = split.inputs[0]

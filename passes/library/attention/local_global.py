@@ -9,12 +9,12 @@ from typing import Any
 
 from weft.ir import Graph, Node, WeftError
 
-from ...analysis.layer_choice import roles, self_attentions
+from ...analysis.layers import roles, self_attentions
 from ...analysis.rotary import check_scaling, expected, retune, rotations_of
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 from .windows import LONGEST_TRIAL, applied_to, at_least, texts
 
 
@@ -73,14 +73,14 @@ class LocalGlobal(Pass):
                     retune(rope, rebased)
                     trace.fired(self.name, rope.output.name)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Layer for layer the definition: keys nearer than the window or all, and rotations of the base that is said
         (for wide windows, those of a window of three)."""
         tried = self
         if self.window + 3 > LONGEST_TRIAL:
             tried = replace(self, window=3)
             after = applied_to(before, tried)
-        window, inputs = tried.window, texts(before, trial, tried.window + 3)
+        window, inputs = tried.window, texts(before, equivalence, tried.window + 3)
         sees = {"local": lambda i, j: abs(i - j) < window, "global": lambda i, j: True}
         known = {n.output.name: n for n in after.nodes}
         meanings: dict[str, Any] = {}
@@ -92,7 +92,7 @@ class LocalGlobal(Pass):
                 same = {name: rope.attrs[name] for name in ("interleaved", "amplitude")}
                 wanted = replace(recipe, theta=theta)
                 meanings[rope.output.name] = expected(wanted, known[rope.output.name], **same)
-        trial.same(trial.run_as(before, inputs, meanings), trial.run(after, inputs), EXACT)
+        equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
     def _layers(self, graph: Graph) -> dict[Node, str]:
         """``local`` or ``global`` for each self-attention."""

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 from ..cache.kv_cache import within_positions
 
 LONGEST_TRIAL = 40  # tokens; what reaches farther is tried with smaller numbers
@@ -31,19 +31,19 @@ def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any
             trace.fired(name, node.output.name)
 
 
-def check_masks(before: Graph, after: Graph, trial: Trial, sees: Sees, tokens: int) -> None:
+def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, sees: Sees, tokens: int) -> None:
     """Over texts of `tokens`, attentions whose attributes `after` differ see what `sees` says."""
     old = {n.output.name: n.attrs for n in before.nodes}
     changed = [n for n in after.nodes if n.op.name == "attention" and n.attrs != old.get(n.output.name)]
-    inputs = texts(before, trial, tokens)
+    inputs = texts(before, equivalence, tokens)
     meanings = {n.output.name: partial(attend, sees) for n in changed}
-    trial.same(trial.run_as(before, inputs, meanings), trial.run(after, inputs), EXACT)
+    equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
 
-def texts(graph: Graph, trial: Trial, tokens: int) -> dict[str, Array]:
+def texts(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
     """Inputs of `tokens` tokens, or as many as there are positions for."""
     source = min(tokens, graph.meta.get("max_source_positions") or tokens)
-    return trial.inputs(graph, seq=within_positions(graph, tokens), source=source)
+    return equivalence.inputs(graph, seq=within_positions(graph, tokens), source=source)
 
 
 def at_least(name: str, least: int, **arguments: int) -> None:
@@ -55,10 +55,10 @@ def at_least(name: str, least: int, **arguments: int) -> None:
 
 @dataclass(frozen=True)
 class SlidingWindow(Pass):
-    """Let every query see only the `size` nearest keys, itself among them, and the first `sinks` of the text.
+    """Let every query see only the `size` nearest keys, itself among them, and the first `keep_first` of the text.
 
-    Query i sees key j if i − j < size (|i − j| < size where attention is not causal) or j < sinks. Trained models lean
-    on the first tokens, whatever they say: with a few of them in sight a text may grow far beyond the window. Distances
+    Query i sees key j if i − j < size (|i − j| < size where attention is not causal) or j < keep_first. Trained models
+    lean on the first tokens, whatever they say: with a few of them in sight a text may grow far beyond the window. Distances
     stay those of the text, where StreamingLLM counts them in its cache. `layers` says which layers: all, even, odd,
     numbers ("0-5, 8"), or a pattern ("local*5 + global").
 
@@ -67,7 +67,7 @@ class SlidingWindow(Pass):
 
     Source: Beltagy 2020 (Longformer), arXiv:2004.05150; Xiao 2023 (StreamingLLM), arXiv:2309.17453.
 
-    Example sliding-window{size=3, sinks=1}::
+    Example sliding-window{size=3, keep_first=1}::
 
         graph example {
           input %x: f32[batch, seq, 8]
@@ -80,14 +80,14 @@ class SlidingWindow(Pass):
 
     name = "sliding-window"
     effect = "conditional"
-    tradeoff = "the sinks are keys beside those of the window"
+    tradeoff = "the first keys are kept beside those of the window"
     size: int
     layers: Layers = "all"
-    sinks: int = 0
+    keep_first: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:
         at_least(self.name, 1, size=self.size)
-        at_least(self.name, 0, sinks=self.sinks)
+        at_least(self.name, 0, keep_first=self.keep_first)
         for node in chosen(graph, self.layers, self.name):
             at, window = node.output.name, node.attrs.get("window")
             if node.op.name != "attention":
@@ -96,21 +96,21 @@ class SlidingWindow(Pass):
                 trace.refuse(self.name, at, f"its pattern {node.attrs['pattern']} says what it sees")
             elif window is not None and window < self.size:
                 trace.refuse(self.name, at, f"its window of {window} keys is narrower")
-            elif (window, node.attrs["keep_first"]) != (self.size, self.sinks):
-                node.attrs.update(window=self.size, keep_first=self.sinks)
+            elif (window, node.attrs["keep_first"]) != (self.size, self.keep_first):
+                node.attrs.update(window=self.size, keep_first=self.keep_first)
                 trace.fired(self.name, at)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Texts within the window give what they gave, longer ones what the definition gives (for wide windows, that of
         a window of three)."""
         lengths = {node.output.shape[1] for node in chosen(before, self.layers, self.name)}
         if all(not isinstance(length, int) or length <= self.size for length in lengths):
-            inputs = texts(before, trial, min(self.size, LONGEST_TRIAL))
-            trial.same(trial.run(before, inputs), trial.run(after, inputs), EXACT)
-        tried = self if self.size + 3 <= LONGEST_TRIAL else replace(self, size=3, sinks=min(self.sinks, 2))
+            inputs = texts(before, equivalence, min(self.size, LONGEST_TRIAL))
+            equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
+        tried = self if self.size + 3 <= LONGEST_TRIAL else replace(self, size=3, keep_first=min(self.keep_first, 2))
         after = after if tried is self else applied_to(before, tried)
-        size, sinks = tried.size, tried.sinks
-        check_masks(before, after, trial, lambda i, j: abs(i - j) < size or j < sinks, size + 3)
+        size, keep_first = tried.size, tried.keep_first
+        check_masks(before, after, equivalence, lambda i, j: abs(i - j) < size or j < keep_first, size + 3)
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ class Dilate(Pass):
         seen = {"window": self.size * self.stride, "pattern": "dilated", "stride": self.stride}
         restrict(graph, trace, self.name, self.layers, **seen, summary=1, keep_first=0)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Queries see the keys that the definition lists (with wide gaps or windows, those of narrower ones)."""
         tried = self
         if self.size * self.stride + 3 > LONGEST_TRIAL:
             tried = replace(self, size=min(self.size, 3), stride=min(self.stride, 4))
             after = applied_to(before, tried)
         distances = [n * tried.stride for n in range(tried.size)]
-        check_masks(before, after, trial, lambda i, j: abs(i - j) in distances, tried.size * tried.stride + 3)
+        check_masks(before, after, equivalence, lambda i, j: abs(i - j) in distances, tried.size * tried.stride + 3)
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ class AttentionPattern(Pass):
 
     `dilated`: i − j is divisible by `stride`. `strided`: i − j < stride, or divisible by it. `fixed`: key and query are
     in one block of `stride` tokens, or the key is among the last `summary` of its block. `chunked`: they are in one
-    block. `dense`: all. Of these keys those that `window` allows (|i − j| < window), and the first `sinks` of the text
+    block. `dense`: all. Of these keys those that `window` allows (|i − j| < window), and the first `keep_first`
     besides; causal attentions stay causal.
 
     Condition: the model becomes another one; what the attentions of `layers` saw before does not count. Texts of one
     block keep their numbers if the pattern is chunked or fixed.
 
     Source: Child 2019 (strided, fixed), arXiv:1904.10509; Beltagy 2020 (dilated), arXiv:2004.05150; Llama 4, 2025
-    (chunked); Xiao 2023 (sinks), arXiv:2309.17453.
+    (chunked); Xiao 2023 (attention sinks), arXiv:2309.17453.
 
     Example attention-pattern{pattern=fixed, stride=3, layers=even}::
 
@@ -190,20 +190,20 @@ class AttentionPattern(Pass):
     stride: int = 1
     summary: int = 1
     window: int | None = None
-    sinks: int = 0
+    keep_first: int = 0
     layers: Layers = "all"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         at_least(self.name, 1, stride=self.stride, summary=self.summary, window=self.window or 1)
-        at_least(self.name, 0, sinks=self.sinks)
+        at_least(self.name, 0, keep_first=self.keep_first)
         if self.window == 0:
             raise WeftError(f"{self.name}: window=0 must be at least 1")
         if self.pattern == "fixed" and self.summary > self.stride:
             raise WeftError(f"{self.name}: summary={self.summary} exceeds the blocks of stride={self.stride}")
         attrs = {name: getattr(self, name) for name in ("pattern", "stride", "summary", "window")}
-        restrict(graph, trace, self.name, self.layers, **attrs, keep_first=self.sinks)
+        restrict(graph, trace, self.name, self.layers, **attrs, keep_first=self.keep_first)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Queries see the keys that the definition lists (with wide strides or windows, those of narrower ones)."""
         tried = self
         if 2 * max(self.stride, self.window or 0) > LONGEST_TRIAL:
@@ -211,7 +211,7 @@ class AttentionPattern(Pass):
             tried = replace(self, stride=stride, summary=min(self.summary, stride), window=window)
             after = applied_to(before, tried)
         tokens = 2 * max(tried.stride, tried.window or 0) + 3
-        check_masks(before, after, trial, tried.sees, tokens)
+        check_masks(before, after, equivalence, tried.sees, tokens)
 
     def sees(self, i: int, j: int) -> bool:
         """The definition: whether query i sees key j, causality aside."""
@@ -226,7 +226,7 @@ class AttentionPattern(Pass):
             "chunked": together,
         }
         near = self.window is None or apart < self.window
-        return (listed[self.pattern] and near) or j < self.sinks
+        return (listed[self.pattern] and near) or j < self.keep_first
 
 
 def applied_to(before: Graph, one: Pass) -> Graph:

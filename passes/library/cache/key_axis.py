@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.types import sizes
 
-from ...edits.edit import made_of
+from ...edits.edit import backward_slice
 
 
 def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
     """The nodes, in order, that compute `biases`, down to the iotas that count keys: those lend only a length."""
     counts = {n.output: n for n in graph.nodes if n.op.name == "iota"}
-    makers = set(made_of(biases, counts))
+    makers = set(backward_slice(biases, counts))
     makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
     for v, node in counts.items():
         if node in makers and not makers.issuperset(v.users):
@@ -43,7 +43,7 @@ class KeyAxis:
         if bias is None:
             return None
         counted = [n.output for n in self.makers if n.op.name == "iota"]
-        needed = {*made_of([bias], counted), *(v.producer for v in counted)}
+        needed = {*backward_slice([bias], counted), *(v.producer for v in counted)}
         for node in self.makers:
             if node in needed and node.output not in self.extended:
                 try:

@@ -14,10 +14,10 @@ from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
-from ...analysis.recurrences import give_states, has_state, states
+from ...analysis.states import give_states, has_state, states
 from ...core.base import Pass
+from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, SIZES, Trial
 from ...edits.edit import changed
 from .key_axis import KeyAxis, bias_makers
 from .tokens import Tokens, carries, token_axes, tokenwise
@@ -98,17 +98,17 @@ class KvCache(Pass):
             trace.fired(self.name, node.output.name)
             give_states(graph, node, j)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Every way to cut a text into calls gives the full pass (two ways for models above a million parameters)."""
         tokens = within_positions(before, 6)
-        inputs = trial.inputs(before, seq=tokens)
+        inputs = equivalence.inputs(before, seq=tokens)
         if "attention_mask" in inputs:
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
-        whole, calls = trial.run(before, inputs), dict[tuple[int, ...], _Called]()
+        whole, calls = equivalence.run(before, inputs), dict[tuple[int, ...], _Called]()
         for cuts in _cuts(before, tokens):
-            stepped = run_in_chunks(trial, after, inputs, cuts, calls)
+            stepped = run_in_chunks(equivalence, after, inputs, cuts, calls)
             try:
-                trial.same(whole, {name: stepped[name] for name in whole}, EXACT)
+                equivalence.same(whole, {name: stepped[name] for name in whole}, EXACT)
             except WeftError as e:
                 raise WeftError(f"in calls of {', '.join(map(str, cuts))} tokens: {e}") from None
 
@@ -131,7 +131,7 @@ _Called = tuple[dict[str, Array], dict[str, tuple[Array, ...]]]  # past and stat
 
 
 def run_in_chunks(
-    trial: Trial,
+    equivalence: EquivalenceCheck,
     graph: Graph,
     inputs: dict[str, Array],
     cuts: tuple[int, ...],
@@ -145,19 +145,19 @@ def run_in_chunks(
     calls = {} if calls is None else calls
     total = sum(cuts)
     if () not in calls:
-        fed = trial.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
+        fed = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
         past = {k: v for k, v in fed.items() if k.startswith("past_key_values.")}
         past |= {k: np.zeros_like(v) for k, v in fed.items() if k.startswith("past_states.")}
         calls[()] = past, {}
     for i in range(len(cuts)):
         if cuts[: i + 1] not in calls:
             start, stop = sum(cuts[:i]), sum(cuts[: i + 1])
-            calls[cuts[: i + 1]] = _called(trial, graph, inputs, (start, stop, total), calls[cuts[:i]])
+            calls[cuts[: i + 1]] = _called(equivalence, graph, inputs, (start, stop, total), calls[cuts[:i]])
     return {name: _joined(parts) for name, parts in calls[cuts][1].items()}
 
 
 def _called(
-    trial: Trial, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Called
+    equivalence: EquivalenceCheck, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Called
 ) -> _Called:
     """A call with the tokens `span` = from, to, of how many, after those of `before`."""
     (start, stop, total), (past, found), batch = span, before, SIZES["batch"]
@@ -166,7 +166,7 @@ def _called(
     others = {k: v for k, v in inputs.items() if k not in call}
     rows = {k: v[:, start:stop] for k, v in others.items() if v.shape[:2] == (batch, total)}
     past, found = {**past}, {**found}
-    for name, array in trial.run(graph, {**others, **rows, **call, **past}).items():
+    for name, array in equivalence.run(graph, {**others, **rows, **call, **past}).items():
         kind, _, rest = name.partition(".")
         if (taken := {"present": "past_key_values", "present_states": "past_states"}.get(kind)) is not None:
             past[f"{taken}.{rest}"] = array

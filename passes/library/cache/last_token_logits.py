@@ -12,9 +12,9 @@ from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
-from ...edits.edit import drop, hand_over, made_of
+from ...edits.edit import backward_slice, drop, replace_uses
 from .tokens import Tokens, carries, token_axes, tokenwise
 
 SCOPE = "last_token"
@@ -78,18 +78,18 @@ class LastTokenLogits(Pass):
         final = rows.taken[logits]
         for node in narrowed:
             for v in node.outputs:
-                hand_over(v, rows.taken[v])
+                replace_uses(v, rows.taken[v])
         graph.outputs["logits"] = final
         drop(graph, narrowed)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The logits are the rows of the full logits, for right-padded rows of different lengths."""
-        inputs = trial.inputs(before)
-        full, last = trial.run(before, inputs), trial.run(after, inputs)
+        inputs = equivalence.inputs(before)
+        full, last = equivalence.run(before, inputs), equivalence.run(after, inputs)
         index = inputs["attention_mask"].sum(1) - 1 - inputs["position_ids"][:, 0]
         batch = np.arange(len(index))
         full["logits"] = full["logits"][batch, index.clip(min=0)][:, None]
-        trial.same(full, last, EXACT)
+        equivalence.same(full, last, EXACT)
 
 
 def _narrowed(graph: Graph, tokens: Tokens) -> list[Node]:
@@ -140,7 +140,7 @@ class _Rows:
 
     def _rescope(self, value: Value, *known: Value) -> None:
         """Put what was made for `value` into a scope of its own."""
-        for node in made_of([value], known):
+        for node in backward_slice([value], known):
             for v in node.outputs:
                 v.name = self.graph.fresh(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")
             node.scope = SCOPE

@@ -9,8 +9,8 @@ from weft.ir import Graph, Node, WeftError
 from weft.ir.ops.fused_attention import SOFTMAX
 
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 from ...edits.edit import changed
 from .kv_cache import run_in_chunks, within_positions
 
@@ -72,7 +72,7 @@ class RollingBuffer(Pass):
         if not trace.rewrites[self.name]:
             trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Calls of several sizes, some beyond the capacity, give what full caches give."""
         sizes = {
             past.shape[2]
@@ -81,9 +81,11 @@ class RollingBuffer(Pass):
         }
         total = max(sizes, default=0) + 4
         total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
-        inputs = trial.inputs(before, seq=total)
+        inputs = equivalence.inputs(before, seq=total)
         for cuts in _cuts(total):
-            trial.same(run_in_chunks(trial, before, inputs, cuts), run_in_chunks(trial, after, inputs, cuts), EXACT)
+            equivalence.same(
+                run_in_chunks(equivalence, before, inputs, cuts), run_in_chunks(equivalence, after, inputs, cuts), EXACT
+            )
 
 
 def _capacity(node: Node, slack: int) -> int | None:

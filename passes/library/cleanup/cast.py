@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 
-from ...analysis.recurrences import sums
+from ...analysis.states import sums
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Cast(Pass):
                 lowered[value] = ops.cast(value, to=self.dtype)
         return lowered[value]
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Exact arithmetic knows no dtypes: the outputs are the same."""
-        inputs = trial.inputs(before)
-        trial.same(trial.run(before, inputs), trial.run(after, inputs), EXACT)
+        inputs = equivalence.inputs(before)
+        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
 
 
 def _wide(node: Node, operand: int) -> bool:

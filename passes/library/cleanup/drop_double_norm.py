@@ -8,7 +8,7 @@ from weft.ir import Graph, Node
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, hand_over
+from ...edits.edit import drop, replace_uses
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DropDoubleNorm(Pass):
                 trace.refuse(self.name, norm.output.name, "it has a weight; run fold-norm-scale before")
             else:
                 trace.fired(self.name, norm.output.name)
-                hand_over(norm.output, x, rename=False)
+                replace_uses(norm.output, x, rename=False)
                 drop(graph, [norm])
 
 

@@ -15,7 +15,7 @@ from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape,
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, hand_over, rename
+from ...edits.edit import drop, rename, replace_uses
 
 Shape = tuple[int, ...]
 
@@ -73,7 +73,7 @@ class FoldConstants(Pass):
             base = operands[0].name if len(operands) == 1 else node.output.name
             for old, recipe in zip(node.outputs, found, strict=True):
                 new = graph.add_param(f"{base}.{node.op.name}", old.type, recipe)
-                hand_over(old, new)
+                replace_uses(old, new)
                 if _named(old):
                     rename(new, old)
             drop(graph, [node])
@@ -83,7 +83,7 @@ class FoldConstants(Pass):
         sizes = [*shapes, *(_fixed(p) for p in operands)]
         if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
             return []
-        arrays = [widen(np.asarray(p.recipe.evaluate(graph.archive))) for p in operands]
+        arrays = [widen(np.asarray(p.recipe.evaluate(graph.reader))) for p in operands]
         return [Literal.of(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
 
 

@@ -10,7 +10,7 @@ from weft.ir.recipes import Concat, Full
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, hand_over, only_params, supersede
+from ...edits.edit import derive, only_params, replace_param, replace_uses
 
 MOST = 65_536  # tokens that a vocabulary is made a multiple of
 
@@ -89,12 +89,12 @@ def _pad(head: Node, weight: Param, extra: int) -> None:
     with graph.inserting(before=head):
         logits = ops.linear(head.inputs[0], *(padded.get(p) for p in head.inputs[1:]), name="padded")
         kept = ops.slice(logits, axis=len(logits.shape) - 1, start=0, stop=vocab)
-    hand_over(head.output, kept)
+    replace_uses(head.output, kept)
     graph.erase(head)
     for table in found:
         for node, i in table.uses:
             node.set_input(i, padded[table])
-        supersede(table, padded[table])
+        replace_param(table, padded[table])
 
 
 def _asked_by_tokens(embedding: Node) -> bool:

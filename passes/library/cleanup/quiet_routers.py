@@ -9,9 +9,9 @@ import numpy as np
 from weft.ir import Graph, WeftError
 
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
-from ...edits.edit import drop, made_of
+from ...edits.edit import backward_slice, drop
 
 INPUT = "router_noise."
 
@@ -61,16 +61,16 @@ class QuietRouters(Pass):
                         raise WeftError(f"quiet-routers: {noisy!r} (%{noisy.output.name}) does not add {name} · spread")
                     logits = next(v for v in noisy.inputs if v is not None and v is not scaled.output)
                     shared = logits.producer.inputs if logits.producer else ()
-                    spread = made_of([scaled.output], shared)
+                    spread = backward_slice([scaled.output], shared)
                     noisy.output.replace_uses(logits)
                     graph.erase(noisy)
                     drop(graph, spread)
                     trace.fired(self.name, logits.name)
             del graph.inputs[name]
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Without noise both are equal."""
-        inputs = trial.inputs(before)
+        inputs = equivalence.inputs(before)
         quiet = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
         left = {name: x for name, x in quiet.items() if name in after.inputs}
-        trial.same(trial.run(before, quiet), trial.run(after, left), EXACT)
+        equivalence.same(equivalence.run(before, quiet), equivalence.run(after, left), EXACT)

@@ -12,7 +12,7 @@ from weft.ir.recipes.matrices import MatMul
 from ...analysis.projections import Branch, branch_of, is_zero, output_of, rows
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, derive, derive_bias, supersede
+from ...edits.edit import changed, derive, derive_bias, replace_param
 
 
 @dataclass(frozen=True)
@@ -166,21 +166,21 @@ def _move(node: Node, v: Branch, bias: Param, o: Node) -> None:
     heads, kv_heads, weight, old = node.attrs["heads"], node.attrs["kv_heads"], o.operand("weight"), o.operand("bias")
     assert isinstance(weight, Param)
     start, stop = v.span
-    each = rows(bias.recipe, start, stop, o.graph.archive)
+    each = rows(bias.recipe, start, stop, o.graph.reader)
     if heads != kv_heads:
         width, group = (stop - start) // kv_heads, heads // kv_heads
         each = Take(each, tuple(h // group * width + i for h in range(heads) for i in range(width)))
     added = MatMul(weight.recipe, each)
     new = derive(old, Add((old.recipe, added))) if isinstance(old, Param) else derive_bias(weight, added)
     changed(o, {"bias": new})
-    supersede(old, new)
+    replace_param(old, new)
 
 
 def _bias(branch: Branch) -> Param | None:
     """The bias of `branch`, unless its part is 0."""
     if branch.bias is None:
         return None
-    own = rows(branch.bias.recipe, *branch.span, branch.linear.graph.archive)
+    own = rows(branch.bias.recipe, *branch.span, branch.linear.graph.reader)
     return None if is_zero(own) else branch.bias
 
 
@@ -188,11 +188,11 @@ def _drop(branch: Branch) -> None:
     """Take the part of `branch` out of the bias of its linear."""
     linear, bias, (start, stop) = branch.linear, branch.bias, branch.span
     assert bias is not None
-    archive, count = linear.graph.archive, int(bias.shape[0])
-    kept = [rows(bias.recipe, a, b, archive) for a, b in ((0, start), (stop, count)) if a < b]
+    reader, count = linear.graph.reader, int(bias.shape[0])
+    kept = [rows(bias.recipe, a, b, reader) for a, b in ((0, start), (stop, count)) if a < b]
     new = None
     if not all(map(is_zero, kept)):
         parts = [*kept[: start > 0], Full(0.0, (stop - start,)), *kept[start > 0 :]]
         new = derive(bias, Concat(tuple(parts)))
     changed(linear, {"bias": new})
-    supersede(bias, new)
+    replace_param(bias, new)

@@ -13,7 +13,7 @@ from ...analysis.feed_forward import private, projected
 from ...analysis.projections import take_apart
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, drop_params, hand_over, only_params, supersede
+from ...edits.edit import derive, drop_params, only_params, replace_param, replace_uses
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class CollapseLinears(Pass):
             y = ops.embedding(lookup.inputs[0], wide)
         outer.graph.replace(outer, y)
         outer.graph.erase(lookup)
-        supersede(table, wide)
+        replace_param(table, wide)
         drop_params(outer.graph, outer.inputs)
 
 
@@ -203,11 +203,11 @@ def _replace(chain: Chain, base: Node) -> Node:
     bias = None if chain.bias is None else derive(given[0], chain.bias, (width,))
     with graph.inserting(before=last):
         y = ops.linear(chain.x, made, bias)
-    hand_over(last.output, y)
+    replace_uses(last.output, y)
     for node in chain.nodes:
         graph.erase(node)
-    supersede(weight, made)
-    supersede(given[0] if given else None, bias)
+    replace_param(weight, made)
+    replace_param(given[0] if given else None, bias)
     drop_params(graph, [v for node in chain.nodes for v in node.inputs])
     assert y.producer is not None
     return y.producer

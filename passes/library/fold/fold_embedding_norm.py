@@ -10,7 +10,7 @@ from weft.ir.recipes.matrices import RowNorm
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import is_layer
-from ...edits.edit import derive, drop, hand_over, only_params, supersede
+from ...edits.edit import derive, drop, only_params, replace_param, replace_uses
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,6 @@ def _fold(norm: Node, lookup: Node) -> None:
     kind = "layer" if is_layer(norm) else "rms"
     normed = derive(table, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))
     lookup.set_input(1, normed)
-    supersede(table, normed)
-    hand_over(norm.output, lookup.output, rename=False)
+    replace_param(table, normed)
+    replace_uses(norm.output, lookup.output, rename=False)
     drop(norm.graph, [norm])

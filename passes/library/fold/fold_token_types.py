@@ -11,9 +11,9 @@ from weft.ir.recipes import Add, Full, Slice
 from weft.ir.recipes.matrices import MatMul
 
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
-from ...edits.edit import derive, drop_params, supersede
+from ...edits.edit import derive, drop_params, replace_param
 from ...edits.sums import fixed, summands, take_out, totals
 
 INPUT = "token_type_ids"
@@ -71,12 +71,12 @@ class FoldTokenTypes(Pass):
             _fold(types, other)
         del graph.inputs[INPUT]
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """For texts of type 0 both are equal."""
-        inputs = trial.inputs(before)
+        inputs = equivalence.inputs(before)
         inputs[INPUT] = np.zeros_like(inputs[INPUT])
         left = {name: x for name, x in inputs.items() if name != INPUT}
-        trial.same(trial.run(before, inputs), trial.run(after, left), EXACT)
+        equivalence.same(equivalence.run(before, inputs), equivalence.run(after, left), EXACT)
 
 
 def _fold(types: Node, other: Node) -> None:
@@ -86,7 +86,7 @@ def _fold(types: Node, other: Node) -> None:
     everywhere = MatMul(Full(1.0, (int(table.shape[0]), 1)), Slice(row.recipe, 0, 0, 1))
     new = derive(table, Add((table.recipe, everywhere)))
     other.set_input(1, new)
-    supersede(table, new)
+    replace_param(table, new)
     take_out(types.output)
     types.graph.erase(types)
     drop_params(types.graph, [row])

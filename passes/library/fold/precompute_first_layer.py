@@ -11,7 +11,7 @@ from weft.ir.recipes.matrices import MatMul, RowNorm
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, hand_over
+from ...edits.edit import drop, replace_uses
 
 
 @dataclass(frozen=True)
@@ -143,5 +143,5 @@ def _look_up(ids: Value, values: list[Value], known: Mapping[Value, Rows], vocab
         pieces = ops.split.emit(looked_up, sizes=widths) if len(widths) > 1 else (looked_up,)
     makers = [node for node in graph.nodes if node.output in known]
     for old, new in zip(values, pieces, strict=True):
-        hand_over(old, new)
+        replace_uses(old, new)
     drop(graph, reversed(makers))

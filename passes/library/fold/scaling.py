@@ -17,7 +17,7 @@ from weft.ir.recipes.matrices import MatMul
 from ...analysis.feed_forward import projected
 from ...analysis.projections import rows
 from ...edits.absorb import WRITERS
-from ...edits.edit import derive, supersede
+from ...edits.edit import derive, replace_param
 
 Factor = float | Recipe  # a number, or a vector along the last axis of what is multiplied
 _HANDS_ON = {"rope", "reshape", "transpose", "squeeze", "unsqueeze", "expand", "slice", "gather", "head_linear"}
@@ -52,17 +52,17 @@ def apply(edits: Sequence[Edit]) -> None:
         old = e.param
         new = derive(old, _scaled(e, old))
         e.node.set_input(e.index, new)
-        supersede(old, new)
+        replace_param(old, new)
 
 
 def _scaled(e: Edit, param: Param) -> Recipe:
     if e.stop is None:
         return Scale(param.recipe, e.factor, e.axis)
-    archive, count = param.graph.archive, int(param.shape[0])
+    reader, count = param.graph.reader, int(param.shape[0])
     parts: list[Recipe] = []
     for first, last in ((0, e.start), (e.start, e.stop), (e.stop, count)):
         if first < last:
-            part = rows(param.recipe, first, last, archive)
+            part = rows(param.recipe, first, last, reader)
             parts.append(Scale(part, e.factor, 0) if first == e.start else part)
     return Concat(tuple(parts)) if len(parts) > 1 else parts[0]
 

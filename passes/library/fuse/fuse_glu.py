@@ -9,7 +9,7 @@ from weft.ir import Graph, ops
 from ...analysis.feed_forward import Gate, gated
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, hand_over
+from ...edits.edit import drop, replace_uses
 
 
 @dataclass(frozen=True)
@@ -52,5 +52,5 @@ class FuseGlu(Pass):
                 with graph.inserting(before=node):
                     unit = ops.glu(found.gate, found.up, **found.attrs)
                 trace.fired(self.name, node.output.name)
-                hand_over(node.output, unit)
+                replace_uses(node.output, unit)
                 drop(graph, found.nodes)

@@ -9,7 +9,7 @@ from weft.ir import Graph, Node, Param, Value, ops
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import centred, is_layer, read_through
-from ...edits.edit import drop, hand_over
+from ...edits.edit import drop, replace_uses
 from ..fold.fold_norm_scale import Site, fold, site, sites
 
 
@@ -80,7 +80,7 @@ class FuseNormLinear(Pass):
             if norm.op.name == "add_norm":
                 with graph.inserting(before=norm):
                     x = ops.add(x, norm.inputs[1])
-                hand_over(norm.outputs[1], x)
+                replace_uses(norm.outputs[1], x)
             assert x is not None and not isinstance(x, Param)
             for linear in linears:
                 trace.fired(self.name, _fuse(norm, linear, x).name)

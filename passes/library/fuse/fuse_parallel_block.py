@@ -11,7 +11,7 @@ from ...analysis.feed_forward import FeedForward, feed_forward
 from ...analysis.projections import Projections, projections
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import cuts_rows, derive, drop, hand_over, joint_name, only_params
+from ...edits.edit import cuts_rows, derive, drop, joint_name, only_params, replace_uses
 from ...edits.sums import fixed, summands, take_out, totals
 from .pack import packed
 
@@ -115,7 +115,7 @@ def _way_out(first: Node, last: Node) -> None:
     with graph.inserting(before=last):
         both = ops.concat(*(n.inputs[0] for n in nodes), axis=len(last.output.shape) - 1, name="both")
         y = ops.linear(both, weight, bias, name="out")
-    hand_over(last.output, y)
+    replace_uses(last.output, y)
     drop(graph, [first, last])
 
 
@@ -135,5 +135,5 @@ def _way_in(nodes: list[Node]) -> None:
     with graph.inserting(before=nodes[0]):
         made = packed(x, _weights(nodes), _biases(nodes), "in", [piece.width for piece in pieces])
     for old, new in zip(pieces, made, strict=True):
-        hand_over(old, new)
+        replace_uses(old, new)
     drop(graph, [*splits, *nodes])

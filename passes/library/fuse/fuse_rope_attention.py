@@ -9,7 +9,7 @@ from weft.ir.ops.fused_attention import SHARED
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, hand_over
+from ...edits.edit import drop, replace_uses
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FuseRopeAttention(Pass):
                     turned.inputs[0], keys.inputs[0], node.operand("v"), *turned.inputs[1:], *rest, **attrs
                 )
             for old, new in zip(node.outputs, outs, strict=True):
-                hand_over(old, new)
+                replace_uses(old, new)
             drop(graph, [node, turned, keys])
             trace.fired(self.name, outs[0].name)
 

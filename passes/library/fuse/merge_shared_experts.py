@@ -11,7 +11,7 @@ from weft.ir.recipes import Add, Concat
 from ...analysis.feed_forward import FeedForward, Projection, feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, drop, hand_over, joint_name, made_of
+from ...edits.edit import backward_slice, derive, drop, joint_name, replace_uses
 from ...edits.sums import fixed, summands, take_out, totals
 
 
@@ -106,10 +106,10 @@ def _merge(parts: list[FeedForward]) -> None:
             gate = _wide([f.gate for f in parts if f.gate is not None], 0, "gate", last.x)
             hidden = ops.glu(gate, up, activation=last.activation, limit=last.limit, shift=last.shift)
         y = _wide([f.out for f in parts], 1, "down", hidden)
-    hand_over(last.down.output, y)
+    replace_uses(last.down.output, y)
     for f in parts[:-1]:
         take_out(f.down.output)
-    drop(graph, made_of([f.down.output for f in parts], [last.x]))
+    drop(graph, backward_slice([f.down.output for f in parts], [last.x]))
 
 
 def _wide(sides: list[Projection], axis: int, name: str, x: Value) -> Value:

@@ -13,7 +13,7 @@ from ...analysis.projections import THROUGH
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.edit import derive, drop, hand_over, joint_name
+from ...edits.edit import derive, drop, joint_name, replace_uses
 from ...edits.pattern import ANY, Pattern
 
 
@@ -123,7 +123,7 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) ->
     with graph.inserting(before=graph.nodes.first(group)):
         pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name)
     for node, piece in zip(group, pieces, strict=True):
-        hand_over(node.output, piece)
+        replace_uses(node.output, piece)
     trace.fired("pack-qkv", pieces[0].name)
     drop(graph, group)
 

@@ -11,7 +11,7 @@ from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
 
 from ...analysis.projections import Branch
-from ...edits.edit import derive, reweigh, supersede
+from ...edits.edit import derive, replace_param, reweigh
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def lay(reader: Node, wanted: Mapping[str, tuple[Branch, Layout]]) -> None:
         for node in reversed(branch.between):
             reader.graph.erase(node)
         for old, new in derived:
-            supersede(old, new)
+            replace_param(old, new)
 
 
 def _rewoven(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:

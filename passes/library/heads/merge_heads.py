@@ -8,11 +8,11 @@ from typing import Literal
 from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret, ops
 from weft.ir.recipes import MeanPool
 
-from ...analysis.memory import remembers
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
+from ...analysis.states import has_cache
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 from ...edits.edit import changed, reweigh
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
@@ -98,7 +98,7 @@ class MhaToGqa(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         self._check_arguments()
-        if remembers(graph):
+        if has_cache(graph):
             raise WeftError(f"{self.name}: graph {graph.name} has caches already; run {self.name} before kv-cache")
         sites = [n for n in graph.nodes if n.attrs.get("kv_heads", self.kv_heads) != self.kv_heads]
         for node in sites:
@@ -152,9 +152,9 @@ class MhaToGqa(Pass):
                 return reason
         return found
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Where the heads that become one are equal, nothing is lost."""
-        equal = trial.stage(before)
+        equal = equivalence.stage(before)
         for node in equal.nodes:
             if node.op is ops.attention and not node.attrs["kv_heads"] % self.kv_heads:
                 for branch in (branch_of(node, role) for role in "kv" if node.operand(role) is not None):
@@ -162,8 +162,8 @@ class MhaToGqa(Pass):
                         _equalize(branch, int(node.attrs["kv_heads"]), self.kv_heads)
         merged = equal.clone()
         replace(self, calibration=None).run(merged, Trace())
-        inputs = trial.inputs(before)
-        trial.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
+        inputs = equivalence.inputs(before)
+        equivalence.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)
 
 
 def _converted(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) -> Node:

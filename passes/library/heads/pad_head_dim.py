@@ -11,7 +11,7 @@ from weft.ir.ops.fused_attention import SOFTMAX
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, supersede
+from ...edits.edit import changed, replace_param
 from .head_layout import Layout, growth, lay, misfit
 
 MOST = 1024  # numbers that a head is made a multiple of
@@ -108,5 +108,5 @@ def _padded(node: Node, multiple: int) -> str | None:
     padded = changed(node, scale=factor)
     if new is not weight:
         changed(o, {"x": padded.output, "weight": new})
-        supersede(weight, new)
+        replace_param(weight, new)
     return None

@@ -12,7 +12,7 @@ from weft.ir.recipes import Take
 from ...analysis.projections import Branch, branch_of, output_of, rows
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, derive, drop, supersede
+from ...edits.edit import changed, derive, drop, replace_param
 from .head_layout import Layout, lay, misfit
 
 
@@ -108,20 +108,20 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
     assert isinstance(weight, Param)
     columns = Layout(order, int(weight.shape[1]) // heads).derived(weight, axis=1)
     changed(o, {"weight": columns})
-    supersede(weight, columns)
+    replace_param(weight, columns)
     new_sinks = None if sinks is None else derive(sinks, Take(sinks.recipe, order))
     new_bias = bias
     if bias is not None and remade is not None:
         new_bias = biases[bias] = remade() if callable(remade) else remade
     changed(node, {"bias": new_bias, "sinks": new_sinks})
-    supersede(sinks, new_sinks)
+    replace_param(sinks, new_sinks)
     return None
 
 
 def _stands(branch: Branch, layout: Layout) -> bool:
     """Whether the rows of `branch` were taken in the order of `layout`."""
     start, stop = branch.span
-    own = rows(branch.weight.recipe, start, stop, branch.linear.graph.archive)
+    own = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
     return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
 
 

@@ -11,12 +11,12 @@ from weft.ir import Graph, Node, Param, Value, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale, Take
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
-from ...edits.edit import changed, derive, drop, supersede
+from ...edits.edit import changed, derive, drop, replace_param
 from ...fitting.calibration import Activations, read_tokens
 from .head_layout import Layout, lay, misfit
 from .permute_heads import rearranged_bias
@@ -103,9 +103,9 @@ class PruneHeads(Pass):
             o: tuple(sorted(np.argsort(-e, kind="stable")[: len(e) - self.count].tolist())) for o, e in energies.items()
         }
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Where the heads that go add nothing, nothing is lost."""
-        silent = trial.stage(before)
+        silent = equivalence.stage(before)
         for node in chosen(silent, self.layers, self.name):
             if _reason(node) is None:
                 o, groups = _output_weight(node), int(node.attrs["kv_heads"])
@@ -114,8 +114,8 @@ class PruneHeads(Pass):
                 o.recipe = Scale(o.recipe, Literal.of(heard), axis=1)
         pruned = silent.clone()
         replace(self, calibration=None).run(pruned, Trace())
-        inputs = trial.inputs(before)
-        trial.same(interpret(silent, inputs), interpret(pruned, inputs), EXACT)
+        inputs = equivalence.inputs(before)
+        equivalence.same(interpret(silent, inputs), interpret(pruned, inputs), EXACT)
 
 
 def _reason(node: Node) -> str | None:
@@ -151,8 +151,8 @@ def _output_weight(node: Node) -> Param:
 
 def _energies(node: Node, activations: Activations | None) -> Array:
     """What the query heads of each KV head of `node` add, squared and summed, as the class says."""
-    heads, archive = int(node.attrs["heads"]), node.graph.archive
-    outputs = _output_weight(node).recipe.evaluate(archive).astype(np.float64)
+    heads, reader = int(node.attrs["heads"]), node.graph.reader
+    outputs = _output_weight(node).recipe.evaluate(reader).astype(np.float64)
     outputs = outputs.reshape(len(outputs), heads, -1).swapaxes(0, 1)  # [heads, out, dv]
     if activations is not None:
         moments: Array = np.zeros(())
@@ -163,7 +163,7 @@ def _energies(node: Node, activations: Activations | None) -> Array:
         v = branch_of(node, "v")
         assert isinstance(v, Branch)
         start, stop = v.span
-        rows = v.weight.recipe.evaluate(archive)[start:stop].astype(np.float64)
+        rows = v.weight.recipe.evaluate(reader)[start:stop].astype(np.float64)
         rows = rows.reshape(node.attrs["kv_heads"], -1, rows.shape[1])
         moments = np.repeat(rows @ rows.swapaxes(1, 2), heads // len(rows), 0)
     found = np.einsum("hod,hde,hoe->h", outputs, moments, outputs, optimize=True)
@@ -189,9 +189,9 @@ def _prune(node: Node, kept: tuple[int, ...], biases: dict[tuple[Value, tuple[in
             biases[bias, order] = made() if callable(made) else made
         bias = biases[bias, order]
     node = changed(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(kept))
-    supersede(sinks, new_sinks)
+    replace_param(sinks, new_sinks)
     weight, o = _output_weight(node), output_of(node)
     assert isinstance(o, Node)
     fewer = columns.derived(weight, axis=1)
     changed(o, {"weight": fewer})
-    supersede(weight, fewer)
+    replace_param(weight, fewer)

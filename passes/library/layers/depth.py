@@ -11,11 +11,10 @@ from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret
 from weft.ir.recipes import Full
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, numbers
-from ...analysis.stack import Layer, renumber, stack_of, unfuse
+from ...analysis.layers import Layer, Layers, numbers, renumber, stack_of, unfuse
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 from ...edits.absorb import WRITERS
 from ...edits.edit import drop
 from ..cleanup.dce import Dce
@@ -81,9 +80,9 @@ class PruneLayers(Pass):
             raise WeftError(f"{self.name}: of {layers[0].stack} no layer would be left")
         return [layers[i] for i in wanted]
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Equals the graph before, run with the results of these layers overwritten by what they read."""
-        inputs, staged = trial.inputs(before), trial.stage(before)
+        inputs, staged = equivalence.inputs(before), equivalence.stage(before)
         unfuse(staged)
         sources = {layer.y: layer.x for layer in self._chosen(stack_of(staged, self.stack, self.name))}
         seen = {staged.inputs[name]: np.asarray(array) for name, array in inputs.items()}
@@ -94,7 +93,7 @@ class PruneLayers(Pass):
                     array[...] = seen[sources[value]]
                 seen[value] = array
 
-        trial.same(interpret(staged, inputs, watch=watch), trial.run(after, inputs), EXACT)
+        equivalence.same(interpret(staged, inputs, watch=watch), equivalence.run(after, inputs), EXACT)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from weft.ir.recipes import Shuffle
 from ...analysis.feed_forward import feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, supersede
+from ...edits.edit import derive, replace_param
 
 Run = tuple[int, int, int, int]  # axis, start and stop, seed
 Runs = dict[tuple[Node, int], tuple[Run, ...]]  # of operands of nodes
@@ -66,7 +66,7 @@ class PermuteNeurons(Pass):
             for (node, i), old in params.items():
                 new = derive(old, _shuffled(old.recipe, runs[node, i]))
                 node.set_input(i, new)
-                supersede(old, new)
+                replace_param(old, new)
 
     def _runs(self, node: Node) -> Runs | None:
         """What the feed-forward, or the experts, that end in `node` have to reorder; None if `node` ends none."""

@@ -14,9 +14,9 @@ from weft.ir.recipes.readers import Array
 
 from ...analysis.feed_forward import Gate, activated, gated, projected
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
-from ...edits.edit import changed, drop, hand_over
+from ...edits.edit import changed, drop, replace_uses
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ReplaceActivation(Pass):
                     continue
                 with graph.inserting(before=node):
                     y = ops.glu(unit.gate, unit.up, **(unit.attrs | {"activation": self.to}))
-                hand_over(node.output, y)
+                replace_uses(node.output, y)
                 drop(graph, unit.nodes)
             elif isinstance(unit, tuple):
                 name, x, nodes = unit
@@ -68,7 +68,7 @@ class ReplaceActivation(Pass):
                     continue
                 with graph.inserting(before=node):
                     y = activate(x, self.to)
-                hand_over(node.output, y, rename=y is not x)
+                replace_uses(node.output, y, rename=y is not x)
                 drop(graph, nodes)
             elif node.attrs["activation"] == self.to:
                 continue
@@ -78,16 +78,16 @@ class ReplaceActivation(Pass):
         if not trace.rewrites[self.name]:
             trace.note(f"{self.name}: no feed-forward has another activation than {self.to}")
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Equals the graph before, run with the results of its feed-forwards' activations computed anew."""
-        inputs = trial.inputs(before)
-        staged = trial.stage(before)
+        inputs = equivalence.inputs(before)
+        staged = equivalence.stage(before)
         sites = dict(_sites(staged))
         seen: dict[Value, Array] = {}
 
         def read(value: Value | None) -> Array | None:
             if isinstance(value, Param):
-                return np.asarray(value.recipe.evaluate(staged.archive), np.float64)
+                return np.asarray(value.recipe.evaluate(staged.reader), np.float64)
             return None if value is None else seen[value]
 
         def watch(node: Node, outputs: tuple[Array, ...]) -> None:
@@ -103,7 +103,7 @@ class ReplaceActivation(Pass):
                 outputs[0][...] = _mixed(self.to, node, {o.name: read(node.operand(o.name)) for o in node.op.operands})
 
         seen.update((staged.inputs[name], x) for name, x in inputs.items())
-        trial.same(interpret(staged, inputs, watch=watch), trial.run(after, inputs), EXACT)
+        equivalence.same(interpret(staged, inputs, watch=watch), equivalence.run(after, inputs), EXACT)
 
 
 def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[Node, ...]] | None]]:

@@ -8,8 +8,8 @@ from typing import Literal
 from weft.ir import Graph, Node, Value, WeftError, ops
 
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 from ...edits.absorb import NORMS, is_layer
 
 
@@ -69,15 +69,15 @@ class ReplaceNorm(Pass):
             made = ops.rms_norm.emit(norm.inputs[0], norm.operand("weight"), eps=eps)
         return made if bias is None or self.kind == "layer" else (ops.add(made[0], bias), *made[1:])
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The model equals its original with every norm spelled out in means, squares and roots."""
         spelled = before.clone()
         for node in spelled.nodes:
             if node.op.name in NORMS:
                 with spelled.inserting(before=node):
                     spelled.replace(node, *self._spelled(node))
-        inputs = trial.inputs(before)
-        trial.same(trial.run(spelled, inputs), trial.run(after, inputs), EXACT)
+        inputs = equivalence.inputs(before)
+        equivalence.same(equivalence.run(spelled, inputs), equivalence.run(after, inputs), EXACT)
 
     def _spelled(self, node: Node) -> tuple[Value, ...]:
         def mean(x: Value) -> Value:

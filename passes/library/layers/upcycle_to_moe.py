@@ -10,7 +10,7 @@ from weft.ir.recipes import Concat, Normal, Reshape
 from ...analysis.feed_forward import FeedForward, Projection, feed_forward
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive, drop, hand_over, joint_name, made_of
+from ...edits.edit import backward_slice, derive, drop, joint_name, replace_uses
 
 STD = 0.02  # of a new router's weights
 MOST = 1024  # experts
@@ -98,8 +98,8 @@ class UpcycleToMoe(Pass):
                 shift=f.shift,
                 active=self.top_k,
             )
-        hand_over(f.down.output, y)
-        drop(graph, made_of([f.down.output], [f.x]))
+        replace_uses(f.down.output, y)
+        drop(graph, backward_slice([f.down.output], [f.x]))
 
 
 def _beside_experts(f: FeedForward) -> bool:

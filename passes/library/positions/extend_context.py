@@ -13,13 +13,13 @@ from weft.ir.recipes import Concat, Slice
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...analysis.rotary import FARTHEST, check_scaling, expected, recipe_of, retune, rotations_of
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import temperature
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
-from ...edits.edit import derive, supersede
+from ...edits.edit import derive, replace_param
 from .position_values import first_row, position_tables
 
 _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
@@ -83,7 +83,7 @@ class ExtendContext(Pass):
         if trace.rewrites[self.name]:
             self._describe(graph, original)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Rotations turn by the frequencies of the paper, as complex numbers; rows of tables are interpolated."""
         known = {n.output.name: n for n in after.nodes}
         meanings: dict[str, Any] = {}
@@ -97,9 +97,11 @@ class ExtendContext(Pass):
                     settings["amplitude"] = temperature("yarn", self.factor)
                 meanings[name] = expected(self._scaled(old, self._original(before)), new, **settings)
             elif node in tables and _param(new).shape != _param(node).shape:
-                meanings[name] = partial(_looked_up, self._table(node, trial.stage(before), trial.stage(after)))
-        inputs = trial.inputs(after)
-        trial.same(trial.run_as(before, inputs, meanings), trial.run(after, inputs), EXACT)
+                meanings[name] = partial(
+                    _looked_up, self._table(node, equivalence.stage(before), equivalence.stage(after))
+                )
+        inputs = equivalence.inputs(after)
+        equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
     def _original(self, graph: Graph) -> int:
         """The context before; 0 if nobody says it."""
@@ -157,7 +159,7 @@ class ExtendContext(Pass):
             new = Interpolate(table.recipe, length, self.factor)
         longer = derive(table, new, (offset + length, width))
         node.set_input(1, longer)
-        supersede(table, longer)
+        replace_param(table, longer)
         trace.fired(self.name, node.output.name)
         return True
 
@@ -173,7 +175,7 @@ class ExtendContext(Pass):
         """The table that the node should look up in `after`, after comparing it with what is there."""
         old = before.params[_param(node).name]
         wide = next(n for n in after.nodes if n.output.name == node.output.name)
-        found = _param(wide).recipe.evaluate(after.archive).astype(np.float64)
+        found = _param(wide).recipe.evaluate(after.reader).astype(np.float64)
         offset = first_row(node) or 0
         places = np.arange(len(found) - offset) / self.factor
         if isinstance(old.recipe, Sinusoid) and not offset:
@@ -183,7 +185,7 @@ class ExtendContext(Pass):
             if np.max(np.abs(made - found)) > 1e-6:
                 raise WeftError(f"table %{old.name} is not that of sinusoids at interpolated positions")
             return found
-        rows = old.recipe.evaluate(before.archive).astype(np.float64)
+        rows = old.recipe.evaluate(before.reader).astype(np.float64)
         columns = [np.interp(places, np.arange(len(rows) - offset), column) for column in rows[offset:].T]
         return np.concatenate([rows[:offset], np.stack(columns, 1)])
 

@@ -14,12 +14,12 @@ from weft.ir.recipes.frequencies import RopeFrequencies, yarn_amplitude
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
-from ...analysis.layer_choice import Layers, chosen
+from ...analysis.layers import Layers, chosen
 from ...analysis.rotary import check_scaling, expected, frequencies, rotations
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import temperature
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class InsertRope(Pass):
             first = trace.refusals[0]
             raise WeftError(f"{self.name}: there is nothing to rotate; %{first.at}: {first.reason}")
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The rotated attentions are those of `before` over pairs turned as complex numbers."""
-        inputs = trial.inputs(after)
+        inputs = equivalence.inputs(after)
         meanings = {}
         known = {n.output.name: n for n in before.nodes}
         for node in after.nodes:
@@ -99,7 +99,7 @@ class InsertRope(Pass):
                 turn = expected(self._recipe(before, old), found[0], interleaved=pairs, amplitude=amplitude)
                 meanings[node.output.name] = partial(_rotated, turn, inputs.get("position_ids"))
         given = {name: inputs[name] for name in before.inputs}
-        trial.same(trial.run_as(before, given, meanings), trial.run(after, inputs), EXACT)
+        equivalence.same(equivalence.run_as(before, given, meanings), equivalence.run(after, inputs), EXACT)
 
     def _misfit(self, node: Node) -> str | None:
         """Why the attention `node` takes no rotation."""

@@ -13,7 +13,7 @@ from weft.ir.recipes import Literal as Numbers
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import drop, hand_over
+from ...edits.edit import drop, replace_uses
 
 _NORMS = (ops.rms_norm, ops.layer_norm)
 
@@ -135,5 +135,5 @@ def _reorder(now: list[Node], then: list[Node]) -> None:
             value = node.op(value, *node.inputs[1:], **node.attrs)
             node.output.name, value.name = value.name, node.output.name
     assert value is not None
-    hand_over(last.output, value, rename=False)
+    replace_uses(last.output, value, rename=False)
     drop(last.graph, now)

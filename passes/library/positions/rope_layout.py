@@ -13,7 +13,7 @@ from weft.ir.recipes.readers import Array
 from ...analysis.index_tracking import Destination, Origin, destination, origin
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import changed, derive, supersede
+from ...edits.edit import changed, derive, replace_param
 from ..heads.head_layout import taken
 
 
@@ -158,4 +158,4 @@ def _take(node: Node, order: list[int]) -> None:
     new = {name: derive(p, taken(p.recipe, order)) for name, p in old.items() if isinstance(p, Param)}
     changed(node, new)
     for name, param in old.items():
-        supersede(param, new[name])
+        replace_param(param, new[name])

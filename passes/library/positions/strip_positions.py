@@ -12,12 +12,12 @@ import numpy as np
 from weft.ir import Graph, Node, Value, ops
 from weft.ir.recipes.readers import Array
 
-from ...analysis.layer_choice import need_early
+from ...analysis.layers import need_early
 from ...core.base import Pass
+from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
 from ...core.trace import Trace
-from ...core.trial import EXACT, Trial
-from ...edits.edit import hand_over, made_of
+from ...edits.edit import backward_slice, replace_uses
 from ..cleanup.dce import Dce
 from .position_values import position_tables, positional
 
@@ -67,7 +67,7 @@ class StripPositions(Pass):
             elif node.op.name in _ABSOLUTE:
                 self._unsum(node, places, trace)
             elif node.op.name == "attention" and (bias := node.operand("bias")) in places and bias is not None:
-                if _MASKING & {n.op.name for n in made_of([bias], [])}:
+                if _MASKING & {n.op.name for n in backward_slice([bias], [])}:
                     trace.refuse(self.name, bias.name, "it is made by comparisons and may be a mask")
                 else:
                     node.set_input(node.op.operand_index("bias"), None)
@@ -88,13 +88,13 @@ class StripPositions(Pass):
         if norms:
             norm = ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm
             with node.graph.inserting(before=node):
-                hand_over(node.output, norm(text, *node.inputs[2:], eps=node.attrs["eps"]))
+                replace_uses(node.output, norm(text, *node.inputs[2:], eps=node.attrs["eps"]))
         trace.fired(self.name, node.output.name)
         node.outputs[-1].replace_uses(text)
 
-    def check(self, before: Graph, after: Graph, trial: Trial) -> None:
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The model whose rotations turn by nothing and whose tables and biases of positions are zero."""
-        inputs = trial.inputs(before)
+        inputs = equivalence.inputs(before)
         kept = {n.output.name for n in after.nodes}
         places = positional(before)
         meanings: dict[str, Callable[..., Any]] = {}
@@ -104,7 +104,7 @@ class StripPositions(Pass):
             elif node.output in places and node.output.name not in kept and not places.issuperset(_read(node)):
                 meanings[node.output.name] = partial(_nothing, node.op.reference)
         remaining = {name: inputs[name] for name in after.inputs}
-        trial.same(trial.run_as(before, inputs, meanings), trial.run(after, remaining), EXACT)
+        equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, remaining), EXACT)
 
 
 def _unturned(node: Node) -> bool:
@@ -126,7 +126,7 @@ def _absolute(node: Node) -> bool:
     mask, heads = node.operand("key_mask"), node.attrs["heads"]
     with node.graph.inserting(before=node):
         y = ops.attention(*node.inputs[:3], None, mask, heads=heads, kv_heads=heads, causal=node.attrs["causal"])
-    hand_over(node.output, y)
+    replace_uses(node.output, y)
     return True
 
 

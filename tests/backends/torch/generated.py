@@ -17,8 +17,8 @@ from weft.backends.torch.lower.identifiers import parameter_names
 from weft.backends.torch.package.module import build_module
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
-from weft.ir.recipes.readers import MemoryArchive
-from weft.passes.core.trial import Trial
+from weft.ir.recipes.readers import MemoryReader
+from weft.passes.core.trial import EquivalenceCheck
 
 from ...passes.zoo import ZOO
 
@@ -40,7 +40,7 @@ def module_of(name: str) -> nn.Module:
 
 @functools.cache
 def feeds_of(name: str) -> Arrays:
-    return Trial(0).inputs(graph_of(name), seq=SEQ)
+    return EquivalenceCheck(0).inputs(graph_of(name), seq=SEQ)
 
 
 @functools.cache
@@ -51,13 +51,13 @@ def wanted(name: str) -> Arrays:
 def rounded(graph: Graph, module: nn.Module) -> Graph:
     """`graph` with the weights that `module` has, rounded as they are there."""
     copy, weights = graph.clone(), module.state_dict()
-    archive = MemoryArchive({})
+    reader = MemoryReader({})
     for key, name in parameter_names(graph).items():
         if key in weights:
             param, tensor = copy.params[name], weights[key]
-            archive.arrays[key] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+            reader.arrays[key] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
             param.recipe = Source(key)
-    copy.archive = archive
+    copy.reader = reader
     return copy
 
 

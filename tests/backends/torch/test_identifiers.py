@@ -18,7 +18,7 @@ from weft.ir.graph import Graph
 WORDS = (
     "def None True class lambda in is scores logits self cache last x y F nn torch Tensor forward training parameters "
     "state_dict train eval children _parameters __init__ __class__ __dict__ a-b a_b a/b 1 0 2x - / _ __ print len "
-    "range dtype type zip min math Attention Model Block Part new_cache weight bias half float to apply mask super "
+    "range dtype type zip min math Attention Model Block Snippet new_cache weight bias half float to apply mask super "
     "position_ids list layers batch length state args run layer is_causal size seq past total Cache rotary"
 )
 MODELS = {

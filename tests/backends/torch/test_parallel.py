@@ -66,7 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, A
     for name, model in MODELS.items():
         graph = model.graph(seed=1)
         source = write_source(graph, kernels.__name__)
-        weights = state_dict(source, graph.archive, torch.float64)
+        weights = state_dict(source, graph.reader, torch.float64)
         (folder / name).mkdir()
         (folder / name / "model.py").write_text(source.text, encoding="utf-8")
         (folder / name / "parallel.py").write_text(write_plan(graph, 2), encoding="utf-8")

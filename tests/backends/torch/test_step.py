@@ -15,7 +15,7 @@ from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.package.module import build_module, build_step
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
-from weft.passes.analysis.recurrences import states
+from weft.passes.analysis.states import states
 
 from ...e2e.random_models import strong
 from ...passes.zoo import ZOO

@@ -79,7 +79,7 @@ def test_empty_slots_are_behind_all_positions() -> None:
     assert known.tolist() == [[0, 1, 9, 9, 9, 2, 3]]
 
 
-@pytest.mark.parametrize("window", ["{size=3}", "{size=3, sinks=2}", "{size=1}"])
+@pytest.mark.parametrize("window", ["{size=3}", "{size=3, keep_first=2}", "{size=1}"])
 @pytest.mark.parametrize("name", WINDOWED)
 def test_windows_that_roll_over(name: str, window: str) -> None:
     graph = run_passes(ZOO[name](), f"sliding-window{window}")

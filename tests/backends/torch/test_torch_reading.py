@@ -55,7 +55,7 @@ def test_comments_tell_the_shape_of_what_they_stand_beside(name: str) -> None:
     made = run_source(checked(source.text))
     with torch.device("meta"):
         module = made.Model()
-    load(module, state_dict(source, graph.archive, torch.float32))
+    load(module, state_dict(source, graph.reader, torch.float32))
     with torch.inference_mode():
         call(module, tensors(feeds_of(name), torch.float32))
     assert made.SEEN

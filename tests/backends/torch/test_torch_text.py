@@ -20,8 +20,8 @@ from torch import Tensor
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.package.module import build_module
 from weft.backends.torch.program.snippets import bound, names
-from weft.passes.analysis.recurrences import states
-from weft.passes.core.trial import Trial
+from weft.passes.analysis.states import states
+from weft.passes.core.trial import EquivalenceCheck
 
 from ...passes.zoo import ZOO
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted
@@ -119,7 +119,7 @@ def test_modules_compile_as_one_graph(name: str) -> None:
 @pytest.mark.parametrize("name", [*COMPILED, "variant/linear attention, rope", "family/bamba"])
 def test_modules_export_for_any_length(name: str) -> None:
     """The full pass, exported from one length, runs at others: a token, and around the chunks of recurrences."""
-    module, inputs = module_of(name), Trial(0).inputs
+    module, inputs = module_of(name), EquivalenceCheck(0).inputs
     recurrent = any(states(n) for n in graph_of(name).nodes)
     given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module, k)}
     axes = {"encoder_input_ids": "source", "encoder_attention_mask": "source"}

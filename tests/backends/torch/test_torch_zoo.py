@@ -13,8 +13,8 @@ from torch import nn
 
 from weft.backends.torch.program.states import cached_nodes
 from weft.ir import Graph, Node, interpret, ops
-from weft.passes.analysis.recurrences import states
-from weft.passes.core.trial import Trial
+from weft.passes.analysis.states import states
+from weft.passes.core.trial import EquivalenceCheck
 
 from ...passes.zoo import ZOO
 from .generated import (
@@ -55,7 +55,7 @@ def _masked(node: Node) -> bool:
 
 def check_double(graph: Graph, module: nn.Module) -> None:
     """`.double()` reaches weights only: what forward makes in f32 (slopes, masks) must follow the dtype of queries."""
-    feeds = Trial(0).inputs(graph, seq=min(LONG, graph.meta.get("max_positions") or LONG))
+    feeds = EquivalenceCheck(0).inputs(graph, seq=min(LONG, graph.meta.get("max_positions") or LONG))
     made = call(copy.deepcopy(module).double(), tensors(feeds, torch.float64))
     for got, want in zip(made, interpret(graph, feeds).values(), strict=True):
         assert_close(got, want, tolerance(graph, torch.float32))  # angles of RoPE stay in f32
@@ -106,7 +106,9 @@ def test_rows_of_different_lengths(name: str) -> None:
     if not cached_nodes(graph):
         assert not accepts(module, "cache") and not hasattr(module, "new_cache")
         return
-    given = {k: v[:2] for k, v in tensors(Trial(1).inputs(graph, seq=SEQ + more)).items() if k != "position_ids"}
+    given = {
+        k: v[:2] for k, v in tensors(EquivalenceCheck(1).inputs(graph, seq=SEQ + more)).items() if k != "position_ids"
+    }
     encoded = {k: v for k, v in given.items() if k.startswith("encoder_")}
     tokens = {k: v for k, v in given.items() if k not in encoded}
     lengths, bound = (SEQ, SEQ - 3), tolerance(graph, torch.float32)

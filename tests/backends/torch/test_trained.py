@@ -69,16 +69,16 @@ def test_a_second_module_has_the_same_weights() -> None:
 def test_weights_are_copied() -> None:
     net = moved(MODELS["rope"])
     graph = with_weights(MODELS["rope"].graph(), net.state_dict())
-    kept = graph.params["embed.weight"].recipe.evaluate(graph.archive).copy()
+    kept = graph.params["embed.weight"].recipe.evaluate(graph.reader).copy()
     with torch.no_grad():
         net.embed.weight.zero_()
-    assert np.array_equal(graph.params["embed.weight"].recipe.evaluate(graph.archive), kept)
+    assert np.array_equal(graph.params["embed.weight"].recipe.evaluate(graph.reader), kept)
 
 
 def test_bf16_comes_back_as_it_is() -> None:
     net = moved(MODELS["rope"], torch.bfloat16)
     graph = with_weights(MODELS["rope"].graph(), net.state_dict())
-    got = graph.params["embed.weight"].recipe.evaluate(graph.archive)
+    got = graph.params["embed.weight"].recipe.evaluate(graph.reader)
     assert got.dtype == np.float32 and np.array_equal(got, net.embed.weight.detach().float().numpy())
 
 
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 
 def test_training_a_module_leaves_its_graph_alone() -> None:
-    """Also where the weights are computed by a pass, or as wide as the archive's."""
+    """Also where the weights are computed by a pass, or as wide as the reader's."""
     state = moved(MODELS["rope"], torch.float64).state_dict()
     graph = with_weights(MODELS["rope"].graph(), state)
     net: Any = build_module(graph, dtype=torch.float64)
@@ -133,6 +133,6 @@ def test_weights_of_every_module_go_back(name: str) -> None:
     for key, name in parameter_names(graph).items():
         param, recipe = graph.params[name], trained.params[name].recipe
         if key in moved and not param.recipe.constant:
-            assert np.array_equal(recipe.evaluate(trained.archive), moved[key])
+            assert np.array_equal(recipe.evaluate(trained.reader), moved[key])
         else:  # a table, or tied to another: then its key is that one's
             assert recipe == param.recipe or recipe.key in {*state, key}  # type: ignore[attr-defined]  # a source

@@ -12,7 +12,7 @@ from weft import load_source
 from weft.backends.viz.model.facts import data, facts, polynomial
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.outline import Part, outline
-from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.inspect.counting import inspect
 from weft.frontends.models.presets import PRESETS
 from weft.ir.types import sizes
 

@@ -13,7 +13,7 @@ from weft.backends.viz.layout.scene import scene
 from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import prompts
 from weft.backends.viz.web.page import page
-from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.inspect.counting import inspect
 
 from .pages import of_preset
 

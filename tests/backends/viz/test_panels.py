@@ -15,7 +15,7 @@ from weft.backends.viz import panels
 from weft.backends.viz.model.network import network
 from weft.backends.viz.panels import attention
 from weft.backends.viz.panels.kinds import grouped, layers
-from weft.frontends.api.inspect.inspection import inspect
+from weft.frontends.api.inspect.counting import inspect
 from weft.ir import Graph
 from weft.ir.ops import rolling
 from weft.ir.ops.softmax_attention import attention as op

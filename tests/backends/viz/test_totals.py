@@ -11,12 +11,12 @@ from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.totals import Totals, totals
 from weft.backends.viz.web.diff import data, sheet
-from weft.frontends.api.inspect.inspection import inspect, usual_tokens
-from weft.frontends.api.source.sources import Model
+from weft.frontends.api.inspect.counting import inspect, usual_tokens
+from weft.frontends.model import Model
 from weft.ir import parse
 from weft.passes import all_passes
 from weft.passes.analysis import costs
-from weft.passes.analysis.counts import cached, parameter_count, state_bytes
+from weft.passes.analysis.costs import cached, parameter_count, state_bytes
 
 PIPELINES = {
     "smollm2-135m": "mha-to-gqa{kv_heads=1}, fuse-norm-linear, kv-cache",

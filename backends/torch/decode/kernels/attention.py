@@ -10,7 +10,7 @@ from ...kernels import decode_attention, latent_decode
 from ...kernels.shared import gemv
 from ...ops.elementwise import number
 from ...program.positions import rolled
-from ...program.statements import Operand, Slot, Var
+from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
 from ..emitter import Refusal, StepEmitter, options
 from ..patterns import SelfAttention, Slopes
@@ -19,7 +19,7 @@ from .latents import Absorbed
 from .products import few_rows
 
 Operands = list[Value | Operand]
-CACHE = Slot("cache", "", "")
+CACHE = CacheSlot("cache", "", "")
 
 
 def attention(e: StepEmitter, node: Node) -> Var | None:

@@ -8,15 +8,15 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.passes.analysis.recurrences import states
+from weft.passes.analysis.states import states
 
 from ...kernels import conv_step, selective_scan, ssd
 from ...ops.elementwise import activation
 from ...program.emitter import local_name
-from ...program.statements import Leaf, Operand, Slot, Var
+from ...program.statements import CacheSlot, Operand, Submodule, Var
 from .. import patterns
 from ..emitter import StepEmitter, options
-from .gates import Ending, ending
+from ..gates import Ending, ending
 
 KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
 PLAIN = (ops.linear_attention, ops.gated_linear_attention)  # computed with torch
@@ -157,7 +157,7 @@ def _weights(e: StepEmitter, given: Given) -> list[Operand]:
     return held if given.norm is None else [*held, e.norm_node(given.norm)]
 
 
-def _norm(e: StepEmitter, found: Ending) -> Leaf | None:
+def _norm(e: StepEmitter, found: Ending) -> Submodule | None:
     """The norm of what is gated, whose gain is as wide as all of it."""
     return None if found.norm is None else e.norm_node(found.norm, found.gain)
 
@@ -179,7 +179,7 @@ def _parts(given: dict[str, Given], found: Ending) -> list[str]:
 def _state(node: Node, operands: list[Value | Operand]) -> str:
     """The text of the state as it is before and after the token, the same place in the cache."""
     place = f"{{{len(operands)}}}.values[0]"
-    operands.append(Slot(next(iter(states(node))), "", ""))
+    operands.append(CacheSlot(next(iter(states(node))), "", ""))
     return f", {place}, {place}"
 
 

@@ -12,7 +12,7 @@ from .launch import jit, tl
 
 
 @jit
-def seen(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
+def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
     """What the query at `position` sees: the number of keys at the start of the text, the first position of the other
     keys, and the number of all, i32. Without WINDOW (0) all keys are others; of these those of its CHUNK (0: all), and
     of these every STEP-th, counted from the query."""
@@ -32,7 +32,7 @@ def seen(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr
 
 
 @jit
-def located(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
+def slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
     """The positions and the slots of the keys numbered `i` of those seen; RING slots behind KEEP roll, or none (0)."""
     at = tl.where(i < kept, i, first + (i - kept) * STEP)
     if RING > 0:
@@ -55,7 +55,7 @@ def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.const
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1)
 
 
-def shown(
+def visible_mask(
     positions: torch.Tensor,
     capacity: int,
     window: int | None,
@@ -81,7 +81,7 @@ def shown(
 
 
 def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> dict[str, int]:
-    """The constants of `seen` and `located`. A rolling cache smaller than its window shows the keys that it holds.
+    """Return the constants of `visible_range` and `slots`. A rolling cache below its window shows the keys it holds.
 
     Raises:
         ValueError: if a cache rolls without a window, or keeps nothing but its first keys.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Archive, DType, Graph, Recipe, WeftError, interpret
+from weft.ir import DType, Graph, Recipe, TensorReader, WeftError, interpret
 from weft.ir.graph import Value
 from weft.ir.interpreter import free_sizes
 from weft.ir.recipes import Full, Map, Normal, Source, Uniform
@@ -28,7 +28,7 @@ SIZES = {"batch": 3, "seq": 5}
 TILE = 65_521  # big weights repeat this many numbers; it is prime, so that rows differ
 
 
-class RandomArchive:
+class RandomReader:
     """Stands in for the checkpoint of `graphs`: the same names and shapes, random float64 numbers; integers as they
     are.
 
@@ -38,7 +38,7 @@ class RandomArchive:
 
     def __init__(
         self,
-        real: Archive,
+        real: TensorReader,
         known: Mapping[str, tuple[int, ...]],
         seed: int,
         exact: Mapping[str, Array] | None = None,
@@ -88,7 +88,7 @@ class RandomArchive:
         return np.resize(tile / math.sqrt(shape[-1]), shape)
 
 
-class Trial:
+class EquivalenceCheck:
     """Random weights and inputs from one `seed`. `largest` is the largest difference that `same` has seen so far, None
     where it was not asked."""
 
@@ -122,7 +122,7 @@ class Trial:
             if isinstance(p.recipe, Source):
                 self.known.setdefault(p.recipe.key, _fixed(p))
             p.recipe = self._randomized(p.recipe)
-        staged.archive = RandomArchive(graph.archive, self.known, self.seed, self.exact, self.signs)
+        staged.reader = RandomReader(graph.reader, self.known, self.seed, self.exact, self.signs)
         return staged
 
     def _randomized(self, recipe: Recipe) -> Recipe:

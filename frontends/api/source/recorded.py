@@ -10,7 +10,8 @@ from weft.backends.storage.contents import sha256
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
-from ...api.source.sources import Model, architecture_file, load_source
+from ...model import Model
+from .sources import architecture_file, load_source
 
 
 def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Model:

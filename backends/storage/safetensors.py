@@ -15,8 +15,24 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from .safetensors import DTYPES, INDEX
-
+DTYPES: Mapping[str, DType] = {
+    "F64": dtypes.f64,
+    "F32": dtypes.f32,
+    "F16": dtypes.f16,
+    "BF16": dtypes.bf16,
+    "F8_E4M3": dtypes.f8e4m3,
+    "F8_E5M2": dtypes.f8e5m2,
+    "I64": dtypes.i64,
+    "I32": dtypes.i32,
+    "I16": dtypes.i16,
+    "I8": dtypes.i8,
+    "U64": dtypes.u64,
+    "U32": dtypes.u32,
+    "U16": dtypes.u16,
+    "U8": dtypes.u8,
+    "BOOL": dtypes.bool_,
+}
+INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # at most in one file, unless one tensor is larger
 STORED = (dtypes.f32, dtypes.f16, dtypes.bf16)
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

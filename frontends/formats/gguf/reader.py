@@ -19,7 +19,7 @@ from .header import TensorInfo, read_header
 DECODE_BLOCKS = 4096  # blocks dequantized at once: temporaries stay in cache
 
 
-class GGUFArchive:
+class GGUFTensors:
     """The tensors and metadata of the GGUF file at `path`, read on demand.
 
     Names, values and row order are the file's own (llama.cpp's: for the llama family the rows of q and k are permuted
@@ -39,7 +39,7 @@ class GGUFArchive:
         self._tensors = header.tensors
 
     def __repr__(self) -> str:
-        return f"GGUFArchive({str(self.path)!r}, {len(self._tensors)} tensors)"
+        return f"GGUFTensors({str(self.path)!r}, {len(self._tensors)} tensors)"
 
     def keys(self) -> Iterable[str]:
         """Tensor names, in file order."""

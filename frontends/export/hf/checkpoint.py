@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft.backends.storage import PROVENANCE, seal, whole_folder
+from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...api.source.sources import Model
-from ...export.inverse import groups, restore
-from ..weft.manifest import hashing, provenance
-from .folder import Folder, check_inside
-from .writing import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
+from ...formats.hf.folder import Folder, check_inside
+from ...formats.weft.manifest import hashing, provenance
+from ...model import Model
+from ..inverse import groups, restore
 
 CONFIG_NAMES = {dtypes.f32: "float32", dtypes.f16: "float16", dtypes.bf16: "bfloat16"}
 
@@ -69,13 +69,13 @@ def write_folder(
 
 def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
     """The checkpoint's tensors by key, to be written in this order: groups are restored as they come."""
-    archive, restored = graph.archive, restore(graph, params=params)
+    reader, restored = graph.reader, restore(graph, params=params)
 
     def blocks() -> Iterator[Array]:
         yield next(restored)[1]
 
     keys = [key for group in groups(graph) for key in group.keys]
-    return {key: Tensor(archive.shape(key), dtype or _kind(archive.dtype(key)), blocks) for key in keys}
+    return {key: Tensor(reader.shape(key), dtype or _kind(reader.dtype(key)), blocks) for key in keys}
 
 
 def _kind(stored: DType) -> DType:

@@ -1,0 +1,20 @@
+"""Arrays of numpy as the runtime types them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+def float32(values: NDArray[Any], out: Floats) -> Floats:
+    """`values` as float32 in `out`; 16-bit words are bfloat16."""
+    if values.dtype == np.uint16:
+        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="same_kind")
+    else:
+        np.copyto(out, values)
+    return out

@@ -1,0 +1,54 @@
+"""A drawing: the shapes of a network, its facts, and how they are to look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from weft.backends.viz.formats.sheet import Sheet
+from weft.backends.viz.formats.svg import svg
+from weft.backends.viz.layout.opening import opened
+from weft.backends.viz.layout.positions import Placed, place
+from weft.backends.viz.layout.scene import Shape
+from weft.backends.viz.web.page import page
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a picture is to be: how many levels of parts are open (None: layers, and what they are in), which `parts`
+    are besides, dark or light, and how many pixels a .png has for each of its own."""
+
+    depth: int | None = None
+    parts: tuple[str, ...] = ()
+    dark: bool = False
+    scale: float = 2.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn: the shapes of a network, its facts, and how; `more` is what else a page tells, by name."""
+
+    root: Shape
+    sheet: Sheet
+    look: Look = field(default_factory=Look)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def opened(self) -> set[str]:
+        """The keys of the open parts."""
+        return opened(self.root, self.look.depth, self.look.parts)
+
+    @cached_property
+    def placed(self) -> Placed:
+        """Where everything is."""
+        return place(self.root, self.opened)
+
+    def page(self) -> str:
+        """The page to click through."""
+        return page(self.root, self.opened, self.more)
+
+    def svg(self) -> str:
+        """The picture to print."""
+        return svg(self.root, self.opened, self.sheet, self.look.dark)

@@ -1,0 +1,83 @@
+"""A model: a graph with its weights, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from weft.backends.storage import Stamp, check_unchanged, scratch_folder
+from weft.backends.storage.contents import sha256
+from weft.ir.display import Displayable
+from weft.ir.graph import Graph
+
+
+@dataclass(frozen=True)
+class Model(Displayable):
+    """A graph and where it comes from.
+
+    `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
+    checkpoint keys that nothing reads, `ignored` those known to be useless. `files` are what it was read from, `stamps`
+    tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
+    checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
+    has of what was before. `adapters` are the folders of PEFT adapters that are merged into the weights; `files` has
+    their files too.
+    """
+
+    graph: Graph
+    spec: str
+    description: str
+    seed: int = 0
+    module: Any = None
+    tokenizer: Callable[[Path], None] | None = None
+    unread: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    files: tuple[Path, ...] = ()
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+    random_init: bool = False
+    pipeline: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:
+            self.graph.tokenize = partial(_tokenize, self.tokenizer)
+
+    def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
+        """The SHA-256 of every file the model comes from, by name; reads them all, until `abandoned` says to stop."""
+        return {self._label(path): sha256(path, abandoned) for path in self.files}
+
+    def check_unchanged(self) -> None:
+        """Check that the files are those that the graph was read from; to be asked when its weights have been read.
+
+        Raises:
+            WeftError: naming the first file that was written to, replaced or removed since.
+        """
+        check_unchanged(self.stamps)
+
+    def _label(self, path: Path) -> str:
+        """The name of one of the `files` in records: those of adapters share theirs."""
+        at = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
+        return path.name if at is None or not path.name.startswith("adapter_") else f"adapter{at}/{path.name}"
+
+
+def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of `texts` by the tokenizer whose files `write` writes into a folder."""
+    from weft.backends.runtime.text.tokenizer import Tokenizer
+
+    with scratch_folder() as folder:
+        write(folder)
+        tokenizer = Tokenizer(folder)
+        return [tokenizer.encode(text) for text in texts]
+
+
+class Architecture(Protocol):
+    """An object that makes a graph: a `Decoder`, an `Encoder`, an `EncoderDecoder`, or one of your own."""
+
+    def graph(self, *, seed: int = 0, name: str = "") -> Graph:
+        """The graph called `name`, its parameters initialized with `seed`."""
+
+
+SourceLike: TypeAlias = str | Path | Model | Graph | Architecture  # what `load_source` takes
