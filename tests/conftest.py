@@ -47,6 +47,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+def pytest_sessionfinish() -> None:
+    """Give it back to collection: libraries tell of objects that are left where Python ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_network() -> Iterator[None]:
     """A test that opens a connection to another machine fails."""
