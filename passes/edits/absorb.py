@@ -1,8 +1,8 @@
 """What linears and experts take into their weights: a linear map of the vectors that they read, or of those they write.
 
 A map is an `AxisMap`: the recipe of a tensor whose every vector along one axis is mapped. Vectors are rows, v → v M:
-what writes v then writes v M, and what reads v M instead of v and must not notice takes M⁻ᵀ along the axis that it reads
-(for a scale diag(g) that is now missing from v, diag(g) itself).
+what writes v then writes v M, and what reads v M instead of v and must not notice takes M⁻ᵀ along the axis that it
+reads (for a scale diag(g) that is now missing from v, diag(g) itself).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from weft.ir import Graph, Param, TensorType, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
 from weft.passes import run_passes
-from weft.passes.core.trial import EquivalenceCheck
+from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
 
 from .attention_models import BATCH, HEADS, SEQ, Array, Decoding, decoder, draw, formula

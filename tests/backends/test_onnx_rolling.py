@@ -11,7 +11,7 @@ from weft.ir import Graph, TensorType, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
-from weft.passes.core.trial import EquivalenceCheck
+from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.rolling_buffer import RollingBuffer
 
 from .attention_models import HEADS, Decoding, decoder, draw, formula

@@ -58,9 +58,9 @@ class SlidingWindow(Pass):
     """Let every query see only the `size` nearest keys, itself among them, and the first `keep_first` of the text.
 
     Query i sees key j if i − j < size (|i − j| < size where attention is not causal) or j < keep_first. Trained models
-    lean on the first tokens, whatever they say: with a few of them in sight a text may grow far beyond the window. Distances
-    stay those of the text, where StreamingLLM counts them in its cache. `layers` says which layers: all, even, odd,
-    numbers ("0-5, 8"), or a pattern ("local*5 + global").
+    lean on the first tokens, whatever they say: with a few of them in sight a text may grow far beyond the window.
+    Distances stay those of the text, where StreamingLLM counts them in its cache. `layers` says which layers: all,
+    even, odd, numbers ("0-5, 8"), or a pattern ("local*5 + global").
 
     Condition: nothing changes for texts of at most `size` tokens. A window that is narrower already stays as it is, and
     so do sparse patterns.

@@ -18,7 +18,7 @@ from weft.backends.torch.package.module import build_module
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
-from weft.passes.core.trial import EquivalenceCheck
+from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...passes.zoo import ZOO
 

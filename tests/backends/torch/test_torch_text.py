@@ -21,7 +21,7 @@ from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.package.module import build_module
 from weft.backends.torch.program.snippets import bound, names
 from weft.passes.analysis.states import states
-from weft.passes.core.trial import EquivalenceCheck
+from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...passes.zoo import ZOO
 from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted

@@ -14,7 +14,7 @@ from torch import nn
 from weft.backends.torch.program.states import cached_nodes
 from weft.ir import Graph, Node, interpret, ops
 from weft.passes.analysis.states import states
-from weft.passes.core.trial import EquivalenceCheck
+from weft.passes.core.equivalence import EquivalenceCheck
 
 from ...passes.zoo import ZOO
 from .generated import (
