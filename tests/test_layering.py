@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+
+from tests.house import CATALOGUES, House, page
 
 LAYERS = ("ir", "passes", "backends", "frontends")
 
@@ -26,3 +29,39 @@ def test_imports_point_downward(layer: str, root: Path) -> None:
             ours = [name for name in names if name.split(".")[0] in ("weft", *LAYERS)]
             wrong += [f"{path}:{node.lineno}: {name}" for name in ours if ".".join(name.split(".")[:2]) not in lower]
     assert not wrong
+
+
+@pytest.fixture(scope="module")
+def house(root: Path) -> House:
+    return House(root)
+
+
+def test_no_modules_import_each_other_in_circles(house: House) -> None:
+    """Nor for type checking: a type that two modules need stands in a third."""
+    assert house.circles() == []
+
+
+def test_imports_run_one_way_between_rooms(house: House) -> None:
+    """At every level of the tree: what lies side by side in a folder never imports each other in circles."""
+    assert house.climbs() == []
+
+
+def test_rooms_hold_few_files(house: House) -> None:
+    assert {room.path: len(room.files) for room in house.rooms.values() if len(room.files) > room.most} == {}
+    assert set(CATALOGUES) <= set(house.rooms)
+
+
+def test_rooms_say_what_lives_there(house: House) -> None:
+    silent = [
+        room.path for room in house.rooms.values() if "ever here:" not in room.doc and room.path not in CATALOGUES
+    ]
+    assert silent == [] and all(room.doc for room in house.rooms.values())
+
+
+def test_the_page_of_the_house_is_as_the_code(house: House, root: Path) -> None:
+    """`python -m tests.house` writes it; lines may have changed by a tenth since."""
+    written, now = (root / "docs" / "house.md").read_text(encoding="utf-8"), page(house)
+    number = re.compile(r"[\d,]+(?= lines| \|)")
+    assert " ".join(number.sub("", written).split()) == " ".join(number.sub("", now).split())
+    counts = ([int(n.replace(",", "")) for n in number.findall(text)] for text in (written, now))
+    assert all(abs(a - b) <= max(20, b / 10) for a, b in zip(*counts, strict=True))

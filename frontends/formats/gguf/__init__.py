@@ -1,7 +1,6 @@
-"""GGUF files (llama.cpp's format): their tensors as an reader, their tokenizer as Hugging Face files.
+"""GGUF files (llama.cpp's format): their tensors as a `TensorReader`, their tokenizer as Hugging Face files.
 
-What belongs here knows the file format only. Which tensor is which parameter of which architecture is a family table
-and lives with the families.
+What belongs here knows the file format. Never here: which tensor is which parameter; that is a family's table.
 """
 
 from __future__ import annotations

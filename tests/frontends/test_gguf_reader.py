@@ -129,17 +129,17 @@ def test_metadata_comes_as_plain_python(tmp_path: Path) -> None:
 
 
 def test_real_file_is_read_as_the_gguf_package_reads_it(smollm2_gguf: Path) -> None:
-    reader, reader = GGUFTensors(smollm2_gguf), GGUFReader(smollm2_gguf)
-    assert isinstance(reader, TensorReader)
-    assert reader.version == 3
-    assert dict(reader.metadata) == {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
-    assert list(reader.keys()) == [tensor.name for tensor in reader.tensors]
-    for tensor in reader.tensors:
-        assert reader.shape(tensor.name) == tuple(tensor.shape[::-1].tolist())
-        assert reader.dtype(tensor.name).name == tensor.tensor_type.name.lower()
-        rows = reader.shape(tensor.name)[0]
+    ours, theirs = GGUFTensors(smollm2_gguf), GGUFReader(smollm2_gguf)
+    assert isinstance(ours, TensorReader)
+    assert ours.version == 3
+    assert dict(ours.metadata) == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
+    assert list(ours.keys()) == [tensor.name for tensor in theirs.tensors]
+    for tensor in theirs.tensors:
+        assert ours.shape(tensor.name) == tuple(tensor.shape[::-1].tolist())
+        assert ours.dtype(tensor.name).name == tensor.tensor_type.name.lower()
+        rows = ours.shape(tensor.name)[0]
         expected = dequantize(np.array(tensor.data[rows // 2 :][:3]), tensor.tensor_type)
-        np.testing.assert_array_equal(reader.read(tensor.name, rows // 2, rows // 2 + 3), expected)
+        np.testing.assert_array_equal(ours.read(tensor.name, rows // 2, rows // 2 + 3), expected)
 
 
 def test_reading_rows_takes_memory_for_rows(tmp_path: Path) -> None:

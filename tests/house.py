@@ -1,0 +1,187 @@
+"""Measure the house: its rooms, their files and imports. `python -m tests.house` writes what it finds to docs/house.md.
+
+A room is a folder; its loose files are those that lie in it directly, `__init__.py` not counted.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import networkx as nx
+
+FLOORS = ("ir", "passes", "backends", "frontends")
+MACHINERY, CATALOGUE, LONGEST = 8, 20, 400  # loose files in a room, lines in a file
+CATALOGUES = {  # rooms of things of one kind
+    "ir/ops": "an op family",
+    "passes/library/cleanup": "a pass",
+    "passes/library/cache": "a pass",
+    "passes/library/fold": "a pass",
+    "passes/library/fuse": "a pass",
+    "passes/library/heads": "a pass",
+    "passes/library/attention": "a pass",
+    "passes/library/positions": "a pass",
+    "passes/library/layers": "a pass",
+    "backends/onnx/lowerings": "lowerings of an op family",
+    "backends/torch/ops": "lowerings of an op family",
+    "backends/torch/snippets": "functions that generated models contain",
+    "backends/torch/kernels": "a Triton kernel",
+    "backends/torch/kernels/shared": "device functions",
+    "frontends/dsl": "modules of the DSL",
+    "frontends/models/families": "a group of families",
+    "frontends/cli": "a command",
+}
+
+
+@dataclass
+class Room:
+    """A folder: its docstring, and its loose files by name with their lines."""
+
+    path: str
+    doc: str
+    files: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> int:
+        return sum(self.files.values())
+
+    @property
+    def most(self) -> int:
+        """The number of loose files that it may have."""
+        return CATALOGUE if self.path in CATALOGUES else MACHINERY
+
+
+class House:
+    """The four folders at `root`, as modules and their imports."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths: dict[str, Path] = {}
+        for floor in FLOORS:
+            for path in sorted((root / floor).rglob("*.py")):
+                parts = path.relative_to(root).with_suffix("").parts
+                self.paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+
+    @cached_property
+    def rooms(self) -> dict[str, Room]:
+        """Every room by its path."""
+        rooms: dict[str, Room] = {}
+        for module, path in self.paths.items():
+            text = path.read_text(encoding="utf-8")
+            if path.name == "__init__.py":
+                name = module.replace(".", "/")
+                rooms[name] = Room(
+                    name, ast.get_docstring(ast.parse(text)) or "", rooms.get(name, Room(name, "")).files
+                )
+            else:
+                name = path.parent.relative_to(self.root).as_posix()
+                rooms.setdefault(name, Room(name, "")).files[path.stem] = len(text.splitlines())
+        return dict(sorted(rooms.items()))
+
+    @cached_property
+    def lines(self) -> int:
+        """Lines of Python in all."""
+        return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in self.paths.values())
+
+    @cached_property
+    def imports(self) -> nx.DiGraph:
+        """Which module imports which, also for type checking and within functions."""
+        graph: nx.DiGraph = nx.DiGraph()
+        graph.add_nodes_from(self.paths)
+        for module, path in self.paths.items():
+            graph.add_edges_from((module, other) for other in self._imported(module, path) if other != module)
+        return graph
+
+    def _imported(self, module: str, path: Path) -> Iterator[str]:
+        package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (a.name[5:] for a in node.names if a.name[5:] in self.paths and a.name[:5] == "weft.")
+            elif isinstance(node, ast.ImportFrom):
+                within = package[: len(package) - node.level + 1] if node.level else ["weft"]
+                base = ".".join([*within, *([node.module] if node.module and node.level else [])])
+                base = base if node.level else (node.module or "").removeprefix("weft.")
+                for alias in node.names:
+                    yield from [name for name in (f"{base}.{alias.name}", base) if name in self.paths][:1]
+
+    def circles(self) -> list[list[str]]:
+        """Sets of modules that import each other."""
+        return [sorted(c) for c in nx.strongly_connected_components(self.imports) if len(c) > 1]
+
+    def climbs(self) -> list[tuple[str, list[str]]]:
+        """Rooms in which what lies side by side imports each other, in a circle: (room, files and rooms in it)."""
+        found = []
+        for room in ("", *self.rooms):
+            beside: nx.DiGraph = nx.DiGraph()
+            for one, other in self.imports.edges:
+                a, b = _child(one, room), _child(other, room)
+                if a and b and a != b:
+                    beside.add_edge(a, b)
+            found += [(room, sorted(c)) for c in nx.strongly_connected_components(beside) if len(c) > 1]
+        return found
+
+    def order(self, room: str) -> list[str]:
+        """The rooms in `room`, those that import nothing of the others first."""
+        names = [r.rpartition("/")[2] for r in self.rooms if r.rpartition("/")[0] == room]
+        beside: nx.DiGraph = nx.DiGraph()
+        beside.add_nodes_from(names)
+        for one, other in self.imports.edges:
+            a, b = _child(one, room), _child(other, room)
+            if a and b and a != b and a in names and b in names:
+                beside.add_edge(b, a)
+        return list(nx.lexicographical_topological_sort(beside))
+
+
+def _child(module: str, room: str) -> str:
+    """The file or room in `room` that has `module`; "" if none has, or it is the room's own `__init__`."""
+    within = room.replace("/", ".")
+    rest = module.removeprefix(f"{within}.") if room else module
+    return "" if room and (rest == module or module == within) else rest.partition(".")[0]
+
+
+def page(house: House) -> str:
+    """The text of docs/house.md."""
+    lines = [
+        "# The house",
+        "",
+        "Rooms of the code in the order of their imports: a room imports from rooms above it, never from rooms below.",
+        "`python -m tests.house` writes this page; a test holds it against the code.",
+        "",
+        "| | lines of Python | files | rooms |",
+        "|---|---|---|---|",
+    ]
+    for floor in FLOORS:
+        rooms = [r for name, r in house.rooms.items() if name == floor or name.startswith(f"{floor}/")]
+        paths = [p for m, p in house.paths.items() if m.split(".")[0] == floor]
+        count = sum(len(p.read_text(encoding="utf-8").splitlines()) for p in paths)
+        lines.append(f"| {floor}/ | {count:,} | {len(paths)} | {len(rooms)} |")
+    lines += [
+        f"| all | {house.lines:,} | {len(house.paths)} | {len(house.rooms)} |",
+        "",
+        f"Circles of imports: {len(house.circles())}. Lines in a file: at most {LONGEST}. Loose files in a room: at "
+        f"most {MACHINERY}, in a catalogue of things of one kind at most {CATALOGUE}.",
+    ]
+    for floor in FLOORS:
+        lines += ["", f"## {floor}/", "", "```text", *_drawn(house, floor, 0), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _drawn(house: House, room: str, depth: int) -> Iterator[str]:
+    """A line for `room` and every room in it: name, what lives there, loose files."""
+    here = house.rooms[room]
+    says = " ".join(here.doc.split("\n\n")[0].split()).rstrip()
+    name = "  " * depth + (room if not depth else room.rpartition("/")[2]) + "/"
+    files = (
+        f"[{len(here.files)} file{'s' if len(here.files) != 1 else ''}, {here.lines:,} lines] " if here.files else ""
+    )
+    yield f"{name:<22} {files}{says}"
+    for inner in house.order(room):
+        yield from _drawn(house, f"{room}/{inner}", depth + 1)
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent.parent
+    (here / "docs" / "house.md").write_text(page(House(here)), encoding="utf-8")
