@@ -6,32 +6,43 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from .errors import unknown
+from .errors import WeftError, unknown
+from .plugins import load_plugins
 
 T = TypeVar("T")
+_depth = 0  # catalogues that are being imported: one may look up names of another
+
+
+class DeclaredTwice(WeftError, ValueError):
+    """Two things of one kind have the same name."""
 
 
 class Registry(Mapping[str, T]):
     """Things of one `kind` by name.
 
-    The first look imports `catalogue`, the package whose modules add weft's own. Names keep the order
-    of addition. `hint` is what the error for an unknown name suggests.
+    The first look imports `catalogue`, the package whose modules add weft's own, and then the plugins. Names keep the
+    order of addition. `hint` is what the error for an unknown name suggests.
     """
 
     def __init__(self, kind: str, catalogue: str, hint: str) -> None:
         self.kind, self.catalogue, self.hint = kind, catalogue, hint
         self._items: dict[str, T] = {}
-        self._loaded = False
+        self._loaded = self._complete = False
 
     def add(self, name: str, item: T) -> None:
-        """Add `item`.
+        """Add `item`. A class may be defined again, as by a cell of a notebook: the last one counts.
 
         Raises:
-            ValueError: if the name is taken.
+            DeclaredTwice: if the name is taken.
         """
-        if name in self._items:
-            raise ValueError(f"{self.kind} {name!r} is declared twice: {self._items[name]!r} and {item!r}")
+        known = self._items.setdefault(name, item)
+        if known is not item and getattr(known, "__qualname__", known) != getattr(item, "__qualname__", item):
+            raise DeclaredTwice(f"{self.kind} {name} is declared twice: {known!r} and {item!r}")
         self._items[name] = item
+
+    def remove(self, name: str) -> None:
+        """Forget the item called `name`, if there is one."""
+        self._items.pop(name, None)
 
     def lookup(self, name: str) -> T:
         """Return the item called `name`.
@@ -44,10 +55,26 @@ class Registry(Mapping[str, T]):
         return self[name]
 
     def load(self) -> None:
-        """Import the catalogue, once."""
+        """Import the catalogue and the plugins, once.
+
+        Raises:
+            WeftError: if a plugin cannot be loaded.
+        """
+        global _depth
+        if self._complete:
+            return
         if not self._loaded:
-            self._loaded = True  # before the import: its modules may look names up
-            importlib.import_module(self.catalogue)
+            self._loaded, _depth = True, _depth + 1  # before the import: its modules may look names up
+            try:
+                importlib.import_module(self.catalogue)
+            except BaseException:
+                self._loaded = False
+                raise
+            finally:
+                _depth -= 1
+        if not _depth:  # plugins may import any part of weft, so they wait until no part is half imported
+            load_plugins()
+            self._complete = True
 
     def __getitem__(self, name: str) -> T:
         self.load()

@@ -17,7 +17,7 @@ from weft.ir.recipes.frequencies import yarn_amplitude
 
 from ...dsl import ALiBi, RoPE
 from ...models.families import Family, Settings
-from ...models.tables.family import Config, Fetch, Template, key
+from ...models.tables.family import Config, Families, Fetch, Template, key
 from ...models.tables.templates import flattened, half, packed_parts
 from . import sparse
 
@@ -318,9 +318,5 @@ BERT = UNGATED.but(
     token_types=lambda c: c["token_types"],
 )
 
-FAMILIES = {
-    model_type: family
-    for family in list(globals().values())
-    if isinstance(family, Family)
-    for model_type in family.model_types
-}
+FAMILIES = Families("GGUF architecture", __name__, "see `weft families`")
+FAMILIES.register(*list(globals().values()))
