@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from weft.ir.plugins import import_plugin
+from weft.ir.registry import import_plugin
 
 from . import (
     catalog,
