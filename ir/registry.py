@@ -94,6 +94,15 @@ class Registry(Mapping[str, T]):
         return len(self._items)
 
 
+class Alternatives(Registry[list[T]]):
+    """Things of one `kind` of which several may serve one name, in the order in which they are tried."""
+
+    def put(self, name: str, item: T, first: bool = False) -> None:
+        """Add `item` behind those of the same name, or as the `first`."""
+        known = self._items.setdefault(name, [])
+        known.insert(0 if first else len(known), item)
+
+
 def load_plugins() -> None:
     """Import the plugins of all installed packages, once.
 

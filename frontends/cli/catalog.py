@@ -79,17 +79,11 @@ def _show_op(op: Op) -> None:
 
 
 def _show_lowerings(op: Op) -> None:
-    from weft.backends.onnx import export  # noqa: F401 - importing it registers the lowerings
-    from weft.backends.onnx.lowering import LOWERINGS
     from weft.backends.targets import TARGETS
-    from weft.backends.torch import ops  # noqa: F401 - so does this one
-    from weft.backends.torch.program.registry import LOWERINGS as TORCH
 
     echo("lowered by:")
-    for target in TARGETS:
-        onnx = [low.name for low in LOWERINGS.get(op.name, []) if target in low.targets]
-        names = [low.name.strip("_") for low in TORCH.get(op.name, [])] if target == "torch" else onnx
-        echo(f"  {target}: {', '.join(names) or ('its body' if op.has_body else 'nothing')}")
+    for name, target in TARGETS.items():
+        echo(f"  {name}: {', '.join(target.lowerings(op.name)) or ('its body' if op.has_body else 'nothing')}")
 
 
 def _cases(op: Op) -> list[str]:
