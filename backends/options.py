@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -26,6 +26,14 @@ class Options:
         """Return the options by name."""
         hints = typing.get_type_hints(cls)
         return {f.name: Option(f.name, hints[f.name], f.default, **f.metadata) for f in dataclasses.fields(cls)}
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The options of weft's own targets as keywords, for type checkers; a test holds them against the targets."""
+
+    keep_blocks: str
+    prepack: bool
+    tensor_parallel: int
 
 
 def option(default: Any, help: str, of: str = "") -> Any:

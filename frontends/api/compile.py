@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from weft.backends import DEFAULT_TARGET
+from weft.backends.options import OptionKeywords
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
 from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
@@ -60,7 +61,7 @@ def compile(
     verify: bool = False,
     adapters: Sequence[str | Path] = (),
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[OptionKeywords],
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
 
