@@ -4,8 +4,8 @@ A row is cut into groups. A group has a scale, perhaps a minimum, and a code of 
 
     weight[n, k] = scales[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
 
-A layout is data: a new one is one `BlockLayout` in `LAYOUTS`. Kernels and lowerings never ask for a layout by name, they
-say which bits, groups and offsets they take.
+A layout is data: a new one is one `BlockLayout` in `LAYOUTS`. Kernels and lowerings never ask for a layout by name,
+they say which bits, groups and offsets they take.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Blocks(NamedTuple):
-    """A matrix as codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups] and offsets like them, or None."""
+    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups], and offsets like them or None."""
 
     codes: Array
     scales: Array
