@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Blocks(NamedTuple):
-    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups], and offsets like them or None."""
+    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups], offsets like them or None."""
 
     codes: Array
     scales: Array
