@@ -28,7 +28,6 @@ PURPOSES = {
         "fuse-norm-linear",
         "fuse-parallel-block",
         "fuse-residual-norm",
-        "fuse-rope-attention",
         "fuse-router",
         "merge-shared-experts",
         "pack-gate-up",

@@ -277,7 +277,7 @@ def _value_dim(n: OpCall) -> int:
 
 
 @attention.cost
-def attention_cost(n: OpCall) -> Cost:
+def _(n: OpCall) -> Cost:
     q, k, v = n.q, n.k, n.v
     keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
     reached = keys if n.window is None else sizes.minimum(n.window + n.keep_first, keys)
@@ -370,3 +370,6 @@ def _conditions(query: Value, key: Value, n: OpCall) -> list[Value]:
         kept = less(key, filled(key, n.keep_first))
         found = [logical_or(condition, kept) for condition in found]
     return [*found, less_equal(key, query)] if n.causal else found
+
+
+ATTENTIONS = ("attention", "relative_attention")  # every op with a softmax over keys, by name
