@@ -8,7 +8,7 @@ import math
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -17,7 +17,7 @@ from ..errors import WeftError
 from ..graph import Graph, Value
 from ..op import Attr, lookup
 from ..recipes.readers import EMPTY, TensorReader
-from ..recipes.recipe import REGISTRY, Recipe
+from ..recipes.recipe import REGISTRY, Recipe, call_order
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
@@ -206,7 +206,7 @@ class _Parser:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.deeper()
         self.expect("(")
-        known, attrs = fields(cls), _fields(name)
+        known, attrs = call_order(cls), _fields(name)
         given: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
