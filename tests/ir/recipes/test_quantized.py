@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 
 from weft.frontends.formats.gguf import GGUFTensors
 from weft.ir import WeftError
 from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Scale, Slice, Source, Take
-from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.recipes.quantized import Stored, stored_layout
 from weft.ir.recipes.readers import Array, MemoryReader
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.text.parser import parse
-from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import LAYOUTS, BlockLayout
 
-ROWS, WIDTH = 12, 96
+ROWS, WIDTH, BLOCK = 12, 96, 32
 
 
 @pytest.fixture
@@ -43,16 +43,16 @@ def unpacked(packed: Array, count: int) -> Array:
 
 def rebuilt(recipe: Recipe, reader: GGUFTensors) -> Array:
     """The weights that the parts stand for, in float64, by the formula of the module."""
-    layout = stored_layout(recipe, reader)
+    layout = str(stored_layout(recipe, reader))
     rows, width = recipe.shape(reader)
-    planes = 2 if layout == dtypes.q8_0 else 1
+    planes = 2 if layout == "q8_0" else 1
     blocks = planes * width // BLOCK
     part = {name: Stored(recipe, name).evaluate(reader) for name in ("codes", "scales", "zeros")}
     assert (part["codes"].dtype, part["scales"].dtype, part["zeros"].dtype) == (np.uint8, np.float32, np.uint8)
     codes = unpacked(part["codes"], planes * width).reshape(rows, blocks, BLOCK)
     zeros = unpacked(part["zeros"], blocks)[..., None]
     w = (part["scales"].astype(np.float64)[..., None] * (codes - zeros)).reshape(rows, planes, width).sum(1)
-    if layout == dtypes.q4_1:
+    if layout == "q4_1":
         w = w + np.repeat(Stored(recipe, "offsets").evaluate(reader).astype(np.float64), BLOCK, 1)
     return w
 
@@ -66,7 +66,7 @@ def recipes(kind: str) -> list[Recipe]:
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
 def test_parts_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> None:
     for recipe in recipes(kind):
-        assert stored_layout(recipe, reader) == dtypes.parse(kind)
+        assert str(stored_layout(recipe, reader)) == kind
         want = recipe.evaluate(reader)
         # Dequantizing rounds once to float32; q4_1 adds a rounded product and here 8 scales went into the offset.
         np.testing.assert_allclose(rebuilt(recipe, reader), want, rtol=0, atol=1e-6 if kind == "q4_1" else 0)
@@ -89,6 +89,16 @@ def test_words_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> N
         if kind == "q4_1":
             made += Stored(recipe, "offsets").evaluate(reader)[n, block]
         np.testing.assert_allclose(made, recipe.evaluate(reader), rtol=0, atol=1e-6 if kind == "q4_1" else 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+def test_a_layout_unpacks_packs_and_means_what_the_gguf_package_says(layout: BlockLayout, reader: GGUFTensors) -> None:
+    raw = reader.read_blocks(f"a.{layout}", 0, ROWS)
+    blocks = layout.unpack(raw)
+    assert blocks.codes.shape == (ROWS, WIDTH // layout.group, layout.group) and blocks.codes.dtype == np.uint8
+    np.testing.assert_array_equal(layout.pack(blocks), raw)
+    exact = dequantize(raw.reshape(ROWS, -1), Type[str(layout).upper()])
+    np.testing.assert_allclose(layout.dequantize(blocks), exact, rtol=0, atol=1e-6 if layout.has_minimum else 0)
 
 
 def test_slices_agree_with_the_whole(reader: GGUFTensors) -> None:
