@@ -229,7 +229,7 @@ _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(.))")
 
 
 def _nesting(text: str) -> int:
-    """How deep parentheses stand in each other in `text`."""
+    """Return the nesting depth of parentheses in `text`."""
     depth = deepest = 0
     for sign in text:
         depth += (sign == "(") - (sign == ")")
