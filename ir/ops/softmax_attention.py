@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from ..op import Array, Cost, OpCall, TensorType, Value, case, normal, op, total, want
+from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
-from ..visible_keys import PATTERNS, VisibleKeys
 from . import rolling as rolling_cache
 from .elementwise import (
     add,
@@ -111,7 +111,7 @@ def attention(
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
     [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow: what they hide
-    is defined by `weft.ir.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
+    is defined by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
     row that sees nothing is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`

@@ -79,7 +79,7 @@ class MergeSharedExperts(Pass):
 
 
 def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
-    """Return the input of the feed-forward that makes `term`, with the feed-forward or the reason why it cannot merge."""
+    """Return the input of the feed-forward that makes `term`, with it or the reason why it cannot merge."""
     node = term.producer
     if node is None:
         return None

@@ -122,15 +122,15 @@ def test_values_may_be_called_like_another_input() -> None:
 
 G = "graph g {\n  input %x: f32[1]\n  "  # most errors need a value
 BAD = [
-    ("1:1: expected 'graph' but found 'grap'", "grap g {}"),
+    ("1:1: expected graph but found 'grap'", "grap g {}"),
     ("1:7: expected the name of the graph but found '{'", "graph {}"),
-    ("1:10: expected meta, input, param, scope, output or a node, found 'the end of the text'", "graph g {"),
+    ("1:10: expected meta, input, param, scope, output or a node, found the end", "graph g {"),
     ("2:1: unexpected text after the graph", "graph g {}\nx"),
     ("2:3: expected meta, input, param, scope, output or a node, found 'inpt'", "graph g {\n  inpt %x: f32[1]\n}"),
     ("2:13: unknown dtype 'f33'; known are f64", "graph g {\n  input %x: f33[1]\n}"),
     ("2:17: unexpected character '?'", "graph g {\n  input %x: f32[?]\n}"),
-    ("2:17: expected a size but found the end in size 'n +'", "graph g {\n  input %x: f32[n +]\n}"),
-    ("2:12: expected ':' but found '='", "graph g {\n  input %x = f32[1]\n}"),
+    ("2:17: size 'n +', column 4: expected a size but found the end", "graph g {\n  input %x: f32[n +]\n}"),
+    ("2:12: expected : but found '='", "graph g {\n  input %x = f32[1]\n}"),
     ("3:3: graph g already has an input 'x'", G + "input %y: f32[1] as x\n}"),
     ("3:3: value %x is defined twice", G + "input %x: f32[1] as y\n}"),
     ("2:14: not JSON: Expecting value", "graph g {\n  meta key = nope\n}"),

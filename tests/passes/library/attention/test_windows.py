@@ -161,7 +161,7 @@ def test_what_stays() -> None:
     [
         ("sliding-window{size=0}", "sliding-window: size=0 must be at least 1"),
         ("sliding-window{size=-3}", "size=-3 must be at least 1"),
-        ("sliding-window{size=2, sinks=-1}", "keep_first=-1 must be at least 0"),
+        ("sliding-window{size=2, keep_first=-1}", "keep_first=-1 must be at least 0"),
         ("sliding-window{size=2, layers=4}", "sliding-window: there is no layer 4; the graph has layers 0 to 3"),
         ("dilate{size=2, stride=0}", "dilate: stride=0 must be at least 1"),
         ("attention-pattern{pattern=strided, window=0}", "attention-pattern: window=0 must be at least 1"),
