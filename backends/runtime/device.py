@@ -1,4 +1,4 @@
-"""Where a source runs that is not compiled yet: the target to compile it for, by what is installed and found here."""
+"""Target and device for a source that is not compiled yet, by the hardware and packages available."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .torch.folder import pytorch
 
 
 class Place(NamedTuple):
-    """What a source is compiled for, and the device ("cpu" or "cuda") that it then runs on."""
+    """Target to compile a source for, and the device ("cpu" or "cuda") that it then runs on."""
 
     target: str
     device: str
@@ -78,7 +78,7 @@ def _by_onnxruntime(device: str, target: str) -> Place:
 
 
 def _no_cuda_sessions() -> str | None:
-    """What keeps ONNX Runtime from using CUDA, in a few words; None when nothing does."""
+    """Say in a few words why ONNX Runtime cannot use CUDA; None if it can."""
     try:
         return missing_cuda(onnxruntime())
     except WeftError as error:

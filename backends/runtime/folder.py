@@ -1,4 +1,4 @@
-"""What a compiled folder says about itself: weft.json, or the genai_config.json of onnxruntime-genai's builder."""
+"""Facts about a compiled folder, from weft.json or from the genai_config.json of onnxruntime-genai's builder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GENAI = "genai_config.json"
 
 @dataclass(frozen=True)
 class Facts:
-    """What the runtime needs to know of a compiled model before it opens it."""
+    """Facts that the runtime needs before it opens a compiled model."""
 
     folder: Path
     model: Path

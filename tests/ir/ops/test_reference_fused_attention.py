@@ -57,5 +57,5 @@ def test_caches_hold_turned_keys(pieces: tuple[int, ...]) -> None:
 
 
 def test_it_has_the_attributes_of_attention() -> None:
-    """What attention learns to do, the fused form must too; only latent attention stays apart."""
+    """Every attribute of attention exists on the fused form too, except those of latent attention."""
     assert set(ops.attention.attrs) - set(ops.rotary_attention.attrs) == {"value_dim"}
