@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes import run_passes

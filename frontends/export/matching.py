@@ -16,7 +16,7 @@ from weft.ir.recipes.spelling import spell
 from weft.passes import run_passes
 from weft.passes.edits.edit import replace_uses
 
-_FUSED = ("add_norm", "norm_linear", "rotary_attention")
+_FUSED = ("add_norm", "norm_linear")
 _COMMUTE = ("add", "mul")
 # What a parameter that is not there would hold, by op and operand.
 _NEUTRAL = {

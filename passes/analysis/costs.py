@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.interpreter import free_sizes
 from weft.ir.op import Cost
-from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.types import sizes
 
 from .states import states
@@ -54,7 +53,7 @@ def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     """(numbers a token, window) of every attention that a cache serves."""
     found = []
     for node in nodes:
-        if node.op in SOFTMAX and node.attrs["causal"]:
+        if node.op is ops.attention and node.attrs["causal"]:
             k, v = node.operand("k"), node.operand("v")
             assert k is not None
             found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, WeftError
+from weft.ir.ops.softmax_attention import ATTENTIONS
 
 from .states import has_cache
 
@@ -127,18 +128,16 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
     need_early(graph, name)
-    found = [n for n in graph.nodes if n.op.name in ("attention", "relative_attention") and _to_itself(n)]
+    found = [n for n in graph.nodes if n.op.name in ATTENTIONS and _to_itself(n)]
     if not found:
         raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
     return found
 
 
 def need_early(graph: Graph, name: str) -> None:
-    """Raise WeftError in the name of the pass `name` if `graph` has caches, or rotations inside attentions."""
+    """Raise WeftError in the name of the pass `name` if `graph` has caches."""
     if has_cache(graph):
         raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
-    if any(node.op.name == "rotary_attention" for node in graph.nodes):
-        raise WeftError(f"{name}: rotations are fused with attentions already; run {name} before fuse-rope-attention")
 
 
 def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, TensorType, WeftError
+from weft.ir import Graph, Node, Param, TensorType, Value, WeftError, ops
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
@@ -36,6 +36,42 @@ def rotations(attention: Node) -> list[Node]:
         elif THROUGH & node.op.traits or node.op.name in _NAMES:
             stack += [v for v in node.inputs if v is not None]
     return list(found)
+
+
+def rotation_of(value: Value | None) -> Node | None:
+    """Return the node `rope` that makes `value`, if one does."""
+    node = None if value is None else value.producer
+    return node if node is not None and node.op is ops.rope else None
+
+
+def unlike(q: Node | None, k: Node | None) -> str | None:
+    """Return why the rotations `q` of queries and `k` of keys turn by different angles; None if they do not, or if
+    neither is rotated."""
+    if q is None or k is None:
+        return None if q is k else f"only its {'queries' if k is None else 'keys'} are rotated"
+    if q.inputs[1:] != k.inputs[1:]:
+        return "queries and keys are rotated by different positions or frequencies"
+    for name in ("interleaved", "amplitude"):
+        if q.attrs[name] != k.attrs[name]:
+            return f"queries and keys are rotated with {name} {q.attrs[name]} and {k.attrs[name]}"
+    return None
+
+
+def rotated(attention: Node) -> tuple[Node, Node] | str:
+    """Match attention(rope(q), rope(k), …) whose kernel could rotate both: by the same angles, head by head of the
+    attention, and where its cache is written. Return the two rotations, or why they do not match."""
+    q, k = (rotation_of(attention.operand(name)) for name in "qk")
+    if (reason := unlike(q, k)) is not None:
+        return reason
+    if q is None or k is None:
+        return "its queries and keys are not rotated"
+    if attention.operand("v") is None:
+        return "its values are part of the rotated keys"
+    if (q.attrs["heads"], k.attrs["heads"]) != (attention.attrs["heads"], attention.attrs["kv_heads"]):
+        return "it has other heads than the rotations"
+    if attention.operand("positions") not in (None, q.operand("positions")):
+        return "its cache is written at other positions than those it is rotated by"
+    return q, k
 
 
 def recipe_of(rope: Node) -> RopeFrequencies | None:

@@ -9,6 +9,7 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.passes.analysis.rotary import rotated
 
 from ...targets import Target
 from ..emitter import Emitter
@@ -29,21 +30,16 @@ class _Gqa:
     rope: Node | None
 
 
-def _producer(value: Value | None, op: str) -> Node | None:
-    node = value.producer if value is not None else None
-    return node if node is not None and node.op.name == op else None
-
-
 def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
-    """The rotations of q and k, if they turn alike and the kernel can do the same."""
-    q, k = (_producer(v, "rope") for v in node.inputs[:2])
-    if q is None or k is None or q.inputs[1:] != k.inputs[1:] or q.inputs[1] is not node.operand("positions"):
+    """The rotations of q and k, if the kernel can do the same."""
+    ropes = rotated(node)
+    if isinstance(ropes, str):
         return None
-    alike = all(q.attrs[a] == k.attrs[a] for a in ("interleaved", "amplitude"))
-    alike &= (q.attrs["heads"], k.attrs["heads"]) == (node.attrs["heads"], node.attrs["kv_heads"])
-    frequencies, head = q.inputs[2], q.output.width // q.attrs["heads"]
-    fits = alike and isinstance(frequencies, Param) and frequencies.width % 8 == 0 and head % 16 == 0
-    return (q, k) if fits else None
+    q, frequencies = ropes[0], ropes[0].operand("frequencies")
+    fits = (
+        isinstance(frequencies, Param) and frequencies.width % 8 == 0 and q.output.width // q.attrs["heads"] % 16 == 0
+    )
+    return ropes if fits else None
 
 
 def _cover(node: Node) -> _Gqa:
@@ -52,8 +48,8 @@ def _cover(node: Node) -> _Gqa:
     if (ropes := _absorbed_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.inputs[0] for r in ropes)
     assert q is not None
-    packed = _producer(q, "split")
-    if packed is not None and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
+    packed = q.producer
+    if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
         return _Gqa(packed.inputs[0], None, None, rope)
     return _Gqa(q, k, v, rope)
 

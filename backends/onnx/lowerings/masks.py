@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as onnx
 
 from weft.ir.graph import Node, Value
-from weft.ir.visible_keys import VisibleKeys
+from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..emitter import ONNX_DTYPES, Emitter
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+from weft.ir import ops
 from weft.ir.graph import Node
-from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..program.statements import Statement
 from .structure import Call, Loop, Method
@@ -73,7 +73,7 @@ def _kinds(nodes: Iterable[Node]) -> list[str]:
 
 
 def _kind(node: Node) -> str:
-    if node.op in SOFTMAX:
+    if node.op is ops.attention:
         special = "Latent" if node.attrs.get("value_dim") else "Window" if node.attrs["window"] else ""
         return f"{special}Attention"
     return KINDS.get(node.op.name, "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from weft.ir import ops
 from weft.ir.graph import Graph, Node
-from weft.ir.ops.fused_attention import SOFTMAX
 
 from ..program.quantized import numbers
 from ..program.statements import TOP, Program
@@ -132,7 +132,7 @@ def _listed(parts: list[Call], inner: Mapping[str, str]) -> str:
 
 def _about(node: Node) -> str:
     a = node.attrs
-    if node.op in SOFTMAX:
+    if node.op is ops.attention:
         return _attention(node)
     if node.op.name == "glu":
         return f"a feed-forward with {GATES.get(a['activation'], 'a gated unit')}, {node.output.width} wide"

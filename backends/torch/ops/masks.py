@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass
 
 from weft.ir.graph import Node, Value
-from weft.ir.visible_keys import VisibleKeys
+from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
 from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions

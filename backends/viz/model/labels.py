@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 
 from .marks import CHANGED, KEPT, SIGNS, common, counted
 from .marks import kind as sign_kind
@@ -30,7 +30,7 @@ KINDS = {
 MEANINGS = KINDS | {sign_kind(sign): sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
-    "attention": "attention", "rotary_attention": "attention", "relative_attention": "attention",
+    "attention": "attention", "relative_attention": "attention",
     "rope": "position", "alibi": "position", "relative_position_bias": "position",
     "glu": "feed-forward", "gelu": "feed-forward", "relu": "feed-forward", "relu2": "feed-forward",
     "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
@@ -174,7 +174,7 @@ def _group(part: Part) -> Label:
         return Label("Mixture of experts", (part.name, " · ".join(lines)), "experts")
     attention = next((ops[op] for op in ATTENTIONS if op in ops), None)
     if attention is not None:
-        turned = ["RoPE"] if {"rope", "rotary_attention"} & ops.keys() else []
+        turned = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
         return Label(
             _named(part, attention), (part.name, " · ".join([*_attention_facts(attention), *turned])), "attention"
         )

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import networkx as nx
 
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 
 from .network import Network, Vertex
 

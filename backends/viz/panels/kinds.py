@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir.ops.fused_attention import ATTENTIONS
-from weft.ir.visible_keys import VisibleKeys
+from weft.ir.ops.softmax_attention import ATTENTIONS
+from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..model.network import Network, Vertex
 

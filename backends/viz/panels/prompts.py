@@ -15,7 +15,7 @@ import numpy as np
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.errors import WeftError
 from weft.ir.interpreter import interpret, widen
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.ir.recipes.readers import Array
 
 from .kinds import layers

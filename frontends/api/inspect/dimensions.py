@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from weft.ir import Graph, Node, Param, Value
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import learned

@@ -6,9 +6,8 @@ that compute row (b, t) of their outputs from row (b, t) of their operands only.
 
 from __future__ import annotations
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
-from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.types.sizes import Size
 
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
@@ -21,7 +20,7 @@ def token_axes(graph: Graph) -> Tokens | None:
         batch, seq = graph.inputs["input_ids"].shape
         return batch, seq
     for node in graph.nodes:
-        if node.op in SOFTMAX and node.attrs["causal"]:
+        if node.op is ops.attention and node.attrs["causal"]:
             return node.output.shape[0], node.output.shape[1]
     return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
 from weft.ir.recipes.matrices import MatMul
 
@@ -50,7 +49,7 @@ class DropKBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op not in SOFTMAX:
+            if node.op is not ops.attention:
                 continue
             k = branch_of(node, "k")
             if isinstance(k, str):
@@ -74,10 +73,10 @@ def _felt(node: Node, k: Branch) -> str | None:
         return "its soft cap bends scores: they notice a shift"
     if node.operand("sinks") is not None:
         return "its sinks are not shifted with the scores"
-    for step in (*k.between, node):
-        if step.op in (ops.rope, ops.rotary_attention):
+    for step in k.between:
+        if step.op is ops.rope:
             return "RoPE turns the bias with the position of its key"
-        if step.op not in (ops.reshape, ops.attention):
+        if step.op is not ops.reshape:
             return f"{step.op.name} (%{step.output.name}) stands between the bias and the scores"
     return None
 
@@ -122,7 +121,7 @@ class VBiasToOBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op not in SOFTMAX or node.operand("v") is None:
+            if node.op is not ops.attention or node.operand("v") is None:
                 continue
             v = branch_of(node, "v")
             if isinstance(v, str):

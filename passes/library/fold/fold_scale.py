@@ -106,7 +106,7 @@ def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> 
     for node in graph.nodes:
         name, x = node.op.name, node.output
         edits: list[Edit] | str
-        if name in ("attention", "rotary_attention") and (scale := _score_scale(node)) != 1:
+        if name == "attention" and (scale := _score_scale(node)) != 1:
             factor: Factor = scale
             edits = absorbed(node, 0, factor, order)
         elif name == "route" and node.attrs["scale"] != 1:

@@ -65,8 +65,8 @@ class MhaToGqa(Pass):
     trace.
 
     Condition: k and v come from linears, with nothing but norms, scales, clips and rotations between. Nothing is lost
-    where the heads that become one are equal (svd: equal but for their basis). Refused behind fuse-rope-attention. An
-    error where `kv_heads` does not divide the heads there are, or where there are caches.
+    where the heads that become one are equal (svd: equal but for their basis). An error where
+    `kv_heads` does not divide the heads there are, or where there are caches.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).
@@ -136,8 +136,6 @@ class MhaToGqa(Pass):
 
     def _layouts(self, node: Node) -> dict[str, Layout] | str:
         """Return the new layouts of keys and values of the attention `node`, or why there are none."""
-        if node.op is not ops.attention:
-            return f"it is {node.op.name}; run mha-to-gqa before what made it so"
         if node.operand("v") is None:
             return "its keys are its values too"
         old, found = int(node.attrs["kv_heads"]), dict[str, Layout]()

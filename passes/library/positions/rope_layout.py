@@ -57,10 +57,6 @@ class RopeLayout(Pass):
         wanted = self.layout == "interleaved"
         turned: dict[Node, list[tuple[Node, Destination]]] = {}
         for node in graph.nodes:
-            if node.op is ops.rotary_attention and node.attrs["interleaved"] != wanted:
-                trace.refuse(
-                    self.name, node.output.name, "it turns by itself; run rope-layout before fuse-rope-attention"
-                )
             if node.op is ops.rope:
                 goes = destination(node.output, _elements(node))
                 if isinstance(goes, str):
