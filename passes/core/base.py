@@ -123,7 +123,7 @@ class Pass:
 
     @classmethod
     def shows(cls) -> str:
-        """What a check that passes has shown: the summary of its docstring."""
+        """Evidence of a passed check: the summary of its docstring."""
         return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 
     def __str__(self) -> str:
