@@ -1,4 +1,4 @@
-"""What a graph becomes: ONNX models, PyTorch source, pictures, and the runtime that generates with them.
+"""Outputs of a graph: ONNX models, PyTorch source, pictures, and the runtime that generates with them.
 
 Never here: model families, checkpoint formats, the command line, rewrites that hold for every target;
 imports from frontends.

@@ -1,4 +1,4 @@
-"""What a graph becomes for targets of ONNX Runtime: ONNX models, and the configuration of onnxruntime-genai."""
+"""Build folders for ONNX Runtime: ONNX models, and the configuration of onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OnnxFolder:
 
 
 def _suits_genai(graph: Graph, notes: list[str]) -> bool:
-    """Whether onnxruntime-genai runs `graph`; where it might be expected to, `notes` say why it does not."""
+    """Check that onnxruntime-genai runs `graph`; `notes` gets the reason if a user might expect it to."""
     kind, reason = graph.meta.get("kind"), None
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")

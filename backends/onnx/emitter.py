@@ -126,7 +126,7 @@ class Emitter:
         return self.constant(number, like.numpy)
 
     def memo(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` returned the first time it was asked for under `key`: shared subgraphs."""
+        """Cache the result of `make` under `key`, to share subgraphs."""
         if key not in self._memo:
             self._memo[key] = make()
         found: T = self._memo[key]

@@ -1,4 +1,4 @@
-"""How ops become ONNX: a registry of lowerings and the selection among them.
+"""Lowering of ops to ONNX: a registry of lowerings and the selection among them.
 
 A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts; an
 empty reason: it was not asked for, which is not worth a line); the first registered that accepts wins. A lowering may
@@ -90,7 +90,7 @@ def lowering(
 
 
 def refusals(node: Node, target: Backend) -> list[str] | None:
-    """Why no lowering takes `node` on `target`, one line each; None if one does."""
+    """List why each lowering refuses `node` on `target`; None if one accepts."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):

@@ -1,4 +1,4 @@
-"""Where a source runs that is not compiled yet: the target to compile it for, by what is installed and found here."""
+"""Target and device for a source that is not compiled yet, by the hardware and packages available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled folder says about itself: weft.json, or the genai_config.json of onnxruntime-genai's builder."""
+"""Facts about a compiled folder, from weft.json or from the genai_config.json of onnxruntime-genai's builder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph becomes for the target torch: a readable model, its weights, and scripts that need nothing of weft."""
+"""Build folders for the target torch: a readable model, its weights, and scripts that run without weft."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TorchFolder:
 
 
 def _kept(graph: Graph) -> dict[str, Any]:
-    """What the model keeps from call to call, as manifests say it."""
+    """Describe the model's caches and states for the manifest."""
     rooms = {node.output.name: rolled(node) for node in cached_nodes(graph) if node.op.name in ATTENTIONS}
     cached = run_passes(graph, "kv-cache")
     caches = cache_records(cached)

@@ -207,7 +207,7 @@ def _say(stream: Stream) -> None:
 
 
 def timing(result: Result) -> str:
-    """How long an answer took, in one line."""
+    """Format the time of an answer in one line."""
     t = result.timings
     read = f"{t.prompt_tokens} prompt tokens in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
     count = len(result.tokens)

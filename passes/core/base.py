@@ -17,16 +17,16 @@ into the registry::
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError
 from weft.ir.op import Attr, type_name
+from weft.ir.recipes.recipe import call_order
 from weft.ir.recipes.spelling import spell
 from weft.ir.registry import Registry
 from weft.ir.types import dtypes
@@ -123,7 +123,7 @@ class Pass:
 
     @classmethod
     def shows(cls) -> str:
-        """What a check that passes has shown: the summary of its docstring."""
+        """Evidence of a passed check: the summary of its docstring."""
         return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 
     def __str__(self) -> str:
@@ -137,11 +137,11 @@ class Pass:
 
     @classmethod
     def arguments(cls) -> tuple[Argument, ...]:
-        """The fields, in order."""
+        """The fields, in order: those of the pass, then those that it shares with others."""
         hints = typing.get_type_hints(cls)
         found = []
-        for f in dataclasses.fields(cls):
-            default = f.default if f.default is not dataclasses.MISSING else inspect.Parameter.empty
+        for f in call_order(cls):
+            default = f.default if f.default is not MISSING else inspect.Parameter.empty
             found.append(Argument(f.name, hints[f.name], default))
         return tuple(found)
 

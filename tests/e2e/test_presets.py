@@ -23,7 +23,7 @@ def compiled(name: str, target: str = "ort-cpu", dtype: str = "f32", length: int
 
 
 def cache_numbers(graph: Graph, length: int) -> int:
-    """How many numbers the caches of one text hold."""
+    """Count the numbers in the caches of one text."""
     pasts = [v for n, v in graph.inputs.items() if n.startswith("past_key_values.")]
     return sum(sizes.evaluate(v.type.elements, {"batch": 1, "capacity": length}) for v in pasts)
 

@@ -80,7 +80,7 @@ def generated(net: Any) -> Any:
 
 @contextmanager
 def calls(net: Any, part: str) -> Iterator[list[int]]:
-    """How many tokens each call of a `part` of `net` has, a kernel or a function of its source."""
+    """Record the number of tokens of each call of `part` of `net`, a kernel or a function of its source."""
     source, found = generated(net), list[int]()
     real = vars(source)[part]
 
@@ -194,7 +194,7 @@ def check_replay(name: str, dtype: str) -> None:
 
 
 def check_greedy(name: str, dtype: str) -> None:
-    """What steps choose, the module's own logits rank first, but for what rounding decides."""
+    """Tokens chosen by decode steps rank first in the module's own logits, up to rounding."""
     made = tokens(1, 50, seed=3).to(DEVICE)
     start, advance, shown = advancing(name, dtype, 110)
     start(made)

@@ -143,7 +143,7 @@ def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, 
 
 
 def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
-    """What the kernel is told: logits [tokens, experts] and k; and a factor of the result.
+    """Return logits [tokens, experts] and k for the kernel, and a factor of the result.
 
     The kernel always divides by the sum of the k weights: left to add them up undivided, it overwrites its input where
     ONNX Runtime lets the two share memory.
@@ -207,7 +207,7 @@ def _activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
 
 
 def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
-    """What stands between the products of an expert: `activation` or `glu`."""
+    """Emit the activation between the products of an expert: `activation` or `glu`."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
         return _activation(e, up, a["activation"], dtype)

@@ -22,7 +22,7 @@ Out = onnx.Value
 
 @dataclass(frozen=True)
 class _Gqa:
-    """What one GroupQueryAttention node covers: the values it reads, and the rotary part if it is absorbed."""
+    """Operands of a GroupQueryAttention node, and the rotary embedding that it absorbs, if any."""
 
     query: Value
     key: Value | None

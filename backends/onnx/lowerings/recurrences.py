@@ -38,7 +38,7 @@ def _wide(e: Emitter, value: Value | None) -> Any:
 
 
 def _narrow(e: Emitter, node: Node, made: list[Out]) -> list[Out]:
-    """What was computed in f32, in the dtypes of the outputs of `node`."""
+    """Cast f32 results to the dtypes of the outputs of `node`."""
 
     def narrow(v: Out, dtype: DType) -> Out:
         fits = dtype == dtypes.f32 or e.target.device != "cpu"

@@ -50,7 +50,7 @@ def ort_errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
-    """What ONNX Runtime raises inside becomes a WeftError: the model `name`, `what` went wrong, and its own words."""
+    """Convert errors of ONNX Runtime to WeftError: the model `name`, `what` went wrong, and the original text."""
     try:
         yield
     except ort_errors() as error:
@@ -128,7 +128,7 @@ def open_session(
 
 
 def missing_cuda(ort: Any) -> str | None:
-    """What keeps `ort` from using CUDA, in a few words; None when nothing does.
+    """Say in a few words why `ort` cannot use CUDA; None if it can.
 
     ONNX Runtime itself falls back to the CPU with no more than a log line, so its CUDA library is loaded here first,
     and the driver asked for a device.
@@ -157,7 +157,7 @@ def missing_cuda(ort: Any) -> str | None:
 
 
 def gpu_trouble() -> str | None:
-    """Why the NVIDIA driver shows no GPU, in a few words; None where it shows one."""
+    """Say in a few words why the NVIDIA driver shows no GPU; None if it shows one."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What can be drawn: every source, ONNX files of any exporter, and folders that weft compiled."""
+"""Networks to draw: from every source, ONNX files of any exporter, and compiled folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL, ENCODER = "model.onnx", "encoder.onnx"
 
 
 def described(source: Any, trust: bool = False) -> Network:
-    """What there is to draw of `source`: whatever `load_source` takes, an ONNX file, or a compiled folder.
+    """Read `source` as a network to draw: anything `load_source` takes, an ONNX file, or a compiled folder.
 
     Raises:
         WeftError: if it cannot be read, or is a folder of code whose source is gone, or is code that needs `trust`.
@@ -59,7 +59,7 @@ def _names(source: Any) -> bool:
 
 
 def _is_onnx(folder: Path) -> bool:
-    """Whether a folder has an ONNX model, and no other weights of which that is one form."""
+    """Check that a folder holds an ONNX model, and no other weights that it was exported from."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 

@@ -1,4 +1,4 @@
-"""What rewrites cost in quality: models on a text, beside the original that they were made from.
+"""Measure the quality cost of rewrites: models on a text, compared with the original.
 
 Decoders predict every token of the text but the first, in windows; encoders embed its lines. All models read the same
 tokens before any goes on, so that no more logits than those of a few tokens are held.
@@ -37,7 +37,7 @@ WATCHED = 64  # tokens that are compared inside the models
 
 @dataclass(frozen=True)
 class Score:
-    """What one model scores on the text.
+    """Scores of one model on the text.
 
     `nll` is the mean of −ln q(token), `kl` that of Σ p ln(p/q) over positions, with q this model's distribution and p
     the original's, both in nats; `agreement` is how often both hold the same token for the likeliest. Encoders have
@@ -229,7 +229,7 @@ def _compiled(model: Any) -> bool:
 
 
 def _reads_text(source: Any) -> bool:
-    """Whether a model, or a compiled folder, has a tokenizer."""
+    """Check that a model, or a compiled folder, has a tokenizer."""
     return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
 
 
@@ -267,7 +267,7 @@ def _window(opened: Sequence[_Candidate], context: int | None) -> int:
 
 
 def _tokenizer(opened: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
-    """What makes tokens of a text, at most so many: the first tokenizer there is."""
+    """Return the first tokenizer available, as a function of a text and a maximum number of tokens."""
     for candidate in opened:
         folder = candidate.model.folder
         if folder is not None and (folder / "tokenizer.json").is_file():

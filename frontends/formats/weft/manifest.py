@@ -1,4 +1,4 @@
-"""What weft's folders say of what they came from: weft.json of compiled ones, provenance.json of models."""
+"""Manifests: weft.json of compiled folders, provenance.json of models."""
 
 from __future__ import annotations
 
@@ -72,8 +72,11 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """What the manifest of an encoder-decoder says besides: the length of sources, the tokens that answers begin and
-    end with (where nothing says, they begin with bos, pad, or token 0)."""
+    """Return an encoder-decoder's extra manifest entries: the length of sources, and the tokens that answers begin and
+    end with.
+
+    The first token defaults to bos, then pad, then token 0.
+    """
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {
         "max_source_length": max_source(graph, length),
