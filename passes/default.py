@@ -19,7 +19,7 @@ from .library.fuse.pack import PackGateUp, PackQkv
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: bool = False) -> Pipeline:
-    """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches.
+    """Return the default pipeline for `graph`; ``meta["kind"]`` decides about caches.
 
     A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
     window is below `max_length`, the longest text (None: the model's context), roll. Noise of routers is left out.

@@ -68,7 +68,7 @@ class Attention:
 
     @property
     def groups(self) -> int:
-        """How many key/value heads there are."""
+        """Number of key/value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:

@@ -1,4 +1,4 @@
-"""How modules emit: scopes from field names, parameters on first use, facts provided from outside.
+"""Emission of nodes by modules: scopes from field names, parameters on first use, facts provided from outside.
 
 While a graph is being built (`building`), every module call runs in a frame. A module called by another gets the name
 of the field that holds it there ("attn", "layers.3"), which becomes its scope. `named` and `scope` say otherwise.

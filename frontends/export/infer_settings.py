@@ -1,4 +1,4 @@
-"""What a decoder's graph says of itself, in the vocabulary that families are described in.
+"""Infer a decoder's settings from its graph, in the vocabulary of family tables.
 
 This reads what a config would have to say, and looks at no more than that: whether the graph is that of the config is
 compared afterwards.
@@ -112,7 +112,7 @@ def _norm_of(layer: _Layer) -> Node | None:
 
 
 def _factor(value: Value) -> float:
-    """What `value` is multiplied by before anything else."""
+    """Return the factor that `value` is first multiplied by."""
     node = _reader(value, "affine")
     return 1.0 if node is None else float(node.attrs["by"])
 
@@ -127,7 +127,7 @@ def _qk_norm(layer: _Layer) -> str:
 
 
 def _arrangement(graph: Graph, layer: _Layer) -> str:
-    """How the first block is put together, as `Block` calls it."""
+    """Name the arrangement of the first block, as `Block` does."""
     x = layer.found.q.linear.inputs[0]
     assert x is not None
     before = x.producer is not None and x.producer.op.name in _NORMS

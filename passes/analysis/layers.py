@@ -199,7 +199,7 @@ def roles(pattern: str | Sequence[str], count: int) -> list[str]:
 
 
 def _ratio(text: str, count: int) -> list[str] | None:
-    """What ``5:1`` stands for; of each role no more than `count`."""
+    """Expand ``5:1``; at most `count` of each role."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
     if match is None:
         return None
@@ -207,7 +207,7 @@ def _ratio(text: str, count: int) -> list[str] | None:
 
 
 def _repeated(part: str, pattern: str, count: int) -> list[str]:
-    """What ``local*5`` stands for; no more than `count`."""
+    """Expand ``local*5``, to at most `count`."""
     match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", part)
     if match is None:
         raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
@@ -215,7 +215,7 @@ def _repeated(part: str, pattern: str, count: int) -> list[str]:
 
 
 def _range(part: str, layers: str) -> range:
-    """What ``3`` and ``0-5`` stand for."""
+    """Parse a layer range such as ``3`` or ``0-5``."""
     match = re.fullmatch(r"(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?", part)
     if match is None:
         raise WeftError(

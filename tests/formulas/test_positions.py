@@ -158,7 +158,7 @@ def test_rotary(name: str, runner: str) -> None:
 
 
 def test_yarn_by_wavelength() -> None:
-    """What turns often is left alone, what does not turn once is interpolated, and something lies between."""
+    """Fast pairs stay, pairs that do not complete a turn are interpolated, and some lie between."""
     found = [yarn(8, 64, 8, 1)(k, 64) / plain(k, 64) for k in range(32)]
     turns = [64 * plain(k, 64) / (2 * math.pi) for k in range(32)]
     assert all(f == 1 for f, t in zip(found, turns, strict=True) if t > 10)

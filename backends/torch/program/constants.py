@@ -34,8 +34,8 @@ def formula(recipe: Recipe) -> str | None:
 
 
 def stored_dtype(param: Param, dtype: DType) -> DType:
-    """What a parameter is stored as by a model whose weights are of `dtype`: tables in f32, as they are whole numbers
-    and what blocks are made of."""
+    """Return the dtype that a model of `dtype` stores a parameter in: integers and block data keep theirs, constant
+    tables are f32."""
     kind = param.type.dtype
     if not kind.is_float or param.recipe.has(Stored):
         return kind

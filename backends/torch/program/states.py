@@ -1,4 +1,4 @@
-"""Which nodes of a decoder keep something from call to call, and which count the keys that such attentions see."""
+"""Nodes of a decoder with caches or states, and nodes that count the keys of such attentions."""
 
 from __future__ import annotations
 

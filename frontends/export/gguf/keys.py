@@ -1,4 +1,4 @@
-"""What GGUF files say of a model in llama.cpp's keys, proposed from what a graph says of itself."""
+"""Propose a model's GGUF metadata, in llama.cpp's keys, from its graph."""
 
 from __future__ import annotations
 

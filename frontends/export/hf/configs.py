@@ -61,8 +61,10 @@ def propose(name: str, family: Family, s: Settings) -> dict[str, Any]:
 
 
 def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
-    """Whether the family's table reads `key`, or would if nothing else said the same: without it, or with nonsense in
-    its place, the settings are others."""
+    """Check that the family's table reads `key`, or would if no other key said the same.
+
+    Without the key, or with nonsense as its value, the settings then differ.
+    """
     rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
     usual = _outcome(family, {**rest, key: config[key]})
     return any(_outcome(family, other) != usual for other in (rest, {**rest, key: object()}, {**rest, key: None}))

@@ -15,7 +15,7 @@ from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import ALiBi, RoPE
 from ...models.families import Family, Settings
-from ...models.tables.family import Config, Fetch, Template, key
+from ...models.tables.family import Config, Families, Fetch, Template, key
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from ...models.tables.templates import flattened, half, packed_parts
 from . import sparse
@@ -298,9 +298,5 @@ BERT = UNGATED.but(
     token_types=lambda c: c["token_types"],
 )
 
-FAMILIES = {
-    model_type: family
-    for family in list(globals().values())
-    if isinstance(family, Family)
-    for model_type in family.model_types
-}
+FAMILIES = Families("GGUF architecture", __name__, "see `weft families`")
+FAMILIES.register(*list(globals().values()))

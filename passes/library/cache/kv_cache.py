@@ -175,7 +175,7 @@ def _called(
 
 
 def _joined(parts: tuple[Array, ...]) -> Array:
-    """What calls made, side by side; of scalars, as losses are, one for each call."""
+    """Concatenate the results of calls; scalars, such as losses, give one entry per call."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts, 1) if parts[0].ndim else np.stack(parts)

@@ -64,7 +64,7 @@ class DropKBias(Pass):
 
 
 def _felt(node: Node, k: Branch) -> str | None:
-    """Why the attention `node` notices a bias of its keys."""
+    """Say why a key bias changes the result of the attention `node`; None if it does not."""
     if node.operand("past_k") is not None:
         return "its cache holds keys with their bias; run drop-k-bias before kv-cache"
     if node.operand("v") is None:
@@ -138,7 +138,7 @@ class VBiasToOBias(Pass):
 
 
 def _unequal(node: Node, v: Branch) -> str | None:
-    """Why rows of the attention `node` may sum to another number than 1, or the bias of `v` may not reach them."""
+    """Say why attention weights of `node` may not sum to 1, or why the bias of `v` may not reach them."""
     if node.operand("past_v") is not None:
         return "its cache holds values with their bias; run v-bias-to-o-bias before kv-cache"
     if (step := next((n for n in v.between if n.op is not ops.reshape), None)) is not None:
@@ -159,7 +159,7 @@ def _unequal(node: Node, v: Branch) -> str | None:
 
 
 def _finite(bias: Value) -> bool:
-    """Whether `bias` is learned or made of distances, which hide nothing."""
+    """Check that `bias` is finite: a parameter, or a function of distances."""
     if isinstance(bias, Param):
         return not bias.recipe.has(Literal, Full)
     return bias.producer is not None and bias.producer.op in (ops.alibi, ops.relative_position_bias)

@@ -39,7 +39,7 @@ def packed(
 
 
 def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
-    """Why linears with these weights and biases cannot be packed."""
+    """Say why linears with these weights and biases cannot be packed; None if they can."""
     for w in (*weights, *(b for b in biases if b is not None)):
         if not isinstance(w, Param):
             return f"{w!r} is no parameter"

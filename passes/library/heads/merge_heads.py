@@ -135,7 +135,7 @@ class MhaToGqa(Pass):
             raise WeftError(f"mha-to-gqa: method={self.method} looks at no text; calibration is for method=svd")
 
     def _layouts(self, node: Node) -> dict[str, Layout] | str:
-        """How keys and values of the attention `node` are laid out anew, or why they cannot be."""
+        """Return the new layouts of keys and values of the attention `node`, or why there are none."""
         if node.operand("v") is None:
             return "its keys are its values too"
         old, found = int(node.attrs["kv_heads"]), dict[str, Layout]()
@@ -153,7 +153,7 @@ class MhaToGqa(Pass):
         return found
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Where the heads that become one are equal, nothing is lost."""
+        """When the merged heads are equal, nothing is lost."""
         equal = equivalence.stage(before)
         for node in equal.nodes:
             if node.op is ops.attention and not node.attrs["kv_heads"] % self.kv_heads:

@@ -119,7 +119,7 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
 
 
 def _stands(branch: Branch, layout: Layout) -> bool:
-    """Whether the rows of `branch` were taken in the order of `layout`."""
+    """Check that the rows of `branch` are already in the order of `layout`."""
     start, stop = branch.span
     own = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
     return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
@@ -131,7 +131,8 @@ def _taken(old: Param, order: tuple[int, ...], axis: int) -> Param:
 
 
 def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
-    """What makes the bias [batch, heads, seq, keys] of the heads `order`, not always all; or why nothing does."""
+    """Return the bias [batch, heads, seq, keys] of heads `order` (maybe a subset), a function that makes it, or why
+    not."""
     if bias.shape[1] == 1:
         return bias
     if isinstance(bias, Param):

@@ -103,7 +103,7 @@ class ExtendContext(ScalingArguments, Pass):
         return self.scaled(recipe, _SCALING[self.method], self.factor, original)
 
     def _retuned(self, rope: Node, old: RopeFrequencies, original: int, trace: Trace) -> bool:
-        """Whether the node `rope`, of frequencies `old`, has the new ones."""
+        """Replace the `old` frequencies of the node `rope`; return False if refused."""
         if old.scaling != "none":
             if (old.scaling, old.factor) == (_SCALING[self.method], self.factor):
                 return True
@@ -117,7 +117,7 @@ class ExtendContext(ScalingArguments, Pass):
         return True
 
     def _stretched(self, node: Node, trace: Trace) -> bool:
-        """Whether the node, which looks positions up, has the longer table."""
+        """Lengthen the table of the position lookup `node`; return False if refused."""
         table, offset = _param(node), first_row(node)
         stretched = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
         factor = max(stretched, default=1.0)

@@ -99,7 +99,7 @@ class InsertRope(ScalingArguments, Pass):
         equivalence.same(equivalence.run_as(before, given, meanings), equivalence.run(after, inputs), EXACT)
 
     def _misfit(self, node: Node) -> str | None:
-        """Why the attention `node` takes no rotation."""
+        """Say why the attention `node` cannot be rotated; None if it can."""
         if node.op.name != "attention":
             return f"{node.op.name} has positions already (strip-positions removes them)"
         if rotations(node):

@@ -194,7 +194,7 @@ def test_caches_come_after() -> None:
 
 
 def test_a_rolling_cache_without_slots_for_sinks_would_be_wrong() -> None:
-    """What the slots of their own are for: rolling with the others, the first key is forgotten."""
+    """Without slots of its own, the first key would roll out with the others."""
     right = run_passes(decoder(), "sliding-window{size=3, keep_first=1}, kv-cache, rolling-buffer")
     wrong, equivalence = right.clone(), EquivalenceCheck()
     for node in wrong.nodes:
