@@ -1,4 +1,4 @@
-"""What type checkers and editors see of `import weft`: stubs that agree with the code, and no `Any`."""
+"""Types of `import weft` for checkers and editors: stubs that agree with the code, and no `Any`."""
 
 from __future__ import annotations
 

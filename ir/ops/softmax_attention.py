@@ -249,7 +249,7 @@ def _value_dim(n: OpCall) -> int:
 
 
 @attention.cost
-def attention_cost(n: OpCall) -> Cost:
+def _(n: OpCall) -> Cost:
     q, k, v = n.q, n.k, n.v
     keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
     reached = keys if n.window is None else sizes.minimum(n.window + n.keep_first, keys)
@@ -321,3 +321,6 @@ def _inside(index: Value, x: Value, axis: int) -> Value:
     """`index`, at most the last index of `axis` of x."""
     last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
     return minimum(index, cast(last, to=index.type.dtype))
+
+
+ATTENTIONS = ("attention", "relative_attention")  # every op with a softmax over keys, by name

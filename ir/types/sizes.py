@@ -230,7 +230,7 @@ _LANGUAGE = language(r"(?P<number>\d+) | (?P<name>[A-Za-z_]\w*) | (?P<punct>[-+*
 
 
 def _nesting(text: str) -> int:
-    """How deep parentheses stand in each other in `text`."""
+    """Return the nesting depth of parentheses in `text`."""
     depth = deepest = 0
     for sign in text:
         depth += (sign == "(") - (sign == ")")

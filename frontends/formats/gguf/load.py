@@ -13,7 +13,8 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, architectures, load
-from ...models.tables.gguf import FREQUENCIES, LONG, RECURRENT, SHORT, SPARSE
+from ...models.tables.gguf import RECURRENT, SPARSE
+from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
 from .tokenizer import TokenIds, has_tokenizer, token_ids
 

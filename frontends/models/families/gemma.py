@@ -9,7 +9,7 @@ from typing import Any
 from ...dsl import RoPE
 from ..tables import gguf
 from ..tables.family import Config, Loader, key
-from ..tables.rope_config import rope_of
+from ..tables.rope_config import rope_of, rope_of_gguf
 from ..tables.templates import shifted
 from .llama import LLAMA, windows
 
@@ -55,8 +55,8 @@ def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
 
 def _gguf_ropes(config: Config) -> Any:
     """Local layers have a base of their own and no scaling."""
-    wide = gguf.rope(config)
-    local = RoPE(config.get("rope.freq_base_swa", 10_000.0), config.get("rope.dimension_count"))
+    wide = rope_of_gguf(config)
+    local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
     windows = gguf.windows(6)(config)
     return wide if windows is None else tuple(wide if window is None else local for window in windows)
 

@@ -10,7 +10,7 @@ from weft.ir.recipes import Permute, Recipe, Slice
 from ...dsl import MoE, RoPE
 from ..tables import gguf
 from ..tables.family import Config, Fetch, Template, key
-from ..tables.rope_config import rope_of
+from ..tables.rope_config import rope_of, rope_of_gguf
 from ..tables.settings import Settings
 from .experts import experts_of
 from .llama import LLAMA, windows
@@ -84,7 +84,7 @@ GPT_OSS = LLAMA.but(
             "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
             "layers.{i}.ffn_norm": "blk.{i}.post_attention_norm",
         },
-        rope=lambda c: replace(gguf.rope(c), truncate=False),
+        rope=lambda c: replace(rope_of_gguf(c), truncate=False),
         window=gguf.windows(2),
         sinks=True,
         moe=gguf.experts(True, activation="swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0),

@@ -8,7 +8,7 @@ from typing import Any
 from ...dsl import RoPE
 from ..tables import gguf
 from ..tables.family import Config, Family, Loader, key
-from ..tables.rope_config import context_of, rope_of, rope_with
+from ..tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
 from ..tables.templates import flattened, half, joined, packed_parts
 
 NAMES = {
@@ -166,7 +166,7 @@ SMOLLM3 = LLAMA.but(
     transformers="SmolLM3ForCausalLM",
     gguf=LLAMA_GGUF.but(
         "smollm3",
-        rope=lambda c: tuple(gguf.rope(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
+        rope=lambda c: tuple(rope_of_gguf(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
         loader=Loader(free_heads=True),
     ),
 )
@@ -255,7 +255,7 @@ COHERE = LLAMA.but(
     gguf=EACH_HEAD.but(
         "command-r",
         arrangement="parallel",
-        rope=lambda c: replace(gguf.rope(c), interleaved=True),
+        rope=lambda c: replace(rope_of_gguf(c), interleaved=True),
         logit_scale=key("logit_scale"),
         loader=Loader(qk_norm=True),
     ),

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
-from weft.ir.recipes.frequencies import yarn_amplitude
 
-from ...dsl import GatedMLP, MoE, RoPE
+from ...dsl import GatedMLP, MoE
 from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key
+from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
 from .templates import packed_parts
 
-FREQUENCIES = "rope_freqs.weight"
-SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
 Keys = frozenset[str]
 
@@ -37,24 +34,6 @@ def half_split(name: str, which: str) -> Template:
         return Reshape(split, (heads * half * 2, *rest))
 
     return template
-
-
-def rope(config: Config) -> RoPE:
-    dim = config.get("rope.dimension_count")
-    plain: dict[str, Any] = {"theta": config.get("rope.freq_base", 10_000.0), "dim": dim}
-    original = int(config.get("rope.scaling.original_context_length") or config.get("context_length") or 0)
-    if SHORT in config and LONG in config:
-        plain |= {"original": original, "amplitude": config.get("rope.scaling.attn_factor", 1.0)}
-        return RoPE(**plain, scaling="longrope", factors=config[SHORT], long_factors=config[LONG])
-    kind, factor = config.get("rope.scaling.type", "none"), config.get("rope.scaling.factor", 1.0)
-    if kind == "none" or factor in (0, 1):
-        return RoPE(**plain)
-    if kind == "linear":
-        return RoPE(**plain, scaling="linear", factor=factor)
-    if kind == "yarn":
-        amplitude = config.get("rope.scaling.attn_factor", 1.0) * yarn_amplitude(factor)
-        return RoPE(**plain, scaling="yarn", factor=factor, original=original, amplitude=amplitude)
-    raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
 
 
 def _context(config: Config) -> Any:
@@ -92,7 +71,7 @@ BASE = Architecture(
         "ffn": key("feed_forward_length"),
         "eps": key("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
         "context": _context,
-        "rope": rope,
+        "rope": rope_of_gguf,
     },
     names={
         "embed": "token_embd",
@@ -136,7 +115,7 @@ PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
 
 
 def per_layer(make: Rule, where: str) -> Rule:
-    """What `make` makes, in the layers that the config names under `where`; nothing in the others."""
+    """Restrict the rule `make` to the layers that the config lists under `where`."""
 
     return in_layers(make, lambda c: (i in c[where] for i in range(key("block_count")(c))))
 
