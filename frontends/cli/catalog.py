@@ -214,8 +214,7 @@ def families_command(name: str | None) -> None:
       weft families
       weft families gemma2
     """
-    from ..formats.gguf.family import FAMILIES as GGUF
-    from ..models.families import FAMILIES
+    from ..models.families import FAMILIES, architectures
     from ..models.tables.verified import Errors, read_verified
 
     unmeasured: Errors = {family: {"": {}} for family in sorted(FAMILIES)}
@@ -228,7 +227,7 @@ def families_command(name: str | None) -> None:
             rows.append((family if target == next(iter(targets)) else "", target, *errors))
     table(("family", "target", "full", "chunked", "decode"), rows)
     if name is None:
-        echo(f"\nin GGUF files: {', '.join(sorted(GGUF))}")
+        echo(f"\nin GGUF files: {', '.join(sorted(architectures()))}")
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:
