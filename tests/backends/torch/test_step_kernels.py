@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from weft import MLA, MLP, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
+from weft.backends.torch import kernels
 from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.package.module import build_module, build_step
@@ -69,7 +70,7 @@ def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypat
     _, files = write_step(graph)
     assert expected <= set(files)
     for file in files:
-        kernel = importlib.import_module(f"{launch.__package__}.{file}")
+        kernel = importlib.import_module(f"{kernels.__name__}.{file}")
         if hasattr(kernel, "reference"):
             monkeypatch.setattr(kernel, "reference", _not_called)
     module: Any = build_module(graph).eval()
