@@ -57,7 +57,7 @@ def read_facts(folder: str | Path) -> Facts:
     elif (folder / GENAI).is_file():
         facts = _from_genai(folder)
     else:
-        raise WeftError(f"{folder}: no {MANIFEST} in it, so it is no compiled model; `weft compile` makes one")
+        raise WeftError(f"{folder}: no {MANIFEST} in it, so it is not a compiled model; create one with `weft compile`")
     halves = facts.kind == "encoder-decoder" and facts.target != TORCH
     for file in (facts.model, *([facts.encoder] if halves else [])):
         if not file.is_file():

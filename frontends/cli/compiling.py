@@ -65,7 +65,9 @@ FOLDER = click.Path(file_okay=False)
     is_flag=True,
     help="Tell which kernel computes what of a token on a GPU or this CPU, and why not (target torch).",
 )
-@click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
+)
 def compile_command(
     source: str,
     out: str,

@@ -63,7 +63,7 @@ def kept(graph: Graph, asked: str = "all") -> Graph:
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_families_compute_with_blocks(arch: str, save: Any, tmp_path: Path) -> None:
-    """One pass, and where there is a cache one token after the other, against the float64 meaning of the file."""
+    """One pass, and where there is a cache one token after the other, against the float64 reference of the file."""
     model_type, config, metadata = MODELS[arch][FAMILIES[arch]]
     options = {"kind": "AutoModelForMaskedLM"} if arch == "bert" else {}
     _, folder = save(model_type, pad_token_id=0, **options, **config)
