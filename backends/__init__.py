@@ -6,3 +6,5 @@ imports from frontends.
 
 if __name__ == "backends":
     raise ImportError("import weft.backends, not backends: the bare name makes a second copy of every class")
+
+DEFAULT_TARGET = "ort-cpu"  # here, because the command line shows it before anything else of this folder is imported

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,15 @@ from weft.ir.types import dtypes
 from weft.passes import run_passes
 from weft.passes.analysis.states import cache_records, has_cache, state_records
 
+from ..options import KEEP_BLOCKS
 from ..storage.safetensors import Tensor, write_shards
 from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks
 from .program.positions import rolled
 from .program.states import cached_nodes
+
+WIDENS = "on a CPU PyTorch widens weights in blocks again for every token: that saves memory and costs time"
 
 
 class TorchFolder:
@@ -48,16 +50,16 @@ class TorchFolder:
         }
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
-        if graph.meta.get("keep_blocks") and not kept:
-            reason = self.trace[0] if self.trace else "the model has no separate output head"
-            notes.append(f"no weights keep their blocks: {reason}")
+        if graph.meta.get(KEEP_BLOCKS) and not kept:
+            notes.append(f"no weights keep their blocks: {self.trace[0] if self.trace else 'there is no such head'}")
+        if kept:
+            notes.append(WIDENS)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             **({"tensor_parallel": processes} if self._plan else {}),
-            **({"kept_blocks": graph.meta["keep_blocks"], "blocks": kept} if kept else {}),
-            "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
+            **({"kept_blocks": graph.meta[KEEP_BLOCKS], "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
         }
 

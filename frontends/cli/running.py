@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 from .compiling import tell_random
 from .completion import complete_sources, complete_targets
 from .guard import complain
-from .options import adapter_option
+from .options import TargetOption, adapter_option
 from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 @adapter_option
 @click.option(
     "--target",
+    cls=TargetOption,
     shell_complete=complete_targets,
-    help="Target of a SOURCE: ort-cpu, ort-cuda or torch; default: ONNX Runtime, if it is available.",
+    help="What a SOURCE is compiled for: {targets}; default: ONNX Runtime's, where it can run.",
 )
 def run_command(
     source: str,

@@ -7,14 +7,13 @@ compared afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.errors import WeftError
 from weft.ir.ops.activation import ACTIVATIONS
-from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes.analysis.projections import Projections, projections
+from weft.passes.analysis.rotary import recipe_of
 
 from ..dsl import GatedMLP, MoE, RoPE
 from ..models.families import Settings
@@ -81,15 +80,13 @@ def _layer(found: Projections) -> _Layer:
 
 def _rope(node: Node) -> RoPE | None:
     """The rotation as a config says it; None where its frequencies follow no formula."""
-    frequencies = node.operand("frequencies")
-    recipe = frequencies.recipe if isinstance(frequencies, Param) else None
-    if not isinstance(recipe, RopeFrequencies):
+    recipe = recipe_of(node)
+    if recipe is None:
         return None
+    settings = recipe.settings | {"theta": recipe.theta}
     if recipe.scaling == "ntk":  # a larger base, once and for all
-        growth = recipe.factor ** (recipe.dim / (recipe.dim - 2))
-        recipe = replace(recipe, scaling="none", factor=1.0, theta=recipe.theta * growth)
-    said = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
-    return RoPE(**said, interleaved=node.attrs["interleaved"], amplitude=node.attrs["amplitude"])
+        settings |= {"scaling": "none", "factor": 1.0, "theta": recipe.base(recipe.dim, recipe.theta)}
+    return RoPE(dim=recipe.dim, interleaved=node.attrs["interleaved"], amplitude=node.attrs["amplitude"], **settings)
 
 
 def _alike(values: Sequence[Any]) -> Any:

@@ -178,7 +178,7 @@ def _numbers(param: Param) -> np.ndarray[Any, Any]:
     recipe = param.recipe
     if isinstance(recipe, RopeFrequencies):
         both = [recipe.frequencies()]
-        if recipe.scaling in ("dynamic", "longrope"):  # how they grow beyond the original context
+        if "length" in recipe.used:  # how they grow beyond the original context
             both.append(np.array([recipe.original, recipe.factor, recipe.theta, *recipe.factors, *recipe.long_factors]))
         return np.concatenate(both)
     return np.asarray(recipe.evaluate(param.graph.reader))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from .readers import Array, TensorReader
@@ -19,6 +19,11 @@ from .readers import Array, TensorReader
 BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it stays in the processor's cache
 SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a sweep over the whole item
 REGISTRY: dict[str, type[Recipe]] = {}
+
+
+def call_order(kind: Any) -> tuple[Field[Any], ...]:
+    """Return the fields of a dataclass in the order of calls: those with a position before those with a name only."""
+    return tuple(sorted(fields(kind), key=lambda f: f.kw_only is True))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import math
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from ..graph import Graph, Value
 from ..lexer import Lexer, language
 from ..op import Attr, lookup
 from ..recipes.readers import EMPTY, TensorReader
-from ..recipes.recipe import REGISTRY, Recipe
+from ..recipes.recipe import REGISTRY, Recipe, call_order
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
@@ -150,7 +150,7 @@ class _Parser(Lexer):
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.deeper()
         self.take("(")
-        known, attrs = fields(cls), _fields(name)
+        known, attrs = call_order(cls), _fields(name)
         given: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":

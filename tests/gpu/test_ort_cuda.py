@@ -72,7 +72,7 @@ def opened(name: str, dtype: str, graphs: bool = True) -> Generator:
         return reference
     facts = read_facts(compiled(name, "ort-cuda", dtype))
     graphs = graphs and DEVICE == "cuda"
-    session = open_session(facts.model, device=DEVICE, target=facts.target, graphs=graphs)
+    session = open_session(facts.model, device=DEVICE, target=TARGETS[facts.target], graphs=graphs)
     assert session.graphs == graphs, "ONNX Runtime refused CUDA graphs"
     model = OrtDecoder(
         session,

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.torch.decoder import TorchDecoder
-from weft.backends.targets import find_target
+from weft.backends.targets import TARGETS
 from weft.backends.torch.package.module import build_module, build_step
-from weft.frontends.api.compile import target_pipeline
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes
@@ -36,7 +35,7 @@ ROUNDINGS = 10  # of the numbers of a layer on their way
 @cache
 def graph(name: str) -> Graph:
     found = load_source(DECODERS[name]).graph
-    return run_passes(found, target_pipeline(found, find_target("torch"), "f32", "default"))
+    return run_passes(found, TARGETS["torch"].pipeline(found, "f32"))
 
 
 @cache

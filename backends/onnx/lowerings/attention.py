@@ -11,7 +11,7 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.types.sizes import Size
 
-from ...targets import Target
+from ...targets import Backend
 from ..emitter import Emitter
 from ..lowering import lowering
 from . import gqa  # noqa: F401 - its lowering is tried before the one here
@@ -21,7 +21,7 @@ Out = onnx.Value
 _END = 2**63 - 1  # of a Slice: whatever the size
 
 
-def _refusal(node: Node, target: Target) -> str | None:
+def _refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["rolling"]:
         mask = node.operand("key_mask")
         if node.operand("bias") is not None or (mask is not None and not is_length(mask)):

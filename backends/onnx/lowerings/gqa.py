@@ -11,9 +11,9 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.passes.analysis.rotary import rotated
 
-from ...targets import Target
+from ...targets import Backend
 from ..emitter import Emitter
-from ..lowering import ORT, lowering
+from ..lowering import contrib, lowering
 from .layers import MS, rope_tables
 from .masks import full_bias, is_length
 
@@ -54,7 +54,7 @@ def _cover(node: Node) -> _Gqa:
     return _Gqa(q, k, v, rope)
 
 
-def _refusal(node: Node, target: Target) -> str | None:
+def _refusal(node: Node, target: Backend) -> str | None:
     q, k, v = (node.operand(n) for n in "qkv")
     a = node.attrs
     if v is None:
@@ -77,7 +77,7 @@ def _refusal(node: Node, target: Target) -> str | None:
     return None if bias is None else _bias_refusal(node, bias, mask, target)
 
 
-def _bias_refusal(node: Node, bias: Value, mask: Value, target: Target) -> str | None:
+def _bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str | None:
     if node.attrs["rolling"]:
         return "a bias by position does not fit the slots of a rolling cache"
     if bias.shape[3] != mask.shape[1]:
@@ -87,7 +87,7 @@ def _bias_refusal(node: Node, bias: Value, mask: Value, target: Target) -> str |
     return None
 
 
-def _reads(node: Node, target: Target) -> Iterable[Value]:
+def _reads(node: Node, target: Backend) -> Iterable[Value]:
     cover = _cover(node)
     extra = (node.operand(n) for n in ("key_mask", "bias", "sinks", "past_k", "past_v"))
     return [v for v in (cover.query, cover.key, cover.value, *extra) if v is not None]
@@ -106,7 +106,7 @@ def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
     return e.memo(("lengths", mask), make)
 
 
-@lowering(ops.attention, targets=ORT, when=_refusal, reads=_reads)
+@lowering(ops.attention, targets=contrib, when=_refusal, reads=_reads)
 def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
     # A rolling cache is the kernel's own: it shifts old keys out instead of writing at position mod capacity. Rows of a
     # call then must be equally long.

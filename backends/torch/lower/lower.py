@@ -19,8 +19,6 @@ from .identifiers import with_identifiers
 
 def refusals(node: Node) -> list[str] | None:
     """List why each lowering refuses `node`; None if one accepts."""
-    from .. import ops as _all  # noqa: F401 - importing the package fills the registry
-
     found = []
     for candidate in LOWERINGS.get(node.op.name, []):
         reason = candidate.when(node)

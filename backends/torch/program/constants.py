@@ -18,7 +18,7 @@ def formula(recipe: Recipe) -> str | None:
         return None
     r = recipe
     if r.scaling in ("none", "linear", "ntk", "dynamic"):
-        theta = _number(_theta(r))
+        theta = _number(r.base(r.dim, r.theta))
         return f"rope_frequencies({r.dim}, {theta}, {{0}}.device)" + (
             f" / {_number(r.factor)}" if r.scaling == "linear" else ""
         )
@@ -40,16 +40,6 @@ def stored_dtype(param: Param, dtype: DType) -> DType:
     if not kind.is_float or param.recipe.has(Stored):
         return kind
     return dtypes.f32 if param.recipe.constant else dtype
-
-
-def _theta(r: RopeFrequencies) -> float:
-    """The base after NTK-aware scaling."""
-    if r.scaling not in ("ntk", "dynamic"):
-        return r.theta
-    growth = r.factor
-    if r.scaling == "dynamic":
-        growth = max(1.0, growth * r.length / r.original - growth + 1)
-    return float(r.theta * growth ** (r.dim / (r.dim - 2)))
 
 
 def _number(x: float) -> str:

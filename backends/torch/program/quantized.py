@@ -1,7 +1,7 @@
 """Weights that stay in the quantized blocks of the checkpoint, and their tensors.
 
-``graph.meta["keep_blocks"]`` asks for it: ``head`` or ``all``. A module of `snippets/quantized.py` holds the codes,
-scales and offsets of a `kept` weight; every other weight is dequantized at load.
+`BlockOptions` of the target ask for it in the meta of the graph: ``head`` or ``all``. A module of
+`snippets/quantized.py` holds the codes, scales and offsets of a `kept` weight; every other weight is dequantized.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from weft.ir.recipes.quantized import Stored, stored_layout
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
+from ...options import KEEP_BLOCKS
+
 NOT_ASKED = ""
 
 
 def kept(weight: Value | None) -> BlockLayout | str:
     """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
-    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get("keep_blocks")):
+    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get(KEEP_BLOCKS)):
         return NOT_ASKED
     if asked == "head" and weight.shape[0] != weight.graph.meta.get("vocab"):
         return NOT_ASKED

@@ -48,20 +48,9 @@ def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
 
 def _said(rotary: RopeFrequencies, amplitude: float) -> list[str]:
     """The settings, in sentences."""
-    names = {
-        "linear": "Linear interpolation (Chen 2023): all wavelengths times {factor:g}.",
-        "ntk": "NTK: a larger base, by a factor {factor:g} at the longest wavelength.",
-        "dynamic": "Dynamic NTK: the base grows with the text length beyond {original:,} tokens.",
-        "yarn": "YaRN (Peng 2023), factor {factor:g}: rotary pairs with more than {beta_fast:g} rotations over "
-        "{original:,} tokens stay, those with fewer than {beta_slow:g} are interpolated, those between are blended.",
-        "llama3": "Llama 3.1, factor {factor:g}: rotary pairs with more than {high_freq:g} rotations over "
-        "{original:,} tokens stay, those with fewer than {low_freq:g} are interpolated, those between are blended.",
-        "longrope": "LongRoPE (Ding 2024): a factor for every pair.",
-        "proportional": "Only the first {rotated} pairs rotate.",
-    }
-    said = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
-    if rotary.scaling in names:
-        said.append(names[rotary.scaling].format(**vars(rotary)))
+    said = [f"{rotary.dim // 2} pairs of numbers of every head turn; base {rotary.theta:,.10g}."]
+    if rotary.scaling != "none":
+        said.append(rotary.describe())
     if amplitude != 1:
         said.append(f"Rotated components are scaled by {amplitude:.6g}.")
     return said

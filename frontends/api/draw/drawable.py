@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.folder import MANIFEST, TORCH, read_manifest
+from weft.backends.runtime.folder import MANIFEST, read_manifest
+from weft.backends.targets import TARGETS
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.onnx_files.network import joined, onnx_network
 from weft.ir.documents import Record, expanded
@@ -26,7 +27,7 @@ def described(source: Any, trust: bool = False) -> Network:
     """Read `source` as a network to draw: anything `load_source` takes, an ONNX file, or a compiled folder.
 
     Raises:
-        WeftError: if it cannot be read, or is a folder of PyTorch whose source is gone, or is code that needs `trust`.
+        WeftError: if it cannot be read, or is a folder of code whose source is gone, or is code that needs `trust`.
     """
     path = expanded(source) if isinstance(source, (str, Path)) else None
     if path is None:
@@ -66,7 +67,8 @@ def _compiled(folder: Path, trust: bool) -> Network:
     """The model in a folder of `weft compile`, with the name of what it came from."""
     manifest = read_manifest(folder)
     spec = manifest.record("source", {}).text("spec", None)
-    if manifest.text("target", None) == TORCH:
+    target = TARGETS.get(manifest.text("target", ""))
+    if target is not None and not target.opset:
         return network(_rebuilt(folder, manifest, trust))
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:

@@ -18,10 +18,10 @@ from weft.backends.runtime.device import place_for
 from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.backends.storage import scratch_folder
+from weft.backends.targets import TARGETS
 from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
 from weft.ir.types import dtypes
-from weft.passes import default_pipeline
 from weft.passes.fitting.calibration import CHARACTERS
 
 from ...model import Model
@@ -244,8 +244,9 @@ def _check_kind(name: str, kind: Any) -> None:
 
 def _compile(model: Model, folder: Path, device: str, progress: Progress) -> None:
     """Compile `model` with the logits of all positions."""
-    place, default = place_for(device), default_pipeline(model.graph)
-    last = place.target != "torch" and any(p.name == "last-token-logits" for p in default.passes)
+    place = place_for(device)
+    default = TARGETS[place.target].pipeline(model.graph, "f32")
+    last = any(p.name == "last-token-logits" for p in default.passes)
     compile(
         model,
         folder,

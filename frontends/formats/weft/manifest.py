@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from weft.backends.storage import PROVENANCE as PROVENANCE
-from weft.backends.targets import Target
+from weft.backends.targets import Backend
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
 from weft.passes.analysis.costs import parameter_count
@@ -21,7 +21,7 @@ from ...model import Model
 
 
 def record(
-    graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
+    graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
     """The manifest of `graph`, rewritten by `pipeline` for texts of `length` tokens; `hashes` are those of the files
     that `model` comes from."""
@@ -48,7 +48,7 @@ def record(
         "compares_tokens": any(node.op.name in ROUTERS for node in graph.nodes),
         "pipeline": pipeline,
         "source": _origin(model, hashes),
-        "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
+        "versions": {name: metadata.version(name) for name in target.libraries},
     }
 
 

@@ -15,6 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
+from weft.ir.registry import Registry
 
 from ...dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
@@ -170,6 +171,21 @@ class Family:
                     told = _blaming(e, rule, config)
                     raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
         return Settings(**values)
+
+
+class Families(Registry[Family]):
+    """Families by the name that a config or file states: its model_type or architecture."""
+
+    def register(self, *tables: object) -> None:
+        """Add the families among `tables`, each under all its model_types.
+
+        Raises:
+            DeclaredTwice: if a name is taken by another.
+        """
+        for table in tables:
+            if isinstance(table, Family):
+                for name in table.model_types:
+                    self.add(name, table)
 
 
 def _lookup(config: Config, path: str, source: str) -> Any:

@@ -25,7 +25,8 @@ def decoder(layers: int = 2, dim: int = 8, heads: int = 2, vocab: int = 11) -> G
     at = graph.add_input("position_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
     mask = graph.add_input("attention_mask", TensorType(dtypes.i64, (BATCH, PAST + SEQ)))
     table = graph.add_param("embed.weight", TensorType(dtypes.f32, (vocab, dim)), Source("wte.weight"))
-    turns = graph.add_param("freqs", TensorType(dtypes.f32, (2,)), RopeFrequencies(4, 1e6, "yarn", 4.0, 4096))
+    frequencies = RopeFrequencies(4, 1e6, scaling="yarn", factor=4.0, original=4096)
+    turns = graph.add_param("freqs", TensorType(dtypes.f32, (2,)), frequencies)
 
     def weight(name: str, *shape: int) -> object:
         full = f"{graph.insertion_scope}.{name}"
@@ -105,6 +106,12 @@ def test_text_is_readable() -> None:
         "  output logits = %lm_head",
     ):
         assert line in text.splitlines(), text
+
+
+def test_frequencies_may_be_written_by_position() -> None:
+    named = 'rope_frequencies(4, theta=1000000.0, scaling="yarn", factor=4.0, original=4096)'
+    text = str(decoder(1))
+    assert parse(text.replace(named, 'rope_frequencies(4, 1000000.0, "yarn", 4.0, 4096)')) == parse(text)
 
 
 def test_comments_and_layout_are_free() -> None:

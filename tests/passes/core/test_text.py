@@ -40,7 +40,7 @@ def sample() -> Iterator[type[Pass]]:
             return
 
     yield Sample
-    del base.PASSES["sample"]
+    base.PASSES.remove("sample")
 
 
 @pytest.mark.parametrize(
