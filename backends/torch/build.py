@@ -51,7 +51,8 @@ class TorchFolder:
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
         if graph.meta.get(KEEP_BLOCKS) and not kept:
-            notes.append(f"no weights keep their blocks: {self.trace[0] if self.trace else 'there is no such head'}")
+            reason = self.trace[0] if self.trace else "the model has no separate output head"
+            notes.append(f"no weights keep their blocks: {reason}")
         if kept:
             notes.append(WIDENS)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())

@@ -158,8 +158,8 @@ def families_command(name: str | None) -> None:
 
     Families from outside weft are listed without errors.
 
-    The errors are those of tiny random models with every parameter drawn anew, run as one full pass, in chunks, and
-    token by token through the caches, in f32: the largest difference to transformers, relative to the largest value.
+    The errors are those of tiny models with random parameters, run as one full pass, in chunks, and token by token
+    through the caches, in f32: the largest difference to transformers, relative to the largest value.
 
     \b
     Examples:

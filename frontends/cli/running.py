@@ -66,7 +66,7 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
     "--target",
     cls=TargetOption,
     shell_complete=complete_targets,
-    help="What a SOURCE is compiled for: {targets}; default: ONNX Runtime's, where it can run.",
+    help="Target of a SOURCE: {targets}; default: ONNX Runtime, if it is available.",
 )
 def run_command(
     source: str,

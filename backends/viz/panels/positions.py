@@ -48,7 +48,7 @@ def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
 
 def _said(rotary: RopeFrequencies, amplitude: float) -> list[str]:
     """The settings, in sentences."""
-    said = [f"{rotary.dim // 2} pairs of numbers of every head turn; base {rotary.theta:,.10g}."]
+    said = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
     if rotary.scaling != "none":
         said.append(rotary.describe())
     if amplitude != 1:

@@ -163,7 +163,7 @@ def test_a_folder_holds_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "degree", "says"),
     [
-        ("ort-cpu", 2, "--tensor-parallel is for target torch, not for ort-cpu; leave it out"),
+        ("ort-cpu", 2, "--tensor-parallel supports target torch only, not ort-cpu; leave it out"),
         ("torch", 0, "tensor parallelism of degree 0 divides nothing; give at least 2"),
         ("torch", 4, "4 processes cannot evenly share 4 query and 2 key/value heads"),
     ],
