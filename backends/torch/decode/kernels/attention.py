@@ -7,7 +7,7 @@ import torch
 from weft.ir.graph import Node, Value
 
 from ...kernels import decode_attention, latent_decode
-from ...kernels.shared import gemv
+from ...kernels.shared.launch import DTYPES
 from ...ops.elementwise import number
 from ...program.positions import rolled
 from ...program.statements import CacheSlot, Operand, Var
@@ -152,7 +152,7 @@ def _heads(found: SelfAttention) -> Refusal:
     def refusal(dtype: torch.dtype) -> str | None:
         if width % 2:
             return "an odd number of elements per head"
-        return None if dtype in gemv.DTYPES else f"caches are {dtype}"
+        return None if dtype in DTYPES else f"caches are {dtype}"
 
     return refusal
 

@@ -10,7 +10,8 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.passes.analysis.states import states
 
-from ...kernels import conv_step, selective_scan, ssd
+from ...kernels import selective_scan, ssd
+from ...kernels.shared import operands
 from ...ops.elementwise import activation
 from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Submodule, Var
@@ -197,7 +198,7 @@ def _refusal(node: Node, dtype: torch.dtype) -> str | None:
         return torch.empty(sizes if name not in BY_TOKEN else sizes[::2], dtype=dtype, device="meta")
 
     if node.op is ops.causal_conv:
-        return conv_step.refusal(like("x"))
+        return operands.refusal(like("x"))
     if node.op is ops.selective_scan:
         return selective_scan.refusal(like("x"), like("a"))
     return ssd.refusal(like("x"), like("b"), heads=node.attrs["heads"], groups=node.attrs["groups"])

@@ -41,6 +41,14 @@ def slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.const
 
 
 @jit
+def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
+    """The slot that the key of a new token at `position` goes to, in a cache of `capacity`; outside of it: nowhere."""
+    if ROLLING:
+        position = tl.where(position < keep, position, keep + (position - keep) % (capacity - keep))
+    return position
+
+
+@jit
 def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Ask for the `rows` of WIDTH numbers at `slot` [n] in L2, line by line of 128 bytes.
 
@@ -80,6 +88,18 @@ def visible_mask(
     return there, at - newest
 
 
+def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int) -> None:
+    """Write one token per row, `new` [batch, heads, d], into its slot of `cache` [batch, heads, capacity, d], if there
+    is such a slot: what `own_slot` says."""
+    capacity, slot = cache.shape[2], positions.reshape(len(cache))
+    if rolling:
+        slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
+    inside = (slot >= 0) & (slot < capacity)
+    everywhere = not cache.is_cuda and bool(inside.all())  # a GPU is not waited for
+    row, slot, new = torch.arange(len(cache), device=cache.device), slot.clamp(0, capacity - 1), new.to(cache.dtype)
+    cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
+
+
 def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> dict[str, int]:
     """Return the constants of `visible_range` and `slots`. A rolling cache below its window shows the keys it holds.
 
@@ -94,6 +114,16 @@ def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> d
     if rolling and window is not None:
         window = min(window, capacity - keep)
     return {"WINDOW": window or 0, "KEEP": keep, "RING": capacity - keep if rolling else 0}
+
+
+def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
+    """Check that `positions` are one per row of q.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if positions.numel() != q.shape[0]:
+        raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
 
 
 def reach(capacity: int, window: int | None, keep_first: int, chunk: int | None = None, dilation: int = 1) -> int:
