@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.op import Op
 
 from ...kernels import latent_qk
-from ...kernels.shared import gemv
 from ..emitter import Refusal
 from ..patterns import NormOf, alike, is_norm
+from .products import few_rows
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,7 @@ def absorbed(node: Node) -> Absorbed | str:
 def refusal(found: Absorbed, heads: int) -> Refusal:
     """Why the kernel does not take it."""
     rows, rank = found.weight.type.concrete({})
-    rope = found.rope.output.width
-
-    def refused(dtype: torch.dtype) -> str | None:
-        q = torch.empty(1, found.q.width, dtype=dtype, device="meta")
-        return gemv.refusal(q) or latent_qk.refusal(rank, rows // heads, rope, dtype)
-
-    return refused
+    return lambda dtype: few_rows(dtype) or latent_qk.refusal(rank, rows // heads, found.rope.output.width, dtype)
 
 
 def _norm(c: Value) -> NormOf:
