@@ -10,10 +10,9 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Graph
-from weft.ir.ops.fused_attention import SOFTMAX
 from weft.passes.analysis.states import cache_records, state_records
 
-from ..targets import Target
+from ..targets import Backend
 
 
 def refusal(graph: Graph) -> str | None:
@@ -60,13 +59,13 @@ def _sliding_window(layers: list[dict[str, Any]]) -> dict[str, Any]:
     return {"sliding_window": {**section, "slide_key_value_cache": False, "slide_inputs": False}}
 
 
-def config(graph: Graph, target: Target, max_length: int, capture: bool = True) -> dict[str, Any]:
+def config(graph: Graph, target: Backend, max_length: int, capture: bool = True) -> dict[str, Any]:
     """The configuration of a decoder graph with KV caches, before it is lowered, of the generic type ``decoder``.
 
     `capture`: decoding may be captured as a CUDA graph, on targets that have them.
     """
     meta, layers = graph.meta, cache_records(graph)
-    attention = next(n for n in graph.nodes if n.op in (*SOFTMAX, ops.relative_attention))
+    attention = next(n for n in graph.nodes if n.op in (ops.attention, ops.relative_attention))
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if "position_ids" in graph.inputs:
@@ -102,7 +101,7 @@ def config(graph: Graph, target: Target, max_length: int, capture: bool = True) 
     return {"model": model, "search": search}
 
 
-def write_config(graph: Graph, target: Target, max_length: int, folder: Path, capture: bool = True) -> None:
+def write_config(graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True) -> None:
     """Write genai_config.json into `folder`."""
     text = json.dumps(config(graph, target, max_length, capture), indent=2)
     (folder / "genai_config.json").write_text(text + "\n", encoding="utf-8")

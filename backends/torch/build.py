@@ -1,27 +1,29 @@
-"""What a graph becomes for the target torch: a readable model, its weights, and scripts that need nothing of weft."""
+"""Build folders for the target torch: a readable model, its weights, and scripts that run without weft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes import run_passes
 from weft.passes.analysis.states import cache_records, has_cache, state_records
 
+from ..options import KEEP_BLOCKS
 from ..storage.safetensors import Tensor, write_shards
 from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks
 from .program.positions import rolled
 from .program.states import cached_nodes
+
+WIDENS = "on a CPU PyTorch widens weights in blocks again for every token: that saves memory and costs time"
 
 
 class TorchFolder:
@@ -48,15 +50,16 @@ class TorchFolder:
         }
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
-        if graph.meta.get("keep_blocks") and not kept:
+        if graph.meta.get(KEEP_BLOCKS) and not kept:
             notes.append(f"no weights keep their blocks: {self.trace[0] if self.trace else 'there is no such head'}")
+        if kept:
+            notes.append(WIDENS)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             **({"tensor_parallel": processes} if self._plan else {}),
-            **({"kept_blocks": graph.meta["keep_blocks"], "blocks": kept} if kept else {}),
-            "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
+            **({"kept_blocks": graph.meta[KEEP_BLOCKS], "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
         }
 
@@ -69,7 +72,7 @@ class TorchFolder:
 
 
 def _kept(graph: Graph) -> dict[str, Any]:
-    """What the model keeps from call to call, as manifests say it."""
+    """Describe the model's caches and states for the manifest."""
     rooms = {node.output.name: rolled(node) for node in cached_nodes(graph) if node.op.name in ATTENTIONS}
     cached = run_passes(graph, "kv-cache")
     caches = cache_records(cached)

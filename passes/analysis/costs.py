@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.interpreter import free_sizes
 from weft.ir.op import Cost
-from weft.ir.ops.fused_attention import SOFTMAX
 from weft.ir.types import sizes
 
 from .states import states
@@ -30,17 +29,17 @@ def learned(graph: Graph) -> list[Param]:
 
 
 def elements(value: Value) -> int:
-    """How many numbers a value of fixed shape holds."""
+    """Count the numbers in a value of fixed shape."""
     return sizes.evaluate(value.type.elements, {})
 
 
 def parameter_count(graph: Graph) -> int:
-    """How many numbers the model has learned."""
+    """Count the model's parameters."""
     return sum(map(elements, learned(graph)))
 
 
 def active_count(graph: Graph) -> int:
-    """How many of them a token uses: of experts only as many as are asked for it."""
+    """Count the parameters that a token uses: of experts, only those it is routed to."""
     idle = 0
     for node in graph.nodes:
         if node.op.name == "moe" and node.attrs["active"] is not None:
@@ -54,7 +53,7 @@ def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     """(numbers a token, window) of every attention that a cache serves."""
     found = []
     for node in nodes:
-        if node.op in SOFTMAX and node.attrs["causal"]:
+        if node.op is ops.attention and node.attrs["causal"]:
             k, v = node.operand("k"), node.operand("v")
             assert k is not None
             found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))
@@ -62,7 +61,7 @@ def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
 
 
 def crossed(nodes: Iterable[Node]) -> int:
-    """How many numbers attention to an encoder keeps for a token of the source."""
+    """Count the numbers that cross-attention caches per source token."""
     found = 0
     for node in nodes:
         if node.op.name == "attention":

@@ -28,7 +28,7 @@ from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret
 
-from ..frontends.sealing import seal_again
+from ..frontends.formats.weft.sealing import seal_again
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
 from .test_families import CHUNKS, TARGETS, note
@@ -138,7 +138,7 @@ def test_what_a_user_compiles_generates_the_same(target: str, tmp_path: Path) ->
 
 
 def _stored(folder: Path) -> dict[str, list[tuple[int, int]]]:
-    """Where in model.onnx.data the weights of each model lie: first byte and the one after the last."""
+    """Return the byte ranges of each model's weights in model.onnx.data: first byte, and one past the last."""
     found = {}
     for name in ("encoder", "model"):
         facts = [
@@ -242,7 +242,7 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("name", ["t5", "bart", "switch-overflow"])
 def test_both_halves_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> None:
-    """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/test_cuda_structure.py."""
+    """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/onnx/test_cuda_structure.py."""
     SEQ2SEQ[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="ort-cuda", dtype=dtype)
     for half in ("encoder", "model"):

@@ -12,27 +12,30 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Reshape
-from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.recipes.quantized import Stored, stored_layout
 from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...targets import Target
+from ...options import KEEP_BLOCKS
+from ...targets import Backend
 from ..emitter import Emitter
-from ..lowering import lowering
+from ..lowering import contrib_on, lowering
 from .layers import MS
 
 
-def _layout(weight: Value | None) -> DType | str:
+def _layout(weight: Value | None) -> BlockLayout | str:
     if not isinstance(weight, Param):
         return "its weight is no parameter"
     return stored_layout(weight.recipe, weight.graph.reader)
 
 
-def _refusal(node: Node, target: Target) -> str | None:
+def _refusal(node: Node, target: Backend) -> str | None:
     weight = node.operand("weight")
     assert weight is not None
     head = weight.shape[0] == weight.graph.meta.get("vocab")
-    if not target.keep_blocks or (target.keep_blocks == "head" and not head):
+    asked = weight.graph.meta.get(KEEP_BLOCKS)
+    if not asked or (asked == "head" and not head):
         return ""
     if weight.type.dtype != dtypes.f32:
         return f"{weight.type.dtype} weights are converted"
@@ -40,14 +43,14 @@ def _refusal(node: Node, target: Target) -> str | None:
     return layout if isinstance(layout, str) else None
 
 
-@lowering(ops.linear, targets=("ort-cpu",), when=_refusal, first=True)
+@lowering(ops.linear, targets=contrib_on("cpu"), when=_refusal, first=True)
 def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     x, weight, *bias = node.inputs
     assert x is not None and isinstance(weight, Param)
     layout, (rows, width) = _layout(weight), weight.shape
-    assert isinstance(rows, int) and isinstance(width, int)
+    assert isinstance(layout, BlockLayout) and isinstance(rows, int) and isinstance(width, int)
     data, planes = e[x], 1
-    if layout == dtypes.q8_0:
+    if layout.bits == 8:
         data, planes = e.memo(("twice", x), lambda: e.op("Concat", e[x], e[x], axis=-1)), 2
 
     def part(name: str, dtype: DType, *shape: int) -> onnx.Value:
@@ -57,17 +60,17 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     y: onnx.Value = e.op(
         "MatMulNBits",
         data,
-        part("codes", dtypes.u8, planes * width // BLOCK, BLOCK // 2),
+        part("codes", dtypes.u8, planes * width // layout.group, layout.group // 2),
         part("scales", dtypes.f32),
         part("zeros", dtypes.u8) if planes == 2 else None,
         domain=MS,
         K=planes * width,
         N=rows,
         bits=4,
-        block_size=BLOCK,
+        block_size=layout.group,
     )
-    if layout == dtypes.q4_1:
-        sums = e.memo(("block sums", x), lambda: _block_sums(e, x))
+    if layout.has_minimum:
+        sums = e.memo(("block sums", x, layout.group), lambda: _block_sums(e, x, layout.group))
         y = e.op("Add", y, e.op("FusedMatMul", sums, part("offsets", dtypes.f32), domain=MS, transB=1))
     return e.op("Add", y, e[bias[0]]) if bias else y
 
@@ -77,14 +80,14 @@ def keeps(model: onnx.Model) -> bool:
     return any(node.op_type == MatMulNBits.__name__ for node in model.graph.all_nodes())
 
 
-def no_blocks(graph: Graph, target: Target) -> str:
+def no_blocks(graph: Graph, target: Backend) -> str:
     """Return why --keep-blocks keeps none."""
     reasons = (_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
     return next((reason for reason in reasons if reason), "there is no such linear map")
 
 
-def _block_sums(e: Emitter, x: Value) -> onnx.Value:
-    """The sums of `x` [..., in] over each block, [..., in / 32]."""
-    split = [0] * (x.type.rank - 1) + [-1, BLOCK]
+def _block_sums(e: Emitter, x: Value, group: int) -> onnx.Value:
+    """The sums of `x` [..., in] over each group, [..., in / group]."""
+    split = [0] * (x.type.rank - 1) + [-1, group]
     blocks = e.op("Reshape", e[x], e.constant(split))
     return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)

@@ -77,7 +77,7 @@ class OrtDecoder:
 
     @property
     def start(self) -> tuple[int, ...] | None:
-        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        """Tokens that every row begins with if prompts are sources; None if a row begins with its prompt."""
         return None if self.sources is None else (self.sources.start,)
 
     @property
@@ -87,7 +87,7 @@ class OrtDecoder:
 
     @property
     def rewinds(self) -> bool:
-        """Whether a row can go back to fewer tokens: not once states or rolling caches have forgotten."""
+        """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
         return not any(state.recurrent or state.rolling for state in self.states)
 
     @contextmanager

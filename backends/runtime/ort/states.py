@@ -1,4 +1,4 @@
-"""What a decoder carries from call to call: caches of keys and values, and the states of recurrences.
+"""Caches and states that a decoder carries from call to call.
 
 `past_key_values.{i}.key|value` [batch, kv_heads, capacity, width] are written in place, `present` into the memory of
 `past`. The capacity grows with the text; or it is fixed in the graph, and then bounds the text, unless the cache rolls
@@ -37,7 +37,7 @@ class State:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has constant size and is held twice."""
+        """Check that the state has constant size and is held twice."""
         return self.past.startswith("past_states.")
 
     @property

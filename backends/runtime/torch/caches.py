@@ -1,4 +1,4 @@
-"""What generated modules of PyTorch carry from call to call, whatever it is made of.
+"""Caches of generated PyTorch modules, whatever their layers keep.
 
 A cache is a list of what the layers keep: objects (or tuples and lists of them) whose tensors have a row of the batch
 per entry of their first axis. Caches of keys have a slot per position on their third, `State`s are zero at the start of
@@ -36,17 +36,17 @@ def tensors(layer: Any) -> Iterator[Tensor]:
 
 
 def is_state(layer: Any) -> bool:
-    """Whether a layer keeps a state, rather than keys of tokens or of a source."""
+    """Check that a layer keeps a state, not keys."""
     return type(layer).__name__ == "State"
 
 
 def is_cross(layer: Any) -> bool:
-    """Whether a layer keeps what was made of sources."""
+    """Check that a layer keeps keys and values of an encoded source."""
     return type(layer).__name__ == "CrossCache"
 
 
 def rewinds(cache: Any) -> bool:
-    """Whether rows can go back to fewer tokens: not once states or rolling caches have forgotten."""
+    """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
     return all(type(layer).__name__ in REWINDING for layer in layers(cache))
 
 

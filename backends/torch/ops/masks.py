@@ -1,8 +1,13 @@
-"""Which keys a query sees, as boolean tensors [batch or 1, 1, seq, keys]."""
+"""Attention masks: boolean tensors [batch or 1, 1, seq, keys], True where a query sees a key."""
 
 from __future__ import annotations
 
+import functools
+import operator
+from dataclasses import dataclass
+
 from weft.ir.graph import Node, Value
+from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
 from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
@@ -13,7 +18,7 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """What a query sees, or nothing; and how torch is told of causality where there is no mask.
+    """Return the attention mask, or None, and the text of the is_causal argument for a call without a mask.
 
     A plain cached attention has no mask in the first call of a text: there the keys are those of the call.
     """
@@ -43,13 +48,13 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
 
 
 def is_dense(node: Node) -> bool:
-    """Whether attention has no pattern but causality and a window."""
+    """Check that attention has no sparse pattern beside causality and a window."""
     return bool(node.attrs.get("pattern", "dense") == "dense")
 
 
 def sees_some(node: Node) -> bool:
-    """Whether positions alone decide which keys an attention sees, and its window, pattern or scores are such that no
-    operator of torch computes it without a mask of all pairs."""
+    """Check that positions alone determine the visible keys, and no PyTorch operator computes the attention without a
+    mask of all pairs because of its window, pattern or scores."""
     a = node.attrs
     special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
     alone = node.operand("bias") is None and node.operand("key_mask") is None
@@ -57,7 +62,7 @@ def sees_some(node: Node) -> bool:
 
 
 def seen_of(e: Emitter, node: Node) -> Var:
-    """What the queries see, for such an attention: a `Seen`, which layers share where they have caches."""
+    """Emit the `Seen` of such an attention; layers with caches share it."""
     rule = f"lambda q, k: {seen_keys(node).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
@@ -80,7 +85,7 @@ def cached_keys(e: Emitter, node: Node) -> Var:
 
 
 def shown_keys(e: Emitter, key_mask: Value) -> Var:
-    """Where `key_mask` [batch, keys] is not 0, [batch, 1, 1, keys]; None where a mask that may be left out is."""
+    """Return `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; None if an optional mask is absent."""
     made = e[key_mask]
     text = "{0}[:, None, None, :] != 0"
     if isinstance(made, Var) and made.default:
@@ -90,25 +95,48 @@ def shown_keys(e: Emitter, key_mask: Value) -> Var:
     return e.hoist(("shown", made), text, made, name="shown")
 
 
+@dataclass(frozen=True)
+class _Text:
+    """An expression of Python, with the operators that put it together."""
+
+    text: str
+
+    def _op(self, sign: str, other: object) -> _Text:
+        right = other.text if isinstance(other, _Text) else other
+        return _Text(f"({self.text} {sign} {right})")
+
+    def __sub__(self, other: object) -> _Text:
+        return self._op("-", other)
+
+    def __mod__(self, other: object) -> _Text:
+        return self._op("%", other)
+
+    def __floordiv__(self, other: object) -> _Text:
+        return self._op("//", other)
+
+    def __lt__(self, other: object) -> _Text:
+        return self._op("<", other)
+
+    def __ge__(self, other: object) -> _Text:
+        return self._op(">=", other)
+
+    def __or__(self, other: object) -> _Text:
+        return self._op("|", other)
+
+    def __and__(self, other: object) -> _Text:
+        return self._op("&", other)
+
+    def __abs__(self) -> _Text:
+        return _Text(f"{self.text}.abs()")
+
+    def equal(self, other: object) -> _Text:
+        return self._op("==", other)
+
+
 def seen_keys(node: Node) -> str:
-    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``."""
-    a, near = node.attrs, []
-    if a.get("window") is not None:
-        distance = "{0} - {1}" if a["causal"] else "({0} - {1}).abs()"
-        near.append(f"({distance} < {a['window']})")
-    pattern, stride = a.get("pattern", "dense"), a.get("stride")
-    if pattern == "dilated":
-        near.append(f"(({{0}} - {{1}}) % {stride} == 0)")
-    elif pattern == "strided":
-        near.append(f"((({{0}} - {{1}}).abs() < {stride}) | (({{0}} - {{1}}) % {stride} == 0))")
-    elif pattern == "chunked":
-        near.append(f"({{0}} // {stride} == {{1}} // {stride})")
-    elif pattern == "fixed":
-        near.append(f"(({{0}} // {stride} == {{1}} // {stride}) | ({{1}} % {stride} >= {stride - a['summary']}))")
-    if a.get("keep_first") and near:
-        near = [f"({' & '.join(near)} | ({{1}} < {a['keep_first']}))"]
-    seen = [*near, "({0} >= {1})"] if near else ["{0} >= {1}"]
-    return " & ".join(seen if a["causal"] else near)
+    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``, or ""."""
+    conditions = VisibleKeys.of(node.attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
+    return functools.reduce(operator.and_, conditions).text if conditions else ""
 
 
 def _seen(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:

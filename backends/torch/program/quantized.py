@@ -1,7 +1,7 @@
-"""Which weights of a graph stay in the quantized blocks that the checkpoint stores, and as which tensors.
+"""Weights that stay in the quantized blocks of the checkpoint, and their tensors.
 
-``graph.meta["keep_blocks"]`` asks for it: ``head`` or ``all``. Of the numbers of `kept` weights a module of the parts
-has the codes, the scales and the offsets, see `parts/quantized.py`; every other weight is widened.
+`BlockOptions` of the target ask for it in the meta of the graph: ``head`` or ``all``. A module of
+`snippets/quantized.py` holds the codes, scales and offsets of a `kept` weight; every other weight is dequantized.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Iterable
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Permute
-from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.recipes.quantized import Stored, stored_layout
 from weft.ir.types import TensorType, dtypes
-from weft.ir.types.dtypes import DType
+from weft.ir.types.block_layouts import BlockLayout
 
-BITS = {dtypes.q4_0.name: 4, dtypes.q4_1.name: 4, dtypes.q8_0.name: 8}
+from ...options import KEEP_BLOCKS
+
 NOT_ASKED = ""
 
 
-def kept(weight: Value | None) -> DType | str:
+def kept(weight: Value | None) -> BlockLayout | str:
     """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
-    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get("keep_blocks")):
+    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get(KEEP_BLOCKS)):
         return NOT_ASKED
     if asked == "head" and weight.shape[0] != weight.graph.meta.get("vocab"):
         return NOT_ASKED
@@ -35,14 +36,14 @@ def kept(weight: Value | None) -> DType | str:
     if len({node.operand("bias") for node in linears}) > 1:
         return "linear maps with different biases share it"
     layout = stored_layout(weight.recipe, weight.graph.reader)
-    if isinstance(layout, DType) and embeds(weight) and dense(weight.graph) is None:
+    if isinstance(layout, BlockLayout) and embeds(weight) and dense(weight.graph) is None:
         return "no other weight tells the dtype of the model"
     return layout
 
 
 def is_kept(node: Node) -> bool:
-    """Whether `node` is a linear map whose weights stay in blocks."""
-    return node.op is ops.linear and isinstance(kept(node.operand("weight")), DType)
+    """Check that `node` is a linear whose weight stays in blocks."""
+    return node.op is ops.linear and isinstance(kept(node.operand("weight")), BlockLayout)
 
 
 def dense(graph: Graph) -> Param | None:
@@ -52,15 +53,15 @@ def dense(graph: Graph) -> Param | None:
     return min(found, key=lambda p: p.name.count("."), default=None)
 
 
-def block_params(weight: Param, layout: DType) -> dict[str, Param]:
+def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     """The tensors of a `kept` weight, by what its module calls them."""
     out, width = weight.type.concrete({})
-    stem, groups = weight.name.removesuffix(".weight"), width // BLOCK
+    stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     parts = {
-        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, width * BITS[layout.name] // 32)),
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, width * layout.bits // 32)),
         "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), dtypes.f16, (groups, out)),
     }
-    if layout == dtypes.q4_1:
+    if layout.has_minimum:
         parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))
     return {
         name: Param(weight.graph, f"{stem}.{name}", TensorType(dtype, shape), recipe)
@@ -69,7 +70,7 @@ def block_params(weight: Param, layout: DType) -> dict[str, Param]:
 
 
 def numbers(param: Param) -> int:
-    """How many weights a tensor of a module is: codes are what they stand for, and what goes with them is none."""
+    """Count the weights that a module's tensor stands for: codes count, scales and offsets do not."""
     recipe = param.recipe
     if isinstance(recipe, Stored):
         return math.prod(recipe.item.shape(param.graph.reader))
@@ -77,7 +78,7 @@ def numbers(param: Param) -> int:
 
 
 def summary(weights: Iterable[Param]) -> dict[str, int]:
-    """How many weights are kept, by their layout, of which a module has the tensors `weights`."""
+    """Count the kept weights among a module's tensors `weights`, by block layout."""
     found: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
@@ -87,19 +88,19 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
 
 
 def widened(graph: Graph) -> list[str]:
-    """What is to be kept and cannot be, with the reason."""
+    """List weights that cannot stay in blocks as asked, with the reason."""
     weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
     reasons = ((w.name, kept(w)) for w in weights)
     return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
 
 
 def _reads(node: Node, weight: Param, home: str) -> bool:
-    """Whether `node` can multiply by, or look up rows of, a module at `home`."""
+    """Check that `node` can use a module at `home`, to multiply by `weight` or look up its rows."""
     scope = node.scope
     operand = {ops.linear: "weight", ops.embedding: "table"}.get(node.op)
     return operand is not None and node.operand(operand) is weight and (not scope or home.startswith(f"{scope}."))
 
 
 def embeds(weight: Param) -> bool:
-    """Whether rows of `weight` are looked up, too."""
+    """Check that `weight` is also an embedding table."""
     return any(node.op is ops.embedding for node in weight.users)

@@ -1,9 +1,10 @@
-"""Which nodes of a decoder keep something from call to call, and which count the keys that such attentions see."""
+"""Nodes of a decoder with caches or states, and nodes that count the keys of such attentions."""
 
 from __future__ import annotations
 
+from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.ops.fused_attention import ATTENTIONS, SOFTMAX
+from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.passes.analysis.states import has_cache, states
 from weft.passes.library.cache.key_axis import bias_makers
 
@@ -20,7 +21,7 @@ def cached_nodes(graph: Graph) -> set[Node]:
 
 def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
     """The nodes that make biases of the attentions in `cached`: what they count along the call are keys."""
-    biases = [b for n in cached if n.op in SOFTMAX and (b := n.operand("bias")) is not None]
+    biases = [b for n in cached if n.op is ops.attention and (b := n.operand("bias")) is not None]
     return set(bias_makers(graph, biases)) if biases else set()
 
 

@@ -1,4 +1,4 @@
-"""What is written on a part, and of which kind it is: kinds have colours, and names in the legend."""
+"""Labels and kinds of parts; a kind has a colour and a name in the legend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 
 from .marks import CHANGED, KEPT, SIGNS, common, counted
 from .marks import kind as sign_kind
@@ -30,7 +30,7 @@ KINDS = {
 MEANINGS = KINDS | {sign_kind(sign): sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
-    "attention": "attention", "rotary_attention": "attention", "relative_attention": "attention",
+    "attention": "attention", "relative_attention": "attention",
     "rope": "position", "alibi": "position", "relative_position_bias": "position",
     "glu": "feed-forward", "gelu": "feed-forward", "relu": "feed-forward", "relu2": "feed-forward",
     "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
@@ -79,7 +79,7 @@ class Label:
 
 
 def label(part: Part) -> Label:
-    """What is written on `part` when it is closed."""
+    """Label a closed part."""
     return _marked(part, _leaf(part) if part.vertices else _group(part))
 
 
@@ -107,7 +107,7 @@ def _leaf(part: Part) -> Label:
 
 
 def titled(v: Vertex) -> str:
-    """What an operation is called."""
+    """Name an operation."""
     if v.op in ATTENTIONS:
         return attention_name(v)
     if v.op == "glu":
@@ -159,7 +159,7 @@ def _experts(v: Vertex) -> str:
 
 
 def _group(part: Part) -> Label:
-    """What is written on a group: what it is in the words of papers, where its operations tell."""
+    """Label a group by its role in the terms of papers, if its operations reveal it."""
     if not part.path:
         return Label(part.name, (_contents(part),), "group")
     if NUMBERED.fullmatch(part.name):
@@ -174,7 +174,7 @@ def _group(part: Part) -> Label:
         return Label("Mixture of experts", (part.name, " · ".join(lines)), "experts")
     attention = next((ops[op] for op in ATTENTIONS if op in ops), None)
     if attention is not None:
-        turned = ["RoPE"] if {"rope", "rotary_attention"} & ops.keys() else []
+        turned = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
         return Label(
             _named(part, attention), (part.name, " · ".join([*_attention_facts(attention), *turned])), "attention"
         )
@@ -199,7 +199,7 @@ def _named(part: Part, attention: Vertex) -> str:
 
 
 def _layers(part: Part) -> str:
-    """What a repeat, or one of its layers, is called: its numbers, and what other layers may not have."""
+    """Name a repeat, or one of its layers: its layer numbers, and what distinguishes it from other layers."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from weft.ir import Graph, Node, Param, Value
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import learned
@@ -52,7 +52,7 @@ class Dimensions:
 
 
 def dimensions(graph: Graph) -> Dimensions:
-    """What the operations of `graph` tell."""
+    """Infer the dimensions of `graph` from its operations."""
     nodes = list(graph.nodes)
     attentions = [node for node in nodes if node.op.name in ATTENTIONS]
     latent = [node for node in attentions if node.attrs.get("value_dim")]
@@ -121,7 +121,7 @@ def _experts(node: Node) -> Experts:
 
 
 def _positions(graph: Graph) -> Iterator[str]:
-    """How positions come in, in the words of papers."""
+    """Yield the position encodings by their names in papers."""
     trained = set(learned(graph))
     for node in graph.nodes:
         if node.op.name == "embedding":

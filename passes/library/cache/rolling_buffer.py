@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, WeftError
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir import Graph, Node, WeftError, ops
 
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
@@ -51,13 +50,15 @@ class RollingBuffer(Pass):
 
     name = "rolling-buffer"
     effect = "conditional"
+    purpose = "Decode"
+    see = ("kv-cache", "sliding-window")
     length: int | None = None
     slack: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.slack < 0:
             raise WeftError(f"rolling-buffer: slack={self.slack} must not be negative")
-        cached = [n for n in graph.nodes if n.op in SOFTMAX and n.operand("past_k") is not None]
+        cached = [n for n in graph.nodes if n.op is ops.attention and n.operand("past_k") is not None]
         if not cached:
             raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
         limit = self.length or graph.meta.get("context")
@@ -77,7 +78,7 @@ class RollingBuffer(Pass):
         sizes = {
             past.shape[2]
             for n in after.nodes
-            if n.op in SOFTMAX and n.attrs["rolling"] and (past := n.operand("past_k")) is not None
+            if n.op is ops.attention and n.attrs["rolling"] and (past := n.operand("past_k")) is not None
         }
         total = max(sizes, default=0) + 4
         total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)

@@ -22,7 +22,7 @@ class Site:
 
     @property
     def key(self) -> tuple[Value | None, ...]:
-        """What readers of a shared weight must have in common for it to stay shared."""
+        """Properties that readers of a shared weight must have in common for it to stay shared."""
         return self.norm.operand("weight"), _bias(self.norm)
 
 
@@ -52,7 +52,8 @@ def sites(
     untie: bool,
     needed: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
-    """What `find` finds for the norms of `graph`; those it gives a reason for are refused in the name of the pass.
+    """Collect the sites that `find` returns for the norms of `graph`; its reasons are traced as refusals of pass
+    `name`.
 
     Unless `untie`, so are those whose weights somebody else reads, if they need to change (`needed`): changing them
     would copy them. They may be shared among sites with equal norm weights, as those of shared layers are.
@@ -129,6 +130,8 @@ class FoldNormScale(Pass):
 
     name = "fold-norm-scale"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("layernorm-to-rmsnorm", "norm-across-rope")
     tradeoff = "the bias of a LayerNorm becomes biases of its readers; with untie a tied weight is stored twice"
     untie: bool = False
 

@@ -49,6 +49,7 @@ class MergeSharedExperts(Pass):
 
     name = "merge-shared-experts"
     effect = "exact"
+    purpose = "Fuse and take apart"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         place = {node: i for i, node in enumerate(graph.nodes)}
@@ -78,7 +79,7 @@ class MergeSharedExperts(Pass):
 
 
 def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
-    """What the feed-forward that makes `term` reads, and that feed-forward, or why it does not count."""
+    """Return the input of the feed-forward that makes `term`, with it or the reason why it cannot merge."""
     node = term.producer
     if node is None:
         return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, WeftError
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir import Graph, Node, Param, WeftError, ops
 
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
@@ -51,6 +50,7 @@ class PadHeadDim(Pass):
 
     name = "pad-head-dim"
     effect = "exact"
+    purpose = "Same function, other weights"
     tradeoff = "zeros are multiplied and cached, for kernels that take no other sizes"
     multiple: int = 8
 
@@ -58,7 +58,7 @@ class PadHeadDim(Pass):
         if not 1 <= self.multiple <= MOST:
             raise WeftError(f"pad-head-dim: multiple={self.multiple} must be from 1 to {MOST}")
         for node in graph.nodes:
-            if node.op not in SOFTMAX:
+            if node.op is not ops.attention:
                 continue
             reason = _padded(node, self.multiple)
             if reason:

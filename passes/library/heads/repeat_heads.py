@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, WeftError
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir import Graph, Node, WeftError, ops
 
 from ...analysis.projections import Branch, branch_of, unpacked
 from ...core.base import Pass
@@ -44,6 +43,8 @@ class GqaToMha(Pass):
 
     name = "gqa-to-mha"
     effect = "exact"
+    purpose = "Same function, other weights"
+    see = ("mha-to-gqa",)
     tradeoff = "keys and values are computed and cached as often as they are repeated, for targets without groups"
     kv_heads: int | None = None
 
@@ -51,7 +52,7 @@ class GqaToMha(Pass):
         if self.kv_heads is not None and self.kv_heads < 1:
             raise WeftError(f"gqa-to-mha: kv_heads={self.kv_heads} must be positive")
         for node in graph.nodes:
-            if node.op not in SOFTMAX:
+            if node.op is not ops.attention:
                 continue
             wanted = self.kv_heads or node.attrs["heads"]
             if wanted == node.attrs["kv_heads"]:

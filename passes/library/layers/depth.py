@@ -53,6 +53,8 @@ class PruneLayers(Pass):
 
     name = "prune-layers"
     effect = "lossy"
+    purpose = "Convert heads, cut heads and layers"
+    see = ("insert-layers",)
     idempotent: ClassVar[bool] = False
     layers: Layers
     stack: str = ""
@@ -128,6 +130,8 @@ class InsertLayers(Pass):
 
     name = "insert-layers"
     effect = "exact"
+    purpose = "Exchange parts and grow"
+    see = ("prune-layers",)
     tradeoff = "there are more layers to compute, and their weights"
     after: int
     count: int = 1
@@ -181,7 +185,7 @@ def _written(layer: Layer) -> set[Param] | str:
 
 
 def _added(y: Value, x: Value) -> list[Value] | None:
-    """What is added to x to make y; None if y is no such sum."""
+    """Return the summands added to x to make y; None if y is not such a sum."""
     if y is x:
         return []
     if y.producer is None or y.producer.op.name != "add":

@@ -56,6 +56,8 @@ class StripPositions(Pass):
 
     name = "strip-positions"
     effect = "changing"
+    purpose = "Positions and windows"
+    see = ("insert-rope",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
         need_early(graph, self.name)
@@ -149,7 +151,7 @@ def _clear(graph: Graph) -> None:
 
 
 def _read(node: Node) -> list[Value]:
-    """What is made directly of `node`."""
+    """Return the values computed directly from `node`."""
     return [v for user in node.output.users for v in user.outputs]
 
 

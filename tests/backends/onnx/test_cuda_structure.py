@@ -1,0 +1,187 @@
+"""Models for ONNX Runtime's CUDA provider stay on the GPU: predicted from its kernels, so these tests need no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import onnxruntime as ort
+import pytest
+
+from weft.backends.onnx.cuda import cuda_problems, widen
+from weft.backends.onnx.cuda_kernels import KERNELS
+from weft.backends.onnx.export import Built, build, in_memory
+from weft.backends.onnx.lowering import refusals
+from weft.backends.targets import TARGETS
+from weft.frontends.dsl import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    Encoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    MoE,
+    RMSNorm,
+    RoPE,
+)
+from weft.ir import OPS, Graph, Op, TensorType, ops
+from weft.ir.testing import one_node
+from weft.ir.types import dtypes
+from weft.passes import legalize, run_passes
+
+CUDA = TARGETS["ort-cuda"]
+
+
+def lowered(graph: Graph, max_length: int = 64) -> Built:
+    legalize(graph, lambda node: refusals(node, CUDA))
+    return build(graph, CUDA, max_length)
+
+
+def compiled(model: Decoder | Encoder, dtype: str) -> Built:
+    return lowered(run_passes(model.graph(), f"default, cast{{dtype={dtype}}}"))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_every_op_has_kernels(op: Op, dtype: str) -> None:
+    for case in op.cases:
+        graph, _ = one_node(op, case, dtype=dtypes.parse(dtype))
+        assert cuda_problems(lowered(graph).model) == []
+
+
+def decoder(attention: Attention, ffn: MLP | GatedMLP | MoE | None = None, **settings: Any) -> Decoder:
+    block = Block(attention, ffn or GatedMLP(96), RMSNorm(1e-5))
+    return Decoder(100, 64, 2, block, **{"context": 64, "tie_embeddings": True, **settings})
+
+
+ROPE = RoPE(1e4)
+POST = Block(Attention(4, qkv_bias=True), MLP(128, "gelu", bias=True), LayerNorm(), arrangement="post")
+MODELS: dict[str, Decoder | Encoder] = {
+    "grouped": decoder(Attention(4, 2, rope=ROPE)),
+    "head-norms": decoder(Attention(4, 2, rope=ROPE, qk_norm=RMSNorm(1e-6))),
+    "window-softcap": decoder(Attention(4, 2, rope=ROPE, window=8, softcap=30.0), logit_softcap=20.0),
+    "sinks-limit": decoder(Attention(4, 2, rope=ROPE, sinks=True), GatedMLP(96, "swish(1.702)", limit=7.0)),
+    "head-of-12": decoder(Attention(4, 2, head_dim=12, rope=ROPE)),
+    "chunked": decoder(Attention(4, 2, rope=ROPE, pattern="chunked", stride=8)),
+    "learned-positions": decoder(Attention(4), MLP(128, "gelu_tanh", bias=True), positions=LearnedPositions(64)),
+    "experts": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2)),
+    "experts-shared": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2, scoring="sigmoid", shared=GatedMLP(32))),
+    "experts-geglu": decoder(Attention(4, 2, rope=ROPE), MoE(8, 32, 2, "gelu", noisy=True)),
+    "encoder": Encoder(100, 64, 2, POST, LearnedPositions(64), token_types=2, embed_norm=LayerNorm(), pooler=True),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_can_be_captured(name: str, dtype: str) -> None:
+    built = compiled(MODELS[name], dtype)
+    assert cuda_problems(built.model) == []
+    assert cuda_problems(onnx.load_from_string(in_memory(built))) == []  # as read back: no types between the nodes
+
+
+def test_all_operators_of_a_llama_are_fused() -> None:
+    built = compiled(MODELS["grouped"], "f16")
+    kinds = [node.op_type for node in built.model.graph]
+    assert kinds.count("GroupQueryAttention") == 2 and kinds.count("SkipSimplifiedLayerNormalization") == 4
+    assert not {"MatMul", "Transpose", "RotaryEmbedding", "Softmax", "Sigmoid"} & set(kinds)
+    assert built.trace == []
+
+
+def narrow_log(dtype: str) -> Graph:
+    graph = Graph("log")
+    x = graph.add_input("x", TensorType(dtypes.f32, (8,)))
+    y = ops.log(ops.cast(x, to=dtypes.parse(dtype)))
+    graph.add_output("y", ops.cast(y, to=dtypes.f32))
+    graph.add_output("z", y)
+    return graph
+
+
+def test_bf16_without_a_kernel_is_computed_in_f32(rng: np.random.Generator) -> None:
+    built = lowered(narrow_log("bf16"))
+    assert built.trace == ["Log: Log has no bf16 kernel: in f32"]
+    assert [node.op_type for node in built.model.graph] == ["Cast", "Cast", "Log", "Cast", "Cast"]
+    assert cuda_problems(built.model) == []
+    model = in_memory(built)
+    onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
+    x = rng.uniform(0.1, 9, 8).astype(np.float32)
+    got = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
+    bf16 = dtypes.bf16.numpy
+    want = np.log(x.astype(bf16).astype(np.float32)).astype(bf16).astype(np.float32)
+    # The logarithms may differ in the last bit before they are rounded.
+    np.testing.assert_allclose(got, want, rtol=dtypes.bf16.eps, atol=0)
+
+
+def test_f16_with_a_kernel_is_left_alone() -> None:
+    built = lowered(narrow_log("f16"))
+    assert built.trace == [] and [node.op_type for node in built.model.graph] == ["Cast", "Log", "Cast"]
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model('<ir_version: 11, opset_import: ["": 24, "com.microsoft": 1]>\n' + text)
+
+
+# What onnxruntime-gpu 1.31.1 itself refuses to capture, or captures although a replay would give stale results.
+PROBLEMS = {
+    "Mul y: f is computed from shapes on the CPU but needed on the GPU": """
+        g (float16[b,s] x) => (float16[b,s] y) { n = Shape<start=1>(x)  f = Cast<to=10>(n)  y = Mul(x, f) }""",
+    "Sub y: n is computed from shapes on the CPU but needed on the GPU": """
+        g (float16[b,s] x, int64[b,t] m) => (int64[b] y) <int64[1] one={1}>
+        { c = ReduceSum<keepdims=0>(m, one)  n = Shape<start=1>(x)  y = Sub(c, n) }""",
+    "Add y: it runs on the CPU, so a CUDA graph would not see input p change": """
+        g (float16[b,s] x, int64[b] p) => (int64[b] y) { n = Shape<start=1>(x)  y = Add(p, n) }""",
+    "Slice y: d is computed on the GPU but needed on the CPU": """
+        g (float16[b,s] x, int64[b,t] m) => (float16[b,u] y) <int64[1] one={1}, int64[1] zero={0}>
+        { c = ReduceMax(m)  d = Reshape(c, one)  y = Slice(x, zero, d, one) }""",
+    "Reshape y: input p is read on the CPU, so a CUDA graph would not see it change": """
+        g (float16[b,s] x, int64[2] p) => (float16[u,v] y) { y = Reshape(x, p) }""",
+    "GatherND y: there is no CUDA kernel for i32": """
+        g (int32[b,s] x, int64[b,1] i) => (int32[b] y) { y = GatherND<batch_dims=1>(x, i) }""",
+    "GroupQueryAttention y: there is no CUDA kernel for f32": """
+        g (float[b,s,16] q, float[b,1,t,16] c, int32[b] l) => (float[b,s,16] y) <int32 n={9}>
+        { y, k, v = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1>(q, q, q, c, c, l, n) }""",
+    "Mish y: the CUDA provider is not known to have this operator": """
+        g (float16[b,s] x) => (float16[b,s] y) { y = Mish(x) }""",
+    "If y: control flow runs on the CPU": """
+        g (float16[b,s] x, bool c) => (float16[b,s] y)
+        { y = If (c) <then_branch = t () => (float16[b,s] u) { u = Abs(x) },
+                      else_branch = e () => (float16[b,s] v) { v = Neg(x) }> }""",
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_problem_is_found(problem: str) -> None:
+    assert cuda_problems(parsed(PROBLEMS[problem])) == [problem]
+
+
+def test_shapes_may_reach_host_inputs() -> None:
+    model = parsed("""
+        g (float16[b,s] x, int64[b,t] m) => (float16[b,s] y, int64[s] r, int32 total)
+        <int64[1] one={1}, int64[1] axis={0}, int64 zero={0}, int64 step={1}>
+        { n = Shape(x)  y = Expand(x, n)  k = Shape<start=1>(x)  q = Squeeze(k)  r = Range(zero, q, step)
+          t = Shape<start=1>(m)  u = Squeeze(t, axis)  total = Cast<to=6>(u) }""")
+    assert cuda_problems(model) == []
+
+
+def test_a_static_shape_is_a_constant() -> None:
+    model = parsed("g (float16[2,3] x) => (float16[2,3] y) { n = Shape(x)  f = Cast<to=10>(n)  y = Mul(x, f) }")
+    assert cuda_problems(model) == []
+
+
+def test_widening_keeps_the_names_of_outputs() -> None:
+    model = onnx_ir.from_proto(parsed("g (bfloat16[b,s] x) => (bfloat16[b,s] y) { y = Floor(x) }"))
+    assert cuda_problems(model) == ["Floor y: there is no CUDA kernel for bf16"]
+    assert len(widen(model)) == 1
+    assert [v.name for v in model.graph.outputs] == ["y"] and cuda_problems(model) == []
+    onnx.checker.check_model(onnx_ir.to_proto(model), full_check=True)
+
+
+def test_table_is_consistent() -> None:
+    for (domain, name), kernel in KERNELS.items():
+        used = {*kernel.inputs, *kernel.outputs}
+        assert {v for v in kernel.types if v not in {u.rstrip("*") for u in used}} == set(), name
+        assert all(t in dtypes.ALL for ts in kernel.types.values() for t in ts), name
+        assert domain in ("", "com.microsoft")

@@ -1,0 +1,151 @@
+"""Every op record is complete and agrees with itself on its own cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
+from weft.ir.op import Case, OpCall
+from weft.ir.testing import expand, one_node
+from weft.ir.text.parser import parse
+from weft.ir.types import TensorType, dtypes, sizes
+
+assert ops  # importing the package fills the registry
+CASES = [pytest.param(op, case, id=f"{op.name}-{i}") for op in OPS.values() for i, case in enumerate(op.cases)]
+WITH_BODY = [p for p in CASES if p.values[0].has_body]
+# The vocabulary that bodies end in, which every backend must know; everything else has a body.
+PRIMITIVES = {
+    *("add", "sub", "mul", "div", "pow", "minimum", "maximum", "floordiv", "mod", "less", "less_equal", "equal"),
+    *("logical_and", "logical_or", "logical_not", "neg", "abs", "square", "exp", "log", "sqrt", "rsqrt", "reciprocal"),
+    *("sin", "cos", "tanh", "floor", "ceil", "erf", "sigmoid", "softplus", "relu", "cast", "clip", "affine", "where"),
+    *("sum", "mean", "max", "min", "prod", "softmax", "cumsum", "top_k", "matmul", "embedding", "reshape", "transpose"),
+    *("squeeze", "unsqueeze", "expand", "concat", "split", "slice", "gather", "gather_rows", "scatter_rows", "iota"),
+    *("one_hot", "pad"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_record_is_complete(name: str) -> None:
+    op = OPS[name]
+    assert op.cases, "an op without cases is not tested by anybody"
+    assert op.doc
+    assert op.operands
+    assert getattr(ops, name) is op
+
+
+def test_an_application_has_operands_and_attributes_by_name() -> None:
+    one, two = TensorType(dtypes.f32, (1,)), TensorType(dtypes.f32, (2,))
+    norm = OpCall(OPS["layer_norm"], [one, None, two], {"eps": 0.5})
+    assert (norm.x, norm.weight, norm.bias, norm.eps) == (one, None, two, 0.5)
+    assert OpCall(OPS["rms_norm"], [one], {}).weight is None
+    assert OpCall(OPS["concat"], [one, two, one], {"axis": 0}).xs == (one, two, one)
+    with pytest.raises(AttributeError, match="'epsilon', only x, weight, bias, eps"):
+        _ = norm.epsilon
+
+
+def test_body_or_primitive() -> None:
+    assert {name for name, op in OPS.items() if not op.has_body} == PRIMITIVES
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - PRIMITIVES))
+def test_bodies_end_in_primitives(name: str) -> None:
+    for case in OPS[name].cases:
+        graph = expand(one_node(OPS[name], case)[0])
+        for _ in range(5):
+            graph = expand(graph)
+        assert {node.op.name for node in graph.nodes} <= PRIMITIVES
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_inferred_types_are_those_of_the_reference(op: Op, case: Case) -> None:
+    graph, feeds = one_node(op, case)
+    verify(graph)
+    for name, array in interpret(graph, feeds).items():
+        type = graph.outputs[name].type
+        assert array.shape == type.shape
+        assert array.dtype.kind == {"float": "f", "int": "i", "bool": "b"}[type.dtype.kind]
+        assert np.isfinite(array).all()
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_cost_is_a_number(op: Op, case: Case) -> None:
+    graph, _ = one_node(op, case)
+    (node,) = graph.nodes
+    cost = op.node_cost(node)
+    assert all(isinstance(n, int) and n >= 0 for n in (cost.flops, cost.read, cost.written))
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_one_node_graph_round_trips(op: Op, case: Case) -> None:
+    graph, _ = one_node(op, case)
+    assert parse(str(graph)) == graph
+
+
+@pytest.mark.parametrize(("op", "case"), WITH_BODY)
+def test_body_is_the_reference(op: Op, case: Case) -> None:
+    for seed in range(2):
+        graph, feeds = one_node(op, case, seed)
+        body = expand(graph)
+        verify(body)
+        assert parse(str(body)) == body
+        wanted, found = interpret(graph, feeds), interpret(body, feeds)
+        for name, array in wanted.items():
+            assert body.outputs[name].type == graph.outputs[name].type
+            # ε times the roundings of the longest chain (softmax, sums of about 50), relative to the largest number
+            tolerance = 200 * np.finfo(np.float64).eps * max(1.0, float(np.abs(array).max()))
+            np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("op", [OPS[n] for n in sorted(set(OPS) - PRIMITIVES)], ids=lambda op: op.name)
+def test_bodies_bake_no_size_in(op: Op) -> None:
+    """With the batch and sequence axes of activations named, bodies give the same numbers."""
+    for case in op.cases:
+        graph, feeds = one_node(op, case)
+        symbolic = with_named_axes(op, case)
+        verify(symbolic)
+        body = expand(symbolic)
+        assert parse(str(body)) == body
+        wanted, found = interpret(graph, feeds), interpret(body, feeds)
+        for name, array in wanted.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=1e-12)
+
+
+WEIGHTS = {
+    "weight",
+    "frequencies",
+    "table",
+    "slopes",
+    "sinks",
+    "up",
+    "down",
+    "gate",
+    "a",
+    "d",
+    "key_table",
+    "value_table",
+}
+
+
+def with_named_axes(op: Op, case: Case) -> Graph:
+    """The case's graph with axes of size 2 in front called batch and the next axes of the first operand's size seq."""
+    arrays = case.draw()
+    first = arrays[0]
+    assert first is not None
+    graph = Graph(op.name)
+    operands: list[Value | None] = []
+    for operand, array in zip(op.operands, arrays, strict=False):
+        if array is None:
+            operands.append(None)
+            continue
+        shape: list[sizes.Size] = list(array.shape)
+        if operand.name not in WEIGHTS and not operand.name.endswith("bias") and first.ndim == 3:
+            shape[:2] = ["batch" if shape[0] == 2 else shape[0], "seq" if shape[1] == first.shape[1] else shape[1]]
+        elif op.name == "attention" and operand.name == "bias":
+            shape[2:] = ["seq" if n == first.shape[1] else n for n in array.shape[2:]]
+        named = tuple(sizes.sym(n) if isinstance(n, str) else n for n in shape)
+        kind = {"f": dtypes.f32, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
+        operands.append(graph.add_input(operand.name, TensorType(kind, named)))
+    for i, value in enumerate(op.emit(*operands, **case.attrs)):
+        graph.add_output(f"y{i}", value)
+    return graph
