@@ -23,8 +23,8 @@ Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for we
 
 @dataclass
 class Choice:
-    """What computes `node`, or a part of it, in a decode step: `kernel`, unless one of `refusals` gives a reason; or
-    torch, and `reason` says why. `parts` is what else of the model the kernel computes."""
+    """The choice of what computes `node`, or a part of it, in a decode step: `kernel`, unless one of `refusals` gives a
+    reason; or torch, and `reason` says why. `parts` is what else of the model the kernel computes."""
 
     node: Node
     kernel: str = ""
@@ -93,7 +93,7 @@ class StepEmitter(Emitter):
         self.choices.append(Choice(self.node, reason=reason))
 
     def reconsider(self) -> None:
-        """What was chosen for the node at hand is chosen anew."""
+        """Forget what was chosen for the node at hand."""
         self.choices = [choice for choice in self.choices if choice.node is not self.node]
 
     # -- what kernels read
@@ -135,7 +135,7 @@ class StepEmitter(Emitter):
         return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={node.attrs['eps']!r})")
 
     def _without_weights(self, node: Node, kind: str) -> str:
-        """Where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
+        """Return where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
         alike = self._norms.setdefault((node.scope, kind), [])
         if (eps := node.attrs["eps"]) not in alike:
             alike.append(eps)
@@ -145,7 +145,7 @@ class StepEmitter(Emitter):
     # -- where statements stand
 
     def within(self, *operands: Operand | None) -> None:
-        """What follows stands in the innermost scope that has all weights among `operands`."""
+        """Let what follows stand in the innermost scope that has all weights among `operands`."""
         self.scope = self.around(*operands)
 
     def around(self, *operands: Operand | None) -> str:

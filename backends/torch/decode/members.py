@@ -1,4 +1,4 @@
-"""What the classes of a decode step hold: attributes, and the lines that take them from the modules of the model."""
+"""Members of the classes of a decode step: attributes, and the lines that take them from the modules of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..program.statements import ParamRef, Submodule, relative
 
 
 def attributes(method: Method) -> dict[str, str]:
-    """What a class calls all that it holds, by path: each after its module, as far as that leaves them apart.
+    """Name all that a class holds, by path: each after its module, as far as that leaves them apart.
 
     What is in a list is reached by its number, as in ``layers[0]``.
     """

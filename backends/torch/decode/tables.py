@@ -1,4 +1,4 @@
-"""What a decode step makes when it is made, not at every token: tables that depend on nothing it is given."""
+"""Tables of a decode step that depend on nothing it is given, and so are made once, not at every token."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def decode_kernel(
 
 
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    """Say why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if (padded := power_of_2(head_dim) + power_of_2(value_dim)) > WIDEST // (dtype.itemsize // 2):

@@ -88,7 +88,7 @@ def latent_kernel(
 
 
 def refusal(rank: int, rope_dim: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for rows of `rank` + `rope_dim` numbers; None if there is one."""
+    """Say why there is no kernel for rows of `rank` + `rope_dim` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     widest = WIDEST if dtype.itemsize == 2 else WIDEST // 4  # products of f32 take three times the registers

@@ -81,7 +81,7 @@ def latent_qk_kernel(
 
 
 def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for latents of `rank` and heads of `plain` + `rope` numbers; None if there is one."""
+    """Say why there is no kernel for latents of `rank` and heads of `plain` + `rope` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if rank > 8192 or plain > 1024 or rope > 1024:

@@ -152,7 +152,7 @@ def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
 
 
 def held(outputs: int, plan: Tile) -> int:
-    """How many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
+    """Return how many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
     return min(power_of_2(outputs), 64 * 32 * plan.warps // plan.batch)
 
 

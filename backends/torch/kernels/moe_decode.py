@@ -96,7 +96,7 @@ def _close_kernel(
 
 
 def refusal(x: torch.Tensor, weights: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
-    """Why torch computes this instead of the kernels, in a few words; None if they do."""
+    """Say why torch computes this instead of the kernels, in a few words; None if they do."""
     return gradient_refusal(weights) or gemv.refusal(x, *stacks)
 
 
@@ -173,7 +173,7 @@ reference = partial(moe_decode, kernel=False)
 
 
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """How blocks of the two kernels work: those of one token, with as many outputs as all tokens and choices have."""
+    """The tiles of the two kernels: those of one token, with as many outputs as all tokens and choices have."""
     return tile(1, tokens * choices * hidden, dim, dtype), tile(1, tokens * dim, hidden, dtype)
 
 

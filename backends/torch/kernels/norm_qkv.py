@@ -118,7 +118,7 @@ def refusal(
     q_norm: Norm = NO_NORM,
     k_norm: Norm = NO_NORM,
 ) -> str | None:
-    """Why there is no kernel for these, in a few words; None if there is."""
+    """Say why there is no kernel for these, in a few words; None if there is."""
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":

@@ -38,7 +38,7 @@ def _words(codes, n, N, start, words, BLOCK_B: tl.constexpr):
 
 @jit
 def _spread(values, start, n, N, words, RUN: tl.constexpr, BLOCK_B: tl.constexpr):
-    """What belongs to the groups of four words each, of [groups, N]: fp32 [1, BLOCK_N, BLOCK_B]."""
+    """Load what belongs to the groups of four words each, of [groups, N]: fp32 [1, BLOCK_N, BLOCK_B]."""
     at = start + tl.arange(0, BLOCK_B) * 4
     there = (n < N)[:, None] & (at < words)[None, :]
     return tl.load(values + (at // RUN)[None, :] * N + n[:, None], mask=there, other=0.0).to(tl.float32)[None]
@@ -107,7 +107,7 @@ def dequantize(
 def _bits(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bias: torch.Tensor | None
 ) -> int:
-    """How many bits a code has."""
+    """Check that operands fit, and return how many bits a code has."""
     (out, words), width = codes.shape, x.shape[-1]
     bits = 32 * words // width
     if bits not in (4, 8) or 32 * words % width or codes.dtype != torch.int32:
@@ -127,7 +127,7 @@ def _bits(
 def refusal(
     x: torch.Tensor, codes: torch.Tensor, bias: torch.Tensor | None = None, *others: torch.Tensor | None
 ) -> str | None:
-    """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
     if reason := gradient_refusal(*others) or gemv.refusal(x, bias):
         return reason
     return None if codes.is_contiguous() else "the codes are not contiguous"

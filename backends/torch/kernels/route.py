@@ -71,7 +71,7 @@ def _route_kernel(
 
 
 def refusal(logits: torch.Tensor, k: int) -> str | None:
-    """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
     if logits.shape[-1] > MOST_EXPERTS or k > MOST_CHOICES:
         return f"more than {MOST_EXPERTS} experts or {MOST_CHOICES} choices"
     return operands.refusal(logits)
@@ -106,7 +106,7 @@ def _check(
 
 
 def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest of each row are, the largest first, the first of equals first."""
+    """Return where the k largest of each row are, the largest first, the first of equals first."""
     return x.argsort(dim=-1, descending=True, stable=True)[:, :k]
 
 

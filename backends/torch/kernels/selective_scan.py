@@ -107,7 +107,7 @@ def _scan_kernel(
 
 
 def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
+    """Say why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     if a.shape[1] > MOST_STATES:
         return f"more than {MOST_STATES} states per channel"
     return operands.refusal(x, a, *others)

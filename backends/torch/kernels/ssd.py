@@ -75,7 +75,7 @@ def _end_kernel(
 def _start_kernel(
     ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """What a chunk from zero ends in gives way to what the chunk starts from; `present` is the end of the last one."""
+    """Replace what a chunk from zero ends in by what the chunk starts from; `present` is the end of the last one."""
     start_next(PDL)
     wait(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
@@ -157,7 +157,7 @@ def _scan_kernel(
 
 
 def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, heads: int, groups: int = 1) -> str | None:
-    """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
+    """Say why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     states, width = b.shape[-1] // groups, x.shape[-1] // heads
     if states > MOST_STATES or width > MOST_WIDTH:
         return f"a state [{states}, {width}] is larger than [{MOST_STATES}, {MOST_WIDTH}]"

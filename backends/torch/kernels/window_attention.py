@@ -106,7 +106,7 @@ def window_kernel(
 
 
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    """Say why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if max(head_dim, value_dim) * dtype.itemsize > WIDEST * 2:
@@ -117,7 +117,7 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
 
 
 def has_window_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> bool:
-    """Whether `window_attention` of these operands is computed by the kernel: of this size and dtype, on this device,
+    """Tell whether the kernel computes `window_attention` of these operands: of this size and dtype, on this device,
     without gradients."""
     return _refusal(q, k, v, sinks) is None
 
@@ -184,7 +184,7 @@ reference = partial(window_attention, kernel=False)
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program takes at a time, and with what."""
+    """Queries and keys that a program takes at a time, its warps, and the stages of its loads."""
 
     queries: int
     keys: int

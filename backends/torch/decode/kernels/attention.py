@@ -113,7 +113,7 @@ def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -
 
 
 def _attended(e: StepEmitter, call: Call) -> Var:
-    """What `call` gives, [batch, heads, width], as a token of each row."""
+    """Emit `call`, whose result [batch, heads, width] is one token of each row."""
     return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 

@@ -52,7 +52,7 @@ def absorbed(node: Node) -> Absorbed | str:
 
 
 def refusal(found: Absorbed, heads: int) -> Refusal:
-    """Why the kernel does not take it."""
+    """Say why the kernel does not take it."""
     rows, rank = found.weight.type.concrete({})
     return lambda dtype: few_rows(dtype) or latent_qk.refusal(rank, rows // heads, found.rope.output.width, dtype)
 
@@ -65,19 +65,19 @@ def _norm(c: Value) -> NormOf:
 
 
 def _made(value: Value | None, op: Op) -> Node | None:
-    """What makes `value`, if that is a node of `op`."""
+    """Return what makes `value`, if that is a node of `op`."""
     node = None if value is None else value.producer
     return node if node is not None and node.op is op else None
 
 
 def _flat(value: Value | None) -> Value | None:
-    """What `value` is another shape of."""
+    """Return what `value` is another shape of."""
     node = _made(value, ops.reshape)
     return value if node is None else node.inputs[0]
 
 
 def _halves(first: Value | None, second: Value | None) -> Value | None:
-    """What is split into `first` and `second` along its last axis."""
+    """Return what is split into `first` and `second` along its last axis."""
     node = _made(first, ops.split)
     if node is None or node.outputs != (first, second) or node.attrs["axis"] not in (-1, len(node.output.shape) - 1):
         return None

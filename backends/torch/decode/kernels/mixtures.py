@@ -25,7 +25,7 @@ def mixture(e: StepEmitter, node: Node) -> Var | None:
 
 
 def mixed(e: StepEmitter, found: Mixture, stream: Value | Var | None) -> Var:
-    """What the experts add to `stream`, if there is one: the choice, then two kernels for the products."""
+    """Emit what the experts add to `stream`, if there is one: the choice, then two kernels for the products."""
     node = found.node
     x, up, down = (required(node, name) for name in ("x", "up", "down"))
     chosen = Call("route")

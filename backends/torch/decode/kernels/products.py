@@ -18,7 +18,7 @@ from ..patterns import Added, Projection
 
 
 def few_rows(dtype: torch.dtype) -> str | None:
-    """Why the kernels of few rows do not multiply one token by weights of `dtype`; None if they do."""
+    """Say why the kernels of few rows do not multiply one token by weights of `dtype`; None if they do."""
     return gemv.refusal(torch.empty(1, 1, dtype=dtype, device="meta"))
 
 

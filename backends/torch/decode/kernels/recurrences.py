@@ -27,7 +27,7 @@ BY_TOKEN = ("x", "delta", "b", "c")  # operands with a row for each token
 
 @dataclass(frozen=True)
 class Given:
-    """What a kernel makes an operand of: `value`, projected by `weight` after the `norm`, plus `bias`, through softplus
+    """The source of a kernel's operand: `value`, projected by `weight` after the `norm`, plus `bias`, through softplus
     where that is; any of these may be absent."""
 
     value: Value
@@ -97,7 +97,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
 
 
 def _operands(node: Node) -> dict[str, Given]:
-    """What `node` reads of each token, and what its kernel does with that."""
+    """Return what `node` reads of each token, and what its kernel does with that."""
     found = {name: Given(required(node, name)) for name in BY_TOKEN}
     found["delta"] = _step_size(node, found["delta"])
     if node.op is ops.selective_scan:
@@ -159,7 +159,7 @@ def _norm(e: StepEmitter, found: Ending) -> Submodule | None:
 
 
 def _parts(given: dict[str, Given], found: Ending) -> list[str]:
-    """What a kernel computes beside the recurrence, as it is told."""
+    """Name what a kernel computes beside the recurrence."""
     delta = given["delta"]
     told = {
         "norms": any(g.norm is not None for g in given.values()),
@@ -184,7 +184,7 @@ def activation_of(node: Node) -> str | None:
 
 
 def _refusal(node: Node, dtype: torch.dtype) -> str | None:
-    """Why no kernel computes one token of `node`, its weights in `dtype`."""
+    """Say why no kernel computes one token of `node`, its weights in `dtype`."""
 
     def like(name: str) -> torch.Tensor:
         value = required(node, name)

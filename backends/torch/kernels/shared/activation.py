@@ -67,7 +67,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @jit
 def open_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
-    """What `gated` computes, of fp32 of any shape."""
+    """Compute `gated` of fp32 of any shape."""
     if LIMIT is not None:
         gate, up = tl.minimum(gate, LIMIT), tl.clamp(up, -LIMIT, LIMIT)
     return activate(gate, ACTIVATION) * (up + SHIFT)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: scores for powers of 2, and softmax attention in plain torch.
+"""Attention in kernels: scores for powers of 2, and softmax attention in plain torch.
 
 Kernels take powers of 2, as the hardware does: a score in natural units counts log2(e) times.
 """
@@ -99,8 +99,8 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, ax
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """How many bytes of shared memory a program may have on the device of x (CUDA C++ Programming Guide, table of
-    compute capabilities)."""
+    """Return the bytes of shared memory that a program may have on the device of x (CUDA C++ Programming Guide, table
+    of compute capabilities)."""
     found = capability(x.get_device()) if x.is_cuda else (9, 0)
     if found[0] in (9, 10):
         return HOPPER

@@ -1,4 +1,4 @@
-"""Which keys of a cache the newest token of a text sees, and in which slots they are: what the decode kernels share.
+"""The keys of a cache that the newest token of a text sees, and the slots that hold them.
 
 Position p is in slot p. In a rolling cache it is in slot p modulo the capacity; if the first `keep` slots stay, in slot
 keep + (p − keep) modulo the others.
@@ -13,9 +13,9 @@ from .launch import jit, tl
 
 @jit
 def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
-    """What the query at `position` sees: the number of keys at the start of the text, the first position of the other
-    keys, and the number of all, i32. Without WINDOW (0) all keys are others; of these those of its CHUNK (0: all), and
-    of these every STEP-th, counted from the query."""
+    """Return what the query at `position` sees: the number of keys at the start of the text, the first position of the
+    other keys, and the number of all, i32. Without WINDOW (0) all keys are others; of these those of its CHUNK (0:
+    all), and of these every STEP-th, counted from the query."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
@@ -72,7 +72,7 @@ def visible_mask(
     chunk: int | None = None,
     dilation: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether tokens at `positions` [batch] see each slot, bool [batch, capacity], and how far behind it is (≤ 0)."""
+    """Return which slots tokens at `positions` [batch] see, bool [batch, capacity], and the distance to each (≤ 0)."""
     newest = positions.reshape(-1, 1)
     at = torch.arange(capacity, device=positions.device)[None]
     if rolling:
@@ -127,6 +127,6 @@ def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
 
 
 def reach(capacity: int, window: int | None, keep_first: int, chunk: int | None = None, dilation: int = 1) -> int:
-    """How many keys a query sees at most."""
+    """Return how many keys a query sees at most."""
     most = capacity if window is None else min(capacity, window + keep_first)
     return -(-min(most, chunk or most) // dilation)

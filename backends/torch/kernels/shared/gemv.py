@@ -1,4 +1,4 @@
-"""What the products of few rows share: norm(x) Wᵀ for up to 8 rows x, read from W once, on CUDA cores.
+"""Products of few rows: norm(x) Wᵀ for up to 8 rows x, read from W once, on CUDA cores.
 
 At batch 1 a linear layer is as fast as its weights arrive. So each block owns a few rows of W and streams them with
 16-byte loads, each thread several at a time, and multiplies in fp32. The norm costs no pass of its own: an RMS norm
@@ -25,7 +25,7 @@ PROCESSORS = 132  # streaming multiprocessors of an H200
 
 @dataclass(frozen=True)
 class Tile:
-    """How a block works: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load."""
+    """The work of a block: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load."""
 
     batch: int
     rows: int
@@ -101,7 +101,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Why these kernels do not take x [..., in] with weights and whatever `others`, in a few words; None if they do."""
+    """Say why these kernels do not take x [..., in] with weights and `others`, in a few words; None if they do."""
     given = [tensor for tensor in others if tensor is not None]
     if reason := launch.refusal(x):
         return reason
@@ -152,7 +152,7 @@ def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VE
 
 @jit
 def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
-    """What `products` begins with, asked for before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
+    """Load the first weights of `products` before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
     k = begin + tl.arange(0, BLOCK_K)[None, None, :]
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")

@@ -1,4 +1,4 @@
-"""What every kernel here needs to know: whether Triton can run on a tensor, on which device, and with which launch.
+"""The launch of kernels: whether Triton can run on a tensor, with which options, and what is compiled offline.
 
 The kernels stand beside a generated model as a package of their own and import nothing but torch and Triton. Where
 Triton cannot run, a launcher computes the same with torch, and `refusal` says why. Where `refusal` is None, a tensor
@@ -45,7 +45,7 @@ def capability(index: int) -> tuple[int, int]:
 
 
 def refusal(x: torch.Tensor) -> str | None:
-    """Why Triton cannot run on the device of `x`, in a few words; None if it can."""
+    """Say why Triton cannot run on the device of `x`, in a few words; None if it can."""
     if _assumed is None:
         if triton is None:
             return "Triton is not installed"
@@ -89,7 +89,7 @@ def uses_torch(
 
 
 def has_pdl(x: torch.Tensor) -> bool:
-    """Whether kernels on the device of `x` may start before the ones before them have ended."""
+    """Tell whether kernels on the device of `x` may start before the ones before them have ended."""
     return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
 
 

@@ -1,4 +1,4 @@
-"""What launchers ask of their operands, and how they lay them out in memory."""
+"""Operands of launchers: what is asked of them, and their layout in memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Given = TypeVar("Given", torch.Tensor, torch.Tensor | None)
 
 
 def learns(*tensors: torch.Tensor | None) -> bool:
-    """Whether gradients are wanted, which kernels for inference do not give."""
+    """Tell whether gradients are wanted, which kernels for inference do not give."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def gradient_refusal(*tensors: torch.Tensor | None) -> str | None:
-    """Why kernels for inference do not take `tensors`, if gradients are wanted."""
+    """Say why kernels for inference do not take `tensors`, if gradients are wanted."""
     return "a gradient is wanted" if learns(*tensors) else None
 
 
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Why torch computes with `x` and whatever `others` instead of a kernel, in a few words; None if a kernel does."""
+    """Say why torch computes with x and `others` instead of a kernel, in a few words; None if a kernel does."""
     if any(t is not None and t.dtype == torch.float64 for t in (x, *others)):
         return "the kernel computes in f32"
     return gradient_refusal(x, *others) or launch.refusal(x)
@@ -67,7 +67,7 @@ def contiguous(t: Given) -> Given:
 
 
 def row_stride(t: torch.Tensor | None) -> int:
-    """How far the rows of t [batch, width] are apart; 0 without t."""
+    """Return how far the rows of t [batch, width] are apart; 0 without t."""
     return 0 if t is None else t.stride(0)
 
 

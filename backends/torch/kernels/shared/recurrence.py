@@ -1,4 +1,4 @@
-"""What one token does to a state space, and ln(1 + eˣ), which makes a positive step of any number."""
+"""One token of a state space, and ln(1 + eˣ), which makes a positive step of any number."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MERGED = 4096  # numbers that a program merges at a time: 32 registers of each o
 
 @jit
 def per_split(keys, splits, LEAST: tl.constexpr):
-    """How many of `keys` keys a split takes: LEAST or more, a multiple of 16."""
+    """Return how many of `keys` keys a split takes: LEAST or more, a multiple of 16."""
     return tl.maximum(tl.cdiv(tl.cdiv(keys, splits), 16) * 16, LEAST)
 
 
@@ -141,7 +141,7 @@ def merge_kernel(
 
 
 def merging(rows: int, width: int) -> dict[str, int]:
-    """How the last program merges `rows` rows of `width` columns (powers of 2): columns and splits at a time."""
+    """Return how the last program merges `rows` rows of `width` columns (powers of 2): columns and splits at a time."""
     columns = min(width, max(32, MERGED // rows // 8))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
