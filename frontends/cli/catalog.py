@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weft.ir.op import Op
 
 
-@click.command("ops", short_help="The operations of a graph.")
+@click.command("ops", short_help="List the ops.")
 @click.argument("name", required=False, shell_complete=complete_ops)
 def ops_command(name: str | None) -> None:
     """List the operations a graph is made of, or show one of them in full.
@@ -106,7 +106,7 @@ def _narrow(array: Any) -> Any:
     return array.astype("float32") if array.dtype == "float64" else array
 
 
-@click.command("targets", short_help="What models are compiled for.")
+@click.command("targets", short_help="List the targets of compile.")
 @click.argument("name", required=False, shell_complete=complete_targets)
 @click.option("--json", "wants_json", is_flag=True, help="All facts and options as JSON.")
 def targets_command(name: str | None, wants_json: bool) -> None:
@@ -153,7 +153,7 @@ def _show_target(target: Backend) -> None:
         table(("option", "type", "default", "what it does"), rows)
 
 
-@click.command("presets", short_help="Architectures known by name.")
+@click.command("presets", short_help="List published architectures.")
 @click.argument("name", required=False, shell_complete=complete_presets)
 def presets_command(name: str | None) -> None:
     """List the architectures that can be named as a SOURCE; one by name with its parameters.
@@ -199,23 +199,22 @@ def _preset_row(name: str) -> tuple[str, ...]:
     )
 
 
-@click.command("families", short_help="Families of checkpoints that are imported.")
+@click.command("families", short_help="List supported checkpoint families.")
 @click.argument("name", required=False, shell_complete=complete_families)
 def families_command(name: str | None) -> None:
-    """List the families of Hugging Face folders (their model_type) and GGUF files, and how exactly they are compiled.
+    """List the families of Hugging Face folders (their model_type) and GGUF files, and the numerical error of each.
 
     Families from outside weft are listed without errors.
 
-    The errors are those of tiny random models with every parameter drawn anew, run as one full pass, in chunks, and
-    token by token through the caches, in f32: the largest difference to transformers, relative to the largest value.
+    The errors are those of tiny models with random parameters, run as one full pass, in chunks, and token by token
+    through the caches, in f32: the largest difference to transformers, relative to the largest value.
 
     \b
     Examples:
       weft families
       weft families gemma2
     """
-    from ..formats.gguf.family import FAMILIES as GGUF
-    from ..models.families import FAMILIES
+    from ..models.families import FAMILIES, architectures
     from ..models.tables.verified import Errors, read_verified
 
     unmeasured: Errors = {family: {"": {}} for family in sorted(FAMILIES)}
@@ -228,7 +227,7 @@ def families_command(name: str | None) -> None:
             rows.append((family if target == next(iter(targets)) else "", target, *errors))
     table(("family", "target", "full", "chunked", "decode"), rows)
     if name is None:
-        echo(f"\nin GGUF files: {', '.join(sorted(GGUF))}")
+        echo(f"\nin GGUF files: {', '.join(sorted(architectures()))}")
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:
