@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, Cost, OpCall, TensorType, Value, case, normal, op
+from ..op import Array, Cost, OpCall, StateSpec, TensorType, Trait, Value, case, normal, op
 from .rotary import rope
-from .softmax_attention import attention, attention_cost
+from .softmax_attention import attention, attention_cost, attention_states
 
 _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
 _AT = np.array([[0, 1, 2], [4, 5, 6]])
@@ -19,6 +19,7 @@ SHARED = tuple(name for name in attention.attrs if name != "value_dim")  # attri
 
 @op(
     outputs="attention present_k present_v",
+    traits=[Trait.ATTENTION, Trait.SOFTMAX],
     cases=[
         case(*_STEP, _AT, normal(4), **_GQA),
         case(*_STEP, _AT, normal(2), heads=4, kv_heads=2, interleaved=True, amplitude=1.3, softcap=2.0),
@@ -105,6 +106,11 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 def _(n: OpCall) -> Cost:
     scored = attention_cost(OpCall(attention, *_scored(n, n.q, n.k)))
     return scored + Cost((n.q.elements + n.k.elements) * 3, n.positions.bytes + n.frequencies.bytes, 0)
+
+
+@rotary_attention.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    return attention_states(n)
 
 
 @rotary_attention.body

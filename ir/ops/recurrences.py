@@ -12,7 +12,23 @@ import functools
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
+from ..op import (
+    Array,
+    OpCall,
+    Size,
+    StateKind,
+    StateSpec,
+    TensorType,
+    Value,
+    case,
+    constant_state,
+    fixed,
+    ints,
+    normal,
+    op,
+    positive,
+    want,
+)
 from ..types import dtypes, sizes
 from .activation import activate, apply_activation, known_activation, relu
 from .elementwise import add, affine, cast, clip, div, exp, less_equal, masked, mul, sub
@@ -88,6 +104,12 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 def _(n: OpCall) -> Size:
     v: TensorType = n.v
     return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (4 if n.decay is None else 5)
+
+
+@gated_linear_attention.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    matrix = n.heads, n.q.shape[2] // n.groups, n.v.shape[2] // n.heads
+    return (constant_state(StateKind.RECURRENT, n.v, *matrix, part="state"),)
 
 
 @gated_linear_attention.body
@@ -213,6 +235,17 @@ def _(n: OpCall) -> Size:
     return rows * (dv * 2 + 4)
 
 
+@linear_attention.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    if not n.causal:
+        return ()
+    keys, values = (n.heads, n.q.shape[2] // n.heads), n.v.shape[2] // n.heads
+    return (
+        constant_state(StateKind.RECURRENT, n.v, *keys, values, part="state", suffix="_state"),
+        constant_state(StateKind.NORM, n.v, *keys, suffix="_norm"),
+    )
+
+
 @linear_attention.body
 def _(n: OpCall) -> tuple[Value, ...]:
     heads, (batch, seq, _) = n.heads, n.q.shape
@@ -282,6 +315,12 @@ def _(n: OpCall) -> Size:
     x: TensorType = n.x
     taps: int = n.weight.shape[1]
     return x.elements * taps * 2
+
+
+@causal_conv.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    channels, taps = n.weight.shape
+    return (constant_state(StateKind.CONV, n.x, taps - 1, channels),)
 
 
 @causal_conv.body

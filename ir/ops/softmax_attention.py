@@ -7,7 +7,22 @@ import math
 
 import numpy as np
 
-from ..op import Array, Cost, OpCall, TensorType, Value, case, normal, op, total, want
+from ..op import (
+    Array,
+    Cost,
+    OpCall,
+    StateSpec,
+    TensorType,
+    Trait,
+    Value,
+    caches,
+    case,
+    cross_states,
+    normal,
+    op,
+    total,
+    want,
+)
 from ..types import dtypes, sizes
 from . import rolling as rolling_cache
 from .elementwise import abs as absolute
@@ -81,6 +96,7 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
 
 @op(
     outputs="attention present_k present_v",
+    traits=[Trait.ATTENTION, Trait.SOFTMAX],
     cases=[
         case(*_QKV, **_GQA, causal=True),
         case(*_QKV, **_GQA),
@@ -286,6 +302,13 @@ def attention_cost(n: OpCall) -> Cost:
     read = total(t.bytes for t in (q, k, v, n.bias, n.key_mask, n.sinks, n.past_k, n.past_v) if t is not None)
     written = q.with_shape(*q.shape[:2], dv * n.heads).bytes
     return Cost(flops, read, written if n.past_k is None else written + k.bytes + (0 if v is None else v.bytes))
+
+
+@attention.states
+def attention_states(n: OpCall) -> tuple[StateSpec, ...]:
+    if n.causal:
+        return caches(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window)
+    return () if n.k.shape[1] == n.q.shape[1] else cross_states(n.k, n.v)
 
 
 @attention.body

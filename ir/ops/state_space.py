@@ -10,7 +10,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
+from ..op import (
+    Array,
+    OpCall,
+    Sample,
+    Size,
+    StateKind,
+    StateSpec,
+    TensorType,
+    Value,
+    case,
+    constant_state,
+    fixed,
+    normal,
+    op,
+    positive,
+    want,
+)
 from ..types import sizes
 from .elementwise import add, mul
 from .recurrences import carried, gated_linear_attention
@@ -63,6 +79,12 @@ def _(n: OpCall) -> Size:
     x: TensorType = n.x
     states: Size = n.a.shape[1]
     return x.elements * states * 9
+
+
+@selective_scan.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    channels, numbers = n.a.shape
+    return (constant_state(StateKind.SSM, n.x, numbers, channels),)
 
 
 @selective_scan.body
@@ -134,6 +156,11 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * sizes.floordiv(n.b.shape[2], n.groups) * 7
+
+
+@ssd.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    return (constant_state(StateKind.SSM, n.x, n.heads, n.b.shape[2] // n.groups, n.x.shape[2] // n.heads),)
 
 
 @ssd.body

@@ -13,9 +13,9 @@ from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Target
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
+from weft.ir.op import Trait
 from weft.passes.analysis.costs import parameter_count
 from weft.passes.analysis.states import cache_records, max_source, state_records
-from weft.passes.library.cache.kv_cache import ROUTERS
 
 from ...model import Model
 
@@ -45,7 +45,7 @@ def record(
         **{name: meta[name] for name in ("pooling", "normalize") if name in meta},
         "cache": cache_records(graph),
         "states": state_records(graph),
-        "compares_tokens": any(node.op.name in ROUTERS for node in graph.nodes),
+        "compares_tokens": any(Trait.COMPARES in node.op.traits for node in graph.nodes),
         "pipeline": pipeline,
         "source": _origin(model, hashes),
         "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},

@@ -8,7 +8,7 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.passes.analysis.states import states
+from weft.passes.analysis.states import has_state, states
 
 from ...kernels import conv_step, selective_scan, ssd
 from ...ops.elementwise import activation
@@ -42,7 +42,7 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
     if node.op not in KERNELS:
         e.declined("no kernel computes it token by token")
         return None
-    if any(node.operand(o) is not None for o, _ in states(node).values()):
+    if has_state(node):
         e.declined("its state is an operand")
         return None
     return _convolved(e, node) if node.op is ops.causal_conv else _stepped(e, Ending(node))
@@ -53,7 +53,7 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
     found = ending(node)
     if found is None or found.node not in e.cached:
         return None
-    if any(found.node.operand(o) is not None for o, _ in states(found.node).values()):
+    if has_state(found.node):
         return None
     e.enter(found.node)
     if e.around(_norm(e, found)) != e.scope:
@@ -179,7 +179,7 @@ def _parts(given: dict[str, Given], found: Ending) -> list[str]:
 def _state(node: Node, operands: list[Value | Operand]) -> str:
     """The text of the state as it is before and after the token, the same place in the cache."""
     place = f"{{{len(operands)}}}.values[0]"
-    operands.append(CacheSlot(next(iter(states(node))), "", ""))
+    operands.append(CacheSlot(states(node)[0].part, "", ""))
     return f", {place}, {place}"
 
 
