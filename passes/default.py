@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.ir import Graph
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 
 from .analysis.states import has_cache
 from .core.base import Pass
@@ -36,7 +36,7 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
     last = logits is not None and logits.shape[1:2] == (1,)
     context = graph.meta.get("context")
     limit = max_length or context
-    local = [n.attrs for n in graph.nodes if n.op in SOFTMAX and n.attrs["window"] is not None]
+    local = [n.attrs for n in graph.nodes if Trait.SOFTMAX in n.op.traits and n.attrs["window"] is not None]
     local = [a for a in local if a["causal"] and not a["rolling"]]
     rolls = any(limit is None or a["window"] < limit for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)

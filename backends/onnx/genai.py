@@ -8,9 +8,8 @@ from typing import Any
 
 import onnx_ir as onnx
 
-from weft.ir import ops
 from weft.ir.graph import Graph
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 from weft.passes.analysis.states import cache_records, state_records
 
 from ..targets import Target
@@ -66,7 +65,7 @@ def config(graph: Graph, target: Target, max_length: int, capture: bool = True) 
     `capture`: decoding may be captured as a CUDA graph, on targets that have them.
     """
     meta, layers = graph.meta, cache_records(graph)
-    attention = next(n for n in graph.nodes if n.op in (*SOFTMAX, ops.relative_attention))
+    attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if "position_ids" in graph.inputs:

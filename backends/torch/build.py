@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.ops.fused_attention import ATTENTIONS
+from weft.ir.op import Trait
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes import run_passes
@@ -70,7 +70,7 @@ class TorchFolder:
 
 def _kept(graph: Graph) -> dict[str, Any]:
     """What the model keeps from call to call, as manifests say it."""
-    rooms = {node.output.name: rolled(node) for node in cached_nodes(graph) if node.op.name in ATTENTIONS}
+    rooms = {node.output.name: rolled(node) for node in cached_nodes(graph) if Trait.ATTENTION in node.op.traits}
     cached = run_passes(graph, "kv-cache")
     caches = cache_records(cached)
     for i, record in enumerate(caches):

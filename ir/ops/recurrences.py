@@ -19,6 +19,7 @@ from ..op import (
     StateKind,
     StateSpec,
     TensorType,
+    Trait,
     Value,
     case,
     constant_state,
@@ -44,6 +45,7 @@ _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 @op(
     outputs="gated_linear_attention present",
+    traits=[Trait.RECURRENT],
     cases=[
         case(*_GATED, heads=4, groups=2),
         case(*_GATED, np.linspace(-9, 0, 56).reshape(2, 7, 4), heads=4, groups=2),
@@ -152,6 +154,7 @@ _PAST = (normal(2, 3, 4, 3), positive(2, 3, 4))
 
 @op(
     outputs="linear_attention present_state present_norm",
+    traits=[Trait.RECURRENT],
     cases=[
         case(*_QKV, heads=3),
         case(*_QKV, heads=3, causal=True),

@@ -18,6 +18,7 @@ from ..op import (
     StateKind,
     StateSpec,
     TensorType,
+    Trait,
     Value,
     case,
     constant_state,
@@ -44,6 +45,7 @@ def _steady(a: Array, states: int) -> tuple[Sample | Array, ...]:
 
 @op(
     outputs="selective_scan present",
+    traits=[Trait.RECURRENT],
     cases=[case(*_SCAN), case(*_SCAN, normal(4)), case(*_SCAN, normal(4), normal(2, 3, 4)), case(*_steady(_A, 3))],
 )
 def selective_scan(
@@ -99,6 +101,7 @@ def _(n: OpCall) -> tuple[Value, ...]:
 
 @op(
     outputs="ssd present",
+    traits=[Trait.RECURRENT],
     cases=[
         case(*_SSD, heads=4),
         case(*_SSD, normal(4), heads=4, groups=2),

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Value, WeftError
+from weft.ir import Graph, Node, Param, Value, WeftError, ops
 
 from .states import has_cache
 
@@ -104,7 +104,7 @@ def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
 
 def unfuse(graph: Graph) -> bool:
     """Take every add_norm apart, the addition in the layer that ends with it; whether there was any."""
-    fused = [n for n in graph.nodes if n.op.name == "add_norm"]
+    fused = [n for n in graph.nodes if n.op is ops.add_norm]
     for node in fused:
         with graph.inserting(before=node):
             normed, total = node.op.expand(node)
@@ -127,7 +127,7 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
     need_early(graph, name)
-    found = [n for n in graph.nodes if n.op.name in ("attention", "relative_attention") and _to_itself(n)]
+    found = [n for n in graph.nodes if n.op in (ops.attention, ops.relative_attention) and _to_itself(n)]
     if not found:
         raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
     return found
@@ -137,7 +137,7 @@ def need_early(graph: Graph, name: str) -> None:
     """Raise WeftError in the name of the pass `name` if `graph` has caches, or rotations inside attentions."""
     if has_cache(graph):
         raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
-    if any(node.op.name == "rotary_attention" for node in graph.nodes):
+    if any(node.op is ops.rotary_attention for node in graph.nodes):
         raise WeftError(f"{name}: rotations are fused with attentions already; run {name} before fuse-rope-attention")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as onnx
 
-from weft.ir import ops
+from weft.ir import Op, ops
 from weft.ir.graph import Node, Param, Value
 
 from ...targets import Target
@@ -29,14 +29,14 @@ class _Gqa:
     rope: Node | None
 
 
-def _producer(value: Value | None, op: str) -> Node | None:
+def _producer(value: Value | None, op: Op) -> Node | None:
     node = value.producer if value is not None else None
-    return node if node is not None and node.op.name == op else None
+    return node if node is not None and node.op is op else None
 
 
 def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
     """The rotations of q and k, if they turn alike and the kernel can do the same."""
-    q, k = (_producer(v, "rope") for v in node.inputs[:2])
+    q, k = (_producer(v, ops.rope) for v in node.inputs[:2])
     if q is None or k is None or q.inputs[1:] != k.inputs[1:] or q.inputs[1] is not node.operand("positions"):
         return None
     alike = all(q.attrs[a] == k.attrs[a] for a in ("interleaved", "amplitude"))
@@ -52,7 +52,7 @@ def _cover(node: Node) -> _Gqa:
     if (ropes := _absorbed_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.inputs[0] for r in ropes)
     assert q is not None
-    packed = _producer(q, "split")
+    packed = _producer(q, ops.split)
     if packed is not None and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
         return _Gqa(packed.inputs[0], None, None, rope)
     return _Gqa(q, k, v, rope)

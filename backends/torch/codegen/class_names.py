@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+from weft.ir import ops
 from weft.ir.graph import Node
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 
 from ..program.statements import Statement
 from .structure import Call, Loop, Method
@@ -73,7 +74,7 @@ def _kinds(nodes: Iterable[Node]) -> list[str]:
 
 
 def _kind(node: Node) -> str:
-    if node.op in SOFTMAX:
+    if Trait.SOFTMAX in node.op.traits:
         special = "Latent" if node.attrs.get("value_dim") else "Window" if node.attrs["window"] else ""
         return f"{special}Attention"
     return KINDS.get(node.op.name, "")
@@ -110,7 +111,7 @@ def _words(classes: Sequence[list[Node]]) -> list[str]:
     own = [_kinds(nodes) for nodes in classes]
     known = set().union(*own)
     if len({tuple(k) for k in own}) == 1:
-        turned = [any(n.op.name == "rope" for n in nodes) for nodes in classes]
+        turned = [any(n.op is ops.rope for n in nodes) for nodes in classes]
         return ["NoPE" if any(turned) and not t else "" for t in turned]
     called = {k: k.removesuffix("Attention") or k for k in known}
     called |= {"Attention": "Global"} if "WindowAttention" in known else {}

@@ -6,6 +6,7 @@ import math
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.ir.op import Trait
 
 from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
@@ -16,6 +17,8 @@ from .distances import DISTANCE, distance
 from .elementwise import number
 from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
 from .shared import is_shared
+
+_ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
 
 @lowering(ops.rope)
@@ -36,7 +39,7 @@ def _rope(e: Emitter, node: Node) -> None:
 
 def role(value: Value) -> str:
     """What an attention that reads `value` takes it for: q, k or v; nothing if none does."""
-    read = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
+    read = {reader.op.operands[i].name for reader, i in value.uses if _ATTENDING & reader.op.traits}
     return read.pop() if len(read) == 1 else ""
 
 

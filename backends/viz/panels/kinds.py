@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir.ops.fused_attention import ATTENTIONS
-
 from ..model.network import Network, Vertex
 
 _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
@@ -44,7 +42,7 @@ def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
     """Every softmax attention with its kind, in order."""
     lengths = _lengths(network)
     for v in network.vertices:
-        if v.meant.op in ATTENTIONS:
+        if v.meant.attends:
             yield v, _kind(v.meant, lengths)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
 from weft.ir.recipes.matrices import MatMul
 
@@ -48,7 +48,7 @@ class DropKBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op not in SOFTMAX:
+            if Trait.SOFTMAX not in node.op.traits:
                 continue
             k = branch_of(node, "k")
             if isinstance(k, str):
@@ -118,7 +118,7 @@ class VBiasToOBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op not in SOFTMAX or node.operand("v") is None:
+            if Trait.SOFTMAX not in node.op.traits or node.operand("v") is None:
                 continue
             v = branch_of(node, "v")
             if isinstance(v, str):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full
 
 from ...analysis.projections import THROUGH
@@ -87,7 +87,7 @@ class PackQkv(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for attention in graph.nodes:
-            if attention.op not in SOFTMAX:
+            if Trait.SOFTMAX not in attention.op.traits:
                 continue
             linears: dict[Node, str] = {}
             for role in "qkv":
@@ -106,7 +106,7 @@ class PackQkv(Pass):
 def _linear_behind(value: Value | None) -> Node | None:
     """The linear that makes `value`, looking through what treats its first operand row by row."""
     while value is not None and (node := value.producer) is not None:
-        if node.op.name == "linear":
+        if node.op is ops.linear:
             return node
         if not THROUGH & node.op.traits:
             return None

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, WeftError
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
@@ -58,7 +58,7 @@ class PadHeadDim(Pass):
         if not 1 <= self.multiple <= MOST:
             raise WeftError(f"pad-head-dim: multiple={self.multiple} must be from 1 to {MOST}")
         for node in graph.nodes:
-            if node.op not in SOFTMAX:
+            if Trait.SOFTMAX not in node.op.traits:
                 continue
             reason = _padded(node, self.multiple)
             if reason:

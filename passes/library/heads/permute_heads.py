@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 from weft.ir.recipes import Take
 
 from ...analysis.projections import Branch, branch_of, output_of, rows
@@ -60,7 +60,7 @@ class PermuteHeads(Pass):
             return
         biases: dict[Value, Value] = {}
         for node in graph.nodes:
-            if node.op not in SOFTMAX or node.attrs["heads"] == 1:
+            if Trait.SOFTMAX not in node.op.traits or node.attrs["heads"] == 1:
                 continue
             at = node.output.name
             reason = _permuted(node, self.order, biases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, WeftError
-from weft.ir.ops.fused_attention import SOFTMAX
+from weft.ir.op import Trait
 
 from ...analysis.projections import Branch, branch_of, unpacked
 from ...core.base import Pass
@@ -51,7 +51,7 @@ class GqaToMha(Pass):
         if self.kv_heads is not None and self.kv_heads < 1:
             raise WeftError(f"gqa-to-mha: kv_heads={self.kv_heads} must be positive")
         for node in graph.nodes:
-            if node.op not in SOFTMAX:
+            if Trait.SOFTMAX not in node.op.traits:
                 continue
             wanted = self.kv_heads or node.attrs["heads"]
             if wanted == node.attrs["kv_heads"]:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, WeftError
+from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Shuffle
 
 from ...analysis.feed_forward import feed_forward
@@ -70,7 +70,7 @@ class PermuteNeurons(Pass):
 
     def _runs(self, node: Node) -> Runs | None:
         """What the feed-forward, or the experts, that end in `node` have to reorder; None if `node` ends none."""
-        if node.op.name == "moe":
+        if node.op is ops.moe:
             up, down = node.operand("up"), node.operand("down")
             assert up is not None and down is not None
             seed, count = self._seed(down.name), int(up.shape[1])
