@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 
 from weft.ir.recipes.spelling import spell
 from weft.ir.text.parser import parse
 from weft.passes import Pass, all_passes, run_passes
+from weft.passes.core.base import Purpose
 
 INDEX = "README.md"
 PROMISES = {
@@ -15,91 +17,14 @@ PROMISES = {
     "lossy": "nearly the same numbers; `weft eval` measures the price",
     "changing": "other numbers, on purpose",
 }
-PURPOSES = {
-    "Simplify": (
-        "cse",
-        "dce",
-        "fold-constants",
-        "quiet-routers",
-    ),
-    "Fuse and take apart": (
-        "collapse-linears",
-        "fuse-glu",
-        "fuse-norm-linear",
-        "fuse-parallel-block",
-        "fuse-residual-norm",
-        "fuse-rope-attention",
-        "fuse-router",
-        "merge-shared-experts",
-        "pack-gate-up",
-        "pack-qkv",
-        "unfuse-residual-norm",
-        "unpack",
-    ),
-    "Fold into weights": (
-        "alibi-as-dimension",
-        "drop-double-norm",
-        "drop-k-bias",
-        "fold-embedding-norm",
-        "fold-norm-scale",
-        "fold-scale",
-        "fold-token-types",
-        "layernorm-to-rmsnorm",
-        "mla-absorb",
-        "mla-expand",
-        "norm-across-rope",
-        "precompute-first-layer",
-        "slim-attention",
-        "v-bias-to-o-bias",
-    ),
-    "Same function, other weights": (
-        "gqa-to-mha",
-        "pad-head-dim",
-        "pad-vocab",
-        "permute-heads",
-        "permute-neurons",
-        "rope-layout",
-        "rotate-residual",
-        "scale-residual-stream",
-    ),
-    "Convert heads, cut heads and layers": (
-        "gqa-to-mla",
-        "mha-to-gqa",
-        "prune-heads",
-        "prune-layers",
-    ),
-    "Positions and windows": (
-        "attention-pattern",
-        "dilate",
-        "extend-context",
-        "insert-rope",
-        "local-global",
-        "sliding-window",
-        "strip-positions",
-    ),
-    "Exchange parts and grow": (
-        "insert-layers",
-        "replace-activation",
-        "replace-norm",
-        "upcycle-to-moe",
-    ),
-    "Decode": (
-        "kv-cache",
-        "last-token-logits",
-        "rolling-buffer",
-    ),
-    "Numbers": ("cast",),
-}
-OTHER = "Other"
 
 
 def by_purpose() -> dict[str, list[str]]:
-    """The names of all passes by what they are for; those of no known purpose are `OTHER`."""
-    known = all_passes()
-    found = {purpose: [n for n in names if n in known] for purpose, names in PURPOSES.items()}
-    placed = {name for names in found.values() for name in names}
-    found[OTHER] = [name for name in known if name not in placed]
-    return {purpose: names for purpose, names in found.items() if names}
+    """The names of all passes by what they are for."""
+    groups: dict[str, list[str]] = {purpose: [] for purpose in typing.get_args(Purpose)}
+    for name, cls in all_passes().items():
+        groups[cls.purpose].append(name)
+    return {purpose: names for purpose, names in groups.items() if names}
 
 
 def signature(found: type[Pass]) -> str:
@@ -138,6 +63,7 @@ def page(found: type[Pass]) -> str:
         parts.condition and f"**Condition**: {_sentence(parts.condition)}",
         found.tradeoff and f"**Trade-off**: {_sentence(found.tradeoff)}",
         parts.source and f"**Source**: {_sentence(parts.source)}",
+        found.see and f"**See also**: {', '.join(f'[{name}]({name}.md)' for name in found.see)}",
         *_arguments(found),
         f"## Example\n\n`{parts.pipeline}` makes of",
         f"```weft\n{before}```",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.ops.softmax_attention import PATTERNS
+from weft.ir.visible_keys import PATTERNS
 
 from .build import Layer, fill, module, named, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole

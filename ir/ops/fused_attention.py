@@ -117,7 +117,3 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
 def _(n: OpCall) -> tuple[Value, ...]:
     operands, attrs = _scored(n, *(rope(*x, **turn) for x, turn in _rotations(n)))
     return attention.emit(*operands, **attrs)
-
-
-SOFTMAX = (attention, rotary_attention)  # the two forms of softmax attention
-ATTENTIONS = (*(form.name for form in SOFTMAX), "relative_attention")  # every op with a softmax over keys, by name

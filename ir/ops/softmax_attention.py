@@ -24,8 +24,8 @@ from ..op import (
     want,
 )
 from ..types import dtypes, sizes
+from ..visible_keys import PATTERNS, VisibleKeys
 from . import rolling as rolling_cache
-from .elementwise import abs as absolute
 from .elementwise import (
     add,
     affine,
@@ -35,15 +35,11 @@ from .elementwise import (
     less,
     less_equal,
     logical_and,
-    logical_or,
     masked,
     maximum,
     minimum,
-    mod,
-    sub,
     tanh,
 )
-from .elementwise import floordiv as quotient
 from .products import matmul
 from .reduce import max as greatest
 from .reduce import softmax
@@ -60,29 +56,6 @@ from .tensor import (
     transpose,
     unsqueeze,
 )
-
-PATTERNS = ("dense", "dilated", "strided", "fixed", "chunked")
-
-
-def allowed(
-    query: Array, key: Array, causal: bool, window: int | None, keep_first: int, pattern: str, stride: int, summary: int
-) -> Array:
-    """Which query position may see which key position (broadcast), by the attributes of `attention`."""
-    distance = query - key
-    seen = np.ones(distance.shape, bool)
-    if window is not None:
-        seen &= np.abs(distance) < window
-    if pattern == "dilated":
-        seen &= distance % stride == 0
-    elif pattern == "strided":
-        seen &= (np.abs(distance) < stride) | (distance % stride == 0)
-    elif pattern == "fixed":
-        seen &= (query // stride == key // stride) | (key % stride >= stride - summary)
-    elif pattern == "chunked":
-        seen &= query // stride == key // stride
-    seen |= key < keep_first
-    return seen & (distance >= 0) if causal else seen
-
 
 _QKV = (normal(2, 12, 32), normal(2, 12, 16), normal(2, 12, 16))
 _GQA = {"heads": 4, "kv_heads": 2}
@@ -153,10 +126,8 @@ def attention(
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
-    [batch, keys] is not 0 and the attributes allow: `causal` i ≥ j; `window` |i − j| < window; `pattern`: dilated
-    (i − j divisible by `stride`), strided (i − j < stride or divisible by it; Child 2019), fixed (the same block of
-    `stride`, or the last `summary` of any block; Child 2019), chunked (the same block). Neither window nor pattern
-    hides the first `keep_first` keys of a text (Xiao 2023). `sinks` [heads] adds a key of that score with value 0. A
+    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow: what they hide
+    is defined by `weft.ir.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
     row that sees nothing is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
@@ -198,7 +169,8 @@ def attention(
             full = np.broadcast_to(bias, (batch, *bias.shape[1:]))
             bias = np.stack([np.take(full[b], reach[b].clip(max=bias.shape[3] - 1), 2) for b in range(batch)])
         scores = scores + bias
-    seen = allowed(query_at[:, :, None], key_at[:, None], causal, window, keep_first, pattern, stride, summary)
+    visible = VisibleKeys(causal, window, keep_first, pattern, stride, summary)
+    seen = visible.mask(query_at[:, :, None], key_at[:, None])
     seen &= valid[:, None]
     if key_mask is not None:
         rows = np.broadcast_to(key_mask != 0, (batch, key_mask.shape[1]))
@@ -354,7 +326,8 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
         scores = add(scores, bias)
     if key_mask is not None:
         seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1,)))
-    seen += _conditions(unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,)), n)
+    at = unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,))
+    seen += VisibleKeys.of(vars(n)).conditions(*at, equal=equal)
     if seen:
         scores = masked(unsqueeze(functools.reduce(logical_and, seen), axes=(1,)), scores, -math.inf)
     if n.sinks is not None:  # a key of that score with value 0
@@ -371,25 +344,3 @@ def _inside(index: Value, x: Value, axis: int) -> Value:
     """`index`, at most the last index of `axis` of x."""
     last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
     return minimum(index, cast(last, to=index.type.dtype))
-
-
-def _conditions(query: Value, key: Value, n: OpCall) -> list[Value]:
-    """The conditions of `allowed`, in ops."""
-    distance = sub(query, key)
-    step = filled(distance, n.stride)
-    found: list[Value] = []
-    if n.window is not None:
-        found.append(less(absolute(distance), filled(distance, n.window)))
-    if n.pattern == "dilated":
-        found.append(equal(mod(distance, step), filled(distance, 0)))
-    elif n.pattern == "strided":
-        near = less(absolute(distance), step)
-        found.append(logical_or(near, equal(mod(distance, step), filled(distance, 0))))
-    elif n.pattern in ("fixed", "chunked"):
-        block = equal(quotient(query, filled(query, n.stride)), quotient(key, filled(key, n.stride)))
-        ending = less_equal(filled(key, n.stride - n.summary), mod(key, filled(key, n.stride)))
-        found.append(block if n.pattern == "chunked" else logical_or(block, ending))
-    if n.keep_first:
-        kept = less(key, filled(key, n.keep_first))
-        found = [logical_or(condition, kept) for condition in found]
-    return [*found, less_equal(key, query)] if n.causal else found

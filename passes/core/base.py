@@ -37,6 +37,18 @@ from .equivalence import EXACT, EquivalenceCheck
 from .trace import Trace
 
 Effect = Literal["exact", "conditional", "lossy", "changing"]
+Purpose = Literal[
+    "Simplify",
+    "Fuse and take apart",
+    "Fold into weights",
+    "Same function, other weights",
+    "Convert heads, cut heads and layers",
+    "Positions and windows",
+    "Exchange parts and grow",
+    "Decode",
+    "Numbers",
+    "Other",
+]
 PASSES: dict[str, type[Pass]] = {}
 
 
@@ -78,6 +90,8 @@ class Pass:
 
     name: ClassVar[str] = ""
     effect: ClassVar[Effect]
+    purpose: ClassVar[Purpose] = "Other"
+    see: ClassVar[tuple[str, ...]] = ()  # names of related passes, such as its inverse
     tradeoff: ClassVar[str] = ""  # what may cost more afterwards, and why that can be worth it
     idempotent: ClassVar[bool] = True  # whether a second run changes nothing
 

@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType as Type
 import weft
 from weft.backends import cpu
 
-from .test_onnx_blocks import write
+from .onnx.test_quantized import write
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from weft.frontends.api.rewriting import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, interpret
 
-from ..backends.test_onnx_blocks import products, write
+from ..backends.onnx.test_quantized import products, write
 from .test_quantized_folders import in_fp8, in_mxfp4
 
 FOLD = "fold-norm-scale{untie=true}, pack-qkv"

@@ -28,7 +28,7 @@ from weft.frontends.export.hf.checkpoint import write_folder
 from weft.frontends.models.tables.verified import Errors
 from weft.ir import WeftError, interpret
 
-from ..frontends.sealing import seal_again
+from ..frontends.formats.weft.sealing import seal_again
 from .families import LENGTH, error
 from .seq2seq import SEQ2SEQ, answered, pairs
 from .test_families import CHUNKS, TARGETS, note
@@ -242,7 +242,7 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("name", ["t5", "bart", "switch-overflow"])
 def test_both_halves_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> None:
-    """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/test_cuda_structure.py."""
+    """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/onnx/test_cuda_structure.py."""
     SEQ2SEQ[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="ort-cuda", dtype=dtype)
     for half in ("encoder", "model"):

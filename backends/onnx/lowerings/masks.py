@@ -6,16 +6,17 @@ Parts are shared by all attentions that mean the same: a decoder computes each o
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as onnx
 
 from weft.ir.graph import Node, Value
+from weft.ir.visible_keys import VisibleKeys
 
 from ..emitter import ONNX_DTYPES, Emitter
 
 Out = onnx.Value
-_FACTS = ("causal", "window", "keep_first", "pattern", "stride", "summary", "rolling")
 
 
 def is_length(mask: Value) -> bool:
@@ -26,7 +27,7 @@ def is_length(mask: Value) -> bool:
 def is_plain(node: Node) -> bool:
     """Whether the operator's own is_causal says all that the attributes of an attention say."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
-    return not extra and node.attrs["window"] is None and node.attrs["pattern"] == "dense"
+    return not extra and not VisibleKeys.of(node.attrs).local
 
 
 def mask_of(e: Emitter, node: Node) -> Out | None:
@@ -41,7 +42,7 @@ def mask_of(e: Emitter, node: Node) -> Out | None:
     k = node.inputs[1] if past is None else past
     assert k is not None and node.inputs[0] is not None
     sizes = (node.inputs[0].shape[1], k.shape[1 if past is None else 2])
-    facts = () if plain else tuple(a[name] for name in _FACTS)
+    facts = None if plain else (VisibleKeys.of(a), a["rolling"])
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
     return e.memo(key, lambda: _build(e, node, key_mask, plain))
 
@@ -52,7 +53,7 @@ def _build(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out |
         query_at, key_at = _positions(e, node)
         if node.attrs["rolling"]:
             parts.append(e.op("GreaterOrEqual", key_at, e.constant(0)))
-        parts += _pattern(e, node, query_at, key_at)
+        parts += _conditions(e, node, query_at, key_at)
     if key_mask is not None:
         parts.append(_shown(e, node, key_mask, plain))
     return functools.reduce(lambda x, y: e.op("And", x, y), parts) if parts else None
@@ -142,39 +143,47 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
     return e.memo(("slot positions", positions, capacity), make)
 
 
-def _pattern(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
-    """Conditions on positions, as `ops.softmax_attention.allowed` defines them."""
-    a = node.attrs
-    distance = e.op("Sub", query_at, key_at)
-    size = distance if a["causal"] else e.op("Abs", distance)
-    stride = e.constant(a["stride"])
+@dataclass(frozen=True)
+class _Position:
+    """A tensor of positions or conditions in an ONNX graph, with the operators of Python."""
 
-    def below(limit: int) -> Any:
-        return e.op("Less", size, e.constant(limit))
+    e: Emitter
+    value: Out
 
-    def divisible() -> Any:
-        return e.op("Equal", e.op("Mod", distance, stride), e.constant(0))
+    def _op(self, name: str, other: _Position | int | None = None) -> _Position:
+        operands = [] if other is None else [self.e.constant(other) if isinstance(other, int) else other.value]
+        return _Position(self.e, self.e.op(name, self.value, *operands))
 
-    def same_block() -> Any:
-        return e.op("Equal", *(e.op("Sub", at, e.op("Mod", at, stride)) for at in (query_at, key_at)))
+    def __sub__(self, other: _Position | int) -> _Position:
+        return self._op("Sub", other)
 
-    parts: list[Out] = []
-    if a["window"] is not None:
-        parts.append(below(a["window"]))
-    if a["pattern"] == "dilated":
-        parts.append(divisible())
-    elif a["pattern"] == "strided":
-        parts.append(e.op("Or", below(a["stride"]), divisible()))
-    elif a["pattern"] == "fixed":
-        tail = e.op("GreaterOrEqual", e.op("Mod", key_at, stride), e.constant(a["stride"] - a["summary"]))
-        parts.append(e.op("Or", same_block(), tail))
-    elif a["pattern"] == "chunked":
-        parts.append(same_block())
-    if a["keep_first"]:
-        kept = e.op("Less", key_at, e.constant(a["keep_first"]))
-        parts = [e.op("Or", part, kept) for part in parts]
-    if a["causal"]:
-        parts.insert(0, e.op("GreaterOrEqual", distance, e.constant(0)))
-    if not parts:
-        parts.append(e.op("GreaterOrEqual", size, e.constant(0)))
-    return parts
+    def __mod__(self, other: int) -> _Position:
+        return self._op("Mod", other)
+
+    def __floordiv__(self, other: int) -> _Position:
+        return self - self % other  # times `other`: Div of integers cuts towards 0, and blocks are only compared
+
+    def __abs__(self) -> _Position:
+        return self._op("Abs")
+
+    def __lt__(self, other: int) -> _Position:
+        return self._op("Less", other)
+
+    def __ge__(self, other: _Position | int) -> _Position:
+        return self._op("GreaterOrEqual", other)
+
+    def __or__(self, other: _Position) -> _Position:
+        return self._op("Or", other)
+
+    def __and__(self, other: _Position) -> _Position:
+        return self._op("And", other)
+
+    def equal(self, other: _Position | int) -> _Position:
+        return self._op("Equal", other)
+
+
+def _conditions(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
+    """The conditions on positions [batch or 1, 1, seq, keys]; one that always holds, where there are none."""
+    query, key = _Position(e, query_at), _Position(e, key_at)
+    conditions = VisibleKeys.of(node.attrs).conditions(query, key, equal=_Position.equal)
+    return [condition.value for condition in conditions or [abs(query - key) >= 0]]

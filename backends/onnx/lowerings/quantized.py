@@ -12,8 +12,9 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Reshape
-from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.recipes.quantized import Stored, stored_layout
 from weft.ir.types import dtypes
+from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
 from ...targets import Target
@@ -22,7 +23,7 @@ from ..lowering import lowering
 from .layers import MS
 
 
-def _layout(weight: Value | None) -> DType | str:
+def _layout(weight: Value | None) -> BlockLayout | str:
     if not isinstance(weight, Param):
         return "its weight is no parameter"
     return stored_layout(weight.recipe, weight.graph.reader)
@@ -45,9 +46,9 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     x, weight, *bias = node.inputs
     assert x is not None and isinstance(weight, Param)
     layout, (rows, width) = _layout(weight), weight.shape
-    assert isinstance(rows, int) and isinstance(width, int)
+    assert isinstance(layout, BlockLayout) and isinstance(rows, int) and isinstance(width, int)
     data, planes = e[x], 1
-    if layout == dtypes.q8_0:
+    if layout.bits == 8:
         data, planes = e.memo(("twice", x), lambda: e.op("Concat", e[x], e[x], axis=-1)), 2
 
     def part(name: str, dtype: DType, *shape: int) -> onnx.Value:
@@ -57,17 +58,17 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     y: onnx.Value = e.op(
         "MatMulNBits",
         data,
-        part("codes", dtypes.u8, planes * width // BLOCK, BLOCK // 2),
+        part("codes", dtypes.u8, planes * width // layout.group, layout.group // 2),
         part("scales", dtypes.f32),
         part("zeros", dtypes.u8) if planes == 2 else None,
         domain=MS,
         K=planes * width,
         N=rows,
         bits=4,
-        block_size=BLOCK,
+        block_size=layout.group,
     )
-    if layout == dtypes.q4_1:
-        sums = e.memo(("block sums", x), lambda: _block_sums(e, x))
+    if layout.has_minimum:
+        sums = e.memo(("block sums", x, layout.group), lambda: _block_sums(e, x, layout.group))
         y = e.op("Add", y, e.op("FusedMatMul", sums, part("offsets", dtypes.f32), domain=MS, transB=1))
     return e.op("Add", y, e[bias[0]]) if bias else y
 
@@ -83,8 +84,8 @@ def no_blocks(graph: Graph, target: Target) -> str:
     return next((reason for reason in reasons if reason), "there is no such linear map")
 
 
-def _block_sums(e: Emitter, x: Value) -> onnx.Value:
-    """The sums of `x` [..., in] over each block, [..., in / 32]."""
-    split = [0] * (x.type.rank - 1) + [-1, BLOCK]
+def _block_sums(e: Emitter, x: Value, group: int) -> onnx.Value:
+    """The sums of `x` [..., in] over each group, [..., in / group]."""
+    split = [0] * (x.type.rank - 1) + [-1, group]
     blocks = e.op("Reshape", e[x], e.constant(split))
     return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.ir.recipes.quantized import BLOCK
-from weft.ir.types.dtypes import DType
+from weft.ir.types.block_layouts import BlockLayout
 
 from ..program.emitter import Emitter
-from ..program.quantized import BITS, block_params, dense, embeds, kept
+from ..program.quantized import block_params, dense, embeds, kept
 from ..program.registry import lowering
 from ..program.statements import ParamRef, Submodule, Var
 
@@ -44,12 +43,12 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
 def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
     """The module that has a kept `weight`, and whether it has the bias, too."""
     layout = kept(weight)
-    assert isinstance(layout, DType)
+    assert isinstance(layout, BlockLayout)
     if weight not in e.blocks:
         e.blocks[weight] = block_params(weight, layout)
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
-    how = f"bits={BITS[layout.name]}, group={BLOCK}{', offsets=True' * ('offsets' in parts)}"
+    how = f"bits={layout.bits}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
     if embeds(weight):
         leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {how})", **parts)
         assert leaf is not None

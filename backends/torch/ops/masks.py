@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from dataclasses import dataclass
+
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.ir.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
 from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
@@ -91,25 +96,48 @@ def shown_keys(e: Emitter, key_mask: Value) -> Var:
     return e.hoist(("shown", made), text, made, name="shown")
 
 
+@dataclass(frozen=True)
+class _Text:
+    """An expression of Python, with the operators that put it together."""
+
+    text: str
+
+    def _op(self, sign: str, other: object) -> _Text:
+        right = other.text if isinstance(other, _Text) else other
+        return _Text(f"({self.text} {sign} {right})")
+
+    def __sub__(self, other: object) -> _Text:
+        return self._op("-", other)
+
+    def __mod__(self, other: object) -> _Text:
+        return self._op("%", other)
+
+    def __floordiv__(self, other: object) -> _Text:
+        return self._op("//", other)
+
+    def __lt__(self, other: object) -> _Text:
+        return self._op("<", other)
+
+    def __ge__(self, other: object) -> _Text:
+        return self._op(">=", other)
+
+    def __or__(self, other: object) -> _Text:
+        return self._op("|", other)
+
+    def __and__(self, other: object) -> _Text:
+        return self._op("&", other)
+
+    def __abs__(self) -> _Text:
+        return _Text(f"{self.text}.abs()")
+
+    def equal(self, other: object) -> _Text:
+        return self._op("==", other)
+
+
 def seen_keys(node: Node) -> str:
-    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``."""
-    a, near = node.attrs, []
-    if a.get("window") is not None:
-        distance = "{0} - {1}" if a["causal"] else "({0} - {1}).abs()"
-        near.append(f"({distance} < {a['window']})")
-    pattern, stride = a.get("pattern", "dense"), a.get("stride")
-    if pattern == "dilated":
-        near.append(f"(({{0}} - {{1}}) % {stride} == 0)")
-    elif pattern == "strided":
-        near.append(f"((({{0}} - {{1}}).abs() < {stride}) | (({{0}} - {{1}}) % {stride} == 0))")
-    elif pattern == "chunked":
-        near.append(f"({{0}} // {stride} == {{1}} // {stride})")
-    elif pattern == "fixed":
-        near.append(f"(({{0}} // {stride} == {{1}} // {stride}) | ({{1}} % {stride} >= {stride - a['summary']}))")
-    if a.get("keep_first") and near:
-        near = [f"({' & '.join(near)} | ({{1}} < {a['keep_first']}))"]
-    seen = [*near, "({0} >= {1})"] if near else ["{0} >= {1}"]
-    return " & ".join(seen if a["causal"] else near)
+    """The conditions that attributes put on the positions of query ``{0}`` and key ``{1}``, or ""."""
+    conditions = VisibleKeys.of(node.attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
+    return functools.reduce(operator.and_, conditions).text if conditions else ""
 
 
 def _seen(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:

@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Permute
-from weft.ir.recipes.quantized import BLOCK, Stored, stored_layout
+from weft.ir.recipes.quantized import Stored, stored_layout
 from weft.ir.types import TensorType, dtypes
-from weft.ir.types.dtypes import DType
+from weft.ir.types.block_layouts import BlockLayout
 
-BITS = {dtypes.q4_0.name: 4, dtypes.q4_1.name: 4, dtypes.q8_0.name: 8}
 NOT_ASKED = ""
 
 
-def kept(weight: Value | None) -> DType | str:
+def kept(weight: Value | None) -> BlockLayout | str:
     """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
     if not isinstance(weight, Param) or not (asked := weight.graph.meta.get("keep_blocks")):
         return NOT_ASKED
@@ -35,14 +34,14 @@ def kept(weight: Value | None) -> DType | str:
     if len({node.operand("bias") for node in linears}) > 1:
         return "linear maps with different biases share it"
     layout = stored_layout(weight.recipe, weight.graph.reader)
-    if isinstance(layout, DType) and embeds(weight) and dense(weight.graph) is None:
+    if isinstance(layout, BlockLayout) and embeds(weight) and dense(weight.graph) is None:
         return "no other weight tells the dtype of the model"
     return layout
 
 
 def is_kept(node: Node) -> bool:
     """Whether `node` is a linear map whose weights stay in blocks."""
-    return node.op is ops.linear and isinstance(kept(node.operand("weight")), DType)
+    return node.op is ops.linear and isinstance(kept(node.operand("weight")), BlockLayout)
 
 
 def dense(graph: Graph) -> Param | None:
@@ -52,15 +51,15 @@ def dense(graph: Graph) -> Param | None:
     return min(found, key=lambda p: p.name.count("."), default=None)
 
 
-def block_params(weight: Param, layout: DType) -> dict[str, Param]:
+def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     """The tensors of a `kept` weight, by what its module calls them."""
     out, width = weight.type.concrete({})
-    stem, groups = weight.name.removesuffix(".weight"), width // BLOCK
+    stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     parts = {
-        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, width * BITS[layout.name] // 32)),
+        "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, width * layout.bits // 32)),
         "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), dtypes.f16, (groups, out)),
     }
-    if layout == dtypes.q4_1:
+    if layout.has_minimum:
         parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))
     return {
         name: Param(weight.graph, f"{stem}.{name}", TensorType(dtype, shape), recipe)

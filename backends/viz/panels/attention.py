@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from weft.ir.ops import rolling
-from weft.ir.ops.softmax_attention import allowed
 
 from ..model.labels import RECURRENT
 from ..model.network import Network, Vertex
@@ -46,7 +45,9 @@ def _told(kind: Kind, found: list[Vertex], context: int | None) -> dict[str, Any
         "mask": ["".join(map(str, row.astype(int))) for row in mask(small)],
         "sinks": kind.sinks,
         "cross": kind.cross,
-        "rolling": _rolling(small, kind) if kind.causal and kind.window and kind.pattern == "dense" else None,
+        "rolling": _rolling(small, kind)
+        if kind.keys.causal and kind.keys.window and kind.keys.pattern == "dense"
+        else None,
     }
 
 
@@ -54,53 +55,53 @@ def title(kind: Kind) -> str:
     """What a kind of attention is called."""
     if kind.cross:
         return "Attention to the source"
-    first = "Causal" if kind.causal else "Both ways"
-    more = [] if kind.pattern == "dense" else [f"{kind.pattern} by {kind.stride:,}"]
-    more += [f"window {kind.window:,}"] if kind.window is not None else []
-    more += [f"first {kind.keep_first} kept"] if kind.keep_first else []
+    first = "Causal" if kind.keys.causal else "Both ways"
+    more = [] if kind.keys.pattern == "dense" else [f"{kind.keys.pattern} by {kind.keys.stride:,}"]
+    more += [f"window {kind.keys.window:,}"] if kind.keys.window is not None else []
+    more += [f"first {kind.keys.keep_first} kept"] if kind.keys.keep_first else []
     return ", ".join([first, *more, *(["sinks"] if kind.sinks else [])])
 
 
 def shrunk(kind: Kind) -> Kind:
     """A kind whose pattern shows within `TOKENS` tokens: windows and strides of more are smaller in it."""
-    stride, summary = kind.stride, kind.summary
-    if kind.pattern != "dense":
-        most = 3 if kind.pattern == "dilated" else 6
-        stride = min(kind.stride, most)
-        summary = min(stride, max(1, round(kind.summary * stride / kind.stride)))
-    window = kind.window
+    stride, summary = kind.keys.stride, kind.keys.summary
+    if kind.keys.pattern != "dense":
+        most = 3 if kind.keys.pattern == "dilated" else 6
+        stride = min(kind.keys.stride, most)
+        summary = min(stride, max(1, round(kind.keys.summary * stride / kind.keys.stride)))
+    window = kind.keys.window
     if window is not None and window > TOKENS // 2:
-        window = stride * 3 if kind.pattern == "dilated" else SMALL
-    return replace(kind, window=window, stride=stride, summary=summary, keep_first=min(kind.keep_first, KEPT))
+        window = stride * 3 if kind.keys.pattern == "dilated" else SMALL
+    first = min(kind.keys.keep_first, KEPT)
+    return replace(kind, keys=replace(kind.keys, window=window, stride=stride, summary=summary, keep_first=first))
 
 
 def mask(kind: Kind) -> Any:
     """Which of so many query tokens sees which key, bool [queries, keys], by the meaning of the op."""
     keys = SOURCE if kind.cross else TOKENS
     query, key = np.arange(TOKENS)[:, None], np.arange(keys)[None]
-    settings = (kind.causal, kind.window, kind.keep_first, kind.pattern, kind.stride, kind.summary)
-    return np.broadcast_to(allowed(query, key, *settings), (TOKENS, keys))
+    return kind.keys.mask(query, key)
 
 
 def _said(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
     """The true numbers, in sentences."""
     if kind.cross:
         yield "Every token sees all tokens of the source."
-    elif kind.causal:
+    elif kind.keys.causal:
         yield "A token sees itself and those before it."
     else:
         yield "A token sees those before and behind it."
-    if kind.window is not None:
-        away = f"Of these, those less than {kind.window:,} away" + (
-            f"; {small.window} in the picture" if kind != small and small.window != kind.window else ""
+    if kind.keys.window is not None:
+        away = f"Of these, those less than {kind.keys.window:,} away" + (
+            f"; {small.keys.window} in the picture" if kind != small and small.keys.window != kind.keys.window else ""
         )
         yield away + "."
-        if context and kind.window >= context:
+        if context and kind.keys.window >= context:
             yield f"The model is made for {context:,} tokens, so the window hides nothing."
     yield from _patterned(kind, small)
-    if kind.keep_first:
-        drawn = f" ({small.keep_first} in the picture)" if small.keep_first != kind.keep_first else ""
-        yield f"The first {kind.keep_first} tokens of the text{drawn} are seen by all (Xiao 2023)."
+    if kind.keys.keep_first:
+        drawn = f" ({small.keys.keep_first} in the picture)" if small.keys.keep_first != kind.keys.keep_first else ""
+        yield f"The first {kind.keys.keep_first} tokens of the text{drawn} are seen by all (Xiao 2023)."
     if kind.sinks:
         yield "Every head has a learned score beside the scores of keys: it takes weight and gives nothing."
     if kind.latent:
@@ -110,31 +111,31 @@ def _said(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
 
 
 def _patterned(kind: Kind, small: Kind) -> Iterator[str]:
-    drawn = f" ({small.stride} in the picture)" if small.stride != kind.stride else ""
-    if kind.pattern == "dilated":
-        yield f"Every {kind.stride:,}th token only{drawn}."
-    elif kind.pattern == "strided":
-        yield f"The last {kind.stride:,} tokens, and every {kind.stride:,}th before{drawn} (Child 2019)."
-    elif kind.pattern == "fixed":
+    drawn = f" ({small.keys.stride} in the picture)" if small.keys.stride != kind.keys.stride else ""
+    if kind.keys.pattern == "dilated":
+        yield f"Every {kind.keys.stride:,}th token only{drawn}."
+    elif kind.keys.pattern == "strided":
+        yield f"The last {kind.keys.stride:,} tokens, and every {kind.keys.stride:,}th before{drawn} (Child 2019)."
+    elif kind.keys.pattern == "fixed":
         yield (
-            f"Tokens of the same block of {kind.stride:,}{drawn}, and the last {kind.summary:,} of every block "
-            "(Child 2019)."
+            f"Tokens of the same block of {kind.keys.stride:,}{drawn}, and the last {kind.keys.summary:,} of every "
+            "block (Child 2019)."
         )
-    elif kind.pattern == "chunked":
-        yield f"Tokens of the same block of {kind.stride:,}{drawn}."
+    elif kind.keys.pattern == "chunked":
+        yield f"Tokens of the same block of {kind.keys.stride:,}{drawn}."
 
 
 def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
     """Which position every slot of a rolling cache holds after every step, −1 for none, the first `keep` of them apart;
     `slots` and `first` are those of the true cache."""
-    assert small.window is not None and kind.window is not None
-    slots = small.window + small.keep_first
+    assert small.keys.window is not None and kind.keys.window is not None
+    slots = small.keys.window + small.keys.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
-    held = rolling.held(newest, slots, small.keep_first)
+    held = rolling.held(newest, slots, small.keys.keep_first)
     return {
-        "slots": kind.window + kind.keep_first,
-        "first": kind.keep_first,
-        "keep": small.keep_first,
+        "slots": kind.keys.window + kind.keys.keep_first,
+        "first": kind.keys.keep_first,
+        "keep": small.keys.keep_first,
         "held": np.where((held >= 0) & (held <= newest), held, -1).tolist(),
     }
 
@@ -147,11 +148,11 @@ def reach(network: Network) -> dict[str, Any] | None:
 
     A token far into a text knows of what is seen by those that it sees, layer by layer. A recurrence knows of all.
     """
-    kinds = {v.name: kind for v, kind in attentions(network) if kind.causal and not kind.cross}
+    kinds = {v.name: kind for v, kind in attentions(network) if kind.keys.causal and not kind.cross}
     mixers = [v for v in network.vertices if v.name in kinds or v.meant.op in RECURRENT]
-    if all(v.name not in kinds or kinds[v.name].sees_all for v in mixers):
+    if all(v.name not in kinds or not kinds[v.name].keys.local for v in mixers):
         return None
-    last = max(network.context or 0, 1 + sum(k.window or k.stride for k in kinds.values())) - 1
+    last = max(network.context or 0, 1 + sum(k.keys.window or k.keys.stride for k in kinds.values())) - 1
     steps: list[list[Any]] = []
     for i, v in enumerate(mixers):
         first: int | None = last
@@ -169,14 +170,14 @@ def _earliest(kind: Kind, token: int) -> int | None:
 
     Of a pattern without a window that has an end, only chunks: the others see something of every part of the text.
     """
-    if kind.window is None and kind.pattern != "chunked":
+    if kind.keys.window is None and kind.keys.pattern != "chunked":
         return None
-    start = token + 1 - min(token + 1, kind.window or kind.stride)
-    if kind.pattern == "dense":
+    start = token + 1 - min(token + 1, kind.keys.window or kind.keys.stride)
+    if kind.keys.pattern == "dense":
         return start
-    if kind.pattern == "chunked":
-        return max(start, token // kind.stride * kind.stride)
-    shift = start // kind.stride * kind.stride  # patterns repeat; positions may be beyond what an array holds
-    keys = np.arange(start - shift, min(start - shift + kind.stride, token + 1 - shift))
-    seen = allowed(np.array(token - shift), keys, True, kind.window, 0, kind.pattern, kind.stride, kind.summary)
+    if kind.keys.pattern == "chunked":
+        return max(start, token // kind.keys.stride * kind.keys.stride)
+    shift = start // kind.keys.stride * kind.keys.stride  # patterns repeat; positions may be beyond what an array holds
+    keys = np.arange(start - shift, min(start - shift + kind.keys.stride, token + 1 - shift))
+    seen = replace(kind.keys, causal=True, keep_first=0).mask(np.array(token - shift), keys)
     return shift + int(keys[np.argmax(seen)])

@@ -59,7 +59,7 @@ def _variants(found: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | 
     """The same layers with other heads, by name, and what that means."""
 
     def kept(width: Any) -> Kept:
-        return Counter((width(kind, *widths), kind.window) for _, kind, widths in found)
+        return Counter((width(kind, *widths), kind.keys.window) for _, kind, widths in found)
 
     heads = max(kind.heads for _, kind, _ in found)
     variants = {"multi-head": (kept(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")}
@@ -69,7 +69,7 @@ def _variants(found: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | 
     variants["multi-query"] = (kept(lambda k, key, value: key + value), "one head of keys and values (Shazeer 2019)")
     latent = "a latent of 4 heads' width and a turned key of half a head (DeepSeek-V2)"
     variants["latent"] = (kept(lambda k, key, value: 4 * value + value // 2), latent)
-    if any(kind.window is not None for _, kind, _ in found):
+    if any(kind.keys.window is not None for _, kind, _ in found):
         open_: Kept = Counter((v.cache[0], None) for v, _, _ in found if v.cache)
         variants["no window"] = (open_, "this model without windows")
     elif context is None or context > WINDOW:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from weft.ir.visible_keys import VisibleKeys
+
 from ..model.network import Network, Vertex
 
 _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
@@ -14,7 +16,7 @@ _NUMBER = re.compile(r"(?:(?P<stem>.+?)\.)?(?P<number>\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a softmax attention lets a token see, and how many heads it has; the attributes of the op `attention`.
+    """A softmax attention: how many heads it has, and which keys its queries see.
 
     `sinks` says that every head has a learned score beside those of keys, `cross` that keys are those of another text,
     `latent` that keys and values are made of what all heads share (DeepSeek-V2).
@@ -22,20 +24,10 @@ class Kind:
 
     heads: int
     kv_heads: int
-    causal: bool
-    window: int | None
-    keep_first: int
-    pattern: str
-    stride: int
-    summary: int
+    keys: VisibleKeys
     sinks: bool
     cross: bool
     latent: bool
-
-    @property
-    def sees_all(self) -> bool:
-        """Whether nothing but the order hides a key."""
-        return self.window is None and self.pattern == "dense"
 
 
 def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
@@ -57,12 +49,14 @@ def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
     return Kind(
         heads,
         number("kv_heads", heads),
-        str(v.attrs.get("causal", "false")).lower() in ("true", "1"),
-        None if window in (None, "none", "None") else int(str(window)),
-        number("keep_first", 0),
-        str(v.attrs.get("pattern", "dense")).strip("'\""),
-        number("stride", 1),
-        number("summary", 1),
+        VisibleKeys(
+            causal=str(v.attrs.get("causal", "false")).lower() in ("true", "1"),
+            window=None if window in (None, "none", "None") else int(str(window)),
+            keep_first=number("keep_first", 0),
+            pattern=str(v.attrs.get("pattern", "dense")).strip("'\""),
+            stride=number("stride", 1),
+            summary=number("summary", 1),
+        ),
         "sinks" in v.roles or any(w.name.rpartition(".")[2] == "sinks" for w in v.weights),
         None not in (q, k) and q != k,
         "value_dim" in v.attrs,

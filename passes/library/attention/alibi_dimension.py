@@ -42,6 +42,7 @@ class AlibiAsDimension(Pass):
 
     name = "alibi-as-dimension"
     effect = "exact"
+    purpose = "Fold into weights"
     tradeoff = "heads are one number longer, also in a cache, instead of a bias for every score"
 
     def run(self, graph: Graph, trace: Trace) -> None:

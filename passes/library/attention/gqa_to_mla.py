@@ -50,6 +50,8 @@ class GqaToMla(Pass):
 
     name = "gqa-to-mla"
     effect = "exact"
+    purpose = "Convert heads, cut heads and layers"
+    see = ("mha-to-gqa",)
     tradeoff = "keys and values are copied to every query head by products, until W_UK and W_UV are trained or absorbed"
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -51,6 +51,8 @@ class MlaAbsorb(Pass):
 
     name = "mla-absorb"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("mla-expand",)
     tradeoff = "scores and sums over vectors as long as the latent, for a cache of one of them"
 
     def run(self, graph: Graph, trace: Trace) -> None:
@@ -95,6 +97,7 @@ class SlimAttention(Pass):
 
     name = "slim-attention"
     effect = "exact"
+    purpose = "Fold into weights"
     tradeoff = (
         "scores and sums over vectors as long as the model is wide, for half the cache: where memory is the limit"
     )
@@ -139,6 +142,8 @@ class MlaExpand(Pass):
 
     name = "mla-expand"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("mla-absorb",)
     tradeoff = "keys and values of every head are made, and cached, instead of one latent"
 
     def run(self, graph: Graph, trace: Trace) -> None:

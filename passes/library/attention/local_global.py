@@ -48,6 +48,8 @@ class LocalGlobal(Pass):
 
     name = "local-global"
     effect = "changing"
+    purpose = "Positions and windows"
+    see = ("sliding-window",)
     tradeoff = "layers that become global see all keys, also where they had a window"
     window: int
     pattern: str | tuple[str, ...] = "5:1"

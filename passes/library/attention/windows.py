@@ -80,6 +80,8 @@ class SlidingWindow(Pass):
 
     name = "sliding-window"
     effect = "conditional"
+    purpose = "Positions and windows"
+    see = ("local-global", "attention-pattern", "rolling-buffer")
     tradeoff = "the first keys are kept beside those of the window"
     size: int
     layers: Layers = "all"
@@ -137,6 +139,8 @@ class Dilate(Pass):
 
     name = "dilate"
     effect = "changing"
+    purpose = "Positions and windows"
+    see = ("attention-pattern",)
     tradeoff = "layers whose window was narrower see more keys"
     size: int
     stride: int
@@ -185,6 +189,8 @@ class AttentionPattern(Pass):
 
     name = "attention-pattern"
     effect = "changing"
+    purpose = "Positions and windows"
+    see = ("sliding-window", "dilate")
     tradeoff = "layers that had a window may see more keys"
     pattern: Literal["dense", "dilated", "strided", "fixed", "chunked"]
     stride: int = 1

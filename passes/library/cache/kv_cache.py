@@ -61,6 +61,8 @@ class KvCache(Pass):
 
     name = "kv-cache"
     effect = "conditional"
+    purpose = "Decode"
+    see = ("rolling-buffer", "last-token-logits")
     tradeoff = "a call also moves keys, values and states in and out; the calls after it compute less for that"
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -50,6 +50,7 @@ class LastTokenLogits(Pass):
 
     name = "last-token-logits"
     effect = "conditional"
+    purpose = "Decode"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = token_axes(graph)

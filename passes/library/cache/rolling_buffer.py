@@ -52,6 +52,8 @@ class RollingBuffer(Pass):
 
     name = "rolling-buffer"
     effect = "conditional"
+    purpose = "Decode"
+    see = ("kv-cache", "sliding-window")
     length: int | None = None
     slack: int = 0
 

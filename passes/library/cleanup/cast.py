@@ -38,6 +38,7 @@ class Cast(Pass):
 
     name = "cast"
     effect = "lossy"
+    purpose = "Numbers"
     tradeoff = "casts between the model and what stays in f32"
     dtype: DType
 

@@ -45,6 +45,7 @@ class Cse(Pass):
 
     name = "cse"
     effect = "exact"
+    purpose = "Simplify"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         params: dict[Hashable, Param] = {}

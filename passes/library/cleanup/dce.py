@@ -35,6 +35,7 @@ class Dce(Pass):
 
     name = "dce"
     effect = "exact"
+    purpose = "Simplify"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in reversed(graph.nodes):

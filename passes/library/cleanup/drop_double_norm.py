@@ -39,6 +39,7 @@ class DropDoubleNorm(Pass):
 
     name = "drop-double-norm"
     effect = "exact"
+    purpose = "Fold into weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for norm in graph.nodes:

@@ -48,6 +48,7 @@ class FoldConstants(Pass):
 
     name = "fold-constants"
     effect = "exact"
+    purpose = "Simplify"
     limit: int = 4096
     weights: bool = True
 

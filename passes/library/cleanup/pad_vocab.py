@@ -40,6 +40,7 @@ class PadVocab(Pass):
 
     name = "pad-vocab"
     effect = "exact"
+    purpose = "Same function, other weights"
     tradeoff = "the logits of up to multiple - 1 more tokens are computed and thrown away"
     multiple: int = 64
 

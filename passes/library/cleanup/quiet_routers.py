@@ -49,6 +49,7 @@ class QuietRouters(Pass):
 
     name = "quiet-routers"
     effect = "conditional"
+    purpose = "Simplify"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         found = noises(graph)

@@ -45,6 +45,8 @@ class DropKBias(Pass):
 
     name = "drop-k-bias"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("v-bias-to-o-bias",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
@@ -112,6 +114,8 @@ class VBiasToOBias(Pass):
 
     name = "v-bias-to-o-bias"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("drop-k-bias",)
     tradeoff = (
         "the output's bias, where it had none, is as long as the model is wide; that of the values may be shorter"
     )

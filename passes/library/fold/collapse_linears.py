@@ -67,6 +67,7 @@ class CollapseLinears(Pass):
 
     name = "collapse-linears"
     effect = "exact"
+    purpose = "Fuse and take apart"
     tradeoff = "a factorized embedding becomes a table of the model's width: more bytes to store, fewer to compute"
 
     def run(self, graph: Graph, trace: Trace) -> None:

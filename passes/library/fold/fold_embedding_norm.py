@@ -39,6 +39,7 @@ class FoldEmbeddingNorm(Pass):
 
     name = "fold-embedding-norm"
     effect = "exact"
+    purpose = "Fold into weights"
     tradeoff = "with untie a tied table is stored twice"
     untie: bool = False
 

@@ -130,6 +130,8 @@ class FoldNormScale(Pass):
 
     name = "fold-norm-scale"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("layernorm-to-rmsnorm", "norm-across-rope")
     tradeoff = "the bias of a LayerNorm becomes biases of its readers; with untie a tied weight is stored twice"
     untie: bool = False
 

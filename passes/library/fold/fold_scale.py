@@ -60,6 +60,7 @@ class FoldScale(Pass):
 
     name = "fold-scale"
     effect = "exact"
+    purpose = "Fold into weights"
     tradeoff = "with untie, a table tied to the head is stored twice"
     untie: bool = False
 

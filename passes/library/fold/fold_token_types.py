@@ -46,6 +46,7 @@ class FoldTokenTypes(Pass):
 
     name = "fold-token-types"
     effect = "conditional"
+    purpose = "Fold into weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         ids = graph.inputs.get(INPUT)

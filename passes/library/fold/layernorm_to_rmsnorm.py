@@ -49,6 +49,8 @@ class LayernormToRmsnorm(Pass):
 
     name = "layernorm-to-rmsnorm"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("fold-norm-scale",)
     tradeoff = "the bias of a LayerNorm becomes biases of its readers"
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -58,6 +58,7 @@ class PrecomputeFirstLayer(Pass):
 
     name = "precompute-first-layer"
     effect = "exact"
+    purpose = "Fold into weights"
     tradeoff = "a table of vocab rows, as wide as what the first layer makes of a token, takes the place of its weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:

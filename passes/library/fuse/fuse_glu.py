@@ -42,6 +42,7 @@ class FuseGlu(Pass):
 
     name = "fuse-glu"
     effect = "exact"
+    purpose = "Fuse and take apart"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:

@@ -67,6 +67,7 @@ class FuseNormLinear(Pass):
 
     name = "fuse-norm-linear"
     effect = "exact"
+    purpose = "Fuse and take apart"
     tradeoff = "results are divided instead of x, by every linear of a norm: a few FLOPs more for a trip to memory less"
     untie: bool = False
 

@@ -54,6 +54,7 @@ class FuseParallelBlock(Pass):
 
     name = "fuse-parallel-block"
     effect = "exact"
+    purpose = "Fuse and take apart"
     tradeoff = "the inner results of both branches are copied side by side"
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -65,6 +65,8 @@ class FuseResidualNorm(Pass):
 
     name = "fuse-residual-norm"
     effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("unfuse-residual-norm",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
         norms = {n.op for n in graph.nodes}

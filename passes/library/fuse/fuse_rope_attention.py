@@ -43,6 +43,7 @@ class FuseRopeAttention(Pass):
 
     name = "fuse-rope-attention"
     effect = "exact"
+    purpose = "Fuse and take apart"
     tradeoff = "a rotation that several operands or attentions share is computed for each of them"
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -95,6 +95,7 @@ class FuseRouter(Pass):
 
     name = "fuse-router"
     effect = "exact"
+    purpose = "Fuse and take apart"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if any(node.op is ops.one_hot for node in graph.nodes):

@@ -49,6 +49,7 @@ class MergeSharedExperts(Pass):
 
     name = "merge-shared-experts"
     effect = "exact"
+    purpose = "Fuse and take apart"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         place = {node: i for i, node in enumerate(graph.nodes)}

@@ -83,6 +83,8 @@ class PackQkv(Pass):
 
     name = "pack-qkv"
     effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("unpack",)
     tradeoff = "the split copies its pieces where a backend cannot read them in place"
 
     def run(self, graph: Graph, trace: Trace) -> None:
@@ -154,6 +156,8 @@ class PackGateUp(Pass):
 
     name = "pack-gate-up"
     effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("unpack",)
     tradeoff = "the split copies its pieces where a backend cannot read them in place"
 
     def run(self, graph: Graph, trace: Trace) -> None:

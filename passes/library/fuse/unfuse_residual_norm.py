@@ -36,6 +36,8 @@ class UnfuseResidualNorm(Pass):
 
     name = "unfuse-residual-norm"
     effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("fuse-residual-norm",)
     tradeoff = "the sum is written to memory and read again before it is normalized"
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -38,6 +38,8 @@ class Unpack(Pass):
 
     name = "unpack"
     effect = "exact"
+    purpose = "Fuse and take apart"
+    see = ("pack-qkv", "pack-gate-up")
     tradeoff = "several small products instead of a large one: as many FLOPs, but x is read by each"
 
     def run(self, graph: Graph, trace: Trace) -> None:

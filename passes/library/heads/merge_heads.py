@@ -90,6 +90,8 @@ class MhaToGqa(Pass):
 
     name = "mha-to-gqa"
     effect = "lossy"
+    purpose = "Convert heads, cut heads and layers"
+    see = ("gqa-to-mha", "gqa-to-mla")
     kv_heads: int
     method: Literal["mean", "first", "svd"] = "mean"
     calibration: str | None = None

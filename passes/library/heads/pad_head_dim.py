@@ -51,6 +51,7 @@ class PadHeadDim(Pass):
 
     name = "pad-head-dim"
     effect = "exact"
+    purpose = "Same function, other weights"
     tradeoff = "zeros are multiplied and cached, for kernels that take no other sizes"
     multiple: int = 8
 

@@ -50,6 +50,7 @@ class PermuteHeads(Pass):
 
     name = "permute-heads"
     effect = "exact"
+    purpose = "Same function, other weights"
     order: tuple[int, ...]
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -56,6 +56,7 @@ class PruneHeads(Pass):
 
     name = "prune-heads"
     effect = "lossy"
+    purpose = "Convert heads, cut heads and layers"
     idempotent: ClassVar[bool] = False
     count: int = 1
     heads: tuple[int, ...] = ()

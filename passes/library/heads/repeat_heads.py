@@ -44,6 +44,8 @@ class GqaToMha(Pass):
 
     name = "gqa-to-mha"
     effect = "exact"
+    purpose = "Same function, other weights"
+    see = ("mha-to-gqa",)
     tradeoff = "keys and values are computed and cached as often as they are repeated, for targets without groups"
     kv_heads: int | None = None
 

@@ -53,6 +53,8 @@ class PruneLayers(Pass):
 
     name = "prune-layers"
     effect = "lossy"
+    purpose = "Convert heads, cut heads and layers"
+    see = ("insert-layers",)
     idempotent: ClassVar[bool] = False
     layers: Layers
     stack: str = ""
@@ -128,6 +130,8 @@ class InsertLayers(Pass):
 
     name = "insert-layers"
     effect = "exact"
+    purpose = "Exchange parts and grow"
+    see = ("prune-layers",)
     tradeoff = "there are more layers to compute, and their weights"
     after: int
     count: int = 1

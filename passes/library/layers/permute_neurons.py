@@ -46,6 +46,7 @@ class PermuteNeurons(Pass):
 
     name = "permute-neurons"
     effect = "exact"
+    purpose = "Same function, other weights"
     seed: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:

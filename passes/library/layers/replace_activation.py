@@ -49,6 +49,7 @@ class ReplaceActivation(Pass):
 
     name = "replace-activation"
     effect = "changing"
+    purpose = "Exchange parts and grow"
     to: str
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -39,6 +39,7 @@ class ReplaceNorm(Pass):
 
     name = "replace-norm"
     effect = "changing"
+    purpose = "Exchange parts and grow"
     tradeoff = "a LayerNorm takes two FLOPs a number more than an RMSNorm"
     kind: Literal["rms", "layer"]
     eps: float | None = None

@@ -48,6 +48,7 @@ class RotateResidual(Pass):
 
     name = "rotate-residual"
     effect = "exact"
+    purpose = "Same function, other weights"
     seed: int = 0
 
     def run(self, graph: Graph, trace: Trace) -> None:

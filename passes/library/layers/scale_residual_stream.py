@@ -46,6 +46,7 @@ class ScaleResidualStream(Pass):
 
     name = "scale-residual-stream"
     effect = "exact"
+    purpose = "Same function, other weights"
     tradeoff = "where the table is tied to the head, a multiplication for every token"
     factor: float
 

@@ -45,6 +45,7 @@ class UpcycleToMoe(Pass):
 
     name = "upcycle-to-moe"
     effect = "exact"
+    purpose = "Exchange parts and grow"
     tradeoff = "each token computes top_k times as much, and there are `experts` times the weights"
     experts: int
     top_k: int = 2

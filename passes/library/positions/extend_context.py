@@ -59,6 +59,8 @@ class ExtendContext(Pass):
 
     name = "extend-context"
     effect = "changing"
+    purpose = "Positions and windows"
+    see = ("insert-rope",)
     method: Literal["pi", "ntk", "yarn", "llama3"]
     factor: float
     original: int | None = None

@@ -52,6 +52,8 @@ class InsertRope(Pass):
 
     name = "insert-rope"
     effect = "changing"
+    purpose = "Positions and windows"
+    see = ("strip-positions", "extend-context")
     tradeoff = "two rotations for every layer"
     theta: float = 10_000.0
     rotary_dim: int | None = None

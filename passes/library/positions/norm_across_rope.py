@@ -48,6 +48,8 @@ class NormAcrossRope(Pass):
 
     name = "norm-across-rope"
     effect = "exact"
+    purpose = "Fold into weights"
+    see = ("fold-norm-scale",)
     to: Literal["behind", "before"] = "behind"
 
     def run(self, graph: Graph, trace: Trace) -> None:

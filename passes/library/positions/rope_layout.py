@@ -50,6 +50,7 @@ class RopeLayout(Pass):
 
     name = "rope-layout"
     effect = "exact"
+    purpose = "Same function, other weights"
     layout: Literal["half", "interleaved"]
 
     def run(self, graph: Graph, trace: Trace) -> None:

@@ -56,6 +56,8 @@ class StripPositions(Pass):
 
     name = "strip-positions"
     effect = "changing"
+    purpose = "Positions and windows"
+    see = ("insert-rope",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
         need_early(graph, self.name)

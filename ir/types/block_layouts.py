@@ -1,0 +1,130 @@
+"""Block layouts: how a checkpoint stores a matrix as quantized blocks.
+
+A row is cut into groups. A group has a scale, perhaps a minimum, and a code of a few bits for every number:
+
+    weight[n, k] = scales[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
+
+A layout is data: a new one is one `BlockLayout` in `LAYOUTS`. Kernels and lowerings never ask for a layout by name,
+they say which bits, groups and offsets they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import dtypes
+from .dtypes import DType
+
+Array = np.ndarray[Any, Any]
+
+
+class Blocks(NamedTuple):
+    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups], and offsets like them or None."""
+
+    codes: Array
+    scales: Array
+    offsets: Array | None = None
+
+
+class Packing(NamedTuple):
+    """How the codes [..., group] of a group lie in its bytes [..., bytes]."""
+
+    pack: Callable[[Array], Array]
+    unpack: Callable[[Array], Array]
+
+
+def pack_pairs(codes: Array) -> Array:
+    """Put pairs of 4-bit codes along the last axis into one byte, the first in the low half; an odd one gets a 0."""
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
+    packed: Array = codes[..., ::2] | (codes[..., 1::2] << 4)
+    return packed
+
+
+def pack_words(codes: Array, bits: int) -> Array:
+    """Put the codes u8 [rows, groups, group] of `bits` each into words, i32 [rows, groups · group · bits / 32].
+
+    A group fills R words; code s of word i, its bits from s·bits on, is number s·R + i of the group.
+    """
+    rows, groups, group = codes.shape
+    runs = codes.reshape(rows, groups, 32 // bits, group * bits // 32).astype(np.uint32)
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)[:, None]
+    words: Array = np.bitwise_or.reduce(runs << shifts, axis=2).reshape(rows, -1).view(np.int32)
+    return words
+
+
+def _pack_halves(codes: Array) -> Array:
+    first, second = np.split(codes, 2, -1)
+    packed: Array = first | (second << 4)
+    return packed
+
+
+HALVES = Packing(_pack_halves, lambda raw: np.concatenate([raw & 15, raw >> 4], -1))  # low halves first, then high ones
+SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # two's complement; codes are that plus 128
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes as `packing` says.
+
+    Scale and minimum m are stored as `scale`. With a minimum a weight is scale · code + m, so that the offset of the
+    module's formula is m + scale · 2^{bits−1}.
+    """
+
+    dtype: DType
+    packing: Packing
+    has_minimum: bool = False
+    scale: DType = dtypes.f16
+
+    def __str__(self) -> str:
+        return self.dtype.name
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.dtype.bits
+
+    @property
+    def group(self) -> int:
+        """How many numbers of a row share a scale."""
+        return self.dtype.block
+
+    def unpack(self, raw: Array) -> Blocks:
+        """Take blocks apart, u8 [rows, groups, bytes of a block], exactly."""
+        head = (1 + self.has_minimum) * self.scale.bits // 8
+        numbers = np.ascontiguousarray(raw[..., :head]).view(self.scale.numpy).astype(np.float32)
+        scales = numbers[..., 0]
+        offsets = numbers[..., 1] + (1 << (self.bits - 1)) * scales if self.has_minimum else None
+        return Blocks(self.packing.unpack(raw[..., head:]), scales, offsets)
+
+    def pack(self, blocks: Blocks) -> Array:
+        """Put blocks together as they are stored: the inverse of `unpack`, but for rounding scales and minima."""
+        numbers = [blocks.scales]
+        if blocks.offsets is not None:
+            numbers.append(blocks.offsets - (1 << (self.bits - 1)) * blocks.scales)
+        head = np.ascontiguousarray(np.stack(numbers, -1).astype(self.scale.numpy)).view(np.uint8)
+        return np.concatenate([head, self.packing.pack(blocks.codes)], -1)
+
+    def dequantize(self, blocks: Blocks) -> Array:
+        """The numbers that blocks stand for, f32 [rows, groups · group]: the meaning of a layout."""
+        centred = blocks.codes.astype(np.float32) - (1 << (self.bits - 1))
+        values = blocks.scales[..., None] * centred
+        if blocks.offsets is not None:
+            values = values + blocks.offsets[..., None]
+        numbers: Array = values.reshape(len(values), -1)
+        return numbers
+
+
+# Those of the GGUF specification that multiply well as they are stored.
+LAYOUTS: dict[DType, BlockLayout] = {
+    layout.dtype: layout
+    for layout in (
+        BlockLayout(dtypes.q4_0, HALVES),
+        BlockLayout(dtypes.q4_1, HALVES, has_minimum=True),
+        BlockLayout(dtypes.q8_0, SIGNED),
+    )
+}

@@ -1,0 +1,250 @@
+"""Folders of PyTorch in weft's own runtime: caches and states of every kind, held against the meaning in float64."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.backends.runtime.core.generate import Generator
+from weft.backends.runtime.torch import steps as torch_steps
+from weft.backends.runtime.torch.decoder import TorchDecoder
+from weft.backends.runtime.torch.folder import importing
+from weft.frontends import load_source
+from weft.frontends.api.verify.verification import relative_error, tolerated
+from weft.ir import Graph, interpret
+
+from ..test_states import CAREFUL, PROMPTS, VOCAB, stack, tokens
+
+KINDS = ["hybrid", "latent", "rolling, first keys"]  # of `STACKS`; the others are made of the same caches
+TOLERANCE = tolerated("f32", layers=4, reduction=64)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def graph(kind: str) -> Graph:
+    return load_source(stack(kind), seed=5).graph
+
+
+@pytest.fixture(scope="module")
+def folder(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("torch") / "out"
+    weft.compile(graph, out, target="torch")
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Generator:
+    return opened(folder)
+
+
+def opened(folder: Path, **changes: Any) -> Generator:
+    model = weft.load(folder, device="cpu", trust=True)
+    assert isinstance(model, Generator) and isinstance(model.decoder, TorchDecoder)
+    for name, value in changes.items():
+        setattr(model.decoder, name, value)
+    return model
+
+
+def logits_of(graph: Graph, ids: list[int]) -> np.ndarray:
+    """The logits [tokens, vocab] of one full pass in float64."""
+    inputs = {"input_ids": np.array([ids]), "position_ids": np.arange(len(ids))[None]}
+    found: np.ndarray = interpret(graph, {name: inputs[name] for name in graph.inputs})["logits"][0]
+    return found
+
+
+def assert_greedy(graph: Graph, results: list[Any], count: int) -> None:
+    """Each result is the greedy continuation of its prompt by `count` tokens."""
+    for result in results:
+        assert len(result.tokens) == count
+        wanted = logits_of(graph, [*result.prompt, *result.tokens])[len(result.prompt) - 1 : -1].argmax(-1)
+        assert result.tokens == wanted.tolist()
+
+
+@pytest.mark.parametrize("chunk", [3, 512])
+def test_batches_of_unequal_prompts(graph: Graph, model: Generator, chunk: int) -> None:
+    results = model.generate(PROMPTS, max_tokens=14, chunk=chunk)
+    assert len({token for row in tokens(results) for token in row}) > 10
+    assert_greedy(graph, results, 14)
+
+
+def test_logits_are_those_of_a_full_pass(graph: Graph, model: Generator) -> None:
+    ids = np.random.default_rng(3).integers(0, VOCAB, 45).tolist()
+    wanted = logits_of(graph, ids)
+    for chunk in (512, 7, 1):
+        got = model.logits(ids, chunk)
+        assert got.shape == wanted.shape and relative_error(got, wanted) <= TOLERANCE, chunk
+
+
+def test_rows_that_end_leave_the_others_alone(model: Generator) -> None:
+    wanted = tokens(model.generate(PROMPTS, max_tokens=12))
+    stopping = Generator(model.decoder, stop_ids=frozenset([wanted[0][3], wanted[2][1]]))
+    for row, result in zip(wanted, stopping.generate(PROMPTS, max_tokens=12), strict=True):
+        ends = [at + 1 for at, token in enumerate(row) if token in stopping.stop_ids]
+        assert result.tokens == row[: min(ends, default=12)]
+
+
+def test_beams_follow_their_states(graph: Graph, model: Generator) -> None:
+    """The score of a text is its log-probability, which it is only if everything moved along with it."""
+    for result in model.generate(PROMPTS[:3], max_tokens=8, beams=3, returned=3):
+        logits = logits_of(graph, [*result.prompt, *result.tokens[:-1]])[len(result.prompt) - 1 :]
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        score = sum(row[token] for row, token in zip(logs, result.tokens, strict=True))
+        np.testing.assert_allclose(result.score, score / 8, rtol=1e-4)
+
+
+def test_turns_read_only_what_is_new(graph: Graph, model: Generator) -> None:
+    talk, prompt, held = model.conversation(), list(range(3, 30)), 0
+    for turn in range(4):  # 27, then 41 more tokens a turn: the caches grow past their first 256 slots
+        (result,) = talk.generate(prompt, max_tokens=35, chunk=16)
+        assert result.timings.prompt_tokens == len(prompt) - held
+        if turn == 3:
+            assert_greedy(graph, [result], 35)
+        held = len(prompt) + 34  # the last token was never fed back
+        prompt = [*prompt, *result.tokens, *range(40, 46), *range(30)]
+
+
+def test_another_beginning_is_read_again(kind: str, graph: Graph, model: Generator) -> None:
+    talk = model.conversation()
+    talk.generate(PROMPTS[4], max_tokens=3)
+    changed = [*PROMPTS[4][:12], 7, 7, 7]
+    (result,) = talk.generate(changed, max_tokens=8)
+    assert_greedy(graph, [result], 8)
+    assert result.timings.prompt_tokens == (15 if kind in CAREFUL else 3)
+
+
+def test_an_interrupted_run_is_forgotten(graph: Graph, model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = model.conversation()
+    talk.generate(PROMPTS[4], max_tokens=3)
+
+    def interrupted(*given: Any, **named: Any) -> None:
+        call(*given, **named)
+        raise KeyboardInterrupt
+
+    call = TorchDecoder.call
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchDecoder, "call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            talk.generate([*PROMPTS[4], 1, 2, 3, 4], max_tokens=3)
+    (result,) = talk.generate([*PROMPTS[4], 1, 2, 3, 4, 5], max_tokens=6)
+    assert_greedy(graph, [result], 6)
+    assert result.timings.prompt_tokens == len(PROMPTS[4]) + 5
+
+
+def test_caches_are_as_large_as_the_manifest_says(kind: str, model: Generator, folder: Path) -> None:
+    manifest = json.loads((folder / "weft.json").read_text())
+    slots = [256 if cache["capacity"] is None else cache["capacity"] for cache in manifest["cache"]]
+    parts = [1 if cache["latent"] else 2 for cache in manifest["cache"]]
+    numbers = sum(
+        n * part * cache["kv_heads"] * cache["head_dim"]
+        for n, part, cache in zip(slots, parts, manifest["cache"], strict=True)
+    )
+    numbers += sum(int(np.prod(state["shape"])) for state in manifest["states"])
+    results = model.generate(PROMPTS, max_tokens=14)
+    assert results[0].timings.cache_bytes == len(PROMPTS) * numbers * 4
+    decoder: Any = model.decoder
+    assert decoder.rewinds == (kind not in CAREFUL)
+    assert decoder.padded == (kind != "hybrid")
+
+
+def test_the_decode_step_of_the_folder_is_the_same_model(folder: Path, graph: Graph) -> None:
+    """Where Triton cannot run, its kernels compute with torch."""
+    assert json.loads((folder / "weft.json").read_text())["kernels"]
+    stepping = opened(folder)
+    with importing(folder):
+        decoder: Any = stepping.decoder
+        decoder.step = importlib.import_module("decode").Step(decoder.model)
+    assert_greedy(graph, stepping.generate(PROMPTS, max_tokens=14, chunk=4), 14)
+
+
+def replayed(body: Any, changed: Any, pool: Any) -> tuple[Any, Any]:
+    """What `torch_steps.capture` does, without CUDA: nothing is left of the call, and a replay writes in place."""
+    before = [t.clone() for t in changed]
+    made = body()
+    for tensor, value in zip(changed, before, strict=True):
+        tensor.copy_(value)
+    outputs = made if isinstance(made, tuple) else (made,)
+
+    def replay() -> None:
+        again = body()
+        for tensor, value in zip(outputs, again if isinstance(again, tuple) else (again,), strict=True):
+            tensor.copy_(value)
+
+    return SimpleNamespace(replay=replay), made
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_steps_are_captured_once_for_each_bound(
+    folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch, draws: bool
+) -> None:
+    captured: list[Any] = []
+    monkeypatch.setattr(torch_steps, "SMALLEST", 8)
+    monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
+    model = opened(folder, draws=draws)
+    context: Any
+    with model.decoder.context(len(PROMPTS), 40) as context:
+        context._steps._cuda = True
+    results = model.generate(PROMPTS, max_tokens=20)
+    assert_greedy(graph, results, 20)  # 21 + 19 tokens of the longest row: bounds of 32 and 64 keys
+    assert len(captured) == 2
+    assert tokens(model.generate(PROMPTS, max_tokens=20)) == tokens(results)
+    assert len(captured) == 2
+
+
+def test_steps_that_wait_for_the_device_are_launched(
+    folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(*_: Any) -> None:
+        raise torch_steps.Waits("called a synchronizing operation")
+
+    monkeypatch.setattr(torch_steps, "capture", waits)
+    model = opened(folder, draws=True)
+    context: Any
+    with model.decoder.context(len(PROMPTS), 40) as context:
+        context._steps._cuda = True
+    with pytest.warns(UserWarning, match="steps are launched kernel by kernel: called a synchronizing") as said:
+        results = model.generate(PROMPTS, max_tokens=20)
+    assert_greedy(graph, results, 20)
+    assert len(said) == 1  # tried once for all steps that see few keys
+
+
+class CrossCache:
+    """What crosses over from a source, known by the name of its class."""
+
+    def __init__(self, *kept: torch.Tensor) -> None:
+        self.kept = kept
+
+
+class Held(list[Any]):
+    capacity, length = 64, 0
+
+
+def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[Any] = []
+    monkeypatch.setattr(torch_steps, "capture", lambda *given: captured.append(given) or replayed(*given))
+    source = torch.ones(1, 1, 12)
+    layer = CrossCache(source[..., :4])
+    steps = torch_steps.Steps(lambda *_: layer.kept[0].sum(-1)[..., None], Held([layer]), 1, torch.device("cpu"))
+    steps._cuda = True
+    for length, times in ((4, 1), (4, 1), (12, 2)):
+        layer.kept = (source[..., :length],)
+        assert steps.logits(3).item() == length
+        assert len(captured) == times
+
+
+def test_a_vocabulary_that_the_manifest_gets_wrong(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.decoder, "vocab", model.decoder.vocab + 1)
+    monkeypatch.setattr(model.decoder, "_spare", None)
+    with pytest.raises(weft.WeftError, match=r"logits are \d+ wide, but the vocabulary is said to hold"):
+        model.generate([PROMPTS[0]], max_tokens=1)

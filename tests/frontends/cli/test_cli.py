@@ -1,0 +1,195 @@
+"""The weft command as a whole: its help, its catalogues, its completion, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.shell_completion import ShellComplete
+
+import weft
+from weft.frontends.cli import cli
+from weft.ir.errors import WeftError
+
+from ..command import WATCHDOG, done, refused, start, weft_command
+
+COMMANDS = (
+    *("compile", "run", "inspect", "opt", "export", "verify", "eval"),
+    *("ops", "passes", "presets", "families", "completion"),
+)
+
+
+# -- help
+
+
+def test_help_groups_the_commands() -> None:
+    text = done("--help").stdout
+    sections = re.findall(r"^(\w+):\n((?:  \S.*\n)+)", text, re.MULTILINE)
+    listed = {title: [line.split()[0] for line in lines.splitlines()] for title, lines in sections}
+    assert listed.pop("Options") == ["--version", "-h,"]
+    assert list(listed) == ["Build", "Run", "Look", "Change", "Trust", "Shell"]
+    assert [name for names in listed.values() for name in names] == list(cli.commands)
+    assert listed["Build"] == ["compile", "export"] and listed["Trust"] == ["verify"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command: str) -> None:
+    text = done(command, "--help").stdout
+    assert "Examples:" in text
+    assert f"weft {command}" in text
+
+
+def test_the_bare_command_is_help() -> None:
+    assert done().stdout == done("--help").stdout
+    assert all(f"  {command} " in done().stdout for command in COMMANDS)
+
+
+def test_version() -> None:
+    assert done("--version").stdout == f"weft {weft.__version__}\n"
+
+
+def test_python_m_weft(tmp_path: Path) -> None:
+    process = start("--version", cwd=tmp_path)
+    assert process.communicate() == (f"weft {weft.__version__}\n", "")
+
+
+# -- catalogues and completion
+
+
+def test_ops_are_listed_and_shown() -> None:
+    from weft.ir.op import OPS
+
+    listed = done("ops").stdout
+    assert all(name in listed for name in OPS)
+    shown = done("ops", "attention").stdout
+    assert all(word in shown for word in ("kv_heads", "GroupQueryAttention", "ort-cuda", "f32[", "softmax"))
+    assert "did you mean attention" in refused("ops", "atention")
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "concat", "embedding", "moe"])
+def test_every_kind_of_op_can_be_shown(name: str) -> None:
+    assert done("ops", name).stdout.startswith(f"{name}(")
+
+
+def test_passes_are_listed_and_shown() -> None:
+    listed = done("passes").stdout
+    assert "kv-cache" in listed and "default, of encoders" in listed
+    assert "dtype" in done("passes", "cast").stdout
+    assert "unknown pass" in refused("passes", "casts-spells")
+
+
+def test_families_are_listed_with_their_errors() -> None:
+    lines = done("families").stdout.splitlines()
+    assert lines[0].split() == ["family", "target", "full", "chunked", "decode"]
+    rows = lines[2 : lines.index("")]
+    families = [line.split()[0] for line in rows if not line.startswith(" ")]
+    assert lines[-1].startswith("in GGUF files: bert, bloom, ")
+    assert {"llama", "gemma2", "bert"} <= set(families)
+    assert len(rows) == 2 * len(families)
+    shown = done("families", "bert").stdout.splitlines()
+    assert [line.split()[:-1] for line in shown[2:]] == [["bert", "onnx"], ["ort-cpu"]]
+    assert "did you mean gemma2" in refused("families", "gema2")
+
+
+def test_presets_are_listed_and_shown() -> None:
+    rows = {line.split()[0]: line.split()[1:] for line in done("presets").stdout.splitlines() if line}
+    assert " ".join(rows["deepseek-v3"]).startswith("671 G 37.6 G 68.6 KiB 163,840 DeepSeek-V3")
+    assert " ".join(rows["mistral-7b"]).startswith("7.24 G 128.0 KiB 32,768 Mistral")
+    assert " ".join(rows["mamba-2.8b"]).startswith("2.77 G 21.9 MiB Mamba")
+    shown = done("presets", "gpt2").stdout
+    assert "Decoder(" in shown and "124,439,808 parameters" in shown
+    assert "gpt2" in refused("presets", "gpt-2")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    assert "_WEFT_COMPLETE" in done("completion", shell).stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "typed", "offered"),
+    [
+        ([], "ins", ["inspect"]),
+        (["compile"], "smol", ["smollm2-135m", "smol"]),
+        (["compile", "--target"], "ort-c", ["ort-cpu", "ort-cuda"]),
+        (["compile", "--target", "ort-cuda", "--dtype"], "", ["f16", "bf16"]),
+        (["compile", "-p"], "default,-last", ["default,-last-token-logits"]),
+        (["opt", "-p"], "dce, kv", ["dce, kv-cache"]),
+        (["opt", "-p"], "dce, rolling-buffer{length=8, sl", ["dce, rolling-buffer{length=8, slack="]),
+        (["opt", "-p"], "fold-scale{", ["fold-scale{untie=true", "fold-scale{untie=false"]),
+        (["opt", "-p"], "fold-scale{untie=true,", []),
+        (["opt", "-p"], "nonesuch{", []),
+        (["eval", "-p"], "mine=kv", ["mine=kv-cache"]),
+        (["eval", "-p"], "mine=cse,kv", ["mine=cse,kv-cache"]),
+        (["ops"], "rms", ["rms_norm"]),
+        (["passes"], "kv", ["kv-cache"]),
+        (["families"], "gemma", ["gemma", "gemma2", "gemma3_text"]),
+        (["presets"], "gp", ["gpt2", "gpt3-175b"]),
+    ],
+)
+def test_completion_offers(args: list[str], typed: str, offered: list[str]) -> None:
+    found = ShellComplete(cli, {}, "weft", "_WEFT_COMPLETE").get_completions(args, typed)
+    assert [item.value for item in found] == offered
+
+
+# -- endings
+
+
+def test_a_closed_pipe_is_no_news(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("ops", cwd=tmp_path, stdout=writing)
+    os.close(writing)
+    assert process.communicate(timeout=WATCHDOG) == (None, "")
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (OSError(28, "No space left on device"), 2, "the disk is full"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "/x: permission denied"),
+        (MemoryError(), 2, "not enough memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (BrokenPipeError(32, "Broken pipe"), 141, ""),
+    ],
+)
+def test_every_end_has_a_status(error: BaseException, status: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Callable[..., Any]:
+        raise error
+
+    monkeypatch.setattr("weft.frontends.api.source.sources.load_source", fail)
+    result = weft_command("inspect", "gpt2")
+    assert result.exit_code == status
+    assert words in result.stderr and result.stderr.count("\n") == bool(words)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts even where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("told", [True, False])
+def test_an_interrupt_while_something_loads_is_one(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            lost = ImportError("umath failed to import")  # as numpy's C sources do
+        if told:
+            raise WeftError(f"ONNX Runtime cannot be imported ({lost})") from lost
+        raise lost
+
+    monkeypatch.setattr("weft.frontends.api.source.sources.load_source", load)
+    result = weft_command("inspect", "gpt2")
+    assert (result.exit_code, result.stderr) == (130, "weft: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

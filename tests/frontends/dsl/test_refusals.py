@@ -1,0 +1,234 @@
+"""A wrong architecture is refused where it is written: one sentence with the module and the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.frontends.dsl import (
+    MLA,
+    MLP,
+    ALiBi,
+    Attention,
+    Block,
+    CrossAttention,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    LayerNorm,
+    LearnedPositions,
+    LinearAttention,
+    Mamba,
+    Mamba2,
+    MoE,
+    RelativeAttention,
+    Repeat,
+    RMSNorm,
+    RoPE,
+    Sinusoidal,
+    T5Bias,
+    linear,
+    module,
+    param,
+    trace,
+)
+from weft.ir import Value, WeftError, ops
+from weft.ir.types import sizes
+
+from ..formulas import X
+
+ROPE = RoPE()
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Attention(8, kv_heads=3), "Attention: kv_heads=3 does not divide heads=8"),
+        (lambda: Attention(8, kv_heads=0), "Attention: kv_heads=0 must be a whole number of at least 1"),
+        (lambda: Attention(0), "Attention: heads=0 must be"),
+        (lambda: Attention(8.0), "Attention: heads=8.0 must be a whole number"),
+        (lambda: Attention(8, head_dim=0), "Attention: head_dim=0 must be"),
+        (lambda: Attention(8, window=0), "Attention: window=0 must be a whole number of at least 1"),
+        (lambda: Attention(8, pattern="zigzag"), "Attention: unknown pattern='zigzag'; known are dense"),
+        (lambda: Attention(8, pattern="dilated", stride=0), "Attention: stride=0 must be"),
+        (lambda: Attention(8, pattern="fixed", stride=2, summary=3), "Attention: summary=3 exceeds stride=2"),
+        (lambda: Attention(8, softcap=0.0), "Attention: softcap=0.0 must be a positive number"),
+        (lambda: Attention(8, softcap=INF), "Attention: softcap=inf must be a positive number"),
+        (lambda: Attention(8, scale=NAN), "Attention: scale=nan must be a finite number"),
+        (lambda: Attention(8, rope=5), "Attention: rope=5 must be RoPE"),
+        (lambda: Attention(8, qk_norm=3), "Attention: qk_norm=3 is no module"),
+        (lambda: Attention(8, bias=3), "Attention: bias=3 is no module"),
+        (lambda: Attention(8, bias=ALiBi), "Attention: bias=<class .*ALiBi'> is no module: call it"),
+        (lambda: Attention(8, qk_norm_full=True), "Attention: qk_norm_full needs a qk_norm"),
+        (lambda: Attention(8, head_dim=6, rope=RoPE(fraction=0.5)), "RoPE: dim=3 must be even and at most head_dim=6"),
+        (lambda: RoPE(dim=5), "RoPE: dim=5 must be even"),
+        (lambda: RoPE(dim=0), "RoPE: dim=0 must be a whole number of at least 2"),
+        (lambda: RoPE(-1.0), "RoPE: theta=-1.0 must be a positive number"),
+        (lambda: RoPE(fraction=1.5), "RoPE: fraction=1.5 must be above 0 and at most 1"),
+        (lambda: RoPE(scaling="magic"), "RoPE: unknown scaling='magic'; known are none"),
+        (lambda: RoPE(scaling="yarn", factor=4), "RoPE: scaling='yarn' needs original"),
+        (lambda: RoPE(scaling="dynamic", factor=2), "RoPE: scaling='dynamic' needs original"),
+        (lambda: RoPE(scaling="dynamic", original=-1), "RoPE: original=-1 must be a whole number of at least 0"),
+        (lambda: RoPE(dim=2, scaling="ntk"), "RoPE: scaling='ntk' needs dim above 2"),
+        (lambda: RoPE(scaling="longrope", factors=(1.0,)), "RoPE: scaling='longrope' needs original"),
+        (lambda: RoPE(scaling="longrope", original=9), "RoPE: scaling='longrope' needs factors"),
+        (lambda: RoPE(dim=4, scaling="longrope", original=9, factors=(1.0,)), "RoPE: 1 factors do not fit dim=4"),
+        (lambda: RoPE(dim=2, scaling="longrope", original=9, factors=(1.0,), long_factors=(1.0, 2.0)),
+         "RoPE: 2 long_factors do not fit dim=2"),
+        (lambda: MLP(8, "swoosh"), "MLP: unknown activation 'swoosh'; known are identity"),
+        (lambda: MLP(0), "MLP: hidden=0 must be"),
+        (lambda: GatedMLP(8, "swish(x)"), r"GatedMLP: unknown activation 'swish\(x\)'"),
+        (lambda: MLA(4, 0, 6, 4, 5, ROPE), "MLA: rank=0 must be a whole number of at least 1"),
+        (lambda: MLA(4, 8, 6, 3, 5, ROPE), "RoPE: dim=3 must be even and at most head_dim=3"),
+        (lambda: MLA(4, 8, 6, 4, 5, ROPE, q_rank=-1), "MLA: q_rank=-1 must be"),
+        (lambda: MLA(4, 8, 6, 4, 5, None), "MLA: rope=None must be RoPE"),
+        (lambda: MLA(4, 8, 6, 4, 5, ROPE, scale=INF), "MLA: scale=inf must be a finite number"),
+        (lambda: LinearAttention(4, rope=5), "LinearAttention: rope=5 must be RoPE"),
+        (lambda: RelativeAttention(4, 0), "RelativeAttention: clip=0 must be"),
+        (lambda: LinearAttention(4, RoPE(amplitude=1.2)), "LinearAttention: amplitude=1.2 of its rope must be 1"),
+        (lambda: ALiBi(max_bias=0), "ALiBi: max_bias=0 must be a positive number"),
+        (lambda: T5Bias(2), "T5Bias: buckets=2 must be a whole number of at least 4"),
+        (lambda: T5Bias(32, 16), "T5Bias: max_distance=16 must exceed half of buckets=32"),
+        (lambda: MoE(4, 8, 5), "MoE: k=5 exceeds the 4 experts to choose from"),
+        (lambda: MoE(4, 8, 0), "MoE: k=0 must be"),
+        (lambda: MoE(8, 8, 5, groups=4, top_groups=2), "MoE: k=5 exceeds the 4 experts to choose from"),
+        (lambda: MoE(8, 8, 2, groups=3), "MoE: groups=3 does not divide experts=8"),
+        (lambda: MoE(8, 8, 2, groups=4, top_groups=5), "MoE: top_groups=5 exceeds groups=4"),
+        (lambda: MoE(4, 8, 1, groups=4), "MoE: group_score='top2' needs two experts in each of groups=4"),
+        (lambda: MoE(6, 8, 4, choice="hierarchical", groups=2), "MoE: k=4 exceeds the 3 experts to choose from"),
+        (lambda: MoE(4, 8, 2, choice="router"), "MoE: unknown choice='router'; known are token, expert, hierarchical"),
+        (lambda: MoE(4, 8, 2, scoring="relu"), "MoE: unknown scoring='relu'; known are softmax, sigmoid"),
+        (lambda: MoE(4, 8, 2, choice="expert", scoring="sigmoid"), "MoE: scoring is not for choice='expert'"),
+        (lambda: MoE(4, 8, 2, choice="expert", groups=2), "MoE: groups are not for choice='expert'"),
+        (lambda: MoE(4, 8, 2, batched=True), "MoE: batched is for choice='expert' or a capacity"),
+        (lambda: MoE(4, 8, 2, capacity=0), "MoE: capacity=0 must be a positive number"),
+        (lambda: MoE(4, 8, 2, gated=False, limit=7.0), "MoE: limit and shift need gated=True"),
+        (lambda: MoE(4, 8, 2, shared_gate=True), "MoE: shared_gate needs a shared module"),
+        (lambda: MoE(4, 8, 2, aux_loss=-0.1), "MoE: aux_loss=-0.1 must not be negative"),
+        (lambda: Mamba(0), "Mamba: inner=0 must be"),
+        (lambda: Mamba(8, state=0), "Mamba: state=0 must be"),
+        (lambda: Mamba(8, conv=1), "Mamba: conv=1 must be a whole number of at least 2"),
+        (lambda: Mamba(8, dt_rank=0), "Mamba: dt_rank=0 must be"),
+        (lambda: Mamba2(8, 3), "Mamba2: heads=3 does not divide inner=8"),
+        (lambda: Mamba2(8, 4, groups=3), "Mamba2: groups=3 does not divide heads=4"),
+        (lambda: Mamba2(8, 4, norm_groups=3), "Mamba2: norm_groups=3 does not divide inner=8"),
+        (lambda: RMSNorm(0.0), "RMSNorm: eps=0.0 must be a positive number"),
+        (lambda: LayerNorm(-1e-5), "LayerNorm: eps=-1e-05 must be"),
+        (lambda: LearnedPositions(0), "LearnedPositions: length=0 must be"),
+        (lambda: Sinusoidal(-3), "Sinusoidal: length=-3 must be"),
+        (lambda: Block(MLP(8), arrangement="odd"), "Block: unknown arrangement='odd'; known are pre"),
+        (lambda: Block(None), "Block: it has no attn, cross or ffn"),
+        (lambda: Block(3), "Block: attn=3 is no module"),
+        (lambda: Block(Attention), "Block: attn=<class .*Attention'> is no module: call it"),
+        (lambda: Decoder(10, 8, [MLP(8), None]), "Decoder: layer 1 is no module but None"),
+        (lambda: Decoder(10, 8, 2, MLP), "Decoder: layer 0 is no module but <class"),
+        (lambda: Repeat(MLP(8), 0), "Repeat: times=0 must be"),
+        (lambda: Decoder(10, 8, 2), "Decoder: layers=2 needs a block to repeat"),
+        (lambda: Decoder(10, 8, 0, MLP(8)), "Decoder: layers=0 must be"),
+        (lambda: Decoder(10, 8, []), "Decoder: layers is empty"),
+        (lambda: Decoder(0, 8, 1, MLP(8)), "Decoder: vocab=0 must be"),
+        (lambda: Decoder(10, 8, [MLP(8)], MLP(8)), "Decoder: give either a list of layers, or their number"),
+        (lambda: Decoder(10, 8, 1, MLP(8), position_bias=T5Bias()), "Decoder: position_bias, .* must say its heads"),
+        (lambda: Decoder(10, 8, 1, MLP(8), position_bias=ALiBi()),
+         r"Decoder: position_bias=ALiBi\(\) must be T5Bias: any other bias belongs into Attention\(bias=...\)"),
+        (lambda: Decoder(10, 8, 2.0, MLP(8)), "Decoder: layers=2.0 must be a whole number or a list of modules"),
+        (lambda: Decoder(10, 8, 1, MLP(8), positions=3), "Decoder: positions=3 must be LearnedPositions or Sinusoidal"),
+        (lambda: Decoder(10, 8, 1, MLP(8), positions=LearnedPositions(16), context=64),
+         "Decoder: context=64 exceeds the 16 positions of its table"),
+        (lambda: Encoder(10, 8, 1, MLP(8), positions=Sinusoidal(16), context=17), "Encoder: context=17 exceeds the 16"),
+        (lambda: Decoder(10, 8, 1, MLP(8), final_norm=3), "Decoder: final_norm=3 is no module"),
+        (lambda: Encoder(10, 8, 1, MLP(8), final_norm=True), "Encoder: final_norm=True is no module"),
+        (lambda: Decoder(10, 8, 1, MLP(8), embed_norm=3), "Decoder: embed_norm=3 is no module"),
+        (lambda: Decoder(10, 8, 1, MLP(8), logit_softcap=0), "Decoder: logit_softcap=0 must be a positive number"),
+        (lambda: Decoder(10, 8, 1, MLP(8), logit_scale=NAN), "Decoder: logit_scale=nan must be a finite number"),
+        (lambda: Encoder(10, 8, 1, MLP(8), embed_scale=INF), "Encoder: embed_scale=inf must be a finite number"),
+        (lambda: Block(MLP(8), residual_scale=NAN), "Block: residual_scale=nan must be a finite number"),
+        (lambda: Encoder(10, 8, 1, MLP(8), embed_dim=0), "Encoder: embed_dim=0 must be"),
+        (lambda: MLP(8)(None), "modules emit into a graph being built"),
+    ],
+)  # fmt: skip
+def test_refused_when_written(make: Any, message: str) -> None:
+    with pytest.raises(WeftError, match=f"^{message}"):
+        make()
+
+
+@module
+class Narrow:
+    def __call__(self, x: Value) -> Value:
+        return linear(x, 7, "out")
+
+
+@module
+class Bad:
+    def __call__(self, x: Value) -> Value:
+        return ops.linear(x, param("w", (3, 3)))
+
+
+@module
+class Clash:
+    def __call__(self, x: Value) -> Value:
+        return ops.add(param("w", (2,)), param("w", (3,)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Block(Attention(3)), r"layers.0.attn \(Attention\): heads=3 does not divide the width 8"),
+        (Block(Attention(2, rope=RoPE(dim=6))), r"layers.0.attn \(Attention\): RoPE: dim=6 must be even and at most"),
+        (
+            Block(Attention(2, rope=RoPE(scaling="longrope", original=9, factors=(1.0,)))),
+            r"layers.0.attn \(Attention\): RoPE: 1 factors do not fit dim=4, which has 2 pairs",
+        ),
+        (Block(LinearAttention(3)), r"layers.0.attn \(LinearAttention\): heads=3 does not divide the width 8"),
+        (Block(RelativeAttention(3, 2)), r"layers.0.attn \(RelativeAttention\): heads=3 does not divide the width 8"),
+        (Block(None, Narrow()), r"layers.0 \(Block\): ffn makes f32\[batch, seq, 7\] where the residual is f32.*, 8\]"),
+        (Block(Narrow(), arrangement="parallel"), r"layers.0 \(Block\): attn makes f32\[batch, seq, 7\]"),
+        (Narrow(), r"Decoder: layers.0 makes f32\[batch, seq, 7\] of f32\[batch, seq, 8\]; the layers"),
+        (Block(Attention(2, bias=T5Bias(heads=3))), r"layers.0.attn \(Attention\): attention: bias .* must broadcast"),
+    ],
+)
+def test_refused_in_its_place(layer: Any, message: str) -> None:
+    with pytest.raises(WeftError, match=f"^{message}"):
+        Decoder(10, 8, [layer]).graph()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Bad(), r"Bad: linear: x .* has not the input width"),
+        (Clash(), r"Clash: parameter w was made with shape \[2\] and is asked for as \[3\]"),
+    ],
+)
+def test_refused_by_ops_and_parameters(model: Any, message: str) -> None:
+    with pytest.raises(WeftError, match=message):
+        trace(model, {"x": X})
+
+
+def test_widths_are_fixed() -> None:
+    with pytest.raises(WeftError, match="has no fixed size"):
+        trace(MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
+
+
+COMPARING = [{"rope": ROPE}, {"bias": ALiBi()}, {"window": 4}, {"pattern": "strided", "stride": 2}]
+
+
+@pytest.mark.parametrize("settings", COMPARING, ids=str)
+def test_positions_of_two_texts_are_not_compared(settings: dict[str, Any]) -> None:
+    reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2, **settings))
+    with pytest.raises(WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window and pattern"):
+        EncoderDecoder(Encoder(10, 8, 1, reads), Decoder(10, 8, 1, writes)).graph()
+
+
+def test_a_shared_embedding_has_one_width() -> None:
+    reads, writes = Block(Attention(2)), Block(Attention(2), cross=CrossAttention(2))
+    model = EncoderDecoder(Encoder(10, 8, 1, reads, embed_dim=4), Decoder(10, 8, 1, writes))
+    with pytest.raises(WeftError, match=r"encoder \(Encoder\): embed_dim=4 differs from the width 8 of the embedding"):
+        model.graph()
+
+
+def test_sinusoids_come_in_pairs() -> None:
+    with pytest.raises(WeftError, match=r"positions .*the width 7 must be even"):
+        Decoder(10, 7, 1, MLP(8), positions=Sinusoidal(9)).graph()

@@ -1,0 +1,260 @@
+"""Exported GGUF files: what llama.cpp's converter would have written, and what other readers make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from weft.frontends import load_source
+from weft.frontends.api.export import export
+from weft.frontends.api.rewriting import rewrite
+from weft.frontends.export.gguf.keys import ARCHITECTURES
+from weft.frontends.formats.gguf import GGUFTensors
+from weft.frontends.models.tables.rope_config import at_length
+from weft.ir import Graph, WeftError, interpret
+
+from ..conftest import Save
+from ..formats.gguf.gguf_models import LONG, MODELS, SHORT, write_gguf
+
+IDS = np.random.default_rng(2).integers(0, 97, (2, 24))
+FEEDS = {"input_ids": IDS, "position_ids": np.tile(np.arange(24), (2, 1))}
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+CASES = [(arch, i) for arch, models in MODELS.items() if arch in ARCHITECTURES for i in range(len(models))]
+# Said of gpt2, which has no rotations; follows from Gemma's architecture; of no meaning among experts; ours is how far
+# LongRoPE's short factors reach.
+UNSAID = ("freq_base", "sliding_window_pattern", "feed_forward_length", "context_length")
+# llama.cpp reads a window in these, and does not apply it; the third Gemma's windows have a pattern of their own
+WINDOWED = {("phi3", 0), ("gemma3", 0)}
+
+
+def meaning(graph: Graph) -> np.ndarray:
+    at_length(graph, 24)
+    return interpret(graph, {name: FEEDS[name] for name in graph.inputs})["logits"]
+
+
+def fields(reader: gguf.GGUFReader) -> dict[str, Any]:
+    return {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+
+
+@pytest.mark.parametrize(("arch", "index"), [case for case in CASES if case not in WINDOWED])
+def test_files_are_what_the_converter_writes(arch: str, index: int, save: Save, tmp_path: Path) -> None:
+    """Names, order of rows, numbers and the keys of the converter's file, read by the gguf package."""
+    model_type, config, metadata = MODELS[arch][index]
+    _, folder = save(model_type, pad_token_id=0, **config)
+    longrope = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
+    scaled = "rope.scaling.attn_factor" in metadata
+    extra = {name: np.array(x, np.float32) for name, x in longrope.items()} if scaled else {}
+    write_gguf(tmp_path / "theirs.gguf", folder, arch, extra, False, metadata)
+    assert export(folder, tmp_path / "ours.gguf", format="gguf") == arch
+    theirs, ours = (gguf.GGUFReader(tmp_path / f"{who}.gguf") for who in ("theirs", "ours"))
+    wanted, found = ({t.name: t.data for t in reader.tensors} for reader in (theirs, ours))
+    assert found.keys() == wanted.keys()
+    for name, data in wanted.items():
+        np.testing.assert_allclose(found[name], data, rtol=2e-7, err_msg=name)
+    said = fields(ours)
+    for key, value in fields(theirs).items():
+        if not key.endswith(UNSAID):
+            assert said[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+
+
+@pytest.mark.parametrize(("arch", "index"), CASES)
+def test_files_come_in_again(arch: str, index: int, save: Save, tmp_path: Path) -> None:
+    model_type, config, _ = MODELS[arch][index]
+    _, folder = save(model_type, pad_token_id=0, **config)
+    model = load_source(folder)
+    if (arch, index) in WINDOWED:
+        with pytest.raises(WeftError, match=r"no architecture of llama\.cpp expresses the graph"):
+            export(model, tmp_path / "out.gguf", format="gguf")
+        assert not (tmp_path / "out.gguf").exists()
+        return
+    export(model, tmp_path / "out.gguf", format="gguf")
+    again = load_source(tmp_path / "out.gguf")
+    assert (again.unread, again.ignored) == ([], [])
+    want = meaning(model.graph)
+    assert np.abs(meaning(again.graph) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [
+        ("llama", {"num_key_value_heads": 2}),
+        ("llama", {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True}),
+        ("qwen2", {"num_key_value_heads": 2}),
+        ("stablelm", {"num_key_value_heads": 2, "use_qkv_bias": True, "layer_norm_eps": 1e-5}),
+    ],
+)
+def test_transformers_reads_them(model_type: str, config: dict[str, Any], save: Save, tmp_path: Path) -> None:
+    """Through a reader of its own; it needs a package to load whole models, but not to read the tensors."""
+    import torch
+    import transformers
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    _, folder = save(model_type, **config)
+    model = rewrite(load_source(folder), "pack-qkv" if model_type == "stablelm" else "fold-norm-scale, pack-qkv")
+    export(model, tmp_path / "out.gguf", format="gguf")
+    said = load_gguf_checkpoint(tmp_path / "out.gguf")["config"]
+    assert said.pop("model_type") == model_type
+    made = transformers.AutoConfig.for_model(model_type, **said)
+    hf = transformers.AutoModelForCausalLM.from_config(made)
+    read = load_gguf_checkpoint(tmp_path / "out.gguf", return_tensors=True, model_to_load=hf)["tensors"]
+    missing, unexpected = hf.load_state_dict(read, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"] if made.tie_word_embeddings else [], [])
+    hf.tie_weights()
+    with torch.inference_mode():
+        got = hf.eval()(torch.from_numpy(IDS)).logits.numpy()
+    want = meaning(model.graph)
+    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
+def test_scalings_of_positions(scaling: str, save: Save, tmp_path: Path) -> None:
+    rope: dict[str, Any] = {"rope_type": scaling, "rope_theta": 500.0, "factor": 4.0}
+    if scaling != "linear":
+        rope["original_max_position_embeddings"] = 16
+    if scaling == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    _, folder = save("llama", num_key_value_heads=2, rope_parameters=rope)
+    export(folder, tmp_path / "out.gguf", format="gguf")
+    reader = gguf.GGUFReader(tmp_path / "out.gguf")
+    assert fields(reader).get("llama.rope.scaling.type") == (None if scaling == "llama3" else scaling)
+    assert ("rope_freqs.weight" in {t.name for t in reader.tensors}) == (scaling == "llama3")
+    again, want = load_source(tmp_path / "out.gguf"), meaning(load_source(folder).graph)
+    assert (again.unread, again.ignored) == ([], [])
+    assert np.abs(meaning(again.graph) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("f16", 2**-10), ("bf16", 2**-7), ("q8_0", 2**-6)])
+def test_matrices_in_fewer_bits(dtype: str, bound: float, save: Save, tmp_path: Path) -> None:
+    _, folder = save("llama", num_key_value_heads=2, intermediate_size=72)  # rows of 72: no whole blocks
+    export(folder, tmp_path / "out.gguf", format="gguf", dtype=dtype)
+    reader = gguf.GGUFReader(tmp_path / "out.gguf")
+    kinds = {t.name: t.tensor_type.name.lower() for t in reader.tensors}
+    assert kinds["output_norm.weight"] == "f32" and kinds["blk.0.attn_q.weight"] == dtype
+    assert kinds["blk.0.ffn_down.weight"] == ("f16" if dtype == "q8_0" else dtype)
+    assert fields(reader)["general.file_type"] == {"f16": 1, "q8_0": 7, "bf16": 32}[dtype]
+    ours, theirs = load_source(folder).graph, load_source(tmp_path / "out.gguf").graph
+    for name in ("layers.1.attn.q.weight", "layers.2.ffn.down.weight", "embed.weight"):
+        want, got = (g.params[name].recipe.evaluate(g.reader) for g in (ours, theirs))
+        assert 0 < np.abs(got - want).max() <= bound * np.abs(want).max()
+    for tensor in reader.tensors:
+        data = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if tensor.name == "token_embd.weight":
+            assert np.array_equal(data, theirs.params["embed.weight"].recipe.evaluate(theirs.reader))
+
+
+# -- tokenizers
+
+
+def test_smollm2_keeps_its_tokenizer(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """From GGUF by way of a model folder, whose tokenizer.json is turned into metadata again."""
+    from weft.frontends.formats.weft.model_folder import write_model
+
+    model = rewrite(load_source(smollm2_gguf), "prune-layers{layers=[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19]}")
+    write_model(model, tmp_path / "folder", dtype="bf16")
+    export(tmp_path / "folder", tmp_path / "a.gguf", format="gguf", dtype="q8_0")
+    export(model, tmp_path / "b.gguf", format="gguf", dtype="q8_0")
+    files = smollm2_gguf, tmp_path / "b.gguf", tmp_path / "a.gguf"
+    before, direct, made = (GGUFTensors(file).metadata for file in files)
+    tokens = {key: value for key, value in before.items() if key.startswith("tokenizer.")}
+    assert {key: value for key, value in direct.items() if key.startswith("tokenizer.")} == tokens
+    assert {key: made.get(key) for key in tokens} == tokens
+    for name in ("a", "b"):
+        load_source(tmp_path / f"{name}.gguf").tokenizer(tmp_path / name)
+    assert (tmp_path / "a/tokenizer.json").read_text() == (tmp_path / "b/tokenizer.json").read_text()
+
+
+def test_sentencepiece_vocabularies(tmp_path: Path, save: Save) -> None:
+    """Texts are cut as before, by scores instead of ranked merges."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers.processors import TemplateProcessing
+
+    _, folder = save("llama", vocab_size=280, num_key_value_heads=2)
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *"▁abcde", "ab", "abc", "▁a", "de", "▁abc"]
+    merges = [("a", "b"), ("▁", "a"), ("ab", "c"), ("d", "e"), ("▁", "abc")]
+    vocab = {word: i for i, word in enumerate(words)}
+    model = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.post_processor = TemplateProcessing(single=["<s>", "$A"], pair=None, special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    export(folder, tmp_path / "out.gguf", format="gguf")
+    load_source(tmp_path / "out.gguf").tokenizer(tmp_path / "again")
+    again = Tokenizer.from_file(str(tmp_path / "again/tokenizer.json"))
+    for text in ("abc abc", "a de abab", "éa  x", ""):
+        assert again.encode(text).ids == tokenizer.encode(text).ids, text
+        assert again.decode(again.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "its tokenizer.json is not a readable tokenizer: EOF"),
+        ("{}", "its tokenizer.json is not a readable tokenizer: Model missing"),
+        (
+            '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
+            "its tokenizer is WordLevel, and GGUF describes BPE",
+        ),
+        (
+            '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "Whitespace"}}',
+            "llama.cpp has no name for how the tokenizer cuts text",
+        ),
+    ],
+)
+def test_tokenizers_without_a_name(text: str, told: str, save: Save, tmp_path: Path) -> None:
+    _, folder = save("llama", num_key_value_heads=2)
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(WeftError, match=told):
+        export(folder, tmp_path / "out.gguf", format="gguf")
+
+
+# -- what llama.cpp would not read
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "told"),
+    [
+        ("qwen3_moe", SPARSE | {"norm_topk_prob": False}, "renormalize=true"),
+        ("qwen2", {"num_key_value_heads": 2, "use_sliding_window": True, "max_window_layers": 1}, "window=none"),
+        ("phi", {"qk_layernorm": True}, "the nearest is"),
+        ("cohere", {"head_dim": 12, "num_key_value_heads": 2, "logit_scale": 0.25}, "no architecture of llama"),
+    ],
+)
+def test_what_its_loaders_do_not_take_is_not_written(
+    model_type: str, config: dict[str, Any], told: str, save: Save, tmp_path: Path
+) -> None:
+    """Our importer would read more than llama.cpp does: norms of queries in any architecture, windows, odd heads."""
+    _, folder = save(model_type, pad_token_id=0, **config)
+    with pytest.raises(WeftError, match=told):
+        export(folder, tmp_path / "out.gguf", format="gguf")
+
+
+# -- bad input
+
+
+def test_bad_input_is_one_sentence(save: Save, tmp_path: Path) -> None:
+    _, folder = save("llama", num_key_value_heads=2)
+    (tmp_path / "old.gguf").write_text("old")
+    for options, told in (
+        ({"dtype": "q4_0"}, "a GGUF file cannot be written in q4_0; choose f32, f16, bf16, q8_0"),
+        ({"dtype": "f33"}, "unknown dtype 'f33'"),
+        (
+            {"passes": "sliding-window{size=3}"},
+            "the nearest is llama, which has window=none at layers.0.attn.attention",
+        ),
+        ({"passes": "strip-positions, replace-norm{kind=layer}"}, "no architecture of llama.cpp expresses the graph"),
+    ):
+        with pytest.raises(WeftError, match=told):
+            export(folder, tmp_path / "old.gguf", format="gguf", **options)
+    with pytest.raises(WeftError, match="it is a folder"):
+        export(folder, tmp_path, format="gguf")
+    with pytest.raises(WeftError, match=r"cannot write to .*/nowhere/out.gguf: no such file or directory"):
+        export(folder, tmp_path / "nowhere/out.gguf", format="gguf")
+    assert (tmp_path / "old.gguf").read_text() == "old"
+    assert {p.name for p in tmp_path.iterdir()} == {"model", "old.gguf"}

@@ -1,0 +1,96 @@
+"""Every form of `VisibleKeys` hides the same keys as a definition written out here."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from weft.backends.torch.kernels.shared import cached_keys
+from weft.backends.torch.ops.masks import seen_keys
+from weft.ir import TensorType, dtypes, interpret, ops
+from weft.ir.graph import Graph
+from weft.ir.visible_keys import PATTERNS, VisibleKeys
+
+TOKENS = 19
+RULES = [
+    VisibleKeys(causal, window, keep_first, pattern, stride, summary)
+    for causal, window, keep_first, pattern, (stride, summary) in itertools.product(
+        (True, False), (None, 1, 4), (0, 2), PATTERNS, ((1, 1), (5, 2))
+    )
+]
+
+
+def sees(rule: VisibleKeys, i: int, j: int) -> bool:
+    """The definition, token by token."""
+    near = rule.window is None or abs(i - j) < rule.window
+    if rule.pattern == "dilated":
+        near = near and (i - j) % rule.stride == 0
+    if rule.pattern == "strided":
+        near = near and (abs(i - j) < rule.stride or (i - j) % rule.stride == 0)
+    if rule.pattern == "fixed":
+        near = near and (i // rule.stride == j // rule.stride or j % rule.stride >= rule.stride - rule.summary)
+    if rule.pattern == "chunked":
+        near = near and i // rule.stride == j // rule.stride
+    return (near or j < rule.keep_first) and (j <= i or not rule.causal)
+
+
+def definition(rule: VisibleKeys) -> np.ndarray:
+    return np.array([[sees(rule, i, j) for j in range(TOKENS)] for i in range(TOKENS)])
+
+
+def attention(rule: VisibleKeys) -> Graph:
+    """An attention whose values are the rows of the identity: its outputs are its weights."""
+    graph = Graph()
+    q, k = (graph.add_input(name, TensorType(dtypes.f32, (1, TOKENS, 4))) for name in "qk")
+    v = graph.add_input("v", TensorType(dtypes.f32, (1, TOKENS, TOKENS)))
+    attrs = {name: getattr(rule, name) for name in ("causal", "window", "keep_first", "pattern", "stride", "summary")}
+    graph.add_output("y", ops.attention(q, k, v, heads=1, kv_heads=1, **attrs))
+    return graph
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_all_forms_agree(rule: VisibleKeys) -> None:
+    want = definition(rule)
+    at = np.arange(TOKENS)
+    np.testing.assert_array_equal(rule.mask(at[:, None], at[None]), want)
+    graph = attention(rule)
+    (node,) = graph.nodes
+    text = seen_keys(node)
+    q, k = torch.arange(TOKENS)[:, None], torch.arange(TOKENS)[None]
+    found = eval(text.format("q", "k"), {"q": q, "k": k}) if text else torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    np.testing.assert_array_equal(found.numpy(), want)
+    feeds = {"q": np.zeros((1, TOKENS, 4)), "k": np.zeros((1, TOKENS, 4)), "v": np.eye(TOKENS)[None]}
+    for form in (graph, _expanded(graph)):
+        weights = interpret(form, feeds)["y"][0]
+        np.testing.assert_array_equal(weights > 0, want)
+
+
+def _expanded(graph: Graph) -> Graph:
+    copy = graph.clone()
+    (node,) = copy.nodes
+    with copy.inserting(before=node):
+        copy.replace(node, *node.op.expand(node))
+    return copy
+
+
+IN_KERNELS = [  # a decode step leaves others to torch
+    rule
+    for rule in RULES
+    if rule.causal
+    and rule.pattern in ("dense", "dilated", "chunked")
+    and (not rule.keep_first or (rule.pattern == "dense" and rule.window is not None))
+]
+
+
+@pytest.mark.parametrize("rule", IN_KERNELS, ids=str)
+def test_kernels_mask_their_slots_alike(rule: VisibleKeys) -> None:
+    """The kernels of decode steps know windows, chunks and every n-th key, of a cache whose slots are positions."""
+    chunk = rule.stride if rule.pattern == "chunked" else None
+    step = rule.stride if rule.pattern == "dilated" else 1
+    found, _ = cached_keys.visible_mask(torch.arange(TOKENS), TOKENS, rule.window, rule.keep_first, False, chunk, step)
+    np.testing.assert_array_equal(found.numpy(), definition(rule))
+    most = cached_keys.reach(TOKENS, rule.window, rule.keep_first, chunk, step)
+    assert definition(rule).sum(1).max() <= most

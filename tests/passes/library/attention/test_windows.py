@@ -1,0 +1,219 @@
+"""sliding-window, dilate, attention-pattern and local-global: what they refuse, and that their checks notice errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, RelativeAttention, RoPE
+from weft.ir import Graph, WeftError, ops
+from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.passes import Trace, parse_pipeline, run_passes
+from weft.passes.core.equivalence import EquivalenceCheck, difference
+from weft.passes.core.oracle import attend
+from weft.passes.library.cache.kv_cache import run_in_chunks
+
+from ...models import Tiny, applied, count
+
+FEED = GatedMLP(11)
+
+
+def decoder(*mixers: Any, **settings: Any) -> Graph:
+    """Layers with these mixers; four of two heads if there are none."""
+    layers = [Block(m, FEED) for m in mixers or [Attention(2, rope=RoPE())] * 4]
+    return Decoder(19, 8, layers, **settings).graph()
+
+
+def encoder() -> Graph:
+    return Encoder(19, 8, 2, Block(Attention(2, rope=RoPE()), FEED)).graph()
+
+
+def windows(graph: Graph) -> list[int | None]:
+    return [n.attrs["window"] for n in graph.nodes if n.op is ops.attention]
+
+
+def reasons(text: str, graph: Graph) -> list[str]:
+    trace = Trace()
+    applied(text, graph, trace)
+    return [r.reason for r in trace.refusals]
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "decoder": lambda: Tiny(qk_norm=True).graph(),
+    "packed": lambda: applied("pack-qkv, pack-gate-up, fuse-residual-norm", Tiny(bias="q k v").graph()),
+    "no positions": lambda: Tiny(rope=False, tied=True).graph(),
+    "encoder": encoder,
+    "sinks, soft cap": lambda: decoder(*[Attention(4, 2, sinks=True, softcap=2.0)] * 2),
+}
+NEAR = [
+    "sliding-window{size=3}",
+    "sliding-window{size=2, keep_first=2, layers=odd}",
+    "dilate{size=2, stride=2}",
+    "attention-pattern{pattern=dilated, stride=3, window=6}",
+    "attention-pattern{pattern=strided, stride=3}",
+    "attention-pattern{pattern=fixed, stride=4, summary=2, keep_first=1}",
+    "attention-pattern{pattern=chunked, stride=3, layers=-1}",
+    'local-global{pattern="1:1", window=2}',
+]
+FAR = [  # their checks try smaller numbers
+    "sliding-window{size=100, keep_first=5}",
+    "dilate{size=9, stride=9, layers=0}",
+    "attention-pattern{pattern=chunked, stride=50, layers=-1}",
+    "local-global{pattern=[global, local], window=300}",
+]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("text", NEAR + FAR)
+def test_keeps_what_it_declares(text: str, name: str) -> None:
+    before = GRAPHS[name]()
+    after = run_passes(before, text, verify=True)
+    assert str(after) != str(before)
+    assert str(run_passes(after, text)) == str(after)
+
+
+@pytest.mark.parametrize("text", NEAR)
+def test_its_numbers_are_others(text: str) -> None:
+    before, equivalence = decoder(), EquivalenceCheck()
+    after, inputs = run_passes(before, text), equivalence.inputs(before, seq=12)
+    assert difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) > 1e-3
+
+
+@pytest.mark.parametrize("text", NEAR)
+@pytest.mark.parametrize("attribute", ["window", "keep_first", "causal", "stride"])
+def test_a_wrong_mask_is_caught(text: str, attribute: str) -> None:
+    (one,) = parse_pipeline(text).passes
+    before = decoder()
+    after = applied(text, before)
+    attrs = [n.attrs for n in after.nodes if n.op is ops.attention and n.attrs != decoder_attrs()][-1]
+    if attribute == "stride" and attrs["pattern"] == "dense":
+        attrs["pattern"] = "dilated"
+    wrong = {"window": (attrs["window"] or 1) + 1, "keep_first": attrs["keep_first"] + 1, "causal": False}
+    attrs[attribute] = wrong.get(attribute, attrs["stride"] + 1)
+    with pytest.raises(WeftError, match="output logits differs by"):
+        one.check(before, after, EquivalenceCheck())
+
+
+def decoder_attrs() -> dict[str, Any]:
+    return next(n.attrs for n in decoder().nodes if n.op is ops.attention)
+
+
+def test_a_window_changes_nothing_within_it() -> None:
+    before = decoder()
+    after, equivalence = run_passes(before, "sliding-window{size=6}"), EquivalenceCheck()
+    for seq, same in ((6, True), (7, False)):
+        inputs = equivalence.inputs(before, seq=seq)
+        assert (
+            difference(equivalence.run(before, inputs)["logits"], equivalence.run(after, inputs)["logits"]) < 1e-12
+        ) == same
+
+
+def test_layers() -> None:
+    assert windows(applied('sliding-window{size=3, layers="local+global"}', decoder())) == [3, None, 3, None]
+    assert windows(applied('local-global{window=5, pattern="2:1"}', decoder())) == [5, 5, None, 5]
+    narrow = decoder(Attention(2, window=2), Attention(2, window=9))
+    assert windows(applied("sliding-window{size=4}", narrow)) == [2, 4]
+    assert windows(applied('local-global{window=4, pattern="1:1"}', narrow)) == [4, None]
+
+
+def test_bases_of_layers() -> None:
+    def thetas(graph: Graph) -> list[float]:
+        return [n.inputs[2].recipe.theta for n in graph.nodes if n.op is ops.rope]
+
+    base = 10_000.0
+    text = 'local-global{window=3, pattern="1:1", theta_global=5e5}'
+    assert thetas(run_passes(decoder(), text, verify=True)) == [base, base, 5e5, 5e5] * 2
+    both = run_passes(decoder(), text.replace("}", ", theta_local=300}"), verify=True)
+    assert thetas(both) == [300.0, 300.0, 5e5, 5e5] * 2
+    assert sum(isinstance(p.recipe, RopeFrequencies) for p in both.params.values()) == 2
+    wrong = both.clone()
+    rope = next(n for n in wrong.nodes if n.op is ops.rope)
+    rope.inputs[2].recipe = replace(rope.inputs[2].recipe, theta=301.0)
+    (one,) = parse_pipeline(text.replace("}", ", theta_local=300}")).passes
+    with pytest.raises(WeftError, match=r"frequencies %rope\.frequencies\S* differ by \S* from those of none"):
+        one.check(decoder(), wrong, EquivalenceCheck())
+
+
+@pytest.mark.parametrize("text", ["sliding-window{size=4}", "dilate{size=2, stride=2}", "local-global{window=4}"])
+def test_relative_attention_has_none(text: str) -> None:
+    graph = decoder(Attention(2), RelativeAttention(2, 3))
+    assert "relative_attention" in reasons(text, graph)[0]
+
+
+def test_what_stays() -> None:
+    narrow = decoder(Attention(2, window=2))
+    assert reasons("sliding-window{size=4}", narrow) == ["its window of 2 keys is narrower"]
+    sparse = decoder(Attention(2, pattern="chunked", stride=3))
+    assert reasons("sliding-window{size=4}", sparse) == ["its pattern chunked says what it sees"]
+    assert reasons("local-global{window=4}", sparse) == ["chunked says what it sees"]
+    longrope = RoPE(scaling="longrope", original=8, factors=(1.0, 2.0))
+    found = reasons("local-global{window=4, theta_local=100}", decoder(Attention(2, rope=longrope)))
+    assert set(found) == {"its frequencies are scaled in another way (longrope)"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sliding-window{size=0}", "sliding-window: size=0 must be at least 1"),
+        ("sliding-window{size=-3}", "size=-3 must be at least 1"),
+        ("sliding-window{size=2, sinks=-1}", "keep_first=-1 must be at least 0"),
+        ("sliding-window{size=2, layers=4}", "sliding-window: there is no layer 4; the graph has layers 0 to 3"),
+        ("dilate{size=2, stride=0}", "dilate: stride=0 must be at least 1"),
+        ("attention-pattern{pattern=strided, window=0}", "attention-pattern: window=0 must be at least 1"),
+        ("attention-pattern{pattern=fixed, stride=2, summary=3}", "summary=3 exceeds the blocks of stride=2"),
+        ("local-global{window=0}", "local-global: window=0 must be at least 1"),
+        ("local-global{window=2, pattern=wide}", "local-global: pattern 'wide' is neither"),
+        ("local-global{window=2, theta_local=0.5}", "local-global: theta=0.5 must be above 1"),
+    ],
+)
+def test_wrong_arguments(text: str, message: str) -> None:
+    with pytest.raises(WeftError, match=message):
+        run_passes(decoder(), text)
+
+
+@pytest.mark.parametrize("text", [NEAR[0], *NEAR[2:4], NEAR[-1]])
+def test_graphs_they_are_not_for(text: str) -> None:
+    with pytest.raises(WeftError, match=r"graph decoder has caches already; run \S* before kv-cache"):
+        run_passes(decoder(), f"kv-cache, {text}")
+    with pytest.raises(WeftError, match=r"run \S* before fuse-rope-attention"):
+        run_passes(decoder(), f"fuse-rope-attention, {text}")
+    with pytest.raises(WeftError, match="graph decoder has no softmax attention of a text to itself"):
+        run_passes(decoder(Mamba(16)), text)
+
+
+def test_caches_come_after() -> None:
+    found = run_passes(decoder(), "sliding-window{size=3, layers=even}, kv-cache, rolling-buffer", verify=True)
+    assert [found.inputs[f"past_key_values.{i}.key"].shape[2] == 3 for i in range(4)] == [True, False, True, False]
+    found = run_passes(decoder(), "sliding-window{size=3, keep_first=2}, kv-cache, rolling-buffer", verify=True)
+    assert found.inputs["past_key_values.0.key"].shape[2] == 5 and count(found, "attention") == 4
+    run_passes(decoder(), "sliding-window{size=3, keep_first=1}, kv-cache, rolling-buffer{slack=2}", verify=True)
+    run_passes(decoder(), "attention-pattern{pattern=chunked, stride=3, keep_first=1}, kv-cache", verify=True)
+
+
+def test_a_rolling_cache_without_slots_for_sinks_would_be_wrong() -> None:
+    """What the slots of their own are for: rolling with the others, the first key is forgotten."""
+    right = run_passes(decoder(), "sliding-window{size=3, keep_first=1}, kv-cache, rolling-buffer")
+    wrong, equivalence = right.clone(), EquivalenceCheck()
+    for node in wrong.nodes:
+        if node.op is ops.attention:
+            node.attrs["keep_first"] = 0
+    inputs = equivalence.inputs(right, seq=9)
+    whole, forgetful = (run_in_chunks(equivalence, graph, inputs, (4, 5))["logits"] for graph in (right, wrong))
+    assert difference(whole, forgetful) > 1e-3
+
+
+def test_the_oracle_is_attention() -> None:
+    """The definition that checks compare with, against torch."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((2, 6, 12)), rng.standard_normal((2, 6, 6)), rng.standard_normal((2, 6, 6))
+    seen = torch.tensor([[abs(i - j) < 3 or j < 1 for j in range(6)] for i in range(6)])
+    by_head = [torch.from_numpy(x).unflatten(2, (-1, 3)).transpose(1, 2) for x in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*by_head, attn_mask=seen, scale=0.7, enable_gqa=True)
+    plain: dict[str, Any] = {"heads": 4, "kv_heads": 2, "causal": False, "softcap": None, "value_dim": None}
+    found = attend(lambda i, j: abs(i - j) < 3 or j < 1, q, k, v, scale=0.7, **plain)
+    np.testing.assert_allclose(found, want.transpose(1, 2).flatten(2), rtol=1e-12, atol=1e-14)

@@ -1,0 +1,290 @@
+"""kv-cache and last-token-logits under the conditions they state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from weft import Attention, Block, Decoder, LearnedPositions, MoE
+from weft.ir import Graph, TensorType, Value, WeftError, ops
+from weft.ir.recipes.frequencies import AlibiSlopes
+from weft.ir.types import dtypes, sizes
+from weft.passes import Trace, run_passes
+from weft.passes.core.equivalence import EXACT, EquivalenceCheck, difference
+from weft.passes.library.cache.kv_cache import KvCache, run_in_chunks
+from weft.passes.library.cache.last_token_logits import LastTokenLogits
+
+from ...models import BATCH, SEQ, Tiny, applied, count, weight
+
+DECODERS = [
+    Tiny(),
+    Tiny(window=3, bias="q k v", qk_norm=True),
+    Tiny(kv_heads=6, tied=True, layers=1),
+    Tiny(rope=False, norm="layer"),
+    Tiny(rope=False, alibi=True),
+]
+
+
+@pytest.mark.parametrize("tiny", DECODERS, ids=str)
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_every_chunking_equals_the_full_pass(tiny: Tiny, fused: bool) -> None:
+    before = tiny.graph()
+    if fused:
+        before = applied("pack-qkv, pack-gate-up, fuse-residual-norm", before)
+    after = applied("kv-cache", before)
+    KvCache().check(before, after, EquivalenceCheck())
+    KvCache().check(before, after, EquivalenceCheck(seed=1))
+
+
+def test_the_interface() -> None:
+    after = applied("kv-cache", Tiny(rope=False).graph())
+    assert {name: str(v.type) for name, v in after.inputs.items()} == {
+        "input_ids": "i64[batch, seq]",
+        "attention_mask": "i64[batch, total]",
+        "position_ids": "i64[batch, seq]",
+        **{f"past_key_values.{i}.{p}": "f32[batch, 2, capacity, 4]" for i in (0, 1) for p in ("key", "value")},
+    }
+    assert list(after.outputs) == ["logits", *(f"present.{i}.{p}" for i in (0, 1) for p in ("key", "value"))]
+    for node in (n for n in after.nodes if n.op is ops.attention):
+        assert node.operand("key_mask") is after.inputs["attention_mask"]
+        assert node.operand("positions") is after.inputs["position_ids"]
+        assert node.output.name == f"{node.scope}.attention"
+
+
+def test_right_padded_rows_of_different_lengths_continue_alone() -> None:
+    """A batch of unequal prompts, prefilled together and decoded for two steps, equals every row alone."""
+    before = Tiny(window=4).graph()
+    after = applied("kv-cache", before)
+    equivalence, lengths, steps, batch = EquivalenceCheck(), np.array([5, 2, 4]), 2, 3
+    ids = np.random.default_rng(0).integers(0, 37, (batch, 5 + steps))
+    full = equivalence.run(before, {"input_ids": ids, "position_ids": np.tile(np.arange(7), (batch, 1))})["logits"]
+    caches = {n: v for n, v in equivalence.inputs(after, batch=batch, capacity=9).items() if n.startswith("past")}
+    start, rows, width = np.zeros(batch, int), np.arange(batch), 5
+    for step in range(1 + steps):
+        at = start[:, None] + np.arange(width)
+        valid = lengths if step == 0 else start + 1
+        mask = (np.arange(max(valid.max(), at.max() + 1)) < valid[:, None]).astype(int)
+        call = {"input_ids": ids[rows[:, None], at], "position_ids": at, "attention_mask": mask}
+        outs = equivalence.run(after, {**call, **caches})
+        for b in range(batch):
+            n = lengths[b] if step == 0 else 1
+            assert difference(full[b, start[b] : start[b] + n], outs["logits"][b, :n]) <= EXACT
+        caches = {name.replace("present.", "past_key_values."): v for name, v in outs.items() if name != "logits"}
+        start, width = valid, 1
+
+
+def test_a_wrong_cache_is_caught() -> None:
+    before = Tiny(window=3).graph()
+    after = applied("kv-cache", before)
+    node = next(n for n in after.nodes if n.op is ops.attention)
+    node.attrs["window"] = 4
+    with pytest.raises(WeftError, match=r"in calls of .* tokens: output logits differs by"):
+        KvCache().check(before, after, EquivalenceCheck())
+    node.attrs["window"] = 3
+    rope = next(n for n in after.nodes if n.op is ops.rope)
+    with after.inserting(before=rope):
+        places = ops.cumsum(ops.sub(after.inputs["position_ids"], after.inputs["position_ids"]), axis=1)
+    rope.set_input(1, places)
+    with pytest.raises(WeftError, match="differs"):
+        KvCache().check(before, after, EquivalenceCheck())
+
+
+def position_biased(build: Callable[[Graph, Value, Value], Value], layers: int = 2) -> Graph:
+    g = Graph("biased")
+    g.meta["kind"] = "decoder"
+    ids, at = (g.add_input(n, TensorType(dtypes.i64, (BATCH, SEQ))) for n in ("input_ids", "position_ids"))
+    x = ops.embedding(ids, weight(g, "embed", 31, 12))
+    bias = build(g, ids, at)
+    for _ in range(layers):
+        x = ops.add(x, ops.attention(x, x, x, bias, heads=3, kv_heads=3, causal=True))
+    g.add_output("logits", ops.linear(x, weight(g, "head", 31, 12)))
+    return g
+
+
+def alibi(g: Graph, ids: Value, at: Value) -> Value:
+    return ops.alibi(weight(g, "slopes", 3, recipe=AlibiSlopes(3)), at, at)
+
+
+def alibi_counted(g: Graph, ids: Value, at: Value) -> Value:
+    keys = ops.unsqueeze(ops.iota(ids, axis=1), axes=(0,))
+    return ops.alibi(weight(g, "slopes", 3, recipe=AlibiSlopes(3)), at, keys)
+
+
+def buckets(g: Graph, ids: Value, at: Value) -> Value:
+    return ops.relative_position_bias(weight(g, "table", 8, 3), at, at, bidirectional=False, max_distance=12)
+
+
+@pytest.mark.parametrize("build", [alibi, alibi_counted, buckets])
+def test_position_biases_extend_to_cached_keys(build: Callable[[Graph, Value, Value], Value]) -> None:
+    before = position_biased(build)
+    after = applied("kv-cache", before)
+    assert count(after, "alibi") + count(after, "relative_position_bias") == 1
+    KvCache().check(before, after, EquivalenceCheck())
+    run_passes(before, verify=True)
+
+
+def test_other_attention_is_untouched() -> None:
+    g = Tiny(layers=1).graph()
+    memory = g.add_input("memory", TensorType(dtypes.f32, (BATCH, 7, 18)))
+    norm = next(n for n in g.nodes if n.output.name == "final_norm")
+    x = norm.inputs[0]
+    with g.inserting(before=norm):
+        crossed = ops.attention(x, memory, memory, heads=3, kv_heads=3, name="cross")
+        norm.set_input(0, ops.add(x, crossed))
+    after = applied("kv-cache", g)
+    assert "present.1.key" not in after.outputs
+    KvCache().check(g, after, EquivalenceCheck())
+    run_passes(g, verify=True)
+
+
+def mixing(build: Callable[[Value], Value]) -> Graph:
+    g = Tiny(layers=1).graph()
+    norm = next(n for n in g.nodes if n.output.name == "final_norm")
+    x = norm.inputs[0]
+    assert x is not None
+    with g.inserting(before=norm):
+        norm.set_input(0, build(x))
+    return g
+
+
+def routed(x: Value, scores: Value) -> Value:
+    """Mixture of depths (Raposo 2024): only the two tokens of a row with the largest `scores` pass a layer."""
+    _, chosen = ops.top_k.emit(scores, k=2)
+    return ops.scatter_rows(x, ops.tanh(ops.gather_rows(x, chosen)), chosen)
+
+
+@pytest.mark.parametrize(
+    ("build", "op"),
+    [
+        (lambda x: ops.cumsum(x, axis=1), "cumsum"),
+        (lambda x: ops.sub(x, ops.mean(x, axes=(1,), keepdims=True)), "mean"),
+        (lambda x: ops.matmul(ops.softmax(ops.matmul(x, ops.transpose(x, axes=(0, 2, 1)))), x), "transpose"),
+        (lambda x: routed(x, ops.squeeze(ops.slice(x, axis=2, start=0, stop=1), axes=(2,))), "top_k"),
+        (lambda x: routed(x, ops.reshape(ops.mean(x, axes=(2,), keepdims=True), shape=x.shape[:2])), "top_k"),
+    ],
+)
+def test_what_mixes_tokens_without_a_cache_is_refused(build: Callable[[Value], Value], op: str) -> None:
+    with pytest.raises(WeftError, match=rf"kv-cache: {op} \(%\w+\) mixes tokens or counts them"):
+        applied("kv-cache", mixing(build))
+
+
+def test_graphs_that_cannot_have_a_cache_are_refused() -> None:
+    encoder = mixing(lambda x: x)
+    for node in encoder.nodes:
+        if node.op is ops.attention:
+            node.attrs["causal"] = False
+    with pytest.raises(WeftError, match=r"attention \(%\S+\) is not causal: .*--passes default,-kv-cache"):
+        applied("kv-cache", encoder)
+    with pytest.raises(WeftError, match="has a cache already"):
+        applied("kv-cache, kv-cache", Tiny().graph())
+
+    def fixed(g: Graph, ids: Value, at: Value) -> Value:
+        rows = ops.unsqueeze(ops.cast(ops.iota(ids, axis=1), to=dtypes.f32), axes=(1,))
+        return ops.reshape(ops.sub(rows, ops.squeeze(rows, axes=(1,))), shape=(1, 1, SEQ, SEQ))
+
+    with pytest.raises(WeftError, match=r"bias %\w+ does not extend to cached keys"):
+        applied("kv-cache", position_biased(fixed))
+
+
+@pytest.mark.parametrize("tiny", DECODERS, ids=str)
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_last_logits_are_rows_of_the_full_logits(tiny: Tiny, fused: bool) -> None:
+    text = "pack-qkv, pack-gate-up, fuse-residual-norm, kv-cache" if fused else "kv-cache"
+    before = applied(text, tiny.graph())
+    after = applied("last-token-logits", before)
+    assert str(after.outputs["logits"].type) == "f32[batch, 1, 37]"
+    for seed in range(3):
+        equivalence = EquivalenceCheck(seed)
+        inputs = equivalence.inputs(before)
+        valid = inputs["attention_mask"].sum(1) - inputs["position_ids"][:, 0]
+        assert len(set(valid)) > 1 and valid.max() == 5  # rows of different lengths
+        full, last = equivalence.run(before, inputs), equivalence.run(after, inputs)
+        assert last["logits"].shape == (3, 1, 37)
+        for b, n in enumerate(valid):
+            assert difference(full["logits"][b, n - 1], last["logits"][b, 0]) <= EXACT
+        for name in full.keys() - {"logits"}:
+            assert difference(full[name], last[name]) == 0
+
+
+def test_everything_after_the_last_attention_sees_one_row() -> None:
+    after = applied("kv-cache, last-token-logits", Tiny(layers=3).graph())
+    nodes = list(after.nodes)
+    last = max(i for i, n in enumerate(nodes) if n.op is ops.attention)
+    assert count(after, "gather_rows") == 2
+    assert all(n.output.shape[1] == 1 for n in nodes[last + 1 :])
+    assert all(n.output.shape[1] == SEQ for n in nodes[:last] if n.scope != "last_token")
+    assert next(n for n in nodes if n.scope == "layers.2.mlp").output.name == "layers.2.mlp.gate"
+
+
+def test_a_mask_of_zeros_takes_the_first_row() -> None:
+    before = applied("kv-cache", Tiny(layers=1).graph())
+    after = applied("last-token-logits", before)
+    equivalence = EquivalenceCheck()
+    inputs = equivalence.inputs(before)
+    inputs["attention_mask"] = np.zeros_like(inputs["attention_mask"])
+    assert np.isfinite(equivalence.run(after, inputs)["logits"]).all()
+
+
+def test_a_head_without_layers_reads_gathered_ids() -> None:
+    g = Tiny(layers=0).graph()
+    for name, size in (("attention_mask", "total"), ("position_ids", "seq")):
+        if name not in g.inputs:
+            g.add_input(name, TensorType(dtypes.i64, (BATCH, sizes.sym(size))))
+    after = applied("last-token-logits", g)
+    assert count(after, "gather_rows") == 1
+    LastTokenLogits().check(g, after, EquivalenceCheck())
+
+
+def test_logits_that_mix_tokens_are_gathered_as_they_are() -> None:
+    before = applied("kv-cache", Tiny(layers=1).graph())
+    logits = before.outputs["logits"]
+    before.outputs["logits"] = ops.cumsum(logits, axis=1)
+    after = applied("last-token-logits", before)
+    LastTokenLogits().check(before, after, EquivalenceCheck())
+    assert list(after.nodes)[-1].op is ops.gather_rows
+
+
+def test_a_wrong_row_is_caught() -> None:
+    before = applied("kv-cache", Tiny(layers=1).graph())
+    after = applied("last-token-logits", before)
+    node = next(n for n in after.nodes if n.output.name == "last_token.index")
+    node.output.replace_uses(after.params["last_token.zero"])
+    with pytest.raises(WeftError):
+        LastTokenLogits().check(before, after, EquivalenceCheck())
+
+
+@pytest.mark.parametrize(
+    ("text", "output", "message"),
+    [
+        ("dce", "logits", "has no input attention_mask; run kv-cache before it"),
+        ("kv-cache", "scores", "has no output logits [batch, seq, vocab]"),
+        ("kv-cache, last-token-logits", "logits", "has no output logits [batch, seq, vocab]"),
+    ],
+)
+def test_last_token_logits_says_what_it_needs(text: str, output: str, message: str) -> None:
+    g = Tiny().graph()
+    g.outputs[output] = g.outputs.pop("logits")
+    with pytest.raises(WeftError, match=re.escape(message)):
+        applied(f"{text}, last-token-logits", g)
+
+
+def test_traces_count_layers() -> None:
+    trace = Trace()
+    applied("kv-cache", Tiny(layers=3).graph(), trace)
+    assert trace.rewrites == {"kv-cache": 3}
+
+
+def test_checks_stay_within_the_positions_and_take_losses() -> None:
+    block = Block(Attention(2, window=10), MoE(2, 8, 1, aux_loss=0.1))
+    run_passes(Decoder(11, 8, 1, block, positions=LearnedPositions(12)).graph(), verify=True)
+
+
+def test_chunks_are_calls_of_the_given_lengths() -> None:
+    before = Tiny().graph()
+    after = applied("kv-cache", before)
+    equivalence = EquivalenceCheck()
+    inputs = equivalence.inputs(before, seq=6)
+    assert run_in_chunks(equivalence, after, inputs, (4, 2))["logits"].shape == (3, 6, 37)

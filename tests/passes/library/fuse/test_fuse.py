@@ -1,0 +1,205 @@
+"""pack-qkv, pack-gate-up, fuse-residual-norm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.ir import Graph, MemoryReader, TensorType, Value, ops
+from weft.ir.recipes import Concat, Full, Source
+from weft.ir.types import dtypes, sizes
+from weft.passes import Trace
+from weft.passes.core.equivalence import EXACT
+
+from ...models import Tiny, applied, count, weight, worst
+
+N = sizes.sym("n")
+HIDDEN = TensorType(dtypes.f32, (N, 3, 10))
+
+
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        Tiny(),
+        Tiny(bias="q k v gate up"),
+        Tiny(bias="q v up", qk_norm=True, tied=True),
+        Tiny(bias="k", kv_heads=6, window=3),
+        Tiny(norm="layer", rope=False, alibi=True),
+        Tiny(kv_heads=1, layers=3, hidden=7),
+    ],
+    ids=str,
+)
+def test_fused_decoders_keep_their_meaning(tiny: Tiny) -> None:
+    before = tiny.graph()
+    after = applied("pack-qkv, pack-gate-up, fuse-residual-norm", before)
+    assert count(after, "linear") == tiny.layers * 4 + 1
+    assert count(after, "split") == tiny.layers * 2
+    assert count(after, "add_norm") == tiny.layers * 2
+    assert count(after, "add") == 0
+    assert worst(before, after) <= EXACT
+    kept = {n for n in after.params if ".q." in n or ".k." in n or ".v." in n or ".gate." in n or ".up." in n}
+    assert not kept
+
+
+def test_packed_parameters_and_names() -> None:
+    after = applied("pack-qkv, pack-gate-up", Tiny(layers=1, bias="q up").graph())
+    weights = after.params["layers.0.attn.qkv.weight"]
+    assert isinstance(weights.recipe, Concat) and weights.shape == (40, 18)
+    assert [p.stream for p in weights.recipe.items] == [f"layers.0.attn.{n}.weight" for n in "qkv"]  # type: ignore[attr-defined]  # Normal
+    bias = after.params["layers.0.attn.qkv.bias"].recipe
+    assert isinstance(bias, Concat) and bias.items[1:] == (Full(0.0, (8,)), Full(0.0, (8,)))
+    assert isinstance(up := after.params["layers.0.mlp.gate_up.bias"].recipe, Concat)
+    assert up.items[0] == Full(0.0, (23,))
+    split = next(n for n in after.nodes if n.op is ops.split)
+    assert [v.name for v in split.outputs] == [f"layers.0.attn.{n}" for n in "qkv"]
+    assert split.scope == "layers.0.attn"
+
+
+def attention(q: Value, k: Value, v: Value) -> Value:
+    return ops.attention(q, k, v, heads=2, kv_heads=2)
+
+
+def test_cross_attention_packs_only_keys_and_values() -> None:
+    g = Graph("cross")
+    x, memory = g.add_input("x", HIDDEN), g.add_input("memory", TensorType(dtypes.f32, (N, 7, 10)))
+    q = ops.linear(x, weight(g, "q.weight", 8, 10))
+    k, v = (ops.linear(memory, weight(g, f"{n}.weight", 8, 10)) for n in "kv")
+    g.add_output("y", attention(q, k, v))
+    after = applied("pack-qkv", g)
+    assert list(after.params) == ["q.weight", "kv.weight"] and worst(g, after) <= EXACT
+
+
+def test_a_shared_key_value_projection_is_packed_once() -> None:
+    g = Graph("shared")
+    x = g.add_input("x", HIDDEN)
+    q, kv = (ops.linear(x, weight(g, f"{n}.weight", 8, 10), name=n) for n in ("q", "kv"))
+    g.add_output("y", attention(q, kv, kv))
+    after = applied("pack-qkv", g)
+    assert count(after, "linear") == 1 and after.params["qk.weight"].shape == (16, 10)
+    assert worst(g, after) <= EXACT
+
+
+def test_tied_weights_stay_tied_and_right() -> None:
+    reader = MemoryReader({k: np.zeros((8, 10), np.float32) for k in "qkv"})
+    g = Graph("looped", reader)
+    x = g.add_input("x", HIDDEN)
+    q, k, v = (weight(g, f"{n}.weight", 8, 10, recipe=Source(n)) for n in "qkv")
+    b = weight(g, "q.bias", 8, recipe=Full(0.0, (8,)))
+    out = weight(g, "o.weight", 10, 8)
+    for _ in range(3):  # one layer three times
+        y = attention(ops.linear(x, q, b), ops.linear(x, k), ops.linear(x, v))
+        x = ops.add(x, ops.linear(y, out))
+    g.add_output("probe", ops.linear(x, q))
+    g.add_output("y", x)
+    after = applied("pack-qkv", g)
+    assert list(after.params) == ["q.weight", "o.weight", "qkv.weight", "qkv.bias"]
+    assert count(after, "linear") == 7 and worst(g, after) <= EXACT
+
+
+def test_equal_initial_values_do_not_tie_layers() -> None:
+    g = Graph("fresh")
+    x = g.add_input("x", HIDDEN)
+    for i in range(2):
+        with g.scope(f"layers.{i}"):
+            weights = [weight(g, f"{n}.weight", 10, 10) for n in "qkv"]
+            biases = [weight(g, f"{n}.bias", 10, recipe=Full(0.0, (10,))) for n in "qkv"]
+            x = attention(*(ops.linear(x, w, b) for w, b in zip(weights, biases, strict=True)))
+    g.add_output("y", x)
+    after = applied("cse, pack-qkv", g)
+    assert list(after.params) == [f"layers.{i}.qkv.{n}" for i in range(2) for n in ("weight", "bias")]
+
+
+def test_a_linear_that_others_read_is_packed_for_all() -> None:
+    g = Graph("read")
+    x = g.add_input("x", HIDDEN)
+    q, k, v = (ops.linear(x, weight(g, f"{n}.weight", 8, 10), name=n) for n in "qkv")
+    g.add_output("q", q)
+    g.add_output("y", attention(ops.mul(q, ops.sigmoid(v)), k, v))
+    after = applied("pack-qkv", g)
+    assert count(after, "linear") == 1 and worst(g, after) <= EXACT
+
+
+def test_what_cannot_be_packed_is_left_with_a_line() -> None:
+    g = Graph("computed")
+    x = g.add_input("x", HIDDEN)
+    q, k, v = (ops.linear(x, ops.square(weight(g, f"{n}.weight", 8, 10)), name=n) for n in "qkv")
+    g.add_output("y", attention(q, k, v))
+    trace = Trace()
+    applied("pack-qkv", g, trace)
+    assert not trace.rewrites and "is no parameter" in trace.lines[0]
+    g = Graph("none")
+    x = g.add_input("x", HIDDEN)
+    g.add_output("y", attention(x, x, x))
+    trace = Trace()
+    applied("pack-qkv", g, trace)
+    assert trace.lines == ["pack-qkv: no attention has q, k or v from several linears of the same value"]
+
+
+def test_a_gate_read_elsewhere_is_a_near_miss() -> None:
+    g = Graph("gate")
+    x = g.add_input("x", HIDDEN)
+    gate, up = (ops.linear(x, weight(g, f"{n}.weight", 6, 10), name=n) for n in ("gate", "up"))
+    g.add_output("y", ops.glu(gate, up, activation="gelu"))
+    trace = Trace()
+    after = applied("pack-gate-up", g, trace)
+    assert trace.rewrites.total() == 1 and worst(g, after) <= EXACT
+    g.add_output("gate", gate)
+    trace = Trace()
+    applied("pack-gate-up", g, trace)
+    assert trace.lines == [
+        "pack-gate-up: fired 0 times; nearest miss at glu (%glu): %gate, made by linear, is an output of the graph"
+    ]
+
+
+def residual(step: str) -> Graph:
+    g = Graph(step)
+    x, y = g.add_input("x", HIDDEN), g.add_input("y", HIDDEN)
+    s = ops.add(x, y, name="sum")
+    if step == "divided":
+        s = ops.affine(s, by=0.5, name="halved")
+    if step == "broadcast":
+        s = ops.add(x, weight(g, "p", 10), name="sum")
+    out = ops.rms_norm(s, weight(g, "w", 10), eps=1e-3, name="norm")
+    if step == "read before":
+        out = ops.mul(out, ops.exp(s))
+    if step == "two norms":
+        out = ops.add(out, ops.rms_norm(s, weight(g, "v", 10), name="second"))
+    if step in ("read after", "output"):
+        out = ops.mul(out, s)
+    g.add_output("out", out)
+    if step == "output":
+        g.add_output("sum", s)
+    return g
+
+
+@pytest.mark.parametrize("step", ["alone", "read before", "read after", "two norms", "output"])
+def test_sums_read_elsewhere_come_from_the_second_output(step: str) -> None:
+    before, trace = residual(step), Trace()
+    after = applied("fuse-residual-norm", before, trace)
+    assert trace.rewrites == {"fuse-residual-rms-norm": 1}
+    fused = next(n for n in after.nodes if n.op is ops.add_norm)
+    assert [v.name for v in fused.outputs] == ["norm", "sum"] and fused.attrs["eps"] == 1e-3
+    assert worst(before, after) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("divided", "%halved, is made by affine, not by add (affine stands between it and add)"),
+        ("broadcast", "%x and %p are of types f32[n, 3, 10] and f32[10]"),
+    ],
+)
+def test_a_fusion_that_never_fires_tells_what_stopped_it(step: str, reason: str) -> None:
+    trace = Trace()
+    applied("fuse-residual-norm", residual(step), trace)
+    (line,) = trace.lines
+    assert line.startswith("fuse-residual-rms-norm: fired 0 times; nearest miss at rms_norm (%norm)") and reason in line
+
+
+@pytest.mark.parametrize("operands", ["", "w", "wb"])
+def test_layer_norms_with_and_without_weight_and_bias(operands: str) -> None:
+    g = Graph("layer")
+    x, y = g.add_input("x", HIDDEN), g.add_input("y", HIDDEN)
+    g.add_output("y", ops.layer_norm(ops.add(x, y), *(weight(g, n, 10) for n in operands), eps=1e-2))
+    after = applied("fuse-residual-norm", g)
+    assert [n.op.name for n in after.nodes] == ["add_norm"] and worst(g, after) <= EXACT

@@ -1,0 +1,113 @@
+"""Passes are linear in the number of layers, and quick: 126 layers of Llama 3.1 405B."""
+
+from __future__ import annotations
+
+import contextlib
+import cProfile
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from weft import MLP, Attention, Block, Decoder, Encoder, LayerNorm, LearnedPositions, MoE, RoPE
+from weft.frontends.models.presets import PRESETS
+from weft.ir import Graph, WeftError, ops
+from weft.passes import Pass, Trace, default_pipeline, parse_pipeline, run_passes
+
+from ....e2e.random_models import strong
+from ...test_every_pass import examples
+from ...zoo_variants import VARIANTS
+
+FUSED = "default, fold-norm-scale, fuse-norm-linear"
+LLAMA = PRESETS["llama3.1-405b"].model()
+PLAIN = Block(Attention(heads=4), MLP(64), LayerNorm())
+POST = replace(PLAIN, arrangement="post")
+NOISY = Block(Attention(heads=8, kv_heads=2, rope=RoPE()), MoE(4, 16, 2, noisy=True))
+
+
+def variant(name: str, layers: int) -> Graph:
+    model = VARIANTS[name]
+    assert isinstance(model, Decoder)
+    return strong(replace(model, layers=layers).graph())
+
+
+def littered(layers: int) -> Graph:
+    """A model with parameters that are computed, values that are made twice, and one that nothing reads."""
+    graph = variant("grouped", layers)
+    for norm in [node for node in graph.nodes if node.op is ops.rms_norm]:
+        x, weight = norm.inputs
+        with graph.inserting(before=norm):
+            ops.exp(x)
+            norm.set_input(0, ops.add(ops.neg(x), ops.neg(x)))
+            norm.set_input(1, ops.neg(weight))
+    return graph
+
+
+# A pass is tried on the first on which it rewrites something.
+MODELS: dict[str, Callable[[int], Graph]] = {
+    "llama": lambda layers: replace(LLAMA, layers=layers).graph(),
+    "llama, packed": lambda layers: run_passes(MODELS["llama"](layers), "pack-qkv, fuse-residual-norm"),
+    "with caches": lambda layers: run_passes(variant("window", layers), "kv-cache"),
+    "no positions": lambda layers: Decoder(97, 20, layers, PLAIN, context=64).graph(),
+    "no weights in norms": lambda layers: run_passes(MODELS["llama"](layers), "fold-norm-scale"),
+    "token types": lambda layers: Encoder(97, 20, layers, POST, LearnedPositions(64), token_types=2).graph(),
+    "noisy experts": lambda layers: Decoder(97, 32, layers, NOISY, context=64).graph(),
+    "littered": littered,
+    **{name: functools.partial(variant, name) for name in VARIANTS if isinstance(VARIANTS[name], Decoder)},
+}
+
+
+@functools.cache
+def made(model: str, layers: int) -> Graph:
+    return MODELS[model](layers)
+
+
+def calls(graph: Graph, *passes: Pass) -> int:
+    """How many functions a run of `passes` calls: unlike its time, the same in every run."""
+    copy, profile = graph.clone(), cProfile.Profile()
+    for applied in passes:
+        with contextlib.suppress(WeftError), profile:
+            applied.run(copy, Trace())
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def suited(applied: Pass) -> str:
+    """The model on which `applied` does its work."""
+    for model in MODELS:
+        trace = Trace()
+        with contextlib.suppress(WeftError):
+            applied.run(made(model, 4).clone(), trace)
+        if trace.rewrites:
+            return model
+    raise AssertionError(f"{applied} rewrites no model")
+
+
+@pytest.mark.parametrize("applied", examples().values(), ids=str)
+def test_a_pass_is_linear(applied: Pass) -> None:
+    model = suited(applied)
+    few, more, most = (calls(made(model, layers), applied) for layers in (32, 64, 128))
+    assert most - more <= 2.1 * (more - few)
+
+
+def test_exact_passes_together_are_linear() -> None:
+    exact = [applied for applied in examples().values() if applied.effect == "exact" and suited(applied) == "llama"]
+    few, more, most = (calls(made("llama", layers), *exact) for layers in (32, 64, 128))
+    assert most - more <= 2.1 * (more - few)
+
+
+def test_the_default_pipeline_is_linear() -> None:
+    """With the caches that it makes, which are inputs and outputs of every layer."""
+    graphs = (made("llama", layers) for layers in (32, 64, 128))
+    few, more, most = (calls(g, *parse_pipeline(FUSED, default_pipeline(g)).passes) for g in graphs)
+    assert most - more <= 2.1 * (more - few)
+
+
+def test_a_pipeline_is_quick() -> None:
+    graph, taken = made("llama", 126), []
+    for _ in range(3):
+        start = time.process_time()
+        run_passes(graph, FUSED)
+        taken.append(time.process_time() - start)
+    assert min(taken) <= 2

@@ -1,0 +1,101 @@
+"""strip-positions: nothing tells places any more, and what is not taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from weft import (
+    MLA,
+    ALiBi,
+    Attention,
+    LayerNorm,
+    LearnedPositions,
+    LinearAttention,
+    RelativeAttention,
+    RMSNorm,
+    Sinusoidal,
+    T5Bias,
+)
+from weft.ir import Graph, TensorType, WeftError, ops
+from weft.ir.types import dtypes
+from weft.passes import Trace, parse_pipeline, run_passes
+from weft.passes.core.equivalence import EquivalenceCheck, difference
+
+from ...models import BATCH, SEQ, Tiny, applied, weight
+from ...positioned import ROPE, decoder, encoder, rotary
+
+POSITIONED: dict[str, Callable[[], Graph]] = {
+    "rope": lambda: decoder(Attention(2, rope=ROPE, qk_norm=RMSNorm())),
+    "table": lambda: decoder(positions=LearnedPositions(9)),
+    "table with an offset": lambda: decoder(positions=LearnedPositions(9, offset=2)),
+    "sinusoids": lambda: decoder(positions=Sinusoidal(9)),
+    "ALiBi": lambda: decoder(Attention(2, bias=ALiBi())),
+    "T5, shared": lambda: decoder(position_bias=T5Bias(heads=2)),
+    "T5, each": lambda: decoder(Attention(2, bias=T5Bias(8, 20))),
+    "Shaw": lambda: decoder(RelativeAttention(2, 3)),
+    "latent": lambda: decoder(MLA(2, 8, 6, 4, 6, ROPE)),
+    "linear": lambda: decoder(LinearAttention(2, ROPE)),
+    "everything": lambda: decoder(Attention(2, rope=ROPE, bias=ALiBi()), positions=LearnedPositions(9)),
+    "a bias by hand": Tiny(alibi=True).graph,
+    "encoder, rope": lambda: encoder(Attention(2, rope=ROPE)),
+    "encoder, table": lambda: encoder(positions=LearnedPositions(9), embed_norm=LayerNorm(), token_types=2),
+    "encoder, ALiBi": lambda: encoder(Attention(2, bias=ALiBi())),
+    "encoder, Shaw": lambda: encoder(RelativeAttention(2, 3)),
+}
+
+
+@pytest.mark.parametrize("first", ["", "pack-qkv, fuse-residual-norm, "])
+@pytest.mark.parametrize("name", POSITIONED)
+def test_strips(name: str, first: str) -> None:
+    before = POSITIONED[name]()
+    after = run_passes(before, f"{first}strip-positions", verify=True)
+    assert "position_ids" not in after.inputs and "max_positions" not in after.meta
+    left = {"rope", "alibi", "relative_position_bias", "relative_attention", "iota"}
+    assert not left & {n.op.name for n in after.nodes}
+    assert str(run_passes(after, "strip-positions")) == str(after)
+    if not first and before.name != "encoder":
+        run_passes(after, "kv-cache", verify=True)
+
+
+@pytest.mark.parametrize("name", [name for name in POSITIONED if name.startswith("encoder")])
+def test_an_encoder_without_positions_reads_a_set(name: str) -> None:
+    """Shuffled tokens give shuffled features; before, they did not."""
+    before, equivalence, order = POSITIONED[name](), EquivalenceCheck(), [3, 0, 4, 1, 2]
+    for graph, same in ((before, False), (run_passes(before, "strip-positions"), True)):
+        inputs = equivalence.inputs(graph)
+        shuffled = equivalence.run(graph, {name: x[:, order] for name, x in inputs.items()})["last_hidden_state"]
+        plain = equivalence.run(graph, inputs)["last_hidden_state"][:, order]
+        seen = inputs["attention_mask"][:, order] != 0
+        assert (difference(plain[seen], shuffled[seen]) < 1e-12) == same
+
+
+def test_a_bias_that_may_be_a_mask_stays() -> None:
+    g = Graph("masked")
+    ids = g.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
+    x = ops.embedding(ids, weight(g, "embed", 9, 8))
+    at = ops.cast(ops.iota(ids, axis=1), to=dtypes.f32)
+    apart = ops.sub(ops.unsqueeze(at, axes=(1,)), ops.unsqueeze(at, axes=(0,)))
+    near = ops.less(apart, ops.affine(apart, by=0.0, plus=3.0))
+    hidden = ops.where(near, ops.affine(apart, by=0.0), ops.affine(apart, by=0.0, plus=-1e4))
+    g.add_output("y", ops.attention(x, x, x, ops.unsqueeze(hidden, axes=(0, 1)), heads=1, kv_heads=1, causal=True))
+    trace = Trace()
+    assert str(applied("strip-positions", g, trace)) == str(g)
+    assert [r.reason for r in trace.refusals] == ["it is made by comparisons and may be a mask"]
+
+
+def test_strip_refuses() -> None:
+    with pytest.raises(WeftError, match="graph decoder has caches already; run strip-positions before kv-cache"):
+        run_passes(rotary(), "kv-cache, strip-positions")
+    with pytest.raises(WeftError, match="run strip-positions before fuse-rope-attention"):
+        run_passes(rotary(), "fuse-rope-attention, strip-positions")
+
+
+def test_what_is_left_in_is_caught() -> None:
+    before = POSITIONED["everything"]()
+    (one,) = parse_pipeline("strip-positions").passes
+    after = run_passes(before, "strip-positions")
+    for wrong in (run_passes(after, "insert-rope"), run_passes(after, "sliding-window{size=2}")):
+        with pytest.raises(WeftError, match="output logits differs by"):
+            one.check(before, wrong, EquivalenceCheck())
