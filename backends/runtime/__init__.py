@@ -84,6 +84,7 @@ def _decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
         max_length=facts.max_length,
         head_dim=facts.head_dim,
         name=str(facts.model),
+        carried=facts.carried,
         rolling=facts.rolling,
         compares=facts.compares,
         sources=sources,

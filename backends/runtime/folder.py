@@ -11,6 +11,7 @@ from weft.ir.errors import WeftError
 
 from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
+from .carried import Carried, recorded
 
 TORCH = "torch"  # the target whose model is Python
 GENAI = "genai_config.json"
@@ -28,7 +29,8 @@ class Facts:
     max_length: int
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # of the caches, where the graph leaves it open
-    rolling: frozenset[int] = frozenset()  # the caches that roll
+    carried: tuple[Carried, ...] = ()  # its states; none where the folder does not record them
+    rolling: frozenset[int] = frozenset()  # the numbers of caches that roll
     compares: bool = False  # tokens of a call compete with each other, so that padding would too
     pooling: str = "mean"  # how an encoder makes one vector of a text
     normalize: bool = False  # and whether it has unit length
@@ -100,6 +102,7 @@ def _from_manifest(folder: Path) -> Facts:
         eos=frozenset(data.tokens("eos_token_ids")),
         compares=data.flag("compares_tokens", False),
         keeps_blocks=bool(data.text("kept_blocks", "")),
+        carried=recorded(data),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **more,
     )

@@ -6,7 +6,8 @@ recurrence j as past_states.{j}.{part} and present_states.{j}.{part}.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from weft.ir import Graph, Node, Value, WeftError
@@ -24,7 +25,7 @@ def specs(node: Node) -> tuple[StateSpec, ...]:
 
 def states(node: Node) -> tuple[StateSpec, ...]:
     """The states of constant size that `node` keeps, if it is a recurrence, in the order of its outputs."""
-    return tuple(s for s in specs(node) if s.growth is Growth.CONSTANT)
+    return tuple(filter(_constant, specs(node)))
 
 
 def caches(node: Node) -> tuple[StateSpec, ...]:
@@ -55,20 +56,37 @@ def give_states(graph: Graph, node: Node, number: int, given: dict[str, Value | 
     Raises:
         WeftError: if it leaves keys out, which a state cannot.
     """
-    found = caches(node) or states(node)
     masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
     if masked and states(node):
         raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
-    past, present = ("past_key_values", "present") if caches(node) else ("past_states", "present_states")
-    given = dict(given)
-    for spec in found:
-        given[spec.taken] = graph.add_input(f"{past}.{number}.{spec.part}", spec.type)
-    for spec, value in zip(found, changed(node, given).outputs[1:], strict=True):
-        graph.add_output(f"{present}.{number}.{spec.part}", value)
+    found = [(spec, *_names(spec, number)) for spec in (*caches(node), *states(node))]
+    pasts = {spec.taken: graph.add_input(name, spec.type) for spec, name, _ in found}
+    for (_, _, name), present in zip(found, changed(node, {**given, **pasts}).outputs[1:], strict=True):
+        graph.add_output(name, present)
 
 
-def taken_states(graph: Graph) -> Iterator[tuple[StateSpec, str, str]]:
-    """The states that `graph` takes, in the order of its inputs: each with the names of its input and output."""
+def _names(spec: StateSpec, number: int) -> tuple[str, str]:
+    past, present = ("past_states", "present_states") if _constant(spec) else ("past_key_values", "present")
+    return f"{past}.{number}.{spec.part}", f"{present}.{number}.{spec.part}"
+
+
+def _constant(spec: StateSpec) -> bool:
+    return spec.growth is Growth.CONSTANT
+
+
+Carried = tuple[StateSpec, str, str]  # a state, and the names of the input that takes it and the output that makes it
+
+
+def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[Carried]:
+    """The states of some nodes, those of one together, as a graph to which kv-cache gave them takes and returns them."""
+    numbers = {True: itertools.count(), False: itertools.count()}
+    for found in nodes:
+        number = next(numbers[_constant(found[0])])
+        yield from ((spec, *_names(spec, number)) for spec in found)
+
+
+def taken_states(graph: Graph) -> Iterator[Carried]:
+    """The states that `graph` takes, in the order of its inputs."""
     for name, value in graph.inputs.items():
         for node, place in value.uses:
             given = [s for s in (*caches(node), *states(node)) if node.op.operand_index(s.taken) == place]
@@ -77,13 +95,13 @@ def taken_states(graph: Graph) -> Iterator[tuple[StateSpec, str, str]]:
                 yield spec, name, next(iter(graph.outputs.names(made)), "")
 
 
-def cache_records(graph: Graph) -> list[dict[str, Any]]:
-    """A record per cache of a graph whose attentions are not lowered yet.
+def cache_records(carried: Iterable[Carried]) -> list[dict[str, Any]]:
+    """A record per cache.
 
     `layer` is its number, `window` that of the attention or None; a `rolling` cache holds `capacity` keys (None: as
     many as the text has tokens), a `latent` one has no values beside them.
     """
-    keys = [spec for spec, _, _ in taken_states(graph) if spec.part == "key"]
+    keys = (spec for spec, _, _ in carried if spec.part == "key")
     return [
         {
             "layer": i,
@@ -98,10 +116,26 @@ def cache_records(graph: Graph) -> list[dict[str, Any]]:
     ]
 
 
-def state_records(graph: Graph) -> list[dict[str, Any]]:
+def state_records(carried: Iterable[Carried]) -> list[dict[str, Any]]:
     """A record per state of constant size: its input's `name` and the `shape` of a row."""
-    found = ((name, spec) for spec, name, _ in taken_states(graph) if spec.growth is Growth.CONSTANT)
-    return [{"name": name, "shape": list(spec.row)} for name, spec in found]
+    return [{"name": name, "shape": list(spec.row)} for spec, name, _ in carried if _constant(spec)]
+
+
+def manifest_records(graph: Graph, carried: Iterable[Carried]) -> dict[str, Any]:
+    """The records of all that the model keeps: `cache` and `states` as above, and in `carried` every tensor.
+
+    That has a `kind` and a `growth` (see `StateSpec`), the `shape` of a row (None: as long as the text, or the source)
+    and the `input` and `output` of the graph, which keys and values of a source do not have.
+    """
+
+    def record(spec: StateSpec, **names: str) -> dict[str, Any]:
+        shape = [n if isinstance(n, int) else None for n in spec.row]
+        return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape}
+
+    carried = list(carried)
+    own = [record(spec, input=name, output=present) for spec, name, present in carried]
+    cross = [record(spec) for node in graph.nodes for spec in specs(node) if spec.growth is Growth.SOURCE]
+    return {"cache": cache_records(carried), "states": state_records(carried), "carried": own + cross}
 
 
 def max_source(graph: Graph, length: int) -> int:
