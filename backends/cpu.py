@@ -25,10 +25,8 @@ def instruction_set() -> str:
     return "AVX2" if {"X86_V3", "AVX2"} & {*found} else "SSE"
 
 
-def slow_blocks(target: str) -> str | None:
-    """Return a warning where the kernel that multiplies by quantized blocks is the slow one on this CPU."""
-    if target == "torch":
-        return "on a CPU PyTorch widens weights in blocks again for every token: that saves memory and costs time"
-    if target == "ort-cpu" and (found := instruction_set()) in ("AVX2", "SSE"):
+def slow_blocks() -> str | None:
+    """Return a warning where ONNX Runtime's kernel that multiplies by quantized blocks is the slow one on this CPU."""
+    if (found := instruction_set()) in ("AVX2", "SSE"):
         return f"this CPU has {found} and no AVX-512: {SLOW_BLOCKS}; leave out --keep-blocks for speed"
     return None

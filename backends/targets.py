@@ -1,58 +1,214 @@
-"""Targets: where a compiled model runs, as facts. Model code never asks about them; lowerings do."""
+"""Targets: a `Backend` for each. It holds the facts of a target, and compiles for it and opens what it compiled.
+
+Model code never asks about targets; lowerings ask for facts. Nothing but `backends/catalogue` names one.
+"""
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node
+from weft.ir.registry import Registry
+from weft.ir.types import dtypes
+from weft.passes import Phase, Pipeline, Trace, default_pipeline, legalize, parse_pipeline
+
+from .facts import Facts
+from .options import Option, Options
+
+
+class Built(Protocol):
+    """A model for a target that is not written yet.
+
+    `trace` tells which ops were expanded and which lowerings refused and why, `facts` what its manifest says besides.
+    """
+
+    trace: list[str]
+    facts: dict[str, Any]
+    weight_bytes: int
+
+    def write(self, folder: Path, step: Callable[[int], None]) -> None:
+        """Write everything into `folder`; `step` is told the bytes just written."""
+
+
+class Place(NamedTuple):
+    """What a source is compiled for, and the device ("cpu" or "cuda") that it then runs on."""
+
+    target: str
+    device: str
+    dtype: str | None = None  # the first of the target's
+
+    def __str__(self) -> str:
+        return f"{TARGETS[self.target].runtime} on {'the CPU' if self.device == 'cpu' else 'the GPU'}"
 
 
 @dataclass(frozen=True)
-class Target:
-    """A place to run: `device`, the float dtypes it computes in (by name, best first), ONNX operator sets.
+class Backend(ABC):
+    """A target, `name`: its `runtime` runs models on `device` (cpu, cuda or any) in the float `dtypes`, best first.
 
-    `contrib` tells whether ONNX Runtime's own operators (com.microsoft) may be used beside opset `opset`; `slower`
-    names passes of the default pipeline that do not pay here, `phases` its phases that apply, all where empty;
-    `keep_blocks` (head, all) asks for weights in the quantized blocks that the checkpoint stores, where a kernel takes
-    them.
+    Of ONNX models `opset` and `ir_version` are the version (0: it is none), and `contrib` tells whether ONNX Runtime's
+    own operators (com.microsoft) may be used beside it. `slower` names passes of the default pipeline that do not pay
+    here, `phases` its phases that apply, all where empty. `chosen_on` are the devices on which sources run by it where
+    nobody names a target; the targets registered first are preferred.
     """
 
     name: str
     doc: str
+    runtime: str
     device: str
     dtypes: tuple[str, ...]
-    contrib: bool
-    opset: int = 24
-    ir_version: int = 11
+    contrib: bool = False
+    opset: int = 0
+    ir_version: int = 0
     slower: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
-    keep_blocks: str = ""
+    chosen_on: tuple[str, ...] = ()
+
+    options: ClassVar[type[Options]] = Options
+    libraries: ClassVar[tuple[str, ...]] = ("numpy",)  # whose versions the manifest states
+    is_code: ClassVar[bool] = False  # a folder is Python, which runs when it is opened
+    explains: ClassVar[bool] = False  # it has `explain`
+
+    # -- compiling
+
+    def dtype(self, name: str | None) -> str:
+        """Return the name of the dtype `name`, the first of the target's if None.
+
+        Raises:
+            WeftError: if it is none, or none that the target computes in.
+        """
+        found = self.dtypes[0] if name is None else dtypes.parse(name, self.dtypes).name
+        if found not in self.dtypes:
+            raise WeftError(f"target {self.name} cannot compute in {found}; it takes {', '.join(self.dtypes)}")
+        return found
+
+    def choose(self, given: Mapping[str, Any]) -> Options:
+        """Return the options of this target that are `given` by name; those of others must have their defaults.
+
+        Raises:
+            WeftError: if one is unknown, is for other targets, or has a wrong value.
+        """
+        own, known = self.options.listed(), all_options()
+        for name, value in given.items():
+            if name not in known:
+                takes = f"it takes {', '.join(own)}" if own else "it takes none"
+                raise WeftError(f"target {self.name} has no option {name!r}; {takes}")
+            option, targets = known[name]
+            if name not in own and value != option.default:
+                raise WeftError(
+                    f"{option.flag} is for {option.of}{in_words(targets)}, not for {self.name}; leave it out"
+                )
+        return self.options(**{name: own[name].check(value) for name, value in given.items() if name in own})
+
+    def pipeline(
+        self,
+        graph: Graph,
+        dtype: str,
+        passes: str = "default",
+        max_length: int | None = None,
+        *,
+        trains: bool = False,
+    ) -> Pipeline:
+        """Return the pipeline that `passes` spells for `graph` in `dtype` and texts of at most `max_length` tokens
+        (None: the model's context), with the target's own phase at its end. `trains` as in `default_pipeline`.
+
+        Raises:
+            WeftError: if the text is wrong.
+        """
+        phases = default_pipeline(graph, max_length, trains=trains).phases
+        applying = (ph for ph in phases if not self.phases or ph.name in self.phases)
+        paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
+        return self.finish(parse_pipeline(passes, Pipeline(paying)), dtype)
+
+    def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
+        """Return `pipeline` with the target's own phase at its end: the cast to `dtype`."""
+        from weft.passes.library.cleanup.cast import Cast
+
+        return pipeline if dtype == "f32" else pipeline.then("target", Cast(dtypes.parse(dtype)))
+
+    @abstractmethod
+    def lowerings(self, op: str) -> list[str]:
+        """Return the names of the lowerings of the op called `op`, in the order in which they are tried."""
+
+    @abstractmethod
+    def refusals(self, node: Node) -> list[str] | None:
+        """Return why no lowering takes `node`, one line each; None if one does."""
+
+    def legalize(self, graph: Graph, trace: Trace | None = None) -> None:
+        """Expand what no lowering takes, in place, until some lowering takes everything.
+
+        Raises:
+            WeftError: naming an op that has no simpler form.
+        """
+        legalize(graph, self.refusals, trace)
+
+    @abstractmethod
+    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> Built:
+        """Return the model of `graph`, after its passes, for texts of `length` tokens; users read what it `notes`.
+
+        Raises:
+            WeftError: if the target cannot run the graph, or a library is missing.
+        """
+
+    def explain(self, graph: Graph, dtype: str) -> list[str]:
+        """Return lines that tell how a decode step is computed, where the target `explains`."""
+        return []
+
+    # -- running
+
+    def place(self, device: str) -> Place:
+        """Return where a source runs on `device` (auto, cpu or cuda) when it is compiled for this target.
+
+        Raises:
+            WeftError: if what runs it is missing.
+        """
+        raise WeftError(f"weft does not run what is compiled for {self.name}")
+
+    def files(self, kind: str) -> tuple[str, ...]:
+        """Return the files of a model of this `kind` (decoder …) without which a folder is not whole, the main one
+        first."""
+        return ()
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        """Return the `runtime.core.protocols.Decoder` of a folder, or of an encoder its `runtime.ort.encoder.Encoder`.
+
+        Raises:
+            WeftError: if the folder or the device cannot be used.
+        """
+        raise WeftError(f"{facts.folder} is compiled for {self.name}, which weft does not run")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the facts and options as plain data."""
+        options = {
+            o.name: {"type": o.type_text, "default": o.default, "help": o.help} for o in self.options.listed().values()
+        }
+        return {**dataclasses.asdict(self), "options": options}
 
 
-TARGETS = {
-    t.name: t
-    for t in (
-        # On a CPU cutting a packed gate/up product apart copies it: 2 to 5 % of a prefill.
-        Target("ort-cpu", "ONNX Runtime on a CPU", "cpu", ("f32", "f16"), contrib=True, slower=("pack-gate-up",)),
-        Target("ort-cuda", "ONNX Runtime on an NVIDIA GPU", "cuda", ("f16", "bf16"), contrib=True),
-        Target("onnx", "any ONNX runtime: standard operators of opset 24 only", "cpu", ("f32", "f16", "bf16"), False),
-        # Its source reads as the architecture does, and keeps what later calls need by itself: no fusions, no caches.
-        Target(
-            "torch", "PyTorch source to read, CPU or GPU", "any", ("f32", "bf16", "f16"), False, phases=("simplify",)
-        ),
-    )
-}
+TARGETS: Registry[Backend] = Registry("target", "weft.backends.catalogue", "see `weft targets`")
 
 
-def find_target(name: str) -> Target:
-    """The target called `name`.
+def register(*backends: Backend) -> None:
+    """Make targets known by their names."""
+    for backend in backends:
+        TARGETS.add(backend.name, backend)
 
-    Raises:
-        WeftError: if there is none.
-    """
-    if name not in TARGETS:
-        near = difflib.get_close_matches(name, TARGETS, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise WeftError(f"unknown target {name!r}; {hint}known are {', '.join(TARGETS)}")
-    return TARGETS[name]
+
+def all_options() -> dict[str, tuple[Option, list[str]]]:
+    """Return the options of all targets by name, each with the names of the targets that have it."""
+    found: dict[str, tuple[Option, list[str]]] = {}
+    for target in TARGETS.values():
+        for name, option in target.options.listed().items():
+            found.setdefault(name, (option, []))[1].append(target.name)
+    return found
+
+
+def in_words(names: list[str]) -> str:
+    """Return targets as a sentence names them: "target torch", "the targets ort-cpu and torch"."""
+    *most, last = names
+    return f"the targets {', '.join(most)} and {last}" if most else f"target {last}"

@@ -32,9 +32,11 @@ def opened(folder: Path, device: str, graphs: bool) -> Any:
     from weft.backends.runtime.folder import read_facts
     from weft.backends.runtime.ort.decoder import OrtDecoder
     from weft.backends.runtime.ort.session import open_session
+    from weft.backends.targets import TARGETS
 
     known = read_facts(folder)
-    session = open_session(known.model, device=device, target=known.target if device == "cuda" else "", graphs=graphs)
+    target = TARGETS[known.target] if device == "cuda" else None
+    session = open_session(known.model, device=device, target=target, graphs=graphs)
     if session.graphs != graphs:
         raise RuntimeError(f"ONNX Runtime refuses CUDA graphs for {folder}")
     return OrtDecoder(

@@ -30,16 +30,15 @@ NAMES = {
 
 def generated(model: Any) -> tuple[Graph, nn.Module]:
     """The graph of the architecture of `model`, and the module that weft writes for it, on the weights of `model`."""
-    from weft.backends.targets import find_target
+    from weft.backends.targets import TARGETS
     from weft.backends.torch import kernels
     from weft.backends.torch.codegen.source import write_source
     from weft.backends.torch.package.module import load, run_source
-    from weft.frontends.api.compile import target_pipeline
     from weft.frontends.api.source.sources import load_source
     from weft.passes import run_passes
 
     graph = load_source(architecture(_shape(model))).graph
-    graph = run_passes(graph, target_pipeline(graph, find_target("torch"), "f32", "default"))
+    graph = run_passes(graph, TARGETS["torch"].pipeline(graph, "f32"))
     with torch.device("meta"):
         module: nn.Module = run_source(write_source(graph, kernels.__name__).text).Model()
     theirs = model.state_dict()

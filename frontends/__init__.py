@@ -1,4 +1,4 @@
-"""Where a graph comes from: the DSL and its presets, Hugging Face folders, GGUF files, and the command line.
+"""Sources of graphs: the DSL and its presets, Hugging Face folders, GGUF files, and the command line.
 
 Never here: rewrites, lowerings, anything a target decides; a model family is a table here, not a class.
 """

@@ -1,4 +1,4 @@
-"""What a transformer graph is: sizes, types, recipes, graph, ops, text form, verifier, interpreter.
+"""Intermediate representation: sizes, types, recipes, graph, ops, text form, verifier, interpreter.
 
 Never here: anything that changes a graph, knows a target or reads a file format; torch and onnx;
 imports from our other folders.

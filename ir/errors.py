@@ -13,7 +13,7 @@ class WeftError(Exception):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
-    """What to raise about a `name` that is none of the `known`: it tells the nearest of them, or `otherwise`."""
+    """Return an error about a `name` that is not `known`: it suggests the nearest, or says `otherwise`."""
     import difflib
 
     near = " or ".join(difflib.get_close_matches(name, list(known), 3))

@@ -1,4 +1,7 @@
-"""Registries: things of one kind by name, which modules add when they are imported."""
+"""Registries: things of one kind by name, which modules add when they are imported: weft's own, and plugins.
+
+Plugins are what other packages add, by entry points of the group `weft.plugins`, or modules that somebody imports.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,45 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from .errors import unknown
+from .errors import WeftError, unknown
 
 T = TypeVar("T")
+GROUP = "weft.plugins"
+_depth = 0  # catalogues that are being imported: one may look up names of another
+_started = False  # the plugins are loaded, or being so
+_trouble = ""  # of the first plugin that failed
+
+
+class DeclaredTwice(WeftError, ValueError):
+    """Two things of one kind have the same name."""
 
 
 class Registry(Mapping[str, T]):
     """Things of one `kind` by name.
 
-    The first look imports `catalogue`, the package whose modules add weft's own. Names keep the order
-    of addition. `hint` is what the error for an unknown name suggests.
+    The first look imports `catalogue`, the package whose modules add weft's own, and then the plugins. Names keep the
+    order of addition. `hint` is what the error for an unknown name suggests.
     """
 
     def __init__(self, kind: str, catalogue: str, hint: str) -> None:
         self.kind, self.catalogue, self.hint = kind, catalogue, hint
         self._items: dict[str, T] = {}
-        self._loaded = False
+        self._loaded = self._complete = False
 
     def add(self, name: str, item: T) -> None:
-        """Add `item`.
+        """Add `item`. A class may be defined again, as by a cell of a notebook: the last one counts.
 
         Raises:
-            ValueError: if the name is taken.
+            DeclaredTwice: if the name is taken.
         """
-        if name in self._items:
-            raise ValueError(f"{self.kind} {name!r} is declared twice: {self._items[name]!r} and {item!r}")
+        known = self._items.setdefault(name, item)
+        if known is not item and getattr(known, "__qualname__", known) != getattr(item, "__qualname__", item):
+            raise DeclaredTwice(f"{self.kind} {name} is declared twice: {known!r} and {item!r}")
         self._items[name] = item
+
+    def remove(self, name: str) -> None:
+        """Forget the item called `name`, if there is one."""
+        self._items.pop(name, None)
 
     def lookup(self, name: str) -> T:
         """Return the item called `name`.
@@ -44,10 +60,26 @@ class Registry(Mapping[str, T]):
         return self[name]
 
     def load(self) -> None:
-        """Import the catalogue, once."""
+        """Import the catalogue and the plugins, once.
+
+        Raises:
+            WeftError: if a plugin cannot be loaded.
+        """
+        global _depth
+        if self._complete:
+            return
         if not self._loaded:
-            self._loaded = True  # before the import: its modules may look names up
-            importlib.import_module(self.catalogue)
+            self._loaded, _depth = True, _depth + 1  # before the import: its modules may look names up
+            try:
+                importlib.import_module(self.catalogue)
+            except BaseException:
+                self._loaded = False
+                raise
+            finally:
+                _depth -= 1
+        if not _depth:  # plugins may import any part of weft, so they wait until no part is half imported
+            load_plugins()
+            self._complete = True
 
     def __getitem__(self, name: str) -> T:
         self.load()
@@ -60,3 +92,56 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         self.load()
         return len(self._items)
+
+
+class Alternatives(Registry[list[T]]):
+    """Things of one `kind` of which several may serve one name, in the order in which they are tried."""
+
+    def put(self, name: str, item: T, first: bool = False) -> None:
+        """Add `item` behind those of the same name, or as the `first`."""
+        known = self._items.setdefault(name, [])
+        known.insert(0 if first else len(known), item)
+
+
+def load_plugins() -> None:
+    """Import the plugins of all installed packages, once.
+
+    An entry point names a module, which registers what it adds when it is imported, or a callable, which then does so.
+
+    Raises:
+        WeftError: naming a plugin that fails; at every call, so that nothing runs with a part of the plugins.
+    """
+    global _started, _trouble
+    if not _started:
+        _started = True  # before the import: plugins look names up
+        from importlib.metadata import entry_points  # costs more than the rest of `import weft`
+
+        for point in entry_points(group=GROUP):
+            try:
+                plugin = point.load()
+                if callable(plugin):
+                    plugin()
+            except Exception as error:  # of anybody's code
+                owner = f" of {point.dist.name}" if point.dist else ""
+                _trouble = f"the plugin {point.name}{owner} ({point.value}) cannot be loaded: {_sentence(error)}"
+                raise WeftError(_trouble) from error
+    if _trouble:
+        raise WeftError(_trouble)
+
+
+def import_plugin(name: str) -> None:
+    """Import the module `name`, which registers what it adds.
+
+    Raises:
+        WeftError: if there is none on the Python path, or it fails.
+    """
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # of anybody's code
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise WeftError(f"there is no module {name} on the Python path (PYTHONPATH adds folders to it)") from error
+        raise WeftError(f"the module {name} cannot be imported: {_sentence(error)}") from error
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"

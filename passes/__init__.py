@@ -1,4 +1,4 @@
-"""What may be done to a graph: the pass and pipeline machinery, patterns, and every rewrite with its declared effect.
+"""Rewrites of graphs: the pass and pipeline machinery, patterns, and every pass with its declared effect.
 
 Never here: a target's op names, file formats, torch and onnx; imports from backends or frontends.
 """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weft.ir import Graph
-from weft.ir.op import Trait
+from weft.ir import Graph, ops
 
 from .analysis.states import has_cache
 from .core.base import Pass
@@ -20,7 +19,7 @@ from .library.fuse.pack import PackGateUp, PackQkv
 
 
 def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: bool = False) -> Pipeline:
-    """What `graph` is compiled through before a target adds its own phase; ``meta["kind"]`` decides about caches.
+    """Return the default pipeline for `graph`; ``meta["kind"]`` decides about caches.
 
     A graph that has caches, or the logits of one token only, needs no pass to get them. Caches of attentions whose
     window is below `max_length`, the longest text (None: the model's context), roll. Noise of routers is left out.
@@ -36,7 +35,7 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
     last = logits is not None and logits.shape[1:2] == (1,)
     context = graph.meta.get("context")
     limit = max_length or context
-    local = [n.attrs for n in graph.nodes if Trait.SOFTMAX in n.op.traits and n.attrs["window"] is not None]
+    local = [n.attrs for n in graph.nodes if n.op is ops.attention and n.attrs["window"] is not None]
     local = [a for a in local if a["causal"] and not a["rolling"]]
     rolls = any(limit is None or a["window"] < limit for a in local)
     roll = RollingBuffer(None if max_length == context else max_length)

@@ -1,4 +1,4 @@
-"""What a run of a pipeline tells: what each pass rewrote, what it left alone and why, and what the graph then costs."""
+"""Report of a pipeline run: rewrites and refusals of each pass, and the cost of the graph afterwards."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Record:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know even without a trace."""
+        """Warnings for the user even without a trace."""
         return [line for line in self.told if ": warning: " in line]
 
     @property
     def idle(self) -> str:
-        """Why the pass rewrote nothing, in a sentence that names it; "" if it did rewrite."""
+        """Reason why the pass rewrote nothing, in a sentence that names it; "" if it did rewrite."""
         if self.rewrites or self.nodes[0] != self.nodes[1]:
             return ""
         why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
@@ -84,7 +84,7 @@ class Record:
 
 @dataclass
 class Report:
-    """What a run did: a `Record` per pass, with prices if `priced`."""
+    """Records of a run, one per pass, with costs if `priced`."""
 
     records: list[Record] = field(default_factory=list)
     priced: bool = False

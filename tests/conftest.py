@@ -1,4 +1,4 @@
-"""What every test shares: no network, fixed seeds, and the two real models under .cache/weights."""
+"""Fixtures of all tests: no network, fixed seeds, and the two real models under .cache/weights."""
 
 from __future__ import annotations
 

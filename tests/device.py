@@ -1,4 +1,4 @@
-"""Whether there is an NVIDIA GPU, asked of its driver and not of a library that takes seconds to import."""
+"""Detect NVIDIA GPUs by the driver, not by a library that takes seconds to import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 
 
 def gpus() -> int:
-    """How many GPUs the NVIDIA driver reports."""
+    """Count the GPUs that the NVIDIA driver reports."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -88,7 +88,7 @@ class House:
 
     @cached_property
     def imports(self) -> nx.DiGraph:
-        """Which module imports which, also for type checking and within functions."""
+        """Imports between modules, including those for type checking and those within functions."""
         graph: nx.DiGraph = nx.DiGraph()
         graph.add_nodes_from(self.paths)
         for module, path in self.paths.items():

@@ -58,7 +58,7 @@ def members(name: str) -> set[str]:
 
 
 def licence(name: str) -> str | None:
-    """What an installed package says of its licence, in SPDX's terms where they are known; None if not installed."""
+    """Return the licence of an installed package, as an SPDX expression if recognized; None if not installed."""
     try:
         facts = metadata.metadata(name)
     except metadata.PackageNotFoundError:

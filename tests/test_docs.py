@@ -145,7 +145,7 @@ def main(page: Path) -> None:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether `printed` is `expected`, up to … and white space at the ends of lines."""
+    """Check that `printed` equals `expected`, up to … and white space at the ends of lines."""
     lines = []
     for line in expected.strip("\n").splitlines():
         pieces = (re.escape(piece) for piece in line.rstrip().split("…"))

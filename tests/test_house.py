@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: quick imports, linked folders, pinned dependencies, honest sources."""
+"""Rules for the project as a whole: quick imports, linked folders, pinned dependencies, docstrings, sources."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def build(what: str, source: Path, out: Path) -> Path:
 
 
 def checkout(root: Path, target: Path) -> Path:
-    """What a clone holds: the files git knows, links as links."""
+    """Copy the files that git tracks, links as links, as a clone does."""
     git = ["git", "-c", "safe.directory=*", "checkout-index", "--all", f"--prefix={target}/"]
     subprocess.run(git, cwd=root, check=True)
     return target

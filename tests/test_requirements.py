@@ -1,4 +1,4 @@
-"""What is installed: one version of everything, by hashes where it can be, and under which licences."""
+"""Installed packages: one version of each, hashed where possible, and their licences."""
 
 from __future__ import annotations
 

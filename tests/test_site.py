@@ -72,7 +72,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def documented() -> list[str]:
-    """What the pages of the reference name."""
+    """List the names that the reference pages document."""
     return [name for page in sorted(DOCS.glob("api/*.md")) for name in re.findall(r"^::: (\S+)$", _text(page), re.M)]
 
 

@@ -1,4 +1,4 @@
-"""What type checkers and editors see of `import weft`: stubs that agree with the code, and no `Any`."""
+"""Types of `import weft` for checkers and editors: stubs that agree with the code, and no `Any`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SHOWN = {
     "1 - x * 2": r".*\.Value",
     "x <= 3": r".*\.Value",
     "SiLU(beta=2.0)": r"use\.SiLU",
-    "model.graph()": r"weft\.ir\.graph\.Graph",
-    "weft.inspect(model)": r"weft\.frontends\.inspection\.Inspection",
+    "model.graph()": r"weft\.ir\.graph\.graph\.Graph",
+    "weft.inspect(model)": r"weft\.frontends\.api\.inspect\.inspection\.Inspection",
     "weft.torch(model)": r"torch\.nn\.modules\.module\.Module",
 }
 

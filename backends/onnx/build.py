@@ -1,4 +1,4 @@
-"""What a graph becomes for targets of ONNX Runtime: ONNX models, and the configuration of onnxruntime-genai."""
+"""Build folders for ONNX Runtime: ONNX models, and the configuration of onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.types import dtypes
-from weft.passes import Trace, legalize
+from weft.passes import Trace
 from weft.passes.analysis.states import has_cache, max_source
 from weft.passes.encoder_decoder import split_encoder
 
-from ..targets import Target
+from ..options import KEEP_BLOCKS
+from ..targets import Backend
 from . import cuda, export, genai
-from .lowering import refusals
 from .lowerings import quantized as blocks
 
 
@@ -26,7 +26,7 @@ class OnnxFolder:
         WeftError: naming an op that no lowering takes.
     """
 
-    def __init__(self, graph: Graph, target: Target, length: int, notes: list[str], prepack: bool) -> None:
+    def __init__(self, graph: Graph, target: Backend, length: int, notes: list[str], *, prepack: bool = False) -> None:
         self._graph, self._target, self._length, self._prepack = graph, target, length, prepack
         if graph.meta.get("kind") == "encoder":
             _widen_outputs(graph)
@@ -39,10 +39,10 @@ class OnnxFolder:
         self._stray = [s for b in models for s in cuda.cuda_problems(b.model)] if target.device == "cuda" else []
         self.trace = [*trace.lines, *(line for b in models for line in b.trace), *self._stray]
         self.weight_bytes = export.weight_bytes(models)
-        kept = any(blocks.keeps(b.model) for b in models)
-        if target.keep_blocks and not kept:
+        asked, kept = graph.meta.get(KEEP_BLOCKS, ""), any(blocks.keeps(b.model) for b in models)
+        if asked and not kept:
             notes.append(f"no weights keep their blocks: {blocks.no_blocks(graph, target)}")
-        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": target.keep_blocks if kept else ""}
+        self.facts: dict[str, Any] = {"prepacked": prepack, "kept_blocks": asked if kept else ""}
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write everything into `folder`; `step` is told the bytes just written."""
@@ -57,7 +57,7 @@ class OnnxFolder:
 
 
 def _suits_genai(graph: Graph, notes: list[str]) -> bool:
-    """Whether onnxruntime-genai runs `graph`; where it might be expected to, `notes` say why it does not."""
+    """Check that onnxruntime-genai runs `graph`; `notes` gets the reason if a user might expect it to."""
     kind, reason = graph.meta.get("kind"), None
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")
@@ -67,14 +67,14 @@ def _suits_genai(graph: Graph, notes: list[str]) -> bool:
     return kind == "decoder" and reason is None
 
 
-def _lowered(graph: Graph, target: Target, length: int, notes: list[str], trace: Trace) -> dict[str, export.Built]:
+def _lowered(graph: Graph, target: Backend, length: int, notes: list[str], trace: Trace) -> dict[str, export.Built]:
     """The ONNX models of `graph` by file name: one, or the halves of an encoder-decoder."""
     parts = {export.MODEL: graph.clone()}
     if graph.meta.get("kind") == "encoder-decoder":
         _leave_out_losses(graph, notes)
         parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
     for part in parts.values():
-        legalize(part, lambda node: refusals(node, target), trace)
+        target.legalize(part, trace)
     lengths = {export.ENCODER: max_source(graph, length)}
     return {name: export.build(part, target, lengths.get(name, length)) for name, part in parts.items()}
 

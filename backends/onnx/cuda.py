@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime's CUDA provider keeps a model on the GPU and captures it as a CUDA graph.
+"""Predict whether ONNX Runtime's CUDA provider keeps a model on the GPU and captures it as a CUDA graph.
 
 Also: f32 where it lacks a 16-bit kernel.
 
@@ -28,7 +28,8 @@ _SMALL = 100  # elements of an initializer that may follow a node to the CPU
 
 
 def cuda_problems(model: onnx.Model | onnx_proto.ModelProto) -> list[str]:
-    """Why the CUDA provider would not run all of `model` on the GPU or would not capture it; a sentence each.
+    """List reasons why the CUDA provider would not run all of `model` on the GPU, or would not capture it; a sentence
+    each.
 
     Foreseen are nodes without a kernel for their types, control flow, copies between host and device, and values read
     by the CPU, which a replayed graph would not see change. Shape arithmetic into host inputs is no problem.
@@ -123,7 +124,7 @@ class _Types:
 
 
 class _Placement:
-    """Where ONNX Runtime puts nodes and values; `problems` says what is wrong with it."""
+    """Placement of nodes and values by ONNX Runtime; `problems` lists its defects."""
 
     def __init__(self, graph: onnx.Graph, types: _Types) -> None:
         self.types = types
@@ -157,7 +158,7 @@ class _Placement:
             self._cross(node, kernel)
 
     def _folded(self, node: onnx.Node) -> bool:
-        """Whether ONNX Runtime computes `node` once, when it loads the model."""
+        """Check that ONNX Runtime folds `node` into a constant when it loads the model."""
         if node.op_type == "Shape" and (operand := node.inputs[0]) is not None and operand.shape is not None:
             return operand.shape.is_static()
         return all(value is None or value in self.fixed for value in node.inputs)

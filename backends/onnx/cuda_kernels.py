@@ -104,7 +104,7 @@ class Kernel:
         return _at(self.outputs, index)
 
     def takes(self, variable: str, dtype: str) -> bool:
-        """Whether the kernel exists with `dtype` for `variable`, itself a type where the operator fixes it."""
+        """Check that the kernel supports `dtype` for the type variable (or fixed type) `variable`."""
         return dtype in self.types.get(variable, {variable})
 
 

@@ -16,7 +16,7 @@ from weft.ir.types import Shape, TensorType, sizes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
 
-from ..targets import Target
+from ..targets import Backend
 
 T = TypeVar("T")
 Emitted = onnx.Value | Iterable[onnx.Value | None]  # what a lowering returns: the outputs of its node
@@ -54,7 +54,7 @@ class Weight:
 class Emitter:
     """Builds one ONNX graph; lowerings receive it. `max_length` is the number of positions that tables cover."""
 
-    def __init__(self, graph: Graph, target: Target, max_length: int) -> None:
+    def __init__(self, graph: Graph, target: Backend, max_length: int) -> None:
         self.graph = graph
         self.target = target
         self.max_length = max_length
@@ -126,7 +126,7 @@ class Emitter:
         return self.constant(number, like.numpy)
 
     def memo(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` returned the first time it was asked for under `key`: shared subgraphs."""
+        """Cache the result of `make` under `key`, to share subgraphs."""
         if key not in self._memo:
             self._memo[key] = make()
         found: T = self._memo[key]

@@ -20,9 +20,8 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
-from ..targets import Target
+from ..targets import Backend
 from . import cuda
-from . import lowerings as _all  # noqa: F401 - importing the package fills the registry
 from .emitter import ONNX_DTYPES, Emitter, Weight
 from .lowering import select
 
@@ -43,7 +42,7 @@ class Built:
     trace: list[str] = field(default_factory=list)
 
 
-def build(graph: Graph, target: Target, max_length: int) -> Built:
+def build(graph: Graph, target: Backend, max_length: int) -> Built:
     """Lower `graph`, already legal for `target`, to ONNX; position tables cover `max_length` positions.
 
     Raises:

@@ -12,7 +12,7 @@ from weft.ir.graph import Graph
 from weft.ir.op import Trait
 from weft.passes.analysis.states import cache_records, state_records, taken_states
 
-from ..targets import Target
+from ..targets import Backend
 
 
 def refusal(graph: Graph) -> str | None:
@@ -60,7 +60,7 @@ def _sliding_window(layers: list[dict[str, Any]]) -> dict[str, Any]:
     return {"sliding_window": {**section, "slide_key_value_cache": False, "slide_inputs": False}}
 
 
-def config(graph: Graph, target: Target, max_length: int, capture: bool = True) -> dict[str, Any]:
+def config(graph: Graph, target: Backend, max_length: int, capture: bool = True) -> dict[str, Any]:
     """The configuration of a decoder graph with KV caches, before it is lowered, of the generic type ``decoder``.
 
     `capture`: decoding may be captured as a CUDA graph, on targets that have them.
@@ -102,7 +102,7 @@ def config(graph: Graph, target: Target, max_length: int, capture: bool = True) 
     return {"model": model, "search": search}
 
 
-def write_config(graph: Graph, target: Target, max_length: int, folder: Path, capture: bool = True) -> None:
+def write_config(graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True) -> None:
     """Write genai_config.json into `folder`."""
     text = json.dumps(config(graph, target, max_length, capture), indent=2)
     (folder / "genai_config.json").write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How ops become ONNX: a registry of lowerings and the selection among them.
+"""Lowering of ops to ONNX: a registry of lowerings and the selection among them.
 
 A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts; an
 empty reason: it was not asked for, which is not worth a line); the first registered that accepts wins. A lowering may
@@ -8,72 +8,92 @@ is never emitted. So a fused kernel is selected from facts in the graph, and sup
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
+from weft.ir.registry import Alternatives
 
-from ..targets import TARGETS, Target
+from ..targets import Backend
 from .emitter import Emitted, Emitter
 
 Emit = Callable[[Emitter, Node], Emitted]
-When = Callable[[Node, Target], str | None]
-Reads = Callable[[Node, Target], Iterable[Value]]
+When = Callable[[Node, Backend], str | None]
+Reads = Callable[[Node, Backend], Iterable[Value]]
+Serves = Callable[[Backend], bool]
 
 
-def _accept(node: Node, target: Target) -> str | None:
+def _accept(node: Node, target: Backend) -> str | None:
     return None
 
 
-def _operands(node: Node, target: Target) -> Iterable[Value]:
+def _operands(node: Node, target: Backend) -> Iterable[Value]:
     return (v for v in node.inputs if v is not None)
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """One way to lower `op`: named `name` in traces, for the named targets."""
+    """One way to lower `op`: named `name` in traces, for `targets` of these facts."""
 
     op: str
     name: str
-    targets: frozenset[str]
+    targets: Serves
     when: When
     reads: Reads
     emit: Emit
 
 
-LOWERINGS: dict[str, list[Lowering]] = {}
-ORT = ("ort-cpu", "ort-cuda")
+LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.onnx.lowerings", "see `weft ops`")
+
+
+def contrib(target: Backend) -> bool:
+    """Accept targets that have ONNX Runtime's own operators."""
+    return target.contrib
+
+
+def contrib_on(device: str) -> Serves:
+    """Accept targets that have the kernels of ONNX Runtime's own operators for `device`."""
+    return lambda target: target.contrib and target.device == device
+
+
+def standard(target: Backend) -> bool:
+    """Accept targets that have standard operators only."""
+    return not target.contrib
+
+
+def on_cpu(target: Backend) -> bool:
+    """Accept targets whose operators run on a CPU."""
+    return target.device == "cpu"
 
 
 def lowering(
     *ops: Op,
-    targets: Collection[str] = tuple(TARGETS),
+    targets: Serves = lambda target: True,
     when: When = _accept,
     reads: Reads = _operands,
     first: bool = False,
 ) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops` on `targets`.
+    """Register the decorated function as a lowering of `ops` on the `targets` that this function accepts.
 
     It is tried after those registered before, or with `first` before them.
     """
 
     def register(emit: Emit) -> Emit:
         for op in ops:
-            new = Lowering(op.name, getattr(emit, "__name__", op.name), frozenset(targets), when, reads, emit)
-            known = LOWERINGS.setdefault(op.name, [])
-            known.insert(0 if first else len(known), new)
+            new = Lowering(op.name, getattr(emit, "__name__", op.name), targets, when, reads, emit)
+            LOWERINGS.put(op.name, new, first)
         return emit
 
     return register
 
 
-def refusals(node: Node, target: Target) -> list[str] | None:
-    """Why no lowering takes `node` on `target`, one line each; None if one does."""
+def refusals(node: Node, target: Backend) -> list[str] | None:
+    """List why each lowering refuses `node` on `target`; None if one accepts."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
-        if target.name not in candidate.targets:
+        if not candidate.targets(target):
             reasons.append(f"{candidate.name}: not for {target.name}")
         elif (reason := candidate.when(node, target)) is None:
             return None
@@ -90,7 +110,7 @@ class Selection:
     trace: list[str]
 
 
-def select(graph: Graph, target: Target) -> Selection:
+def select(graph: Graph, target: Backend) -> Selection:
     """Choose lowerings from the outputs backwards, so that absorbed nodes are left out.
 
     Raises:
@@ -102,12 +122,13 @@ def select(graph: Graph, target: Target) -> Selection:
         if not wanted.intersection(node.outputs):
             continue
         for candidate in LOWERINGS.get(node.op.name, []):
-            reason = "not for this target" if target.name not in candidate.targets else candidate.when(node, target)
-            if reason is None:
+            if not candidate.targets(target):
+                continue
+            if (reason := candidate.when(node, target)) is None:
                 found.chosen[node] = candidate
                 wanted.update(candidate.reads(node, target))
                 break
-            if reason and target.name in candidate.targets:
+            if reason:
                 found.trace.append(f"{node.outputs[0].name}: {candidate.name} refused: {reason}")
         else:
             reasons = "; ".join(refusals(node, target) or [])

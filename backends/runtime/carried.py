@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from weft.ir.documents import Record
 from weft.ir.schema.states import Growth
 
-
-@dataclass(frozen=True)
-class Carried:
-    """A state of a graph: the input that takes it, the output that makes it, and how it grows."""
-
-    input: str
-    output: str
-    growth: Growth
+from ..facts import Carried
 
 
 def recorded(manifest: Record) -> tuple[Carried, ...]:

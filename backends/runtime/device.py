@@ -1,92 +1,69 @@
-"""Where a source runs that is not compiled yet: the target to compile it for, by what is installed and found here."""
+"""Target and device for a source that is not compiled yet, by the hardware and packages available."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from weft.ir.errors import WeftError
 
-from ..targets import find_target
+from ..targets import TARGETS, Backend, Place
 from .ort.session import DEVICES, gpu_trouble, missing_cuda, onnxruntime
 from .torch.folder import pytorch
 
 
-class Place(NamedTuple):
-    """What a source is compiled for, and the device ("cpu" or "cuda") that it then runs on."""
-
-    target: str
-    device: str
-    dtype: str | None = None  # the first of the target's
-
-    def __str__(self) -> str:
-        runtime = "PyTorch" if self.target == "torch" else "ONNX Runtime"
-        return f"{runtime} on {'the CPU' if self.device == 'cpu' else 'the GPU'}"
-
-
 def place_for(device: str, target: str | None = None) -> Place:
-    """The place where a source runs on `device` ("auto", "cpu" or "cuda"), compiled for `target` if that is given.
+    """Return the place where a source runs on `device` (auto, cpu or cuda), compiled for `target` if that is given.
 
-    Otherwise for ONNX Runtime where it can use the device, for PyTorch where only that can; "auto" takes a GPU that
-    either can use. PyTorch computes in bf16 on a GPU.
+    Otherwise by the first target that can use the device; "auto" takes a GPU that any can use.
 
     Raises:
         WeftError: if the device or what runs the target is not there, before anything is compiled.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
-    if target == "torch":
-        return _by_torch(device)
     if target is not None:
-        return _by_onnxruntime(device, target)
+        return TARGETS.lookup(target).place(device)
     if device != "cpu":
-        trouble = _no_cuda_sessions()
-        if trouble is None:
-            return Place("ort-cuda", "cuda")
-        if gpu_trouble() is None and _has_torch_gpu():
-            return _by_torch("cuda")
+        place, trouble = _first("cuda")
+        if place is not None:
+            return place
         if device == "cuda":
-            raise WeftError(f"device cuda cannot be used: {trouble}")
-    try:
-        onnxruntime()
-    except WeftError as missing:
-        try:
-            return _by_torch("cpu")
-        except WeftError:
-            raise WeftError(f"{missing}, or weft[torch]") from None
-    return Place("ort-cpu", "cpu")
+            raise WeftError(f"device cuda cannot be used: {trouble.removeprefix('device cuda cannot be used: ')}")
+    place, trouble = _first("cpu")
+    if place is None:
+        raise WeftError(f"{trouble}, or weft[torch]")
+    return place
 
 
-def _by_torch(device: str) -> Place:
+def _first(device: str) -> tuple[Place | None, str]:
+    """Return the place of the first target that can use `device`, or why the first of all cannot."""
+    trouble = ""
+    for target in TARGETS.values():
+        if device in target.chosen_on:
+            try:
+                return target.place(device), ""
+            except WeftError as error:
+                trouble = trouble or str(error)
+            if device == "cuda" and gpu_trouble() is not None:
+                break  # without asking every library
+    return None, trouble
+
+
+def by_onnxruntime(device: str, target: Backend) -> Place:
+    """Return the place of a `target` that ONNX Runtime runs. Raises as `place_for` does."""
+    if device not in ("auto", target.device):
+        runs = f"what is compiled for {target.name} runs on {target.device}"
+        raise WeftError(f"{runs}, not on {device}: leave out --target or --device")
+    ort = onnxruntime()
+    trouble = missing_cuda(ort) if target.device == "cuda" else None
+    if trouble:
+        raise WeftError(f"device cuda cannot be used: {trouble}")
+    return Place(target.name, target.device)
+
+
+def by_torch(device: str, target: Backend) -> Place:
+    """Return the place of a `target` that PyTorch runs: in bf16 on a GPU. Raises as `place_for` does."""
     torch = pytorch()
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     from ..torch.package.module import checked_device
 
     checked_device(chosen)
-    return Place("torch", chosen, "bf16" if chosen == "cuda" else None)
-
-
-def _by_onnxruntime(device: str, target: str) -> Place:
-    runs = find_target(target).device
-    if device not in ("auto", runs):
-        raise WeftError(
-            f"what is compiled for {target} runs on {runs}, not on {device}: leave out --target or --device"
-        )
-    trouble = missing_cuda(onnxruntime()) if runs == "cuda" else None
-    if trouble:
-        raise WeftError(f"device cuda cannot be used: {trouble}")
-    return Place(target, runs)
-
-
-def _no_cuda_sessions() -> str | None:
-    """What keeps ONNX Runtime from using CUDA, in a few words; None when nothing does."""
-    try:
-        return missing_cuda(onnxruntime())
-    except WeftError as error:
-        return str(error)
-
-
-def _has_torch_gpu() -> bool:
-    try:
-        return bool(pytorch().cuda.is_available())
-    except WeftError:
-        return False
+    return Place(target.name, chosen, "bf16" if chosen == "cuda" else None)

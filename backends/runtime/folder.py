@@ -1,49 +1,21 @@
-"""What a compiled folder says about itself: weft.json, or the genai_config.json of onnxruntime-genai's builder."""
+"""Facts about a compiled folder, from weft.json or from the genai_config.json of onnxruntime-genai's builder."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 
+from ..facts import Facts
 from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
-from .carried import Carried, recorded
+from ..targets import TARGETS
+from .carried import recorded
 
-TORCH = "torch"  # the target whose model is Python
 GENAI = "genai_config.json"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the runtime needs to know of a compiled model before it opens it."""
-
-    folder: Path
-    model: Path
-    kind: str  # "decoder", "encoder" or "encoder-decoder"
-    target: str  # "onnx", "ort-cpu", "ort-cuda", "torch"; "" where the folder does not say
-    vocab: int
-    max_length: int
-    eos: frozenset[int] = frozenset()
-    head_dim: int | None = None  # of the caches, where the graph leaves it open
-    carried: tuple[Carried, ...] = ()  # its states; none where the folder does not record them
-    rolling: frozenset[int] = frozenset()  # the numbers of caches that roll
-    compares: bool = False  # tokens of a call compete with each other, so that padding would too
-    pooling: str = "mean"  # how an encoder makes one vector of a text
-    normalize: bool = False  # and whether it has unit length
-    start: int = 0  # the token with which an encoder-decoder begins its answers
-    max_source: int = 0  # the longest source it takes
-    forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
-    outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
-    keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source
-
-    @property
-    def encoder(self) -> Path:
-        """The encoder half of an encoder-decoder."""
-        return self.folder / "encoder.onnx"
+GENAI_TARGET = "onnx"  # its builder names no target: such a model is bound to no device
 
 
 def read_facts(folder: str | Path) -> Facts:
@@ -60,8 +32,7 @@ def read_facts(folder: str | Path) -> Facts:
         facts = _from_genai(folder)
     else:
         raise WeftError(f"{folder}: no {MANIFEST} in it, so it is no compiled model; `weft compile` makes one")
-    halves = facts.kind == "encoder-decoder" and facts.target != TORCH
-    for file in (facts.model, *([facts.encoder] if halves else [])):
+    for file in facts.files:
         if not file.is_file():
             raise WeftError(f"{file}: no such file, though {folder} is described as a compiled model; compile again")
     return facts
@@ -80,7 +51,7 @@ def read_manifest(folder: Path) -> Record:
 def _from_manifest(folder: Path) -> Facts:
     data = read_manifest(folder)
     kind = data.choice("kind", ("decoder", "encoder", "encoder-decoder"))
-    target = data.text("target")
+    target = data.choice("target", tuple(TARGETS))
     more: dict[str, Any] = {}
     if kind == "encoder":
         more = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
@@ -89,12 +60,12 @@ def _from_manifest(folder: Path) -> Facts:
         more["start"] = data.integer("decoder_start_token_id", least=0)
         more["max_source"] = data.integer("max_source_length", least=1)
         more["forced"] = (min(first, default=None), min(last, default=None))
-    if target == TORCH:
+    if "outputs" in data:
         more["outputs"] = tuple(data.get("outputs", list[str]))
     caches = data.records("cache", [])
     return Facts(
         folder=folder,
-        model=folder / ("model.py" if target == TORCH else "model.onnx"),
+        files=tuple(folder / name for name in TARGETS[target].files(kind)),
         kind=kind,
         target=target,
         vocab=data.integer("vocab", least=1),
@@ -114,9 +85,9 @@ def _from_genai(folder: Path) -> Facts:
     sliding = decoder.record("sliding_window", {})
     return Facts(
         folder=folder,
-        model=_inside(folder / GENAI, decoder.text("filename")),
+        files=(_inside(folder / GENAI, decoder.text("filename")),),
         kind="decoder",
-        target="",
+        target=GENAI_TARGET,
         vocab=model.integer("vocab_size", least=1),
         max_length=model.integer("context_length", least=1),
         eos=frozenset(model.tokens("eos_token_id")),

@@ -1,11 +1,10 @@
-"""What a graph becomes for the target torch: a readable model, its weights, and scripts that need nothing of weft."""
+"""Build folders for the target torch: a readable model, its weights, and scripts that run without weft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,15 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
+from ..options import KEEP_BLOCKS
 from ..storage.safetensors import Tensor, write_shards
 from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks
 from .program.positions import rolled
 from .program.states import cached_nodes
+
+WIDENS = "on a CPU PyTorch widens weights in blocks again for every token: that saves memory and costs time"
 
 
 class TorchFolder:
@@ -48,15 +50,16 @@ class TorchFolder:
         }
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
-        if graph.meta.get("keep_blocks") and not kept:
+        if graph.meta.get(KEEP_BLOCKS) and not kept:
             notes.append(f"no weights keep their blocks: {self.trace[0] if self.trace else 'there is no such head'}")
+        if kept:
+            notes.append(WIDENS)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             **({"tensor_parallel": processes} if self._plan else {}),
-            **({"kept_blocks": graph.meta["keep_blocks"], "blocks": kept} if kept else {}),
-            "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
+            **({"kept_blocks": graph.meta[KEEP_BLOCKS], "blocks": kept} if kept else {}),
             **(_kept(graph) if self._built.keeps else {}),
         }
 
@@ -69,13 +72,13 @@ class TorchFolder:
 
 
 def _kept(graph: Graph) -> dict[str, Any]:
-    """What the model keeps from call to call, as manifests say it."""
+    """Describe the model's caches and states for the manifest."""
     cached = cached_nodes(graph)
     return manifest_records(graph, named_states(_states(node) for node in graph.nodes if node in cached))
 
 
 def _states(node: Node) -> tuple[StateSpec, ...]:
-    """What `node` keeps: the caches of all attentions with windows that can roll do."""
+    """List the states of `node`; the caches of attentions with windows roll wherever they can."""
     room = rolled(node)
     if room is None:
         return caches(node) or states(node)

@@ -5,6 +5,7 @@ The pages are looked at in Chromium, that of the variable CHROMIUM or the one th
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -28,9 +29,10 @@ SMALL = 1.25  # pixels of a kept picture for each of its own: fewer than by defa
 
 def main(wanted: list[str]) -> None:
     """Make the pictures that are `wanted`, or all of them."""
-    for name, dark in (("local_global", False), ("local_global-dark", True)):
+    for depth, dark in itertools.product((None, 1), (False, True)):
+        name = f"local_global{'' if depth is None else '-folded'}{'-dark' * dark}"
         if not wanted or name in wanted:
-            weft.draw(EXAMPLE, HERE / f"{name}.png", dark=dark, scale=SMALL)
+            weft.draw(EXAMPLE, HERE / f"{name}.png", depth, dark=dark, scale=SMALL)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])

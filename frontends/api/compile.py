@@ -5,29 +5,24 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
-from weft.backends.cpu import slow_blocks
-from weft.backends.runtime.torch.folder import pytorch
+from weft.backends import DEFAULT_TARGET
+from weft.backends.options import OptionKeywords
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
-from weft.backends.targets import Target, find_target
+from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
-from weft.ir.types import dtypes
-from weft.passes import Pipeline, Report, default_pipeline, parse_pipeline, run_passes
+from weft.passes import Report, run_passes
 
 from ..formats.weft.manifest import hashing, record
 from ..model import Model, SourceLike
 from ..models.tables.rope_config import at_length
 from .rewriting import pipeline_text
 from .source.sources import load_source
-
-if TYPE_CHECKING:
-    from weft.backends.onnx.build import OnnxFolder
-    from weft.backends.torch.build import TorchFolder
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
 
@@ -57,23 +52,21 @@ def compile(
     source: SourceLike,
     out: str | Path,
     *,
-    target: str = "ort-cpu",
+    target: str = DEFAULT_TARGET,
     dtype: str | None = None,
     passes: str = "default",
     max_length: int | None = None,
     seed: int = 0,
     dump_ir: str | Path | None = None,
     verify: bool = False,
-    prepack: bool = False,
-    keep_blocks: str = "",
-    tensor_parallel: int = 1,
     adapters: Sequence[str | Path] = (),
     progress: Progress | None = None,
+    **options: Unpack[OptionKeywords],
 ) -> CompileReport:
     """Compile `source` (whatever `load_source` takes, a module, or a graph) into the folder `out`.
 
     Args:
-        target: ``ort-cpu``, ``ort-cuda``, ``onnx`` or ``torch``.
+        target: ``ort-cpu``, ``ort-cuda``, ``onnx`` or ``torch``, or one that a plugin adds.
         dtype: float type of weights and activations; the first of the target's if None.
         passes: pipeline text, or ``@path`` of a file that holds it; ``default,-last-token-logits`` keeps the logits of
             all positions.
@@ -81,36 +74,28 @@ def compile(
         seed: of the random initialization, where there is no checkpoint.
         dump_ir: folder for the text form after every pass.
         verify: check every pass on small random inputs in float64.
-        prepack: store the weights also as the CPU kernels want them (``ort-cpu`` only; twice the disk space).
-        keep_blocks: ``head`` or ``all``: the output head, or every linear map, is multiplied by the quantized blocks
-            of the source where a kernel takes them exactly (``ort-cpu`` and ``torch``).
-        tensor_parallel: how many processes can share the model, by parallel.py in the folder (``torch`` only).
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
         progress: called with (stage, bytes done, bytes in all).
+        options: those of the target, as `weft targets NAME` lists them, among them
+            ``prepack=True``: store the weights also as the CPU kernels want them (``ort-cpu``; twice the disk space);
+            ``keep_blocks="head"`` or ``"all"``: the output head, or every linear map, is multiplied by the quantized
+            blocks of the source where a kernel takes them exactly (``ort-cpu``, ``torch``);
+            ``tensor_parallel=2``: so many processes can share the model, by parallel.py in the folder (``torch``).
 
     Raises:
         WeftError: on any bad input; an older `out` survives.
     """
     clock = {"start": time.perf_counter()}
-    place = find_target(target)
-    if prepack and place.name != "ort-cpu":
-        raise WeftError(f"--prepack is for the kernels of target ort-cpu, not for {place.name}; leave it out")
-    if keep_blocks and place.name not in ("ort-cpu", "torch"):
-        raise WeftError(f"--keep-blocks is for the targets ort-cpu and torch, not for {place.name}; leave it out")
-    if tensor_parallel != 1 and place.name != "torch":
-        raise WeftError(f"--tensor-parallel is for target torch, not for {place.name}; leave it out")
-    if tensor_parallel != 1 and keep_blocks:
-        raise WeftError("--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks")
-    check_keep_blocks(keep_blocks)
-    place = replace(place, keep_blocks=keep_blocks)
-    dtype = target_dtype(place, dtype)
+    backend = TARGETS.lookup(target)
+    chosen = backend.choose(options)
+    dtype = backend.dtype(dtype)
     model = load_source(source, seed, adapters)
     check_free(Path(out), model.files)  # before long work
     notes: list[str] = []
     verify_graph(model.graph, recipes=True)
     length = _max_length(model.graph, max_length, notes)
     clock["load"] = time.perf_counter()
-    pipeline = target_pipeline(model.graph, place, dtype, passes, length)
+    pipeline = backend.pipeline(model.graph, dtype, pipeline_text(passes), length)
     report = Report()
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report)
     notes += [line for record in report.records for line in record.warnings]
@@ -119,13 +104,10 @@ def compile(
         notes.append(f"its RoPE is that of texts of {length} tokens; for shorter ones choose a lower --max-length")
     else:
         _note_context(graph, length, notes)
-    if keep_blocks and place.name == "torch":
-        graph.meta["keep_blocks"] = keep_blocks
-    made = _lowered(graph, place, dtype, length, notes, prepack, tensor_parallel)
-    if made.facts.get("kept_blocks") and (slow := slow_blocks(place.name)):
-        notes.append(slow)
+    chosen.mark(graph)
+    built = backend.build(graph, dtype, length, chosen, notes)
     clock["passes"] = time.perf_counter()
-    done, total = 0, made.weight_bytes
+    done, total = 0, built.weight_bytes
 
     def step(written: int) -> None:
         nonlocal done
@@ -134,11 +116,11 @@ def compile(
             progress("weights", done, total)
 
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
-        made.write(folder, step)
+        built.write(folder, step)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        manifest = record(graph, place, dtype, length, str(pipeline), model, hashes())
-        seal(folder, MANIFEST, manifest | made.facts)
+        manifest = record(graph, backend, dtype, length, str(pipeline), model, hashes())
+        seal(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()
     times = list(clock.items())
     seconds = {name: t - before for (_, before), (name, t) in itertools.pairwise(times)}
@@ -151,70 +133,9 @@ def compile(
         report,
         total,
         seconds,
-        made.trace,
+        built.trace,
         notes,
     )
-
-
-def _lowered(
-    graph: Graph, target: Target, dtype: str, length: int, notes: list[str], prepack: bool, processes: int
-) -> OnnxFolder | TorchFolder:
-    """What `graph` becomes for `target`, not written yet."""
-    if target.name == "torch":
-        pytorch()
-        from weft.backends.torch.build import TorchFolder
-
-        return TorchFolder(graph, dtype, notes, processes)
-    from weft.backends.onnx.build import OnnxFolder
-
-    return OnnxFolder(graph, target, length, notes, prepack)
-
-
-def target_pipeline(
-    graph: Graph,
-    target: Target,
-    dtype: str,
-    passes: str = "default",
-    max_length: int | None = None,
-    *,
-    trains: bool = False,
-) -> Pipeline:
-    """The pipeline that `passes` spells for `graph` on `target` and texts of at most `max_length` tokens (None: the
-    model's context), with the cast to `dtype` at its end. `trains` as in `default_pipeline`.
-
-    Raises:
-        WeftError: if the text is wrong.
-    """
-    from weft.passes import Phase
-    from weft.passes.library.cleanup.cast import Cast
-
-    phases = default_pipeline(graph, max_length, trains=trains).phases
-    applying = (ph for ph in phases if not target.phases or ph.name in target.phases)
-    paying = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in target.slower)) for ph in applying)
-    pipeline = parse_pipeline(pipeline_text(passes), Pipeline(paying))
-    return pipeline if dtype == "f32" or target.name == "torch" else pipeline.then("target", Cast(dtypes.parse(dtype)))
-
-
-def check_keep_blocks(keep_blocks: str) -> None:
-    """Check the choice of which weights keep their blocks.
-
-    Raises:
-        WeftError: if it is none.
-    """
-    if keep_blocks not in ("", "head", "all"):
-        raise WeftError(f"--keep-blocks {keep_blocks!r} is not known; it takes head or all")
-
-
-def target_dtype(target: Target, dtype: str | None) -> str:
-    """The name of `dtype`, the first of the target's if None.
-
-    Raises:
-        WeftError: if it is none, or none that `target` computes in.
-    """
-    name = target.dtypes[0] if dtype is None else dtypes.parse(dtype, target.dtypes).name
-    if name not in target.dtypes:
-        raise WeftError(f"target {target.name} cannot compute in {name}; it takes {', '.join(target.dtypes)}")
-    return name
 
 
 def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:

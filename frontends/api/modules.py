@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.backends.runtime.torch.folder import pytorch
-from weft.backends.targets import find_target
+from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.graph.verifier import verify
 from weft.passes import run_passes
 
 from ..model import SourceLike
-from .compile import check_keep_blocks, target_dtype, target_pipeline
+from .rewriting import pipeline_text
 from .source.sources import load_source
 
 if TYPE_CHECKING:
@@ -88,17 +88,16 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
                 f"dtype {dtype} is for whole numbers, which no weights are: torch.float32, torch.bfloat16, …"
             )
         return dtype
-    found: Dtype = getattr(framework, NAMES[target_dtype(find_target("torch"), dtype)])
+    found: Dtype = getattr(framework, NAMES[TARGETS["torch"].dtype(dtype)])
     return found
 
 
 def _graph(source: SourceLike, seed: int, passes: str, keep_blocks: str) -> Graph:
     """The graph of `source` after the pipeline of the target, with the parameters that `source` declares."""
-    check_keep_blocks(keep_blocks)
+    target = TARGETS["torch"]
+    options = target.choose({"keep_blocks": keep_blocks})
     model = load_source(source, seed=seed)
     verify(model.graph, recipes=True)
-    pipeline = target_pipeline(model.graph, find_target("torch"), "f32", passes, trains=True)
-    graph = run_passes(model.graph, pipeline)
-    if keep_blocks:
-        graph.meta["keep_blocks"] = keep_blocks
+    graph = run_passes(model.graph, target.pipeline(model.graph, "f32", pipeline_text(passes), trains=True))
+    options.mark(graph)
     return graph

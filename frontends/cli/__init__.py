@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import click
 
+from weft.ir.registry import import_plugin
+
 from . import (
     catalog,
     compiling,
@@ -35,9 +37,24 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+def _import(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) -> None:
+    for name in modules:
+        import_plugin(name)
+
+
 @click.group("weft", cls=Root, context_settings=HELP, invoke_without_command=True)
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
+)
+@click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_import,
+    metavar="MODULE",
+    help="Import a module that adds ops, passes, families, targets.",
 )
 @click.pass_context
 def cli(ctx: click.Context) -> None:

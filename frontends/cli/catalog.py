@@ -24,9 +24,7 @@ def ops_command(name: str | None) -> None:
       weft ops                 all of them, by family
       weft ops attention       operands, attributes, types, example cases, and which targets run it
     """
-    from weft.ir import lookup
-    from weft.ir import ops as _all  # noqa: F401 - importing the package fills the registry
-    from weft.ir.op import OPS
+    from weft.ir import OPS, lookup
 
     if name is not None:
         _show_op(lookup(name))
@@ -81,17 +79,11 @@ def _show_op(op: Op) -> None:
 
 
 def _show_lowerings(op: Op) -> None:
-    from weft.backends.onnx import export  # noqa: F401 - importing it registers the lowerings
-    from weft.backends.onnx.lowering import LOWERINGS
     from weft.backends.targets import TARGETS
-    from weft.backends.torch import ops  # noqa: F401 - so does this one
-    from weft.backends.torch.program.registry import LOWERINGS as TORCH
 
     echo("lowered by:")
-    for target in TARGETS:
-        onnx = [low.name for low in LOWERINGS.get(op.name, []) if target in low.targets]
-        names = [low.name.strip("_") for low in TORCH.get(op.name, [])] if target == "torch" else onnx
-        echo(f"  {target}: {', '.join(names) or ('its body' if op.has_body else 'nothing')}")
+    for name, target in TARGETS.items():
+        echo(f"  {name}: {', '.join(target.lowerings(op.name)) or ('its body' if op.has_body else 'nothing')}")
 
 
 def _cases(op: Op) -> list[str]:
@@ -164,6 +156,8 @@ def _preset_row(name: str) -> tuple[str, ...]:
 def families_command(name: str | None) -> None:
     """List the families of Hugging Face folders (their model_type) and GGUF files, and how exactly they are compiled.
 
+    Families from outside weft are listed without errors.
+
     The errors are those of tiny random models with every parameter drawn anew, run as one full pass, in chunks, and
     token by token through the caches, in f32: the largest difference to transformers, relative to the largest value.
 
@@ -173,9 +167,11 @@ def families_command(name: str | None) -> None:
       weft families gemma2
     """
     from ..formats.gguf.family import FAMILIES as GGUF
-    from ..models.tables.verified import read_verified
+    from ..models.families import FAMILIES
+    from ..models.tables.verified import Errors, read_verified
 
-    known = read_verified()
+    unmeasured: Errors = {family: {"": {}} for family in sorted(FAMILIES)}
+    known = unmeasured | read_verified()
     _check_known(name, known, "family", "families")
     rows = []
     for family, targets in known.items() if name is None else [(name, known[name])]:

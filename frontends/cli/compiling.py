@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
-from .options import adapter_option
+from .options import TargetOption, adapter_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
@@ -19,15 +20,40 @@ if TYPE_CHECKING:
 FOLDER = click.Path(file_okay=False)
 
 
-@click.command("compile", short_help="Make a folder that ONNX Runtime or PyTorch runs.")
+class TargetCommand(click.Command):
+    """A command that also takes the options of every target, those of plugins included."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if self.name not in ctx.meta:  # click asks several times, and compares the parameters by identity
+            *own, help_option = super().get_params(ctx)
+            ctx.meta[str(self.name)] = [*own, *_target_options(), help_option]
+        params: list[click.Parameter] = ctx.meta[str(self.name)]
+        return params
+
+
+def _target_options() -> list[click.Option]:
+    from weft.backends.targets import TARGETS, all_options
+
+    options = []
+    for option, targets in all_options().values():
+        text = f"{option.help} (target{'s' * (len(targets) > 1)} {', '.join(targets)})."
+        kind = click.Choice(option.choices) if option.choices else option.type
+        options.append(click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text))
+    explaining = ", ".join(target.name for target in TARGETS.values() if target.explains)
+    text = f"Tell which kernel computes what of a token on a GPU or this CPU, and why not (target {explaining})."
+    return [*options, click.Option(["--explain"], is_flag=True, help=text)]
+
+
+@click.command("compile", cls=TargetCommand, short_help="Make a folder that ONNX Runtime or PyTorch runs.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder to write; appears whole or not at all.")
 @click.option(
     "--target",
-    default="ort-cpu",
+    cls=TargetOption,
+    default=DEFAULT_TARGET,
     show_default=True,
     shell_complete=complete_targets,
-    help="ort-cpu, ort-cuda, onnx (standard operators only), or torch (PyTorch source).",
+    help="What the model is for: {targets}; see `weft targets`.",
 )
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the best of the target.")
 @click.option(
@@ -41,30 +67,8 @@ FOLDER = click.Path(file_okay=False)
 @click.option("--max-length", type=int, help="Most tokens of prompt and answer together; default: the model's context.")
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
 @click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name what broke.")
-@click.option(
-    "--prepack",
-    is_flag=True,
-    help="Store the weights also as packed for this kind of CPU: faster, twice the disk space.",
-)
-@click.option(
-    "--keep-blocks",
-    type=click.Choice(["head", "all"]),
-    help="Keep a GGUF's 4- and 8-bit blocks, in the head or everywhere, instead of widening them: smaller, and faster "
-    "for one text on CPUs by ONNX Runtime (targets ort-cpu, torch).",
-)
-@click.option(
-    "--tensor-parallel",
-    type=int,
-    default=1,
-    help="Write parallel.py, by which so many processes share the model (target torch).",
-)
 @adapter_option
 @click.option("--trace", is_flag=True, help="Tell what each pass did, and which lowerings were refused and why.")
-@click.option(
-    "--explain",
-    is_flag=True,
-    help="Tell which kernel computes what of a token on a GPU or this CPU, and why not (target torch).",
-)
 @click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
 def compile_command(
     source: str,
@@ -75,13 +79,11 @@ def compile_command(
     max_length: int | None,
     dump_ir: str | None,
     verify: bool,
-    prepack: bool,
-    keep_blocks: str | None,
-    tensor_parallel: int,
     adapters: tuple[str, ...],
     trace: bool,
     explain: bool,
     seed: int,
+    **options: Any,
 ) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
@@ -96,10 +98,14 @@ def compile_command(
       weft compile model.gguf --target torch -o readable/ && python readable/generate.py "Once upon a time"
       weft compile model.py:wide -o out/ --passes "default,-last-token-logits" --dump-ir steps/ --verify
     """
+    from weft.backends.targets import TARGETS, in_words
+
     from ..api.compile import compile
 
-    if explain and target != "torch":
-        raise WeftError(f"--explain is for target torch, not for {target}; --trace tells how ops were lowered")
+    backend = TARGETS.lookup(target)
+    if explain and not backend.explains:
+        explaining = in_words([other.name for other in TARGETS.values() if other.explains])
+        raise WeftError(f"--explain is for {explaining}, not for {target}; --trace tells how ops were lowered")
     with progress(f"reading {source}") as step:
         report = compile(
             source,
@@ -111,11 +117,9 @@ def compile_command(
             seed=seed,
             dump_ir=dump_ir,
             verify=verify,
-            prepack=prepack,
-            keep_blocks=keep_blocks or "",
-            tensor_parallel=tensor_parallel,
             adapters=adapters,
             progress=step,
+            **{name: value for name, value in options.items() if value is not None},
         )
     tell_random(report, seed)
     for line in report.notes:
@@ -123,19 +127,8 @@ def compile_command(
     if trace:
         echo("\n".join([str(report.passes), *report.trace]), err=True)
     if explain:
-        echo("\n".join(_explained(report)))
+        echo("\n".join(backend.explain(report.graph, report.dtype)))
     echo(_summary(report, out))
-
-
-def _explained(report: CompileReport) -> list[str]:
-    """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
-    import torch
-
-    from weft.backends.torch.package.explain import explain, explain_cpu
-    from weft.backends.torch.program.statements import TORCH_NAMES
-
-    dtype = getattr(torch, TORCH_NAMES[report.dtype])
-    return [*map(str, explain(report.graph, dtype)), explain_cpu(dtype)]
 
 
 def tell_random(report: CompileReport, seed: int = 0) -> None:

@@ -59,9 +59,9 @@ def complete_presets(ctx: click.Context, param: click.Parameter, typed: str) -> 
 
 
 def complete_families(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from ..models.tables.verified import read_verified
+    from ..models.families import FAMILIES
 
-    return _offer(read_verified(), typed)
+    return _offer(sorted(FAMILIES), typed)
 
 
 def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -70,8 +70,7 @@ def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> 
 
 
 def complete_ops(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from weft.ir import ops as _all  # noqa: F401 - importing the package fills the registry
-    from weft.ir.op import OPS
+    from weft.ir import OPS
 
     return _offer(sorted(OPS), typed)
 

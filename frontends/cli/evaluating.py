@@ -123,7 +123,7 @@ _COLUMNS = ("NLL", "perplexity", "KL", "agreement", "cosine", "ms/token", "param
 
 
 def _cell(score: Score, column: str) -> str:
-    """What a column says of a model; "" where there is nothing to say."""
+    """Format one column of a score; "" if it does not apply."""
     numbers = {
         "NLL": (score.nll, "{:.4f}"),
         "perplexity": (score.perplexity, "{:.4g}"),

@@ -1,4 +1,4 @@
-"""How every command ends: an exit status, and one line where something went wrong.
+"""Exit status of every command, and one line if something went wrong.
 
 0: done. 1: `weft verify` found a difference. 2: bad input, or something the system refused. 130, 143: interrupted.
 """
@@ -207,7 +207,7 @@ def _close_pipe() -> int:
 
 
 def _sentence(error: OSError) -> str:
-    """What the system refused, in one sentence."""
+    """Describe an error of the operating system in one sentence."""
     what = (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = "the disk is full; free some space or name a folder on another disk"

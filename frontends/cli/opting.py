@@ -127,7 +127,7 @@ def opt_command(
 
 
 def tell(report: Report, passes: str, trace: bool) -> None:
-    """What the passes did, on stderr: everything, or what their checks have shown and which named ones did nothing."""
+    """Report passes on stderr: everything, or their checks and the named passes that did nothing."""
     from ..api.rewriting import pipeline_text
 
     if trace and report.records:
@@ -144,7 +144,7 @@ def tell(report: Report, passes: str, trace: bool) -> None:
 
 
 def _is_folder(out: str) -> bool:
-    """Whether the user means a folder by `out`: no .weft file, no device and no pipe."""
+    """Check that `out` names a folder: not a .weft file, a device or a pipe."""
     path = Path(out)
     if out == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return False

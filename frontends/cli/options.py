@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import click
 
+
+class TargetOption(click.Option):
+    """An option that takes a target; its help lists them in the place of {targets}."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from weft.backends.targets import TARGETS
+
+        self.help = (self.help or "").format(targets=", ".join(TARGETS))
+        return super().get_help_record(ctx)
+
+
 adapter_option = click.option(
     "--adapter",
     "adapters",

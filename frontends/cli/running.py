@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 from .compiling import tell_random
 from .completion import complete_sources, complete_targets
 from .guard import complain
-from .options import adapter_option
+from .options import TargetOption, adapter_option
 from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
 @adapter_option
 @click.option(
     "--target",
+    cls=TargetOption,
     shell_complete=complete_targets,
-    help="What a SOURCE is compiled for: ort-cpu, ort-cuda or torch; default: ONNX Runtime's, where it can run.",
+    help="What a SOURCE is compiled for: {targets}; default: ONNX Runtime's, where it can run.",
 )
 def run_command(
     source: str,
@@ -206,7 +207,7 @@ def _say(stream: Stream) -> None:
 
 
 def timing(result: Result) -> str:
-    """How long an answer took, in one line."""
+    """Format the time of an answer in one line."""
     t = result.timings
     read = f"{t.prompt_tokens} prompt tokens in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
     count = len(result.tokens)

@@ -1,4 +1,4 @@
-"""What a terminal gets to see: tables, numbers for people, progress that vanishes when piped."""
+"""Terminal output: tables, readable numbers, progress that disappears when piped."""
 
 from __future__ import annotations
 

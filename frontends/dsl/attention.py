@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Value
-from weft.ir.visible_keys import PATTERNS
+from weft.ir.schema.visible_keys import PATTERNS
 
 from .build import Layer, fill, module, named, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
@@ -68,7 +68,7 @@ class Attention:
 
     @property
     def groups(self) -> int:
-        """How many key/value heads there are."""
+        """Number of key/value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:

@@ -1,4 +1,4 @@
-"""How modules emit: scopes from field names, parameters on first use, facts provided from outside.
+"""Emission of nodes by modules: scopes from field names, parameters on first use, facts provided from outside.
 
 While a graph is being built (`building`), every module call runs in a frame. A module called by another gets the name
 of the field that holds it there ("attn", "layers.3"), which becomes its scope. `named` and `scope` say otherwise.
@@ -24,6 +24,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
 from weft.ir.graph.origins import Origin
 from weft.ir.recipes import Full, Normal, Recipe, Uniform
+from weft.ir.recipes.recipe import call_order
 from weft.ir.types import TensorType, dtypes
 
 T = TypeVar("T")
@@ -198,7 +199,7 @@ def _place(builder: _Builder) -> str:
 
 def spell(module: Any) -> str:
     """A module as the call that makes it, settings at their defaults left out, repetitions in a list folded."""
-    said = [(f.name, getattr(module, f.name)) for f in fields(module) if getattr(module, f.name) != f.default]
+    said = [(f.name, getattr(module, f.name)) for f in call_order(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in said)})"
 
 

@@ -52,7 +52,7 @@ def _stack(model: Decoder | Encoder) -> list[Any]:
 
 
 def _embedded(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
-    """What is read of `ids` and `types` [batch, seq]: rows of `table`, and what the model adds to them."""
+    """Embed `ids` and `types` [batch, seq] with `table`, and add the model's position and type embeddings."""
     x = embedding(ids, table)
     if model.embed_scale != 1:
         x = ops.affine(x, by=model.embed_scale, name="embed_scaled")

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from weft.ir import ops
 from weft.ir.graph import Value
-from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir.recipes.frequencies import SCALINGS, RopeFrequencies, RopeScaling
 
 from .build import computed, spell
 from .checks import need, need_one_of, need_positive, need_whole
 from .layers import positions
 
-_NOT_OF_THE_TABLE = ("dim", "fraction", "interleaved", "amplitude")
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional")
-
 
 @dataclass(frozen=True, repr=False)
-class RoPE:
+class RoPE(RopeScaling):
     """Rotary positions (Su 2021): pairs of each head turned by position · theta^(−2k/dim).
 
     `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs neighbours
     (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, dynamic, yarn, llama3,
-    longrope, proportional, with `factor`, `original` (context before extension) and the constants of `RopeFrequencies`.
+    longrope, proportional, with `factor`, `original` (context before extension) and the constants of `RopeScaling`.
     Those that depend on the length of the text (dynamic, longrope) are fixed for the `length` a model is compiled for.
     `amplitude` multiplies what is rotated (YaRN's attention temperature). All layers with equal settings share one
     table of frequencies.
@@ -33,29 +30,17 @@ class RoPE:
     fraction: float = 1.0
     interleaved: bool = False
     amplitude: float = 1.0
-    scaling: str = "none"
-    factor: float = 1.0
-    original: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    low_freq: float = 1.0
-    high_freq: float = 4.0
-    truncate: bool = True
-    factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-    rotated: int = 0
-    length: int = 0
 
     def __post_init__(self) -> None:
-        need_one_of(self, "scaling", SCALINGS)
+        need_one_of(self, "scaling", tuple(SCALINGS))
         need_whole(self, "dim", least=2)
         need_whole(self, "original", "rotated", "length", least=0)
         need_positive(self, "theta", "factor", "amplitude", "beta_fast", "beta_slow", "low_freq", "high_freq")
         need(self, 0 < self.fraction <= 1, f"fraction={self.fraction} must be above 0 and at most 1")
         need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: pairs are rotated")
-        if self.scaling in ("dynamic", "yarn", "llama3", "longrope"):
-            need(self, self.original > 0, f"scaling={self.scaling!r} needs original, the context before it")
-        need(self, self.scaling != "longrope" or bool(self.factors), "scaling='longrope' needs factors")
+        fits = "original" not in self.used or self.original > 0
+        need(self, fits, f"scaling={self.scaling!r} needs original, the context before it")
+        need(self, "factors" not in self.used or bool(self.factors), f"scaling={self.scaling!r} needs factors")
         if self.dim is not None:
             self.recipe(self.dim)
 
@@ -70,8 +55,7 @@ class RoPE:
             count = len(getattr(self, name)) or dim // 2
             need(self, count == dim // 2, f"{count} {name} do not fit dim={dim}, which has {dim // 2} pairs")
         need(self, dim > 2 or self.scaling not in ("ntk", "dynamic"), f"scaling={self.scaling!r} needs dim above 2")
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_OF_THE_TABLE}
-        return RopeFrequencies(dim, **own)
+        return RopeFrequencies(dim, self.theta, **self.settings)
 
     def __call__(self, x: Value, heads: int, name: str = "rope") -> Value:
         """x [batch, seq, heads·d] rotated."""

@@ -1,4 +1,4 @@
-"""Which family's model a graph is: candidates are tried until the graph of one is the same."""
+"""Identify the family of a graph: candidates are tried until one's graph is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder's graph says of itself, in the vocabulary that families are described in.
+"""Infer a decoder's settings from its graph, in the vocabulary of family tables.
 
 This reads what a config would have to say, and looks at no more than that: whether the graph is that of the config is
 compared afterwards.
@@ -7,14 +7,13 @@ compared afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from weft.ir import Graph, Node, Op, Param, Value, ops
 from weft.ir.errors import WeftError
 from weft.ir.ops.activation import ACTIVATIONS
-from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes.analysis.projections import Projections, projections
+from weft.passes.analysis.rotary import recipe_of
 
 from ..dsl import GatedMLP, MoE, RoPE
 from ..models.families import Settings
@@ -81,15 +80,13 @@ def _layer(found: Projections) -> _Layer:
 
 def _rope(node: Node) -> RoPE | None:
     """The rotation as a config says it; None where its frequencies follow no formula."""
-    frequencies = node.operand("frequencies")
-    recipe = frequencies.recipe if isinstance(frequencies, Param) else None
-    if not isinstance(recipe, RopeFrequencies):
+    recipe = recipe_of(node)
+    if recipe is None:
         return None
+    settings = recipe.settings | {"theta": recipe.theta}
     if recipe.scaling == "ntk":  # a larger base, once and for all
-        growth = recipe.factor ** (recipe.dim / (recipe.dim - 2))
-        recipe = replace(recipe, scaling="none", factor=1.0, theta=recipe.theta * growth)
-    said = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
-    return RoPE(**said, interleaved=node.attrs["interleaved"], amplitude=node.attrs["amplitude"])
+        settings |= {"scaling": "none", "factor": 1.0, "theta": recipe.base(recipe.dim, recipe.theta)}
+    return RoPE(dim=recipe.dim, interleaved=node.attrs["interleaved"], amplitude=node.attrs["amplitude"], **settings)
 
 
 def _alike(values: Sequence[Any]) -> Any:
@@ -115,7 +112,7 @@ def _norm_of(layer: _Layer) -> Node | None:
 
 
 def _factor(value: Value) -> float:
-    """What `value` is multiplied by before anything else."""
+    """Return the factor that `value` is first multiplied by."""
     node = _reader(value, ops.affine)
     return 1.0 if node is None else float(node.attrs["by"])
 
@@ -130,7 +127,7 @@ def _qk_norm(layer: _Layer) -> str:
 
 
 def _arrangement(graph: Graph, layer: _Layer) -> str:
-    """How the first block is put together, as `Block` calls it."""
+    """Name the arrangement of the first block, as `Block` does."""
     x = layer.found.q.linear.inputs[0]
     assert x is not None
     before = x.producer is not None and x.producer.op in _NORMS

@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What is known of the tensor `key`: its `values` where `known`, both of its shape."""
+    """Part of the tensor `key` that is determined: its `values` where `known`, both of its shape."""
 
     key: str
     values: Array
@@ -95,7 +95,7 @@ def _restored(graph: Graph, group: Group, given: Mapping[str, Array]) -> dict[st
 
 
 def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[Piece]:
-    """What `value`, made by `recipe`, says of the tensors in `reader` that the recipe reads.
+    """Solve for the tensors in `reader` that `recipe` reads, given its `value`.
 
     Raises:
         WeftError: naming the step that has no inverse, and the tensors it reads.

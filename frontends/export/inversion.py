@@ -74,7 +74,7 @@ def inverted(wanted: Iterable[tuple[Recipe, Made]], layout: Layout = lambda name
 
 
 def _undone(recipe: Recipe, value: Made, layout: Layout) -> list[tuple[Recipe, Made]]:
-    """What `recipe` was made of, if `value` is what it makes."""
+    """Invert the last step of `recipe` on `value`: its parts, each with its value."""
     if (same := _step(value.recipe)) is not None and same == _step(recipe):  # undone without rounding
         return [(recipe.parts[0], Made(value.recipe.parts[0], value.shape))]
     match recipe:
@@ -107,7 +107,7 @@ def _undone(recipe: Recipe, value: Made, layout: Layout) -> list[tuple[Recipe, M
 
 
 def _step(recipe: Recipe) -> tuple[object, ...] | None:
-    """What `recipe` does to every number of its one part."""
+    """Return a key of the elementwise step that `recipe` applies to its one part; None if it is not elementwise."""
     match recipe:
         case Add((_,), offset):
             return (Add, offset)

@@ -1,4 +1,4 @@
-"""Whether one graph is another but for names, the way it is fused, and parameters that change nothing."""
+"""Compare graphs up to names, fusions, and parameters without effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.ir.recipes.spelling import spell
 from weft.passes import run_passes
 from weft.passes.edits.edit import replace_uses
 
-_FUSED = (ops.add_norm, ops.norm_linear, ops.rotary_attention)
+_FUSED = (ops.add_norm, ops.norm_linear)
 # What a parameter that is not there would hold, by op and operand.
 _NEUTRAL = {
     **{(norm, "weight"): 1.0 for norm in (ops.rms_norm, ops.layer_norm)},
@@ -49,7 +49,7 @@ def _norm_and_linear(node: Node) -> tuple[Value]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the graphs part: `at` is the value's name in the second, `ours` and `theirs` what they have there."""
+    """First difference of two graphs: `at` is the value's name in the second, `ours` and `theirs` the two sides."""
 
     at: str
     ours: str
@@ -58,8 +58,11 @@ class Difference:
 
 @dataclass
 class Match:
-    """What was found: which parameter (or which number everywhere) each parameter of the second graph is in the
-    first, how many of its nodes were met, and where the graphs differ, in the order of the second."""
+    """Result of matching a graph with a second one.
+
+    It maps each parameter of the second graph to a parameter (or to one number everywhere) of the first, counts the
+    matched nodes, and lists the differences in the order of the second.
+    """
 
     params: dict[str, Param | float] = field(default_factory=dict)
     nodes: int = 0
@@ -148,7 +151,7 @@ class _Matcher:
         return found
 
     def param(self, ours: Value, theirs: Param) -> tuple[str, str] | None:
-        """What differs between a parameter and a value that should be one."""
+        """Return the difference between a value and the parameter that it should be; None if they match."""
         if not isinstance(ours, Param):
             return f"%{ours.name}, which is computed", f"the parameter {theirs.name}"
         if ours.shape != theirs.shape:
@@ -163,7 +166,7 @@ class _Matcher:
 
 
 def _input(graph: Graph, value: Value) -> str:
-    """What a value that no node makes is, or that one does."""
+    """Describe a value: an input, a parameter, or the op that makes it."""
     if value.producer is not None:
         return value.producer.op.name
     name = next((name for name, v in graph.inputs.items() if v is value), None)
@@ -175,7 +178,7 @@ def _numbers(param: Param) -> np.ndarray[Any, Any]:
     recipe = param.recipe
     if isinstance(recipe, RopeFrequencies):
         both = [recipe.frequencies()]
-        if recipe.scaling in ("dynamic", "longrope"):  # how they grow beyond the original context
+        if "length" in recipe.used:  # how they grow beyond the original context
             both.append(np.array([recipe.original, recipe.factor, recipe.theta, *recipe.factors, *recipe.long_factors]))
         return np.concatenate(both)
     return np.asarray(recipe.evaluate(param.graph.reader))

@@ -1,4 +1,4 @@
-"""Where tensors lie in a checkpoint file: one behind the other, each byte in one of them."""
+"""Check that tensors tile a checkpoint file: consecutive, each byte in exactly one."""
 
 from __future__ import annotations
 

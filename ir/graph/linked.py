@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 
 class Linked:
-    """What a `LinkedList` holds."""
+    """Element of a `LinkedList`."""
 
     __slots__ = ("_next", "_prev", "erased")
 

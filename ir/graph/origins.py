@@ -1,4 +1,4 @@
-"""Where the nodes of a scope come from."""
+"""Origins of the nodes of a scope."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Origin:
-    """What emitted the nodes of a scope: `made`, whose text tells how it was made, and the file and line of that."""
+    """Origin of a scope's nodes: the module `made` that emitted them, whose repr is its constructor, and its file and
+    line."""
 
     made: object
     file: str | None = None

@@ -1,7 +1,7 @@
 """The op set, one file per family; `ops.linear` is the op called linear. Importing this package fills the registry.
 
 What a paper names but is made of other ops is a function that emits them, beside the ops it uses: `positions` has
-sinusoidal, dynamic_ntk and longrope; `routing` noisy_logits and hierarchical; `latent` multi-head latent attention.
+sinusoidal; `routing` noisy_logits and hierarchical; `latent` multi-head latent attention.
 
 Never here: an op whose meaning depends on a target; a file called like an op.
 """

@@ -1,4 +1,4 @@
-"""What arithmetic, comparisons and `where` become where one operand is a number, and values to a fixed power.
+"""Rewrite arithmetic, comparisons and `where` with a number as operand, and powers with a constant exponent.
 
 Sums and products with a number are one `affine`, which passes fold into weights. Others read a constant in the shape
 of the value beside it; backends write the number instead.

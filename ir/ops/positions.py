@@ -1,7 +1,7 @@
-"""Position as a bias on the scores, or as vectors beside keys and values; frequencies that follow the length.
+"""Position as a bias on the scores, or as vectors beside keys and values.
 
 Sinusoidal and learned absolute positions are `embedding` of a table; `alibi` and `relative_position_bias` feed the bias
-operand of `attention`; rotary positions have `rope`, whose frequencies may come from `dynamic_ntk` or `longrope`.
+operand of `attention`; rotary positions have `rope`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from .elementwise import (
     cast,
     clip,
     cos,
-    exp,
     filled,
     floor,
     less,
@@ -44,7 +43,6 @@ from .elementwise import (
     log,
     logical_and,
     masked,
-    maximum,
     minimum,
     mul,
     neg,
@@ -324,27 +322,3 @@ def sinusoidal(positions: Value, frequencies: Value, interleaved: bool = True) -
         return concat(sin(angles), cos(angles), axis=2)
     pair = concat(unsqueeze(sin(angles), axes=(3,)), unsqueeze(cos(angles), axes=(3,)), axis=3)
     return reshape(pair, shape=(*positions.shape, 2 * frequencies.width))
-
-
-def length_of(positions: Value, dtype: dtypes.DType) -> Value:
-    """1 + the largest position, as [1]."""
-    return affine(cast(reshape(greatest(positions, axes=(0, 1)), shape=(1,)), to=dtype), plus=1.0)
-
-
-def dynamic_ntk(frequencies: Value, positions: Value, *, theta: float, factor: float, original: int) -> Value:
-    """RoPE frequencies whose base follows the length L so far: θ' = θ·max(s·L/original − s + 1, 1)^(d/(d−2)).
-
-    `frequencies` [pairs] are those of base `theta`, unscaled; `positions` [batch, seq]; `factor` is s (Transformers'
-    type dynamic).
-    """
-    pairs = frequencies.width
-    growth = affine(length_of(positions, frequencies.type.dtype), by=factor / original, plus=1 - factor)
-    # θ^(−2k/d) becomes θ'^(−2k/d), that is f · growth^(−2k/(d−2)), and −2k/d is log f / log θ.
-    power = affine(log(frequencies), by=pairs / ((pairs - 1) * math.log(theta)))
-    return mul(frequencies, exp(mul(power, log(maximum(growth, filled(growth, 1.0))))))
-
-
-def longrope(short: Value, long: Value, positions: Value, *, original: int) -> Value:
-    """The frequencies [pairs] `short` while the length is at most `original`, `long` beyond (Ding 2024)."""
-    length = length_of(positions, dtypes.f32)
-    return choose(less(filled(length, float(original)), length), long, short)

@@ -93,7 +93,7 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
 
 
 def count(condition: Value, axes: tuple[int, ...]) -> Value:
-    """How many hold, as i64."""
+    """Count true elements, as i64."""
     from .elementwise import cast
 
     return sum(cast(condition, to=dtypes.i64), axes=axes)

@@ -1,4 +1,4 @@
-"""Which position each slot of a rolling cache holds, and the caches after a call.
+"""Positions in the slots of a rolling cache, and the caches after a call.
 
 The first `keep` positions have slots of their own, if there are such; of all later ones position j is in the slot that
 is j modulo the `capacity` − keep others, where it replaces what has left the window.

@@ -142,7 +142,7 @@ def _check_capacity(x: TensorType, n: OpCall) -> None:
 
 
 def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
-    """Whether `count` is below the C of `_limit`: a whole number is below ⌈z⌉ when it is below z."""
+    """Compare `count` with the C of `_limit`: an integer is below ⌈z⌉ exactly if it is below z."""
     if n.capacity is not None:
         return less(count, filled(count, n.capacity))
     last = greatest(iota(x, axis=len(x.shape) - 2), axes=(0,), keepdims=True)
@@ -151,7 +151,7 @@ def _below_limit(count: Value, x: Value, n: OpCall) -> Value:
 
 
 def _sent(combine: Value) -> Value:
-    """Whether a token is sent to an expert."""
+    """Return the mask of tokens routed to an expert."""
     return logical_not(equal(combine, filled(combine, 0)))
 
 

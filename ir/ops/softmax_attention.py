@@ -23,8 +23,8 @@ from ..op import (
     total,
     want,
 )
+from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
-from ..visible_keys import PATTERNS, VisibleKeys
 from . import rolling as rolling_cache
 from .elementwise import (
     add,
@@ -69,7 +69,7 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
 
 @op(
     outputs="attention present_k present_v",
-    traits=[Trait.ATTENTION, Trait.SOFTMAX],
+    traits=[Trait.ATTENTION],
     cases=[
         case(*_QKV, **_GQA, causal=True),
         case(*_QKV, **_GQA),
@@ -127,7 +127,7 @@ def attention(
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
     [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow: what they hide
-    is defined by `weft.ir.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
+    is defined by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
     row that sees nothing is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
@@ -265,7 +265,7 @@ def _value_dim(n: OpCall) -> int:
 
 
 @attention.cost
-def attention_cost(n: OpCall) -> Cost:
+def _(n: OpCall) -> Cost:
     q, k, v = n.q, n.k, n.v
     keys = k.shape[1] if n.past_k is None else n.past_k.shape[2]
     reached = keys if n.window is None else sizes.minimum(n.window + n.keep_first, keys)

@@ -6,8 +6,9 @@ The model asks for frequencies (one per rotated pair); extending a context repla
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from .combinators import Recipe
 from .readers import Array, TensorReader
 
 
-@dataclass(frozen=True)
-class RopeFrequencies(Recipe):
-    """RoPE angular frequencies ``theta^(-2k/dim)``, k < dim/2, in radians per position (Su 2021), after `scaling`.
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How RoPE frequencies are scaled for texts longer than those of training, with the settings of all scalings.
 
     `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (θ·factor^(dim/(dim-2)));
     ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
@@ -28,9 +29,6 @@ class RopeFrequencies(Recipe):
     and dynamic depend on it.
     """
 
-    trained: ClassVar[bool] = False
-    dim: int
-    theta: float = 10_000.0
     scaling: str = "none"
     factor: float = 1.0
     original: int = 0
@@ -44,55 +42,118 @@ class RopeFrequencies(Recipe):
     rotated: int = 0
     length: int = 0
 
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        if self.dim % 2 or self.dim <= 0:
-            raise WeftError(f"RoPE rotates pairs: dimension {self.dim} must be even and positive")
-        for factors in (self.factors, self.long_factors):
-            if factors and len(factors) != self.dim // 2:
-                raise WeftError(f"longrope needs {self.dim // 2} factors for dimension {self.dim}, has {len(factors)}")
-        return (self.dim // 2,)
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The scaling with all its settings, as arguments of what else is scaled so."""
+        return {f.name: getattr(self, f.name) for f in fields(RopeScaling)}
 
-    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self.frequencies()[start:stop].astype(np.float32)
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of the settings that `scaling` depends on."""
+        return tuple(self._formula.settings.split())
 
-    def frequencies(self) -> Array:
-        """All dim/2 frequencies in float64."""
-        exponents: Array = np.arange(0, self.dim, 2) / self.dim
-        if self.scaling in ("ntk", "dynamic"):
-            growth = self.factor
-            if self.scaling == "dynamic":
-                growth = max(1.0, growth * self.length / self.original - growth + 1)
-            return np.asarray((self.theta * growth ** (self.dim / (self.dim - 2))) ** -exponents)
-        base: Array = self.theta**-exponents
-        if self.scaling == "none":
-            return base
-        if self.scaling == "linear":
-            return base / self.factor
-        if self.scaling == "proportional":
-            return np.where(np.arange(self.dim // 2) < self.rotated, base / self.factor, 0)
-        if self.scaling == "longrope":
-            beyond = self.long_factors and self.length > self.original
-            return np.asarray(base / np.array(self.long_factors if beyond else self.factors))
-        if self.scaling == "llama3":
-            turns = self.original * base / (2 * math.pi)  # rotations within the original context
-            smooth = np.clip((turns - self.low_freq) / (self.high_freq - self.low_freq), 0, 1)
-            return (1 - smooth) * base / self.factor + smooth * base
+    @property
+    def _formula(self) -> _Formula:
+        if self.scaling not in SCALINGS:
+            raise WeftError(f"unknown RoPE scaling {self.scaling!r}; known are {', '.join(SCALINGS)}")
+        return SCALINGS[self.scaling]
+
+    def base(self, dim: int, theta: float) -> float:
+        """Return the base of the frequencies of `dim` numbers: `theta`, or the larger one of NTK-aware scaling."""
+        if self.scaling not in ("ntk", "dynamic"):
+            return theta
+        growth = self.factor
+        if self.scaling == "dynamic":
+            growth = max(1.0, growth * self.length / self.original - growth + 1)
+        return float(theta * growth ** (dim / (dim - 2)))
+
+    def apply(self, dim: int, theta: float) -> Array:
+        """Return the dim/2 frequencies of the base `theta` after scaling, in float64."""
+        return self._formula.scale(self, self.base(dim, theta) ** -(np.arange(0, dim, 2) / dim), theta)
+
+    def attention_factor(self, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
+        """Return the amplitude of `rope` that the paper of `scaling` pairs with it; YaRN's with DeepSeek's mscales."""
         if self.scaling == "yarn":
-            return self._yarn(base)
-        known = "none, linear, ntk, dynamic, yarn, llama3, longrope, proportional"
-        raise WeftError(f"unknown RoPE scaling {self.scaling!r}; known are {known}")
+            return yarn_amplitude(self.factor, mscale, mscale_all_dim)
+        return longrope_amplitude(self.factor, self.original) if self.scaling == "longrope" else 1.0
 
-    def _yarn(self, base: Array) -> Array:
-        def pair_turning(rotations: float) -> float:
-            """Index of the pair that turns `rotations` times within the original context."""
-            return self.dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+    def describe(self) -> str:
+        """Return a sentence about the scaling, nothing for none."""
+        return self._formula.sentence.format(**self.settings)
 
-        low, high = pair_turning(self.beta_fast), pair_turning(self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, self.dim - 1)
-        ramp = np.clip((np.arange(self.dim // 2) - low) / max(high - low, 1e-3), 0, 1)
-        return np.asarray(base / self.factor * ramp + base * (1 - ramp))
+
+class _Formula(NamedTuple):
+    """A published scaling: the settings it depends on, how it scales frequencies (given with the base before scaling),
+    and a sentence about it."""
+
+    settings: str
+    scale: Callable[[RopeScaling, Array, float], Array]
+    sentence: str
+
+
+def _same(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+    return frequencies
+
+
+def _linear(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+    return np.asarray(frequencies / s.factor)
+
+
+def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+    dim = 2 * len(frequencies)
+
+    def pair_turning(rotations: float) -> float:
+        """Index of the pair that turns `rotations` times within the original context."""
+        return dim * math.log(s.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_turning(s.beta_fast), pair_turning(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 1e-3), 0, 1)
+    return np.asarray(frequencies / s.factor * ramp + frequencies * (1 - ramp))
+
+
+def _llama3(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+    turns = s.original * frequencies / (2 * math.pi)  # rotations within the original context
+    smooth = np.clip((turns - s.low_freq) / (s.high_freq - s.low_freq), 0, 1)
+    return (1 - smooth) * frequencies / s.factor + smooth * frequencies
+
+
+def _longrope(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+    beyond = s.long_factors and s.length > s.original
+    return np.asarray(frequencies / np.array(s.long_factors if beyond else s.factors))
+
+
+def _proportional(s: RopeScaling, frequencies: Array, theta: float) -> Array:
+    return np.where(np.arange(len(frequencies)) < s.rotated, frequencies / s.factor, 0)
+
+
+_BLENDED = "in {original:,} tokens stay, those below {%s:g} are interpolated, between them both are mixed."
+SCALINGS = {
+    "none": _Formula("", _same, ""),
+    "linear": _Formula("factor", _linear, "Linear interpolation (Chen 2023): all wavelengths times {factor:g}."),
+    "ntk": _Formula("factor", _same, "NTK: a larger base, by a factor {factor:g} at the longest wavelength."),
+    "dynamic": _Formula(
+        "factor original length",
+        _same,
+        "Dynamic NTK: a larger base, by as much as the text exceeds {original:,} tokens.",
+    ),
+    "yarn": _Formula(
+        "factor original beta_fast beta_slow truncate",
+        _yarn,
+        "YaRN (Peng 2023), factor {factor:g}: pairs that turn more than {beta_fast:g} times " + _BLENDED % "beta_slow",
+    ),
+    "llama3": _Formula(
+        "factor original low_freq high_freq",
+        _llama3,
+        "Llama 3.1, factor {factor:g}: pairs that turn more than {high_freq:g} times " + _BLENDED % "low_freq",
+    ),
+    "longrope": _Formula(
+        "original factors long_factors length", _longrope, "LongRoPE (Ding 2024): a factor for every pair."
+    ),
+    "proportional": _Formula("factor rotated", _proportional, "Only the first {rotated} pairs turn."),
+}
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
@@ -110,6 +171,30 @@ def yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0
 def longrope_amplitude(factor: float, original: int) -> float:
     """The amplitude of `rope` under LongRoPE (Ding 2024) for a context `factor` times the `original`."""
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class RopeFrequencies(RopeScaling, Recipe):
+    """RoPE angular frequencies ``theta^(-2k/dim)``, k < dim/2, in radians per position (Su 2021), after scaling."""
+
+    trained: ClassVar[bool] = False
+    dim: int
+    theta: float = 10_000.0
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        if self.dim % 2 or self.dim <= 0:
+            raise WeftError(f"RoPE rotates pairs: dimension {self.dim} must be even and positive")
+        for factors in (self.factors, self.long_factors):
+            if factors and len(factors) != self.dim // 2:
+                raise WeftError(f"longrope needs {self.dim // 2} factors for dimension {self.dim}, has {len(factors)}")
+        return (self.dim // 2,)
+
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return self.frequencies()[start:stop].astype(np.float32)
+
+    def frequencies(self) -> Array:
+        """All dim/2 frequencies in float64."""
+        return self.apply(self.dim, self.theta)
 
 
 @dataclass(frozen=True)

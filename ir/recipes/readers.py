@@ -1,4 +1,4 @@
-"""Where weights come from: the small interface every checkpoint reader offers.
+"""Sources of weights: the small interface that every checkpoint reader offers.
 
 A reader hands out rows, never whole files, so that a compilation needs memory for a slice of the largest tensor and not
 for the model. It reads with plain file reads (pages of mapped files count as resident memory).
@@ -30,7 +30,7 @@ class TensorReader(Protocol):
 
     @property
     def path(self) -> Path:
-        """What error messages name."""
+        """Path that error messages name."""
         ...
 
     def keys(self) -> Iterable[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from .readers import Array, TensorReader
@@ -19,6 +19,11 @@ from .readers import Array, TensorReader
 BLOCK_ELEMENTS = 1 << 19  # a block of rows is at most 2 MiB of float32: it stays in the processor's cache
 SWEEP_ELEMENTS = 1 << 23  # 32 MiB where every block costs a sweep over the whole item
 REGISTRY: dict[str, type[Recipe]] = {}
+
+
+def call_order(kind: Any) -> tuple[Field[Any], ...]:
+    """Return the fields of a dataclass in the order of calls: those with a position before those with a name only."""
+    return tuple(sorted(fields(kind), key=lambda f: f.kw_only is True))
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,12 @@ class Recipe:
         return self.map_parts(lambda part: part.substituted(table))
 
     def has(self, *kinds: type[Recipe]) -> bool:
-        """Whether this recipe, or one that it is made of, is of one of `kinds`."""
+        """Check that this recipe, or one inside it, is of one of `kinds`."""
         return isinstance(self, kinds) or any(part.has(*kinds) for part in self.parts)
 
     @property
     def constant(self) -> bool:
-        """Whether this makes a table that nobody trains: of no checkpoint, random number or initial value."""
+        """Check that the table is never trained: it reads no checkpoint, random or initial values."""
         parts = self.parts
         return all(part.constant for part in parts) if parts else not self.trained
 
@@ -100,7 +105,7 @@ class Recipe:
 
     @property
     def needs_full_read(self) -> bool:
-        """Whether reading any rows takes reading everything (transpositions)."""
+        """Check that reading a row needs the whole input, as for transpositions."""
         return any(p.needs_full_read for p in self.parts)
 
     def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:

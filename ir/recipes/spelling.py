@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from typing import Any
 
 from ..types.dtypes import DType
 from ..types.sizes import Poly
-from .recipe import Recipe
+from .recipe import Recipe, call_order
 
 
 def spell(value: Any) -> str:
@@ -46,7 +46,7 @@ def _fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
     """The fields of its kind of recipe, with their defaults."""
     kind = type(recipe)
     if kind not in _FIELDS:
-        _FIELDS[kind] = tuple((f.name, f.default) for f in fields(kind))
+        _FIELDS[kind] = tuple((f.name, f.default) for f in call_order(kind))
     return _FIELDS[kind]
 
 

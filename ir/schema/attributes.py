@@ -39,7 +39,7 @@ _MISFIT = object()
 
 
 def type_name(t: Any) -> str:
-    """How an attribute type reads in documentation."""
+    """Format an attribute type for documentation."""
     if t is type(None):
         return "none"
     if t == Shape:

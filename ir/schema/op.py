@@ -58,7 +58,6 @@ class Trait(enum.Enum):
     COPY = "copy"  # moves data and computes nothing
     ROWWISE = "rowwise"  # every row (last axis) of the first operand is treated alone
     ATTENTION = "attention"  # a softmax over keys: operands q, k and v, attribute heads
-    SOFTMAX = "softmax attention"  # it has the operands and attributes of `attention`, and weighs keys by them as that
     RECURRENT = "recurrent"  # its result depends on earlier tokens by sums over all of them, of constant size
     NORM = "norm"  # the first output is the first operand, or the sum of two, normed and times `weight`
     COMPARES = "compares tokens"  # what it makes of a token depends on the other tokens of the call

@@ -5,40 +5,32 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ..documents import MOST_DIGITS, json_at
 from ..errors import WeftError
 from ..graph import Graph, Value
+from ..lexer import Lexer, language
 from ..op import Attr, lookup
 from ..recipes.readers import EMPTY, TensorReader
-from ..recipes.recipe import REGISTRY, Recipe
+from ..recipes.recipe import REGISTRY, Recipe, call_order
 from ..types import TensorType, dtypes, sizes
 from ..types.sizes import Size
 
 MOST_BYTES = 16 << 20  # of a text; that of the largest models takes 3 MB
 DEEPEST = 64  # lists and recipes in each other; what weft writes has a dozen
 T = TypeVar("T")
-_SPACE = re.compile(r"(?:[ \t\r\n]+|\#[^\n]*)*")
-_TOKEN = re.compile(  # with the space behind it
-    r"""(?:(?P<string>"(?:[^"\\\n]|\\.)*")
+_LANGUAGE = language(
+    r"""(?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
       | (?P<value>%[A-Za-z0-9_.\-/]+)
       | (?P<name>[A-Za-z_][A-Za-z0-9_.\-/]*)
-      | (?P<punct>[{}\[\]():,=^*+\-]))(?:[ \t\r\n]+|\#[^\n]*)*""",
-    re.VERBOSE,
+      | (?P<punct>[{}\[\]():,=^*+\-])"""
 )
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    at: int
 
 
 @functools.cache
@@ -56,61 +48,14 @@ def parse(text: str, source: str = "<text>", reader: TensorReader = EMPTY) -> Gr
     return _Parser(text, source).graph(reader)
 
 
-class _Parser:
+class _Parser(Lexer):
     def __init__(self, text: str, source: str) -> None:
-        self.text = text
-        self.source = source
-        self.tokens = self._tokenize()
-        self.pos = 0
-        self.token = self.tokens[0]  # the one at `pos`
+        def where(at: int) -> str:
+            return f"{source}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"
+
+        super().__init__(text, _LANGUAGE, where, MOST_DIGITS)
         self.types: dict[str, tuple[TensorType, int]] = {}  # by spelling, with how many tokens it takes
         self.depth = 0  # of lists and recipes in each other
-
-    # -- tokens
-
-    def _tokenize(self) -> list[_Token]:
-        tokens, at = [], _SPACE.match(self.text).end()  # type: ignore[union-attr]  # it matches nothing too
-        for m in _TOKEN.finditer(self.text, at):
-            start, end = m.span()
-            if start != at:
-                break
-            kind: str = m.lastgroup  # type: ignore[assignment]  # every alternative has a name
-            text = m[kind]
-            if kind == "number" and len(text) > MOST_DIGITS:
-                self.fail(f"a number of {len(text)} characters", at)
-            tokens.append(_Token(kind, text, at))
-            at = end
-        if at != len(self.text):
-            self.fail(f"unexpected character {self.text[at]!r}", at)
-        return [*tokens, _Token("end", "the end of the text", len(self.text))]
-
-    def fail(self, message: str, at: int) -> NoReturn:
-        line = self.text.count("\n", 0, at) + 1
-        column = at - (self.text.rfind("\n", 0, at) + 1) + 1
-        raise WeftError(f"{self.source}:{line}:{column}: {message}")
-
-    def next(self) -> _Token:
-        token = self.token
-        if token.kind != "end":
-            self.pos += 1
-            self.token = self.tokens[self.pos]
-        return token
-
-    def accept(self, text: str) -> bool:
-        token = self.token
-        if token.text == text and token.kind in ("punct", "name"):
-            self.next()
-            return True
-        return False
-
-    def expect(self, text: str) -> None:
-        if not self.accept(text):
-            self.fail(f"expected {text!r} but found {self.token.text!r}", self.token.at)
-
-    def of_kind(self, kind: str, what: str) -> str:
-        if self.token.kind != kind:
-            self.fail(f"expected {what} but found {self.token.text!r}", self.token.at)
-        return self.next().text
 
     def checked(self, at: int, call: Callable[[], T]) -> T:
         """The result of `call`, with its errors placed at `at`."""
@@ -129,12 +74,12 @@ class _Parser:
 
     def listed(self, item: Callable[[], Any]) -> tuple[Any, ...]:
         self.deeper()
-        self.expect("[")
+        self.take("[")
         items = []
         while not self.accept("]"):
             items.append(item())
             if self.token.text != "]":
-                self.expect(",")
+                self.take(",")
         self.depth -= 1
         return tuple(items)
 
@@ -145,8 +90,7 @@ class _Parser:
         spelled = self.text[at : end + 1]
         if spelled in self.types:
             found, count = self.types[spelled]
-            self.pos += count
-            self.token = self.tokens[self.pos]
+            self.goto(self.pos + count)
             return found
         name = self.of_kind("name", "a dtype")
         dtype = self.checked(at, lambda: dtypes.parse(name))
@@ -205,13 +149,13 @@ class _Parser:
         if cls is None:
             self.fail(f"unknown recipe {name!r}; known are {', '.join(REGISTRY)}", at)
         self.deeper()
-        self.expect("(")
-        known, attrs = fields(cls), _fields(name)
+        self.take("(")
+        known, attrs = call_order(cls), _fields(name)
         given: dict[str, Any] = {}
         while not self.accept(")"):
             if self.token.kind == "name" and self.tokens[self.pos + 1].text == "=":
                 key = self.next().text
-                self.expect("=")
+                self.take("=")
             elif len(given) < len(known):
                 key = known[len(given)].name
             else:
@@ -222,7 +166,7 @@ class _Parser:
             value = self.attr()
             given[key] = self.checked(start, partial(attrs[key].check, value, name))
             if self.token.text != ")":
-                self.expect(",")
+                self.take(",")
         self.depth -= 1
         missing = [f.name for f in known if f.name not in given and f.default is MISSING]
         if missing:
@@ -244,16 +188,16 @@ class _Parser:
     # -- statements
 
     def graph(self, reader: TensorReader) -> Graph:
-        self.expect("graph")
+        self.take("graph")
         graph = Graph(self.of_kind("name", "the name of the graph"), reader)
         values: dict[str, Value] = {}
         scope = ""
-        self.expect("{")
+        self.take("{")
         while not self.accept("}"):
             at = self.token.at
             if self.accept("meta"):
                 key = self.of_kind("name", "a key")
-                self.expect("=")
+                self.take("=")
                 graph.meta[key] = self.json_value()
             elif self.accept("input"):
                 name, type = self.typed_name("")
@@ -261,7 +205,7 @@ class _Parser:
                 self.define(values, at, name, self.checked(at, partial(graph.add_input, key, type, name)))
             elif self.accept("param"):
                 name, type = self.typed_name("")
-                self.expect("=")
+                self.take("=")
                 recipe = self.recipe()
                 self.define(values, at, name, graph.add_param(name, type, recipe))
             elif self.accept("scope"):
@@ -269,13 +213,13 @@ class _Parser:
                 scope = "" if scope == "_" else scope
             elif self.accept("output"):
                 name = self.of_kind("name", "an output name")
-                self.expect("=")
+                self.take("=")
                 value = self.use(values, "")
                 self.checked(at, partial(graph.add_output, name, value))
             elif self.token.kind == "value":
                 self.node(graph, values, scope)
             else:
-                self.fail(f"expected meta, input, param, scope, output or a node, found {self.token.text!r}", at)
+                self.fail(f"expected meta, input, param, scope, output or a node, found {self.found}", at)
         if self.token.kind != "end":
             self.fail("unexpected text after the graph", self.token.at)
         return graph
@@ -285,7 +229,7 @@ class _Parser:
 
     def typed_name(self, scope: str) -> tuple[str, TensorType]:
         name = self.full_name(self.of_kind("value", "a value such as %x"), scope)
-        self.expect(":")
+        self.take(":")
         return name, self.tensor_type()
 
     def define(self, values: dict[str, Value], at: int, name: str, value: Value) -> None:
@@ -305,11 +249,11 @@ class _Parser:
         outs = [self.typed_name(scope)]
         while self.accept(","):
             outs.append(self.typed_name(scope))
-        self.expect("=")
+        self.take("=")
         at = self.token.at
         name = self.of_kind("name", "an op")
         op = self.checked(at, lambda: lookup(name))
-        self.expect("(")
+        self.take("(")
         operands: list[Value | None] = []
         attrs: dict[str, Any] = {}
         while not self.accept(")"):
@@ -319,10 +263,10 @@ class _Parser:
                 operands.append(None)
             else:
                 key = self.of_kind("name", "an operand or attribute")
-                self.expect("=")
+                self.take("=")
                 attrs[key] = self.attr()
             if self.token.text != ")":
-                self.expect(",")
+                self.take(",")
         given = self.checked(at, lambda: op.check_operands(operands))
         full = self.checked(at, lambda: op.check_attrs(attrs))
         types = self.checked(at, lambda: op.types([None if v is None else v.type for v in given], full))

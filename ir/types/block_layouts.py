@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Blocks(NamedTuple):
-    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups], and offsets like them or None."""
+    """A matrix: codes u8 [rows, groups, group] below 2^bits, scales f32 [rows, groups], offsets alike or None."""
 
     codes: Array
     scales: Array
@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How the codes [..., group] of a group lie in its bytes [..., bytes]."""
+    """Bit layout of the codes [..., group] of a group in its bytes [..., bytes]."""
 
     pack: Callable[[Array], Array]
     unpack: Callable[[Array], Array]
@@ -90,7 +90,7 @@ class BlockLayout:
 
     @property
     def group(self) -> int:
-        """How many numbers of a row share a scale."""
+        """Number of elements in a row that share a scale."""
         return self.dtype.block
 
     def unpack(self, raw: Array) -> Blocks:

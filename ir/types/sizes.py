@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import WeftError
+from ..lexer import Lexer, language
 
 
 @dataclass(frozen=True)
@@ -225,11 +226,11 @@ def maximum(a: Size, b: Size) -> Size:
 
 
 _CALLS = {"min": minimum, "max": maximum, "floordiv": floordiv}
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(.))")
+_LANGUAGE = language(r"(?P<number>\d+) | (?P<name>[A-Za-z_]\w*) | (?P<punct>[-+*^(),])")
 
 
 def _nesting(text: str) -> int:
-    """How deep parentheses stand in each other in `text`."""
+    """Return the nesting depth of parentheses in `text`."""
     depth = deepest = 0
     for sign in text:
         depth += (sign == "(") - (sign == ")")
@@ -242,75 +243,59 @@ def parse(text: str) -> Size:
     """Parse what ``str(size)`` prints: sums, products, powers, parentheses, ``min``/``max``/``floordiv``.
 
     Raises:
-        ValueError: if the text is no size.
-        WeftError: if it is too large or too deep to be one.
+        WeftError: if the text is no size, or is too large or too deep to be one.
     """
     if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
         raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")
     if _nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
         raise WeftError(f"a size is nested more than {MOST_NESTED} deep, or has more than {MOST_TERMS} signs")
-    tokens = [m.group(m.lastindex or 0) for m in _TOKEN.finditer(text) if m.group().strip()]
-    pos = 0
+    parser = _Parser(text, _LANGUAGE, lambda at: f"size {text!r}, column {at + 1}")
+    size = parser.sum()
+    parser.take("end")
+    return size
 
-    def peek() -> str:
-        return tokens[pos] if pos < len(tokens) else ""
 
-    def take(expected: str = "") -> str:
-        nonlocal pos
-        token = peek()
-        if not token or (expected and token != expected):
-            raise ValueError(f"expected {expected or 'a size'} but found {token or 'the end'} in size {text!r}")
-        pos += 1
-        return token
+class _Parser(Lexer):
+    def sum(self) -> Size:
+        size = self.product()
+        while self.token.text in ("+", "-"):
+            size = size + self.product() if self.next().text == "+" else size - self.product()
+        return size
 
-    def factor() -> Size:
-        token = take()
-        if token == "-":
-            return -factor()
-        if token == "(":
-            value = summed()
-            take(")")
-        elif token.isdecimal():
-            value = int(token)
-        elif token in _CALLS and peek() == "(":
-            take("(")
-            a = summed()
-            take(",")
-            b = summed()
-            take(")")
-            value = _CALLS[token](a, b)
-        elif token.isidentifier():
-            value = sym(token)
-        else:
-            raise ValueError(f"unexpected {token!r} in size {text!r}")
-        if peek() == "^":
-            take()
-            base, value = value, 1
-            power = take()
-            if not power.isdecimal():
-                raise ValueError(f"the power {power!r} in size {text!r} is no number")
-            if int(power) > MOST_DEGREE:
-                raise WeftError(f"a size has the power {power}, above {MOST_DEGREE}")
-            for _ in range(int(power)):
-                value = value * base
-            if isinstance(value, int) and value.bit_length() > MOST_BITS:
-                raise WeftError(f"a size holds a number of more than {MOST_BITS} bits")
-        return value
+    def product(self) -> Size:
+        size = self.power()
+        while self.accept("*"):
+            size = size * self.power()
+        return size
 
-    def term() -> Size:
-        value = factor()
-        while peek() == "*":
-            take()
-            value = value * factor()
-        return value
+    def power(self) -> Size:
+        size = self.factor()
+        if not self.accept("^"):
+            return size
+        power = int(self.of_kind("number", "a power"))
+        if power > MOST_DEGREE:
+            raise WeftError(f"a size has the power {power}, above {MOST_DEGREE}")
+        result: Size = 1
+        for _ in range(power):
+            result = result * size
+        if isinstance(result, int) and result.bit_length() > MOST_BITS:
+            raise WeftError(f"a size holds a number of more than {MOST_BITS} bits")
+        return result
 
-    def summed() -> Size:
-        value = term()
-        while peek() in ("+", "-"):
-            value = value + term() if take() == "+" else value - term()
-        return value
-
-    result = summed()
-    if peek():
-        raise ValueError(f"unexpected {peek()!r} after size in {text!r}")
-    return result
+    def factor(self) -> Size:
+        if self.accept("-"):
+            return -self.power()
+        if self.accept("("):
+            size = self.sum()
+            self.take(")")
+            return size
+        if self.token.kind == "number":
+            return int(self.next().text)
+        name = self.of_kind("name", "a size")
+        if name not in _CALLS or not self.accept("("):
+            return sym(name)
+        first = self.sum()
+        self.take(",")
+        second = self.sum()
+        self.take(")")
+        return _CALLS[name](first, second)

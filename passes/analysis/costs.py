@@ -29,17 +29,17 @@ def learned(graph: Graph) -> list[Param]:
 
 
 def elements(value: Value) -> int:
-    """How many numbers a value of fixed shape holds."""
+    """Count the numbers in a value of fixed shape."""
     return sizes.evaluate(value.type.elements, {})
 
 
 def parameter_count(graph: Graph) -> int:
-    """How many numbers the model has learned."""
+    """Count the model's parameters."""
     return sum(map(elements, learned(graph)))
 
 
 def active_count(graph: Graph) -> int:
-    """How many of them a token uses: of experts only as many as are asked for it."""
+    """Count the parameters that a token uses: of experts, only those it is routed to."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:
@@ -55,7 +55,7 @@ def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
 
 
 def crossed(nodes: Iterable[Node]) -> int:
-    """How many numbers attention to an encoder keeps for a token of the source."""
+    """Count the numbers that cross-attention caches per source token."""
     return sum(_per_slot(s for s in specs(node) if s.growth is Growth.SOURCE) for node in nodes)
 
 

@@ -34,12 +34,12 @@ class Projection:
         return x
 
     def alike(self, other: Projection) -> bool:
-        """Whether both are linears of the same value, with the same norm before if it is fused into them."""
+        """Check that both are linears of the same value, with the same fused norm if there is one."""
         return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
 
     @property
     def normed(self) -> bool:
-        """Whether the linear norms what it reads."""
+        """Check that the linear normalizes its input."""
         return self.node.op is ops.norm_linear
 
     @property
@@ -131,7 +131,7 @@ class FeedForward:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What two feed-forwards must have in common to be one."""
+        """Properties that feed-forwards must share to be merged."""
         return self.gate is not None, self.activation, self.limit, self.shift
 
 
@@ -151,7 +151,7 @@ def projected(value: Value) -> Projection | None:
 
 
 def private(value: Value, reader: Node) -> bool:
-    """Whether nobody but `reader` reads `value`."""
+    """Check that `reader` alone reads `value`."""
     return not value.is_output and set(value.users) <= {reader}
 
 

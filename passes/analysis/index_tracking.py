@@ -1,4 +1,4 @@
-"""Where the numbers of a token go: through reshapes, splits, concatenations, norms, from a linear to an attention.
+"""Follow a token's features through reshapes, splits, concatenations and norms, from a linear to an attention.
 
 Places are followed by labels: integers instead of the numbers of a value, pushed through the ops' references. Named
 sizes are 1 meanwhile, and all tokens are labelled alike.
@@ -48,7 +48,7 @@ def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
 
 
 def _moves(node: Node) -> bool:
-    """Whether `node` moves the numbers of each token by itself: [batch, seq] stay in front."""
+    """Check that `node` moves features within a token: [batch, seq] stay the leading axes."""
     operands = [v for v in node.inputs if v is not None]
     return node.op in _MOVES and all(v.shape[:2] == node.output.shape[:2] for v in operands)
 
@@ -96,7 +96,7 @@ class Origin:
 
 
 def origin(value: Value) -> Origin | str:
-    """Where `value` comes from, or why that cannot be told; nothing else reads what is on the way."""
+    """Trace `value` back to its origin, or say why that is impossible; values on the way have no other readers."""
     path: list[Value] = []
     while (node := value.producer) is not None:
         if len(value.uses) != 1 or value.is_output:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
+from weft.ir.op import Trait
 
 from .states import has_cache
 
@@ -127,18 +128,16 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
     need_early(graph, name)
-    found = [n for n in graph.nodes if n.op in (ops.attention, ops.relative_attention) and _to_itself(n)]
+    found = [n for n in graph.nodes if Trait.ATTENTION in n.op.traits and _to_itself(n)]
     if not found:
         raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
     return found
 
 
 def need_early(graph: Graph, name: str) -> None:
-    """Raise WeftError in the name of the pass `name` if `graph` has caches, or rotations inside attentions."""
+    """Raise WeftError in the name of the pass `name` if `graph` has caches."""
     if has_cache(graph):
         raise WeftError(f"{name}: graph {graph.name} has caches already; run {name} before kv-cache")
-    if any(node.op is ops.rotary_attention for node in graph.nodes):
-        raise WeftError(f"{name}: rotations are fused with attentions already; run {name} before fuse-rope-attention")
 
 
 def chosen(graph: Graph, layers: Layers, name: str) -> list[Node]:
@@ -200,7 +199,7 @@ def roles(pattern: str | Sequence[str], count: int) -> list[str]:
 
 
 def _ratio(text: str, count: int) -> list[str] | None:
-    """What ``5:1`` stands for; of each role no more than `count`."""
+    """Expand ``5:1``; at most `count` of each role."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
     if match is None:
         return None
@@ -208,7 +207,7 @@ def _ratio(text: str, count: int) -> list[str] | None:
 
 
 def _repeated(part: str, pattern: str, count: int) -> list[str]:
-    """What ``local*5`` stands for; no more than `count`."""
+    """Expand ``local*5``, to at most `count`."""
     match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", part)
     if match is None:
         raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
@@ -216,7 +215,7 @@ def _repeated(part: str, pattern: str, count: int) -> list[str]:
 
 
 def _range(part: str, layers: str) -> range:
-    """What ``3`` and ``0-5`` stand for."""
+    """Parse a layer range such as ``3`` or ``0-5``."""
     match = re.fullmatch(r"(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?", part)
     if match is None:
         raise WeftError(

@@ -148,7 +148,7 @@ def carried(node: Node, output: Value) -> tuple[int, ...]:
 
 
 def unwritable(stream: Stream, norms: bool = False) -> str | None:
-    """What writes into the stream without weights that a map could go into. `norms` may, if they are allowed."""
+    """Name what writes into the stream without weights that could absorb a map; `norms` allows norms to write."""
     for writer, value in stream.writers.items():
         if isinstance(writer, Param):
             continue
@@ -191,7 +191,7 @@ def write_mapped(
 
 
 def _own(writer: Node, writers: Container[Node | Param]) -> bool:
-    """Whether only `writers` read the weight that `writer` would change."""
+    """Check that only `writers` read the weight that a change of `writer` would affect."""
     if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
     table = writer.operand("table") if writer.op is ops.embedding else None

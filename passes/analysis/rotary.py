@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
-from weft.ir.recipes.frequencies import RopeFrequencies
+from weft.ir import Graph, Node, Param, TensorType, Value, WeftError, ops
+from weft.ir.recipes.frequencies import RopeFrequencies, RopeScaling
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
@@ -19,7 +20,7 @@ from ..edits.edit import derive, replace_param
 from .projections import THROUGH
 
 HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: beyond, float32 has no such frequencies
-_SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")
+_SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")  # that `oracle.frequencies` knows
 _WHOLE = (ops.concat, ops.transpose, ops.split)  # these, too, keep a head's numbers together
 
 
@@ -36,6 +37,42 @@ def rotations(attention: Node) -> list[Node]:
         elif THROUGH & node.op.traits or node.op in _WHOLE:
             stack += [v for v in node.inputs if v is not None]
     return list(found)
+
+
+def rotation_of(value: Value | None) -> Node | None:
+    """Return the node `rope` that makes `value`, if one does."""
+    node = None if value is None else value.producer
+    return node if node is not None and node.op is ops.rope else None
+
+
+def unlike(q: Node | None, k: Node | None) -> str | None:
+    """Return why the rotations `q` of queries and `k` of keys turn by different angles; None if they do not, or if
+    neither is rotated."""
+    if q is None or k is None:
+        return None if q is k else f"only its {'queries' if k is None else 'keys'} are rotated"
+    if q.inputs[1:] != k.inputs[1:]:
+        return "queries and keys are rotated by different positions or frequencies"
+    for name in ("interleaved", "amplitude"):
+        if q.attrs[name] != k.attrs[name]:
+            return f"queries and keys are rotated with {name} {q.attrs[name]} and {k.attrs[name]}"
+    return None
+
+
+def rotated(attention: Node) -> tuple[Node, Node] | str:
+    """Match attention(rope(q), rope(k), …) whose kernel could rotate both: by the same angles, head by head of the
+    attention, and where its cache is written. Return the two rotations, or why they do not match."""
+    q, k = (rotation_of(attention.operand(name)) for name in "qk")
+    if (reason := unlike(q, k)) is not None:
+        return reason
+    if q is None or k is None:
+        return "its queries and keys are not rotated"
+    if attention.operand("v") is None:
+        return "its values are part of the rotated keys"
+    if (q.attrs["heads"], k.attrs["heads"]) != (attention.attrs["heads"], attention.attrs["kv_heads"]):
+        return "it has other heads than the rotations"
+    if attention.operand("positions") not in (None, q.operand("positions")):
+        return "its cache is written at other positions than those it is rotated by"
+    return q, k
 
 
 def recipe_of(rope: Node) -> RopeFrequencies | None:
@@ -63,6 +100,28 @@ def retune(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) 
     replace_param(old, new)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScalingArguments:
+    """The arguments of passes that scale rotary frequencies; `original` None is the context that the model says."""
+
+    original: int | None = None
+    beta_fast: float = RopeScaling.beta_fast
+    beta_slow: float = RopeScaling.beta_slow
+    low_freq: float = RopeScaling.low_freq
+    high_freq: float = RopeScaling.high_freq
+    truncate: bool = RopeScaling.truncate
+
+    def context(self, graph: Graph) -> int:
+        """Return the context before scaling; 0 if nobody says it."""
+        return int(graph.meta.get("context") or 0) if self.original is None else self.original
+
+    def scaled(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
+        """Return `recipe` after `scaling`, with the settings that it depends on."""
+        given = {**vars(self), "factor": factor, "original": original}
+        plain = replace(recipe, scaling=scaling)
+        return replace(plain, **{name: given[name] for name in plain.used})
+
+
 def check_scaling(recipe: RopeFrequencies, name: str) -> None:
     """Raise WeftError in the name of the pass `name` if the numbers of `recipe` make no frequencies."""
     if recipe.dim < 2 or recipe.dim % 2:
@@ -76,7 +135,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
         raise WeftError(f"{name}: factor={recipe.factor} must be from 1 to {FARTHEST:g}")
     if recipe.scaling == "ntk" and recipe.dim < 4:
         raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
-    if recipe.scaling in ("yarn", "llama3") and recipe.original < 1:
+    if "original" in recipe.used and recipe.original < 1:
         raise WeftError(f"{name}: {recipe.scaling} needs original=, the context before it: the model says none")
     if recipe.scaling == "llama3" and recipe.low_freq >= recipe.high_freq:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")

@@ -78,7 +78,7 @@ Carried = tuple[StateSpec, str, str]  # a state, and the names of the input that
 
 
 def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[Carried]:
-    """The states of some nodes, those of one together, as a graph to which kv-cache gave them takes and returns them."""
+    """Name the states of some nodes, those of one together, as kv-cache names what a graph takes and returns."""
     numbers = {True: itertools.count(), False: itertools.count()}
     for found in nodes:
         number = next(numbers[_constant(found[0])])

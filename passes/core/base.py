@@ -17,19 +17,18 @@ into the registry::
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import inspect
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Literal
 
 from weft.ir import DType, Graph, WeftError
-from weft.ir.errors import unknown
 from weft.ir.op import Attr, type_name
+from weft.ir.recipes.recipe import call_order
 from weft.ir.recipes.spelling import spell
+from weft.ir.registry import Registry
 from weft.ir.types import dtypes
 
 from .docstrings import Documentation, read_docstring
@@ -49,7 +48,7 @@ Purpose = Literal[
     "Numbers",
     "Other",
 ]
-PASSES: dict[str, type[Pass]] = {}
+PASSES: Registry[type[Pass]] = Registry("pass", "weft.passes.library", "see `weft passes`")
 
 
 class Argument(Attr):
@@ -97,11 +96,8 @@ class Pass:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "name" not in cls.__dict__:
-            return
-        if PASSES.setdefault(cls.name, cls) is not cls and PASSES[cls.name].__qualname__ != cls.__qualname__:
-            raise ValueError(f"pass {cls.name} is declared twice")
-        PASSES[cls.name] = cls
+        if "name" in cls.__dict__:
+            PASSES.add(cls.name, cls)
 
     def run(self, graph: Graph, trace: Trace) -> None:
         """Rewrite `graph` in place. The pipeline hands over a copy of the caller's graph.
@@ -127,7 +123,7 @@ class Pass:
 
     @classmethod
     def shows(cls) -> str:
-        """What a check that passes has shown: the summary of its docstring."""
+        """Evidence of a passed check: the summary of its docstring."""
         return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
 
     def __str__(self) -> str:
@@ -141,11 +137,11 @@ class Pass:
 
     @classmethod
     def arguments(cls) -> tuple[Argument, ...]:
-        """The fields, in order."""
+        """The fields, in order: those of the pass, then those that it shares with others."""
         hints = typing.get_type_hints(cls)
         found = []
-        for f in dataclasses.fields(cls):
-            default = f.default if f.default is not dataclasses.MISSING else inspect.Parameter.empty
+        for f in call_order(cls):
+            default = f.default if f.default is not MISSING else inspect.Parameter.empty
             found.append(Argument(f.name, hints[f.name], default))
         return tuple(found)
 
@@ -180,20 +176,17 @@ class Pass:
 
 
 def all_passes() -> dict[str, type[Pass]]:
-    """Every pass by name, in alphabetical order."""
-    importlib.import_module("weft.passes.library")  # fills the registry
+    """Return every pass by name, in alphabetical order."""
     return dict(sorted(PASSES.items()))
 
 
 def lookup(name: str) -> type[Pass]:
-    """The pass called `name`.
+    """Return the pass called `name`.
 
     Raises:
         WeftError: if there is none, with the nearest names.
     """
-    known = all_passes()
-    if name not in known:
-        if f"p{name}".replace("_", "-") in known:  # `-ppack-qkv` is -p with its value, and so is -pack-qkv
-            raise WeftError(f"unknown pass {name!r}; -p{name} is read as -p {name}: write -p p{name.replace('_', '-')}")
-        raise unknown("pass", name, known, "see `weft passes`")
-    return known[name]
+    longer = f"p{name}".replace("_", "-")  # `-ppack-qkv` is -p with its value, and so is -pack-qkv
+    if name not in PASSES and longer in PASSES:
+        raise WeftError(f"unknown pass {name!r}; -p{name} is read as -p {name}: write -p p{name.replace('_', '-')}")
+    return PASSES.lookup(name)

@@ -1,4 +1,4 @@
-"""What the docstring of a pass says: the text of its help and of its page.
+"""Parts of a pass's docstring: the text of its help and of its page.
 
 A docstring is a summary line, paragraphs with the mathematics, a paragraph each that starts with ``Condition:`` and
 ``Source:``, and an example: a line ``Example NAME{arguments}::`` and, indented below it, a small graph in IR text.

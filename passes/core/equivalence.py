@@ -211,7 +211,7 @@ def difference(expected: Array, actual: Array) -> float:
 
 
 def _limit(ids: Value) -> int:
-    """How many rows the tables indexed by `ids` have at least."""
+    """Return a bound on `ids`: the rows of the smallest table that they index."""
     rows = []
     for node, i in ids.uses:
         table = node.inputs[1 - i] if node.op in (ops.embedding, ops.gather) else None

@@ -72,7 +72,7 @@ def turned(x: Array, at: Array, frequencies: Array, *, heads: int, interleaved: 
 
 
 def temperature(scaling: str, factor: float) -> float:
-    """What `scaling` multiplies rotated queries and keys by: with yarn √(1/t) = 0.1·ln(factor) + 1 (Peng 2023)."""
+    """Return the factor of rotated queries and keys: for yarn √(1/t) = 0.1·ln(factor) + 1 (Peng 2023), else 1."""
     return 1 + math.log(factor) / 10 if scaling == "yarn" else 1.0
 
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from weft.ir import WeftError
 from weft.ir.documents import json_at
+from weft.ir.lexer import Lexer, language
 
 from .base import Pass, lookup
 from .pipeline import Phase, Pipeline
 
-_TOKEN = re.compile(
-    r"""(?P<space>\s+)
-      | (?P<string>"(?:[^"\\\n]|\\.)*")
+_LANGUAGE = language(
+    r"""(?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<number>[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?(?![\w.]))
-      | (?P<word>[A-Za-z_0-9./~][A-Za-z0-9_.\-/]*)
-      | (?P<punct>[{}\[\],:;=\-])""",
-    re.VERBOSE,
+      | (?P<name>[A-Za-z_0-9./~][A-Za-z0-9_.\-/]*)
+      | (?P<punct>[{}\[\],:;=\-])"""
 )
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
@@ -38,50 +36,10 @@ def parse_pipeline(text: str, default: Pipeline | None = None) -> Pipeline:
     return _Parser(text, default).pipeline()
 
 
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    at: int
-
-
-class _Parser:
+class _Parser(Lexer):
     def __init__(self, text: str, default: Pipeline | None) -> None:
-        self.text = text
+        super().__init__(text, _LANGUAGE, lambda at: f"pipeline {text!r}, column {at + 1}")
         self.default = default
-        self.tokens: list[_Token] = []
-        at = 0
-        while at < len(text):
-            m = _TOKEN.match(text, at)
-            if m is None:
-                self.fail(f"unexpected character {text[at]!r}", at)
-            if m.lastgroup != "space":
-                self.tokens.append(_Token(str(m.lastgroup), m.group(), at))
-            at = m.end()
-        self.tokens.append(_Token("end", "the end", len(text)))
-        self.pos = 0
-
-    def fail(self, message: str, at: int) -> NoReturn:
-        raise WeftError(f"pipeline {self.text!r}, column {at + 1}: {message}")
-
-    @property
-    def token(self) -> _Token:
-        return self.tokens[self.pos]
-
-    def take(self, *expected: str) -> _Token:
-        """The next token, if it is of one of these kinds or texts."""
-        token = self.token
-        if expected and token.kind not in expected and token.text not in expected:
-            what = token.text if token.kind == "end" else repr(token.text)
-            self.fail(f"expected {' or '.join(expected)} but found {what}", token.at)
-        self.pos = min(self.pos + 1, len(self.tokens) - 1)
-        return token
-
-    def accept(self, text: str) -> bool:
-        if self.token.kind == "punct" and self.token.text == text:
-            self.take()
-            return True
-        return False
 
     def pipeline(self) -> Pipeline:
         phases: list[Phase] = []
@@ -93,15 +51,14 @@ class _Parser:
 
         while self.token.kind != "end":
             if self.accept("-"):
-                gone = self.take("word")
+                gone = self.take("name")
                 if not self.remove(gone.text, phases, passes):
                     self.fail(
                         f"there is no pass {gone.text!r} before this to take out; a name behind - takes that pass out, "
                         f"as in 'default, -{gone.text.replace('_', '-')}'; without - it adds it",
                         gone.at,
                     )
-            elif self.token.text == "default" and self.default is not None:
-                self.take()
+            elif self.default is not None and self.accept("default"):
                 close()
                 phases += self.default.phases
                 name, passes = "", []
@@ -113,14 +70,14 @@ class _Parser:
             elif self.token.kind != "end":
                 self.take(",", ";")
                 if self.token.kind == "end":
-                    self.fail("expected a pass after the comma", self.token.at)
+                    self.fail("expected a pass after the comma")
         close()
         return Pipeline(tuple(phase for phase in phases if phase.passes))
 
     def label(self) -> str:
-        if self.tokens[min(self.pos + 1, len(self.tokens) - 1)].text != ":" or self.token.kind != "word":
+        if self.ahead().text != ":" or self.token.kind != "name":
             return ""
-        name = self.take().text
+        name = self.next().text
         self.take(":")
         return name
 
@@ -133,7 +90,7 @@ class _Parser:
         return found
 
     def one(self) -> Pass:
-        word = self.take("word")
+        word = self.take("name")
         if word.text == "default":
             self.fail("'default' has no meaning here: no graph says which pipeline is meant", word.at)
         try:
@@ -151,7 +108,7 @@ class _Parser:
         while not self.accept("}"):
             if given:
                 self.take(",", "}")
-            name = self.take("word")
+            name = self.take("name")
             if name.text in given:
                 self.fail(f"argument {name.text!r} is given twice", name.at)
             self.take("=")
@@ -169,8 +126,8 @@ class _Parser:
         return self.one_value("[")
 
     def one_value(self, *otherwise: str) -> Any:
-        """A value that is no list; what is none is told to be expected, or `otherwise`."""
-        token = self.take("number", "string", "word", *otherwise)
+        """Parse a scalar; `otherwise` lists the alternatives for the error."""
+        token = self.take("number", "string", "name", *otherwise)
         try:
             if token.kind == "string":
                 return json_at(token.text, 0)[0]

@@ -1,4 +1,4 @@
-"""What a pass tells about its work: rewrites counted by rule, notes, and the near-misses of rules that never fired."""
+"""Trace of a pass: rewrites counted by rule, notes, and the near misses of rules that never fired."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Miss:
-    """Why a match failed. `depth` says how much had matched before: the greater, the nearer the miss."""
+    """Reason of a failed match. `depth` is the number of nodes that matched before it: higher is nearer."""
 
     depth: float
     at: str
@@ -63,7 +63,7 @@ class Trace:
 
     @property
     def nearest(self) -> str:
-        """How near a rewrite came that did not happen: the first refusal, else the nearest miss, else the last line."""
+        """Best explanation of a pass that did nothing: the first refusal, else the nearest miss, else the last line."""
         if self.refusals:
             return f"left %{self.refusals[0].at} alone: {self.refusals[0].reason}"
         if self.misses:

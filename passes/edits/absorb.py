@@ -1,4 +1,4 @@
-"""What linears and experts take into their weights: a linear map of the vectors that they read, or of those they write.
+"""Absorb a linear map of vectors into the weights of the linears and experts that read or write them.
 
 A map is an `AxisMap`: the recipe of a tensor whose every vector along one axis is mapped. Vectors are rows, v → v M:
 what writes v then writes v M, and what reads v M instead of v and must not notice takes M⁻ᵀ along the axis that it
@@ -62,12 +62,12 @@ def multiplied(matrix: Recipe) -> AxisMap:
 
 
 def is_layer(norm: Node) -> bool:
-    """Whether a norm, perhaps fused with what stands beside it, subtracts the mean."""
+    """Check that a norm, fused or not, subtracts the mean."""
     return norm.op is ops.layer_norm or norm.attrs.get("kind") == "layer"
 
 
 def moves_rows(node: Node) -> bool:
-    """Whether the rows (last axis) of the results are rows of the first operand (of all, in `concat`), unchanged."""
+    """Check that the result's rows (last axis) are rows of the first operand (all operands of `concat`), unchanged."""
     x = node.inputs[0] if node.inputs else None
     if x is None or not x.shape:
         return False
@@ -106,7 +106,7 @@ def reads(value: Value) -> list[Use] | str:
 
 
 def unable(node: Node, index: int) -> str | None:
-    """Why `node` cannot take a map of its operand `index` into its weights; None if it can."""
+    """Say why `node` cannot absorb a map of its operand `index` into its weights; None if it can."""
     if node.op in (ops.add, ops.add_norm):
         return f"it is a summand of {node.op.name} (%{node.outputs[-1].name})"
     if node.op not in (ops.linear, ops.moe) or index:
@@ -115,7 +115,7 @@ def unable(node: Node, index: int) -> str | None:
 
 
 def computed(node: Node) -> str | None:
-    """Which weight of `node` is no parameter, in words; None if all are."""
+    """Name the weight of `node` that is computed and not a parameter; None if there is none."""
     for name in (o.name for o in node.op.operands if o.name not in ("x", "y", "ids", "combine")):
         operand = node.operand(name)
         if operand is not None and not isinstance(operand, Param):

@@ -140,12 +140,12 @@ def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **at
 
 
 def only_params(values: Iterable[Value | None]) -> bool:
-    """Whether those of `values` that are there are parameters, none of them computed."""
+    """Check that all `values` are parameters or absent."""
     return all(v is None or isinstance(v, Param) for v in values)
 
 
 def cuts_rows(split: Node) -> bool:
-    """Whether `split` cuts the last axis, every row into pieces."""
+    """Check that `split` splits the last axis."""
     x = split.inputs[0]
     return x is not None and bool(split.attrs["axis"] % len(x.shape) == len(x.shape) - 1)
 

@@ -15,7 +15,7 @@ def totals(graph: Graph) -> Iterator[Node]:
 
 
 def summands(total: Node) -> list[Value]:
-    """What `total` adds up, of the type of the sum; sums that others read too count as one."""
+    """Return the summands of `total` that have its type; an inner sum with other readers counts as one summand."""
     found: list[Value] = []
     for v in total.inputs[:2]:
         assert v is not None
@@ -25,7 +25,7 @@ def summands(total: Node) -> list[Value]:
 
 
 def fixed(value: Value) -> bool:
-    """Whether the summand `value` cannot be taken out: an add_norm, which always adds two, reads it."""
+    """Check that the summand `value` must stay: an add_norm, which always adds two values, reads it."""
     return any(n.op is ops.add_norm for n in value.users)
 
 
@@ -39,7 +39,7 @@ def take_out(value: Value) -> None:
 
 
 def _inner(node: Node) -> bool:
-    """Whether the sum is only a summand of another."""
+    """Check that the sum is only a summand of another sum."""
     if node.output.is_output or len(node.output.uses) != 1:
         return False
     reader, index = node.output.uses[0]

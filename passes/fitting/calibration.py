@@ -91,7 +91,7 @@ def _listed(found: Any, path: Path) -> list[Sequence[int]]:
 
 
 def _vocabulary(graph: Graph) -> int:
-    """How many tokens the graph knows: rows of the smallest table that ids index, or as many as int32 counts."""
+    """Return the vocabulary size: the rows of the smallest table indexed by ids, or the range of int32."""
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
         if name in graph.inputs:
@@ -146,13 +146,13 @@ class Activations:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What is computed inside is forgotten afterwards: it can be changed."""
+        """Discard activations computed inside, so that the graph may be edited there."""
         known, done = dict(self._known), set(self._done)
         yield
         self._known, self._done = known, done
 
     def __call__(self, value: Value) -> list[Array]:
-        """What `value` is on every entry of the texts."""
+        """Evaluate `value` on every entry of the texts."""
         stack = [value]
         while stack:
             if stack[-1] in self._known:

@@ -67,7 +67,7 @@ def shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array,
 
 @dataclass(frozen=True)
 class Rotation:
-    """Which numbers of a head rotary positions turn: the first 2·`pairs`, neighbours or halves paired."""
+    """Rotary part of a head: its first 2·`pairs` features, interleaved or in halves."""
 
     pairs: int
     interleaved: bool

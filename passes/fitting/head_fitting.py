@@ -135,7 +135,7 @@ class Fitter:
 
 
 def _identity(branch: Branch | str) -> object:
-    """What two branches with the same weights have in common."""
+    """Return a key that is equal for branches with the same weights."""
     return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 
 
@@ -146,7 +146,7 @@ def _fitting(moment: Array, maps: Array) -> Array:
 
 
 def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
-    """How queries and keys are rotated, or why they cannot be fitted."""
+    """Return the rotation of queries and keys, or why they cannot be fitted."""
     if isinstance(q, str):
         return q
     if why := _opaque(q) or _opaque(k):
@@ -161,7 +161,7 @@ def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
 
 
 def _opaque(branch: Branch) -> str:
-    """What stands between a linear and an attention that does not let heads change their basis."""
+    """Name the node between linear and attention that prevents a change of the heads' basis."""
     if branch.plain:
         return ""
     node = next(n for n in branch.between if n.op not in (ops.rope, ops.reshape))

@@ -1,4 +1,4 @@
-"""What the maps of an attention see on a text: second moments of activations, by which merged heads are weighed."""
+"""Second moments of an attention's activations on a text, the weights of a fit of merged heads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
 
 
 def attention_weights(node: Node, known: Mapping[Value, Array]) -> Array:
-    """What every query of the attention `node` gives every key, [batch, heads, seq, keys], from what it reads."""
+    """Compute the attention weights of `node`, [batch, heads, seq, keys], from its operands."""
     operands = [known[v] if v is not None and v in known else _evaluated(v) for v in node.inputs]
     q, k = operands[:2]
     assert q is not None and k is not None

@@ -155,7 +155,6 @@ from .ops import (
     reshape as reshape,
     rms_norm as rms_norm,
     rope as rope,
-    rotary_attention as rotary_attention,
     route as route,
     rsqrt as rsqrt,
     scatter_rows as scatter_rows,

@@ -75,10 +75,8 @@ def attention(
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
     head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
     `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is seen where `key_mask`
-    [batch, keys] is not 0 and the attributes allow: `causal` i ≥ j; `window` |i − j| < window; `pattern`: dilated
-    (i − j divisible by `stride`), strided (i − j < stride or divisible by it; Child 2019), fixed (the same block of
-    `stride`, or the last `summary` of any block; Child 2019), chunked (the same block). Neither window nor pattern
-    hides the first `keep_first` keys of a text (Xiao 2023). `sinks` [heads] adds a key of that score with value 0. A
+    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow: what they hide
+    is defined by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key of that score with value 0. A
     row that sees nothing is 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
@@ -673,103 +671,6 @@ def rope(
     part (YaRN's attention temperature).
     """
 
-class RotaryAttentionResults(NamedTuple):
-    attention: Value
-    present_k: Value
-    present_v: Value
-
-@overload
-def rotary_attention(
-    q: Value,
-    k: Value,
-    v: Value,
-    positions: Value,
-    frequencies: Value,
-    bias: Value | None = None,
-    key_mask: Value | None = None,
-    sinks: Value | None = None,
-    past_k: None = None,
-    past_v: None = None,
-    *,
-    heads: int,
-    kv_heads: int,
-    causal: bool = False,
-    window: int | None = None,
-    keep_first: int = 0,
-    scale: float | None = None,
-    softcap: float | None = None,
-    pattern: str = "dense",
-    stride: int = 1,
-    summary: int = 1,
-    rolling: bool = False,
-    interleaved: bool = False,
-    amplitude: float = 1.0,
-    name: str | Sequence[str] | None = None,
-) -> Value:
-    """`attention` of rope(q) and rope(k) over v: q and k of one text, turned by `positions` · `frequencies` (Su 2021).
-
-    q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv], positions [batch, seq],
-    frequencies [pairs] → [batch, seq, heads·dv]; `interleaved` and `amplitude` are those of `rope`, everything else is
-    as in `attention`. With the caches past_k and past_v, which hold turned keys, `positions` are those in the cache
-    too, and present_k and present_v are returned.
-    """
-
-@overload
-def rotary_attention(
-    q: Value,
-    k: Value,
-    v: Value,
-    positions: Value,
-    frequencies: Value,
-    bias: Value | None,
-    key_mask: Value | None,
-    sinks: Value | None,
-    past_k: Value,
-    past_v: Value,
-    *,
-    heads: int,
-    kv_heads: int,
-    causal: bool = False,
-    window: int | None = None,
-    keep_first: int = 0,
-    scale: float | None = None,
-    softcap: float | None = None,
-    pattern: str = "dense",
-    stride: int = 1,
-    summary: int = 1,
-    rolling: bool = False,
-    interleaved: bool = False,
-    amplitude: float = 1.0,
-    name: str | Sequence[str] | None = None,
-) -> RotaryAttentionResults: ...
-@overload
-def rotary_attention(
-    q: Value,
-    k: Value,
-    v: Value,
-    positions: Value,
-    frequencies: Value,
-    bias: Value | None = None,
-    key_mask: Value | None = None,
-    sinks: Value | None = None,
-    *,
-    past_k: Value,
-    past_v: Value,
-    heads: int,
-    kv_heads: int,
-    causal: bool = False,
-    window: int | None = None,
-    keep_first: int = 0,
-    scale: float | None = None,
-    softcap: float | None = None,
-    pattern: str = "dense",
-    stride: int = 1,
-    summary: int = 1,
-    rolling: bool = False,
-    interleaved: bool = False,
-    amplitude: float = 1.0,
-    name: str | Sequence[str] | None = None,
-) -> RotaryAttentionResults: ...
 def route(
     logits: Value,
     bias: Value | None = None,

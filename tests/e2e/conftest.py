@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def errors() -> Iterator[Errors]:
-    """What the tests measure: family, target, way of running -> the largest error of its rows.
+    """Measurements of the tests: family, target, way of running -> the largest error of its rows.
 
     With ``WEFT_FAMILIES=write`` they replace those of the same families in the committed file.
     """

@@ -124,12 +124,12 @@ class Row:
 
     @property
     def is_decoder(self) -> bool:
-        """Whether it predicts the next token."""
+        """Check that the model predicts the next token."""
         return self.model.endswith(("ForCausalLM", "LMHeadModel"))
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it gives every token a vector."""
+        """Check that the model gives every token a vector."""
         return self.model.endswith("Model") and not self.is_decoder
 
     def save(self, folder: Path, **options: Any) -> torch.nn.Module:

@@ -45,7 +45,7 @@ SCALINGS: tuple[dict[str, Any], ...] = (
 
 
 class Drawn:
-    """What a `seed` draws, part by part."""
+    """Draw the parts of a model from a `seed`."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -118,7 +118,7 @@ class Drawn:
         return [self.one(kinds) for _ in range(self.random.randint(2, 3))]
 
     def shared(self) -> dict[str, Any]:
-        """What decoders and encoders both take."""
+        """Arguments common to decoders and encoders."""
         positions = self.one((LearnedPositions(LENGTH + 1, 2), LearnedPositions(LENGTH), Sinusoidal(LENGTH + 4)))
         return self.some(
             0.3, positions=positions, embed_scale=3.0, embed_norm=self.one(NORMS), context=self.one((8, LENGTH))

@@ -1,4 +1,4 @@
-"""What caches of windows and latents take: reported before compiling, written into the manifest, and allocated."""
+"""Memory of window and latent caches: reported before compiling, written into the manifest, and allocated."""
 
 from __future__ import annotations
 

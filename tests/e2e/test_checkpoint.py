@@ -41,7 +41,7 @@ def loaded(model: torch.nn.Module, folder: Path, ignored: Sequence[str] = ()) ->
 
 
 def is_exact(graph: Graph) -> bool:
-    """Whether the recipes compute no function that must be undone in floating point."""
+    """Check that all recipes invert without rounding."""
 
     def maps(recipe: Recipe) -> bool:
         return isinstance(recipe, Map) or any(maps(part) for part in recipe.parts)

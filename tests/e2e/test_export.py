@@ -97,7 +97,7 @@ def test_other_families_keep_their_config(name: str, tmp_path: Path) -> None:
 REWRITTEN = [
     ("llama-gqa-tied", "fold-norm-scale{untie=true}, pack-qkv, pack-gate-up, fuse-residual-norm", "llama"),
     ("llama-gqa-tied", "fuse-norm-linear{untie=true}, pack-qkv", "llama"),
-    ("llama-mha-biases", "fuse-norm-linear, fuse-rope-attention, fold-scale", "granite"),
+    ("llama-mha-biases", "fuse-norm-linear, fold-scale", "granite"),
     ("llama-mha-biases", "drop-k-bias, v-bias-to-o-bias, pack-qkv", "llama"),
     ("llama-gqa-tied", "gqa-to-mha", "llama"),
     ("llama-gqa-tied", "sliding-window{size=8}", "mistral"),

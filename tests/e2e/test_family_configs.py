@@ -1,4 +1,5 @@
-"""What configs leave out is what transformers takes it for; what a family's table cannot express is refused."""
+"""Defaults of absent config keys equal those of transformers; settings that a family's table cannot express are
+refused."""
 
 from __future__ import annotations
 

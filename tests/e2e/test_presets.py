@@ -6,9 +6,8 @@ import pytest
 
 from weft.backends.onnx import export
 from weft.backends.onnx.lowering import refusals
-from weft.backends.targets import find_target
+from weft.backends.targets import TARGETS
 from weft.frontends import PRESETS, load_source
-from weft.frontends.api.compile import target_pipeline
 from weft.ir import Graph
 from weft.ir.types import dtypes, sizes
 from weft.passes import Trace, legalize, run_passes
@@ -20,11 +19,11 @@ PARTICULAR = ("switch-base-8", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "mamb
 def compiled(name: str, target: str = "ort-cpu", dtype: str = "f32", length: int | None = None) -> Graph:
     """The graph that the preset is compiled to."""
     graph = load_source(name).graph
-    return run_passes(graph, target_pipeline(graph, find_target(target), dtype, max_length=length))
+    return run_passes(graph, TARGETS[target].pipeline(graph, dtype, max_length=length))
 
 
 def cache_numbers(graph: Graph, length: int) -> int:
-    """How many numbers the caches of one text hold."""
+    """Count the numbers in the caches of one text."""
     pasts = [v for n, v in graph.inputs.items() if n.startswith("past_key_values.")]
     return sum(sizes.evaluate(v.type.elements, {"batch": 1, "capacity": length}) for v in pasts)
 
@@ -34,7 +33,7 @@ def cache_numbers(graph: Graph, length: int) -> int:
     [*((name, "ort-cpu") for name in PRESETS), *((name, t) for name in PARTICULAR for t in ("onnx", "ort-cuda"))],
 )
 def test_every_preset_is_built(name: str, target: str) -> None:
-    place = find_target(target)
+    place = TARGETS[target]
     dtype = place.dtypes[0]
     graph = compiled(name, target, dtype)
     parts = split_encoder(graph) if graph.meta["kind"] == "encoder-decoder" else (graph,)

@@ -13,7 +13,6 @@ from weft.backends.onnx.cuda import cuda_problems
 from weft.backends.onnx.export import build
 from weft.backends.onnx.lowering import refusals
 from weft.backends.targets import TARGETS
-from weft.frontends.api.compile import target_pipeline
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret, parse, print_graph
 from weft.passes import default_pipeline, legalize, run_passes
@@ -108,6 +107,6 @@ def test_text_passes_and_kernels(seed: int) -> None:
     run_passes(graph, default_pipeline(graph, LENGTH), verify=True)
     if graph.meta["kind"] != "encoder-decoder":
         place = TARGETS["ort-cuda"]
-        lowered = run_passes(graph, target_pipeline(graph, place, drawn.one(place.dtypes), max_length=LENGTH))
+        lowered = run_passes(graph, place.pipeline(graph, drawn.one(place.dtypes), max_length=LENGTH))
         legalize(lowered, lambda node: refusals(node, place))
         assert cuda_problems(build(lowered, place, LENGTH).model) == []

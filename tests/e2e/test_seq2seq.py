@@ -138,7 +138,7 @@ def test_what_a_user_compiles_generates_the_same(target: str, tmp_path: Path) ->
 
 
 def _stored(folder: Path) -> dict[str, list[tuple[int, int]]]:
-    """Where in model.onnx.data the weights of each model lie: first byte and the one after the last."""
+    """Return the byte ranges of each model's weights in model.onnx.data: first byte, and one past the last."""
     found = {}
     for name in ("encoder", "model"):
         facts = [

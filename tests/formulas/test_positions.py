@@ -11,8 +11,8 @@ import pytest
 
 from weft.frontends.dsl import ALiBi, Attention, RoPE, Sinusoidal, T5Bias, module
 from weft.ir import Value, ops
-from weft.ir.ops.positions import dynamic_ntk
 from weft.ir.recipes.frequencies import yarn_amplitude
+from weft.ir.types import dtypes
 
 from .harness import RUNNERS, Array, Row, Weights, check
 
@@ -60,8 +60,12 @@ class DynamicNTK:
 
     def __call__(self, x: Value) -> Value:
         at, frequencies = RoPE().angles(x, HEAD)
-        grown = dynamic_ntk(frequencies, at, theta=10_000.0, factor=self.factor, original=self.original)
-        return ops.rope(x, at, grown, heads=TURNED_HEADS)
+        length = ops.cast(ops.max(at, axes=(0, 1), keepdims=True), to=dtypes.f32) + 1.0
+        growth = ops.reshape(length * (self.factor / self.original) + (1 - self.factor), shape=(1,))
+        growth = ops.maximum(growth, ops.affine(growth, by=0.0, plus=1.0))
+        # θ^(−2k/d) becomes θ'^(−2k/d), that is f · growth^(−2k/(d−2)), and −2k/d is log f / log θ.
+        power = ops.log(frequencies) * (HEAD / ((HEAD - 2) * math.log(10_000.0)))
+        return ops.rope(x, at, frequencies * ops.exp(power * ops.log(growth)), heads=TURNED_HEADS)
 
 
 def plain(k: int, d: int, base: float = 10_000.0) -> float:
@@ -154,7 +158,7 @@ def test_rotary(name: str, runner: str) -> None:
 
 
 def test_yarn_by_wavelength() -> None:
-    """What turns often is left alone, what does not turn once is interpolated, and something lies between."""
+    """Fast pairs stay, pairs that do not complete a turn are interpolated, and some lie between."""
     found = [yarn(8, 64, 8, 1)(k, 64) / plain(k, 64) for k in range(32)]
     turns = [64 * plain(k, 64) / (2 * math.pi) for k in range(32)]
     assert all(f == 1 for f, t in zip(found, turns, strict=True) if t > 10)

@@ -1,4 +1,4 @@
-"""What tests of the declarative language share: a module run on random numbers, and formulas to hold it against."""
+"""Helpers for tests of the declarative language: run a module on random numbers, and formulas to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of GGUF tokenizers share: texts, GGUF files, and the written files in everything that loads them."""
+"""Helpers for tests of GGUF tokenizers: texts, GGUF files, and the written files in every library that loads them."""
 
 from __future__ import annotations
 

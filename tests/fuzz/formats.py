@@ -1,4 +1,4 @@
-"""What is mutated and which commands read it: one function for each format, all seeded."""
+"""Mutated formats and the commands that read them: one function for each format, all seeded."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ CLASSES = (*GOOD, "traceback", "hang", "memory", "overlap accepted", "too long",
 
 @dataclass
 class Tally:
-    """How many inputs of each format ended how; `bad` says of those that should not be, what there is to say."""
+    """Count outcomes by format; `bad` describes the unexpected ones."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     bad: list[dict[str, Any]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Tally:
             self.bad.append({"input": f"{kind} {number}", **found})
 
     def totals(self) -> dict[str, int]:
-        """How many inputs of all formats ended how."""
+        """Return the outcomes of all formats together."""
         summed = sum(self.counts.values(), Counter[str]())
         return {name: summed[name] for name in CLASSES}
 
@@ -67,7 +67,7 @@ class Worker:
         self._log.close()
 
     def run(self, kind: str, number: int) -> tuple[dict[str, Any], float]:
-        """What came of an input, and in how many seconds."""
+        """Run an input: its outcome, and the seconds it took."""
         if self._process is None or self._lives == 0:
             self._start()
         assert self._process is not None and self._process.stdin is not None

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {  # what is written, and the c
 
 
 class Broken(Exception):
-    """What should never be seen."""
+    """Violation of a guarantee."""
 
 
 class Workplace:

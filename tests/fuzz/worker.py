@@ -64,7 +64,7 @@ def outcome(case: Any, before: set[str], scratch: Path) -> dict[str, Any]:
 
 
 def _refused_by_the_library(path: Path) -> str:
-    """Why the safetensors library does not open a file; "" where it does."""
+    """Return the error of the safetensors library on a file; "" if it opens."""
     from safetensors import SafetensorError, safe_open
 
     try:

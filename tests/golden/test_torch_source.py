@@ -1,4 +1,4 @@
-"""The PyTorch source of SmolLM2, kept so that a change of it is seen in review; the README shows its core.
+"""The PyTorch source of SmolLM2, kept so that a change of it is seen in review; docs/torch.md shows its core.
 
 After a change that is meant: ``WEFT_GOLDEN=write pytest tests/golden``, and read the diff.
 """

@@ -1,4 +1,4 @@
-"""What the tests of this folder share as scripts: the device, known before Triton is imported, and a report."""
+"""Helpers for tests of this folder run as scripts: the device, set before Triton is imported, and a report."""
 
 from __future__ import annotations
 

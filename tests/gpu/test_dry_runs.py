@@ -1,4 +1,4 @@
-"""What needs a GPU runs on the CPU too, on less: so these tests and benchmarks do not rot where there is none."""
+"""GPU tests and benchmarks run smaller on the CPU, so that they keep working on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = ("--model", "tiny", "--prompts", "16", "--steps", "12", "--batches", "1"
 
 
 def run(*command: str | Path, root: Path) -> str:
-    """What a script prints.
+    """Return the output of a script.
 
     Raises:
         AssertionError: if it fails.

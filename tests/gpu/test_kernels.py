@@ -43,7 +43,7 @@ def tensors(found: Any) -> list[Tensor]:
 
 
 def outcome(given: Inputs, run: Callable[[Inputs], Any]) -> list[Tensor]:
-    """What a call returns, and what it leaves in its arguments."""
+    """Run a call and return its result, and the contents of its arguments afterwards."""
     result = run(given)
     return [*tensors(result), *given.tensors()]
 
@@ -176,7 +176,7 @@ def check_dependent_launch(case: Odd, dtype: str) -> None:
 
 
 def check_late_inputs(case: Odd, dtype: str) -> None:
-    """What the kernel just ahead writes, slowly and after it let this one start, is what this one reads."""
+    """The kernel reads what the one before writes slowly, after letting this one start."""
     want = launched(case, drawn(case, dtype))
     for late in case.late:
         given, known = drawn(case, dtype), drawn(case, dtype)

@@ -1,4 +1,4 @@
-"""What is compiled for ort-cuda, on a GPU: models against themselves in f32 on the CPU, ops against their references.
+"""Models for ort-cuda on a GPU against f32 on the CPU, and ops against their references.
 
 Needs no pytest: `python tests/gpu/test_ort_cuda.py [NAME ...]` runs all, or those whose names contain one of NAME;
 after WEFT_SECONDS no more begin. With WEFT_DEVICE=cpu only f16 can be run, and there are no CUDA graphs; that much
@@ -50,7 +50,7 @@ ENCODER = Encoder(
 
 @cache
 def place() -> Path:
-    """Where compiled folders go: kept while the process lives."""
+    """Return the folder for compiled models, which lives as long as the process."""
     folder = tempfile.TemporaryDirectory(prefix="weft-gpu-")
     place.folder = folder  # type: ignore[attr-defined] # it is removed when this reference goes
     return Path(folder.name)
@@ -72,7 +72,7 @@ def opened(name: str, dtype: str, graphs: bool = True) -> Generator:
         return reference
     facts = read_facts(compiled(name, "ort-cuda", dtype))
     graphs = graphs and DEVICE == "cuda"
-    session = open_session(facts.model, device=DEVICE, target=facts.target, graphs=graphs)
+    session = open_session(facts.model, device=DEVICE, target=TARGETS[facts.target], graphs=graphs)
     assert session.graphs == graphs, "ONNX Runtime refused CUDA graphs"
     model = OrtDecoder(
         session,
@@ -139,7 +139,7 @@ def check_ragged_batch(name: str, dtype: str) -> None:
 
 
 def check_greedy_tokens(name: str, dtype: str) -> None:
-    """What is generated are the tokens that its own logits and, within the rounding, those in f32 rank first."""
+    """Generated tokens rank first in the model's own logits and, within the rounding, in those of f32."""
     prompt = tokens(40, seed=3)
     (result,) = opened(name, dtype).generate([prompt], max_tokens=32)
     again = prefilled(opened(name, dtype), [prompt], 512, [[t] for t in result.tokens[:-1]])[:, 0]

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.torch.decoder import TorchDecoder
-from weft.backends.targets import find_target
+from weft.backends.targets import TARGETS
 from weft.backends.torch.package.module import build_module, build_step
-from weft.frontends.api.compile import target_pipeline
 from weft.frontends.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes
@@ -36,7 +35,7 @@ ROUNDINGS = 10  # of the numbers of a layer on their way
 @cache
 def graph(name: str) -> Graph:
     found = load_source(DECODERS[name]).graph
-    return run_passes(found, target_pipeline(found, find_target("torch"), "f32", "default"))
+    return run_passes(found, TARGETS["torch"].pipeline(found, "f32"))
 
 
 @cache
@@ -81,7 +80,7 @@ def generated(net: Any) -> Any:
 
 @contextmanager
 def calls(net: Any, part: str) -> Iterator[list[int]]:
-    """How many tokens each call of a `part` of `net` has, a kernel or a function of its source."""
+    """Record the number of tokens of each call of `part` of `net`, a kernel or a function of its source."""
     source, found = generated(net), list[int]()
     real = vars(source)[part]
 
@@ -195,7 +194,7 @@ def check_replay(name: str, dtype: str) -> None:
 
 
 def check_greedy(name: str, dtype: str) -> None:
-    """What steps choose, the module's own logits rank first, but for what rounding decides."""
+    """Tokens chosen by decode steps rank first in the module's own logits, up to rounding."""
     made = tokens(1, 50, seed=3).to(DEVICE)
     start, advance, shown = advancing(name, dtype, 110)
     start(made)

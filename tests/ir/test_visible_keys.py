@@ -12,7 +12,7 @@ from weft.backends.torch.kernels.shared import cached_keys
 from weft.backends.torch.ops.masks import seen_keys
 from weft.ir import TensorType, dtypes, interpret, ops
 from weft.ir.graph import Graph
-from weft.ir.visible_keys import PATTERNS, VisibleKeys
+from weft.ir.schema.visible_keys import PATTERNS, VisibleKeys
 
 TOKENS = 19
 RULES = [

@@ -96,7 +96,7 @@ class Tiny:
 
 
 def count(graph: Graph, op: str) -> int:
-    """How many nodes apply `op`."""
+    """Count the nodes that apply `op`."""
     return sum(n.op.name == op for n in graph.nodes)
 
 

@@ -71,7 +71,7 @@ class Before(EquivalenceCheck):
 
 
 def rewrites(applied: Pass, before: Before) -> int:
-    """How often `applied` rewrites; everything that must hold for what it leaves does."""
+    """Apply `applied`, check all its guarantees, and return the number of rewrites."""
     after, trace = before.graph.clone(), Trace()
     try:
         applied.run(after, trace)

@@ -37,7 +37,7 @@ def sabotage(edit: Callable[[Graph], None]) -> type[Pass]:
 @pytest.fixture(autouse=True)
 def _registry() -> Iterator[None]:
     yield
-    base.PASSES.pop("sabotage", None)
+    base.PASSES.remove("sabotage")
 
 
 def test_the_graph_of_the_caller_is_not_touched() -> None:

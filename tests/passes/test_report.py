@@ -1,4 +1,4 @@
-"""What a run tells: prices, refusals, near-misses, what checks have shown."""
+"""Reports of runs: costs, refusals, near misses, results of checks."""
 
 from __future__ import annotations
 

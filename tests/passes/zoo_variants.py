@@ -1,4 +1,4 @@
-"""What the language can say, in tiny models of odd sizes: each kind of attention, feed-forward, positions and block."""
+"""Tiny models of odd sizes in the language: each kind of attention, feed-forward, positions and block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user writes; tests/test_typing.py says which type each `reveal_type` shows. Checked, never run."""
+"""User code with the types that tests/test_typing.py expects of each `reveal_type`. Checked, never run."""
 
 from typing import reveal_type
 

@@ -11,7 +11,7 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.types.sizes import Size
 
-from ...targets import Target
+from ...targets import Backend
 from ..emitter import Emitter
 from ..lowering import lowering
 from . import gqa  # noqa: F401 - its lowering is tried before the one here
@@ -21,7 +21,7 @@ Out = onnx.Value
 _END = 2**63 - 1  # of a Slice: whatever the size
 
 
-def _refusal(node: Node, target: Target) -> str | None:
+def _refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["rolling"]:
         mask = node.operand("key_mask")
         if node.operand("bias") is not None or (mask is not None and not is_length(mask)):
@@ -76,7 +76,7 @@ def _flat(e: Emitter, column: Out) -> Out:
 
 
 def _mask(e: Emitter, node: Node) -> Out | None:
-    """What the operator adds to scores, or which of them it takes: mask, bias and sinks of `node` in one."""
+    """Combine mask, bias and sinks of `node` into one operand: a boolean mask, or numbers added to the scores."""
     mask, bias, sinks = mask_of(e, node), node.operand("bias"), node.operand("sinks")
     if bias is None and sinks is None:
         return mask
@@ -90,7 +90,7 @@ def _mask(e: Emitter, node: Node) -> Out | None:
 
 
 def _keys(node: Node) -> Size:
-    """How many keys `node` attends to, hidden ones included."""
+    """Return the number of keys that `node` reads, hidden ones included."""
     k, past = node.operand("k"), node.operand("past_k")
     assert k is not None
     new: Size = k.shape[1]
@@ -134,7 +134,7 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
 
 
 def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
-    """Which of past and call to write [batch, rows], and the first slot they go to [batch]."""
+    """Return the rows of past and call to write [batch, rows], and the first slot they go to [batch]."""
     first = first_position(e, positions)
     every = consecutive(e, positions)
     at = e.op("Slice", every, e.constant([-capacity]), e.constant([_END]), e.constant([1]))

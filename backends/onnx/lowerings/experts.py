@@ -20,9 +20,9 @@ from weft.ir.recipes import Concat, Full, Permute, Recipe, Reshape
 from weft.ir.types import sizes
 from weft.ir.types.dtypes import DType
 
-from ...targets import Target
+from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
-from ..lowering import ORT, lowering
+from ..lowering import contrib, lowering, on_cpu
 from .layers import MS, activation, slope
 
 Out = onnx.Value
@@ -95,7 +95,7 @@ def TopKTokens(e: Emitter, node: Node) -> Out:
 _KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "identity"}
 
 
-def _kernel_refusal(node: Node, target: Target) -> str | None:
+def _kernel_refusal(node: Node, target: Backend) -> str | None:
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
@@ -115,7 +115,7 @@ def _router(node: Node) -> Node | None:
     return made if made.attrs["scoring"] == "softmax" and made.attrs["groups"] == 1 else None
 
 
-def _kernel_reads(node: Node, target: Target) -> Iterable[Value]:
+def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
     router = _router(node)
     absorbed = None if router is None else node.operand("combine")
     logits = [] if router is None else [router.operand("logits")]
@@ -143,7 +143,7 @@ def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, 
 
 
 def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
-    """What the kernel is told: logits [tokens, experts] and k; and a factor of the result.
+    """Return logits [tokens, experts] and k for the kernel, and a factor of the result.
 
     The kernel always divides by the sum of the k weights: left to add them up undivided, it overwrites its input where
     ONNX Runtime lets the two share memory.
@@ -172,7 +172,7 @@ def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
     return logits, k, factor
 
 
-@lowering(ops.moe, targets=ORT, when=_kernel_refusal, reads=_kernel_reads)
+@lowering(ops.moe, targets=contrib, when=_kernel_refusal, reads=_kernel_reads)
 def MoE(e: Emitter, node: Node) -> Out:
     a = node.attrs
     x, _, up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands)
@@ -207,7 +207,7 @@ def _activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
 
 
 def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
-    """What stands between the products of an expert: `activation` or `glu`."""
+    """Emit the activation between the products of an expert: `activation` or `glu`."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
         return _activation(e, up, a["activation"], dtype)
@@ -249,7 +249,7 @@ def _most(e: Emitter, counts: Out) -> Out:
     return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
 
-@lowering(ops.moe, targets=("onnx", "ort-cpu"))
+@lowering(ops.moe, targets=on_cpu)
 def GroupedExperts(e: Emitter, node: Node) -> Out:
     x, combine, up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands)
     assert x is not None and combine is not None

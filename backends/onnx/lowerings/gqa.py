@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import onnx_ir as onnx
 
-from weft.ir import Op, ops
+from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.passes.analysis.rotary import rotated
 
-from ...targets import Target
+from ...targets import Backend
 from ..emitter import Emitter
-from ..lowering import ORT, lowering
+from ..lowering import contrib, lowering
 from .layers import MS, rope_tables
 from .masks import full_bias, is_length
 
@@ -21,7 +22,7 @@ Out = onnx.Value
 
 @dataclass(frozen=True)
 class _Gqa:
-    """What one GroupQueryAttention node covers: the values it reads, and the rotary part if it is absorbed."""
+    """Operands of a GroupQueryAttention node, and the rotary embedding that it absorbs, if any."""
 
     query: Value
     key: Value | None
@@ -29,21 +30,16 @@ class _Gqa:
     rope: Node | None
 
 
-def _producer(value: Value | None, op: Op) -> Node | None:
-    node = value.producer if value is not None else None
-    return node if node is not None and node.op is op else None
-
-
 def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
-    """The rotations of q and k, if they turn alike and the kernel can do the same."""
-    q, k = (_producer(v, ops.rope) for v in node.inputs[:2])
-    if q is None or k is None or q.inputs[1:] != k.inputs[1:] or q.inputs[1] is not node.operand("positions"):
+    """The rotations of q and k, if the kernel can do the same."""
+    ropes = rotated(node)
+    if isinstance(ropes, str):
         return None
-    alike = all(q.attrs[a] == k.attrs[a] for a in ("interleaved", "amplitude"))
-    alike &= (q.attrs["heads"], k.attrs["heads"]) == (node.attrs["heads"], node.attrs["kv_heads"])
-    frequencies, head = q.inputs[2], q.output.width // q.attrs["heads"]
-    fits = alike and isinstance(frequencies, Param) and frequencies.width % 8 == 0 and head % 16 == 0
-    return (q, k) if fits else None
+    q, frequencies = ropes[0], ropes[0].operand("frequencies")
+    fits = (
+        isinstance(frequencies, Param) and frequencies.width % 8 == 0 and q.output.width // q.attrs["heads"] % 16 == 0
+    )
+    return ropes if fits else None
 
 
 def _cover(node: Node) -> _Gqa:
@@ -52,13 +48,13 @@ def _cover(node: Node) -> _Gqa:
     if (ropes := _absorbed_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.inputs[0] for r in ropes)
     assert q is not None
-    packed = _producer(q, ops.split)
-    if packed is not None and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
+    packed = q.producer
+    if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
         return _Gqa(packed.inputs[0], None, None, rope)
     return _Gqa(q, k, v, rope)
 
 
-def _refusal(node: Node, target: Target) -> str | None:
+def _refusal(node: Node, target: Backend) -> str | None:
     q, k, v = (node.operand(n) for n in "qkv")
     a = node.attrs
     if v is None:
@@ -81,7 +77,7 @@ def _refusal(node: Node, target: Target) -> str | None:
     return None if bias is None else _bias_refusal(node, bias, mask, target)
 
 
-def _bias_refusal(node: Node, bias: Value, mask: Value, target: Target) -> str | None:
+def _bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str | None:
     if node.attrs["rolling"]:
         return "a bias by position does not fit the slots of a rolling cache"
     if bias.shape[3] != mask.shape[1]:
@@ -91,7 +87,7 @@ def _bias_refusal(node: Node, bias: Value, mask: Value, target: Target) -> str |
     return None
 
 
-def _reads(node: Node, target: Target) -> Iterable[Value]:
+def _reads(node: Node, target: Backend) -> Iterable[Value]:
     cover = _cover(node)
     extra = (node.operand(n) for n in ("key_mask", "bias", "sinks", "past_k", "past_v"))
     return [v for v in (cover.query, cover.key, cover.value, *extra) if v is not None]
@@ -110,7 +106,7 @@ def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
     return e.memo(("lengths", mask), make)
 
 
-@lowering(ops.attention, targets=ORT, when=_refusal, reads=_reads)
+@lowering(ops.attention, targets=contrib, when=_refusal, reads=_reads)
 def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
     # A rolling cache is the kernel's own: it shifts old keys out instead of writing at position mod capacity. Rows of a
     # call then must be equally long.

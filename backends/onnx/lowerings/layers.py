@@ -14,9 +14,9 @@ from weft.ir.recipes.frequencies import RopeTable
 from weft.ir.recipes.matrices import Centre
 from weft.ir.types.dtypes import DType
 
-from ...targets import Target
+from ...targets import Backend
 from ..emitter import Emitter
-from ..lowering import ORT, lowering
+from ..lowering import contrib, lowering
 
 MS = "com.microsoft"
 Out = onnx.Value
@@ -68,7 +68,7 @@ def LayerNormalization(e: Emitter, node: Node) -> Out:
     return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
 
 
-def _uncentred(node: Node, target: Target) -> str | None:
+def _uncentred(node: Node, target: Backend) -> str | None:
     """A LayerNorm subtracts the mean, which leaves the product as it is where the rows of the weight have none."""
     weight = node.operand("weight")
     centred = isinstance(weight, Param) and isinstance(weight.recipe, Centre) and weight.recipe.axis == 1
@@ -87,7 +87,7 @@ def NormMatMul(e: Emitter, node: Node) -> Out:
     return e.op("Add", y, e[bias[0]]) if bias else y
 
 
-@lowering(ops.add_norm, targets=ORT)
+@lowering(ops.add_norm, targets=contrib)
 def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
     scale, total = _vector(e, node, 2, 1.0), node.outputs[1]
@@ -102,7 +102,7 @@ def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     return [made[0], made[3]]
 
 
-def _gelu_refusal(node: Node, target: Target) -> str | None:
+def _gelu_refusal(node: Node, target: Backend) -> str | None:
     return "ONNX has no gelu by a sigmoid" if node.attrs["approximate"] == "sigmoid" and not target.contrib else None
 
 
@@ -142,7 +142,7 @@ def slope(name: str) -> float | None:
     return {"silu": 1.0, "gelu_quick": 1.702}.get(name)
 
 
-def _glu_refusal(node: Node, target: Target) -> str | None:
+def _glu_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["limit"] is not None:
         return "gates with a limit go through their body"
     name = node.attrs["activation"]
@@ -166,7 +166,7 @@ def rope_tables(e: Emitter, frequencies: Value, amplitude: float, like: Value) -
     return cos, sin
 
 
-def _rope_refusal(node: Node, target: Target) -> str | None:
+def _rope_refusal(node: Node, target: Backend) -> str | None:
     frequencies = node.inputs[2]
     return None if isinstance(frequencies, Param) else "the frequencies are computed at run time"
 

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as onnx
 
 from weft.ir.graph import Node, Value
-from weft.ir.visible_keys import VisibleKeys
+from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..emitter import ONNX_DTYPES, Emitter
 
@@ -20,12 +20,12 @@ Out = onnx.Value
 
 
 def is_length(mask: Value) -> bool:
-    """Whether a key mask only tells how long each row is: a decoder's attention_mask, padded on the right."""
+    """Check that a key mask only encodes the length of each row: a decoder's attention_mask, padded on the right."""
     return mask.graph.inputs.get("attention_mask") is mask
 
 
 def is_plain(node: Node) -> bool:
-    """Whether the operator's own is_causal says all that the attributes of an attention say."""
+    """Check that the operator's is_causal covers all of the attention's attributes."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.of(node.attrs).local
 
@@ -116,7 +116,7 @@ def count(e: Emitter, size: Any) -> Out:
 
 
 def first_position(e: Emitter, positions: Value) -> Out:
-    """Where each row's keys of this call begin: positions[:, 0:1], [batch, 1]."""
+    """Return the position of each row's first new key: positions[:, 0:1], [batch, 1]."""
     return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
 
 

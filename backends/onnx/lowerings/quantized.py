@@ -17,9 +17,10 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...targets import Target
+from ...options import KEEP_BLOCKS
+from ...targets import Backend
 from ..emitter import Emitter
-from ..lowering import lowering
+from ..lowering import contrib_on, lowering
 from .layers import MS
 
 
@@ -29,11 +30,12 @@ def _layout(weight: Value | None) -> BlockLayout | str:
     return stored_layout(weight.recipe, weight.graph.reader)
 
 
-def _refusal(node: Node, target: Target) -> str | None:
+def _refusal(node: Node, target: Backend) -> str | None:
     weight = node.operand("weight")
     assert weight is not None
     head = weight.shape[0] == weight.graph.meta.get("vocab")
-    if not target.keep_blocks or (target.keep_blocks == "head" and not head):
+    asked = weight.graph.meta.get(KEEP_BLOCKS)
+    if not asked or (asked == "head" and not head):
         return ""
     if weight.type.dtype != dtypes.f32:
         return f"{weight.type.dtype} weights are converted"
@@ -41,7 +43,7 @@ def _refusal(node: Node, target: Target) -> str | None:
     return layout if isinstance(layout, str) else None
 
 
-@lowering(ops.linear, targets=("ort-cpu",), when=_refusal, first=True)
+@lowering(ops.linear, targets=contrib_on("cpu"), when=_refusal, first=True)
 def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     x, weight, *bias = node.inputs
     assert x is not None and isinstance(weight, Param)
@@ -78,7 +80,7 @@ def keeps(model: onnx.Model) -> bool:
     return any(node.op_type == MatMulNBits.__name__ for node in model.graph.all_nodes())
 
 
-def no_blocks(graph: Graph, target: Target) -> str:
+def no_blocks(graph: Graph, target: Backend) -> str:
     """Return why --keep-blocks keeps none."""
     reasons = (_refusal(node, target) for node in graph.nodes if node.op is ops.linear)
     return next((reason for reason in reasons if reason), "there is no such linear map")

@@ -20,9 +20,9 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Size
 
-from ...targets import Target
+from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
-from ..lowering import ORT, lowering
+from ..lowering import contrib, contrib_on, lowering, on_cpu, standard
 from .layers import MS, activation
 
 CHUNK = 32  # tokens whose pairs are computed at once
@@ -38,7 +38,7 @@ def _wide(e: Emitter, value: Value | None) -> Any:
 
 
 def _narrow(e: Emitter, node: Node, made: list[Out]) -> list[Out]:
-    """What was computed in f32, in the dtypes of the outputs of `node`."""
+    """Cast f32 results to the dtypes of the outputs of `node`."""
 
     def narrow(v: Out, dtype: DType) -> Out:
         fits = dtype == dtypes.f32 or e.target.device != "cpu"
@@ -71,7 +71,7 @@ def _sizes(node: Node) -> tuple[int, int, int, int]:
     return groups, heads, q.width // groups, node.output.width // heads
 
 
-@lowering(ops.gated_linear_attention, targets=ORT)
+@lowering(ops.gated_linear_attention, targets=contrib)
 def LinearAttention(e: Emitter, node: Node) -> list[Out]:
     (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
@@ -83,12 +83,12 @@ def LinearAttention(e: Emitter, node: Node) -> list[Out]:
     return _narrow(e, node, made)
 
 
-def _per_key(node: Node, target: Target) -> str | None:
+def _per_key(node: Node, target: Backend) -> str | None:
     decay = node.operand("decay")
     return "it has a decay per key" if decay is not None and decay.width != node.attrs["heads"] else None
 
 
-@lowering(ops.gated_linear_attention, targets=("onnx",), when=_per_key)
+@lowering(ops.gated_linear_attention, targets=standard, when=_per_key)
 def ChunkScan(e: Emitter, node: Node) -> list[Out]:
     (q, k, v, decay, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
     chunks, grid = _Chunks(e, node.output.shape[1]), [groups, heads // groups]
@@ -100,7 +100,7 @@ def ChunkScan(e: Emitter, node: Node) -> list[Out]:
     return _narrow(e, node, [y, e.op("Reshape", state, e.constant([0, heads, d, dv]))])
 
 
-@lowering(ops.gated_linear_attention, targets=("onnx",))
+@lowering(ops.gated_linear_attention, targets=standard)
 def KeyScan(e: Emitter, node: Node) -> list[Out]:
     (*operands, past), (groups, heads, d, dv) = _gated(e, node), _sizes(node)
     grid = [groups, heads // groups]
@@ -173,7 +173,7 @@ class _Chunks:
 # -- Mamba
 
 
-@lowering(ops.selective_scan, targets=("onnx", "ort-cpu"))
+@lowering(ops.selective_scan, targets=on_cpu)
 def TokenScan(e: Emitter, node: Node) -> list[Out]:
     x, delta, b, c, d, past = (_wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
     a = node.operand("a")
@@ -200,14 +200,14 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
 # -- short convolutions
 
 
-def _kernel_refusal(node: Node, target: Target) -> str | None:
+def _kernel_refusal(node: Node, target: Backend) -> str | None:
     name = node.attrs["activation"]
     if name not in ("identity", "silu"):
         return f"the kernel has no activation {name}"
     return None if isinstance(node.inputs[1], Param) else "its weight is no parameter"
 
 
-@lowering(ops.causal_conv, targets=("ort-cuda",), when=_kernel_refusal)
+@lowering(ops.causal_conv, targets=contrib_on("cuda"), when=_kernel_refusal)
 def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
     x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
     assert isinstance(weight, Param)
@@ -227,13 +227,13 @@ def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
     return made[: len(node.outputs)]
 
 
-def _taps_refusal(node: Node, target: Target) -> str | None:
+def _taps_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["activation"] in ("elu", "relu2"):
         return f"no ONNX operator for {node.attrs['activation']}"
     return None if isinstance(node.inputs[1], Param) else "its weight is no parameter"
 
 
-@lowering(ops.causal_conv, targets=("onnx", "ort-cpu"), when=_taps_refusal)
+@lowering(ops.causal_conv, targets=on_cpu, when=_taps_refusal)
 def Taps(e: Emitter, node: Node) -> list[Out]:
     """A product per tap: on CPUs as fast as the best of Conv (many tokens) and CausalConvWithState (one)."""
     x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))

@@ -22,7 +22,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class Beams:
-    """How texts are searched: `beams` are kept at a time, and the `returned` best handed back.
+    """Options of beam search: the number of `beams`, and of best texts `returned`.
 
     The score of a text of n tokens is its log-probability / n^length_penalty. A search ends when `beams` texts have,
     and then at once (early_stopping True), when none of those still open scores higher as it stands (False), or when

@@ -242,7 +242,7 @@ class Generator:
 
 
 class Conversation(Generator):
-    """What is said to a model and what it answers, beginning with `messages`::
+    """Conversation with a model, beginning with `messages`::
 
         talk = Conversation(weft.load("out/"), [{"role": "system", "content": "Be brief."}])
         print("".join(talk.say("What is the capital of France?")))

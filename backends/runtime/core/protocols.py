@@ -1,4 +1,4 @@
-"""What generating needs to know of a backend: a decoder that keeps caches, and the caches of a batch in use."""
+"""Interface between generation and a backend: a decoder, and the caches of a batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Context(Protocol):
         ...
 
     def held(self, prompt: Sequence[int]) -> int:
-        """How many first tokens of `prompt` the one row holds and may keep."""
+        """Return the number of first tokens of `prompt` that the single row has cached and may keep."""
         ...
 
     def step(self, tokens: Ints, active: Bools | None = None) -> Floats:
@@ -46,8 +46,8 @@ class Context(Protocol):
         ...
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """What appends a token to the active rows, as `step`, and draws the next ones as `samplers` would; None where
-        they must draw themselves."""
+        """Return a function that appends a token to the active rows, as `step` does, and samples the next ones as
+        `samplers` would; None if they must do it themselves."""
         ...
 
     def extend(self, tokens: Sequence[int]) -> Floats:
@@ -77,7 +77,7 @@ class Decoder(Protocol):
 
     @property
     def start(self) -> tuple[int, ...] | None:
-        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        """Tokens that every row begins with if prompts are sources; None if a row begins with its prompt."""
         ...
 
     def context(self, batch: int, tokens: int) -> AbstractContextManager[Context]:

@@ -1,4 +1,4 @@
-"""What generating leads to: texts and tokens, why they ended, and what they cost."""
+"""Results of generation: texts and tokens, reasons of their ends, and costs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ Finish = Literal["stop", "stop_string", "length"]
 
 @dataclass
 class Timings:
-    """How long a call took and how much it held; of a batch, all rows together. Prefill includes choosing the first
-    tokens."""
+    """Time and memory of a call; of a batch, all rows together. Prefill includes sampling the first tokens."""
 
     prompt_tokens: int = 0  # those read: a conversation keeps what it has read before
     prefill_seconds: float = 0.0
@@ -32,7 +31,7 @@ class Timings:
 
 @dataclass
 class Result:
-    """What one prompt led to; grows while it is streamed."""
+    """Result of one prompt; grows while it is streamed."""
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)  # all that were generated, the stop token included

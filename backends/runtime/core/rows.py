@@ -45,7 +45,8 @@ class BatchContext(ABC):
         self._whole = True
 
     def held(self, prompt: Sequence[int]) -> int:
-        """How many first tokens of `prompt` the one row holds and may keep; never all, as the last gives the logits.
+        """Return the number of first tokens of `prompt` that the single row has cached and may keep; never all, as the
+        last gives the logits.
 
         None of a source: what is held then is its answer.
         """
@@ -109,8 +110,8 @@ class BatchContext(ABC):
         return self._scores
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """What appends a token to the active rows, as `step`, and draws the next ones as `samplers` would; None where
-        the host must draw them."""
+        """Return a function that appends a token to the active rows, as `step` does, and samples the next ones as
+        `samplers` would; None if the host must."""
         return None
 
     def gather(self, rows: Ints) -> None:
@@ -159,7 +160,7 @@ class BatchContext(ABC):
         self.lengths[:] = length
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """What the rows begin with for these prompts; where they are sources, those are read."""
+        """Return the tokens that the rows begin with for these prompts, after encoding prompts that are sources."""
         return prompts
 
     @abstractmethod

@@ -31,7 +31,7 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn; the default is greedy.
+    """Options of sampling the next token; the default is greedy.
 
     Applied in this order: repetition penalty (Keskar et al. 2019, arXiv 1909.05858), temperature, top-k, top-p
     (Holtzman et al. 2019, arXiv 1904.09751), min-p (Nguyen et al. 2024, arXiv 2407.01082). Temperature 0 takes the
@@ -192,7 +192,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def _nucleus(p: Floats, top_p: float) -> Ints:
-    """Where the most likely tokens lie that together reach `top_p`; the one that crosses it is kept.
+    """Return the indices of the most likely tokens that together reach `top_p`; the one that crosses it is kept.
 
     Only tokens of at least (1 - top_p) / size are sorted: the others together stay below 1 - top_p, so none is kept.
     """

@@ -20,7 +20,7 @@ IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 
 
 class Reading:
-    """What the rows of a batch read of their sources; row r reads source `of[r]`."""
+    """Encoded sources of a batch; row r attends to source `of[r]`."""
 
     def __init__(self, session: Session, buffers: Mapping[str, Buffer], of: Ints) -> None:
         self._session, self._buffers, self.of = session, buffers, of

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from ...facts import Carried
 from ..arrays import Ints, float32
-from ..carried import Carried, by_name
+from ..carried import by_name
 from ..core.rows import BatchContext
 from ..text.tokenizer import padded
 from .buffers import Buffer, kind_of
@@ -82,7 +83,7 @@ class OrtDecoder:
 
     @property
     def start(self) -> tuple[int, ...] | None:
-        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        """Tokens that every row begins with if prompts are sources; None if a row begins with its prompt."""
         return None if self.sources is None else (self.sources.start,)
 
     @property
@@ -92,7 +93,7 @@ class OrtDecoder:
 
     @property
     def rewinds(self) -> bool:
-        """Whether a row can go back to fewer tokens: not once states or rolling caches have forgotten."""
+        """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
         return all(state.growth.rewinds for state in self.states)
 
     @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
+from ...targets import Backend
 from ..core.sampling import check_count
 
 CUDA = "CUDAExecutionProvider"
@@ -49,7 +50,7 @@ def ort_errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def failures(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
-    """What ONNX Runtime raises inside becomes a WeftError: the model `name`, `what` went wrong, and its own words."""
+    """Convert errors of ONNX Runtime to WeftError: the model `name`, `what` went wrong, and the original text."""
     try:
         yield
     except ort_errors() as error:
@@ -85,12 +86,18 @@ class Session:
 
 
 def open_session(
-    model: Path, *, device: str = "auto", threads: int | None = None, target: str = "", graphs: bool = False
+    model: Path,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    target: Backend | None = None,
+    graphs: bool = False,
 ) -> Session:
     """Open `model` on `device`.
 
     "auto" takes CUDA where ONNX Runtime offers it and the model was not compiled for the CPU, and says so in the log
-    when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for.
+    when CUDA is there but unusable; a model compiled for CUDA runs on the CPU only when "cpu" is asked for. A model of
+    standard operators runs on either.
     `threads` bounds the CPU threads of one operator; the default is ONNX Runtime's, one a physical core. `graphs` asks
     for CUDA graphs, where the model allows them: then every run must say which graph it is, -1 for none.
 
@@ -103,24 +110,25 @@ def open_session(
         if threads > (most := 8 * (os.cpu_count() or 1)):
             raise WeftError(f"threads is {threads}, but more than {most} only slow this machine down; leave it out")
     ort = onnxruntime()
-    if device == "cuda" and target == "ort-cpu":
-        raise WeftError(f"{model}: compiled for ort-cpu, so it cannot run on CUDA; compile it with --target ort-cuda")
-    if device == "cpu" or (device == "auto" and target == "ort-cpu"):
+    name, bound = (target.name, target.device) if target is not None and target.contrib else ("", "")
+    if device == "cuda" and bound == "cpu":
+        raise WeftError(f"{model}: compiled for {name}, so it cannot run on CUDA; compile it with --target ort-cuda")
+    if device == "cpu" or (device == "auto" and bound == "cpu"):
         return Session(_create(ort, model, [CPU], threads), "cpu")
     trouble = missing_cuda(ort)
     if trouble is None:
         return _open_cuda(ort, model, threads, graphs)
     if device == "cuda":
         raise WeftError(f"device cuda cannot be used: {trouble}")
-    if target == "ort-cuda":
-        raise WeftError(f"{model}: compiled for ort-cuda, but {trouble}; device cpu runs it on the CPU all the same")
+    if bound == "cuda":
+        raise WeftError(f"{model}: compiled for {name}, but {trouble}; device cpu runs it on the CPU all the same")
     if CUDA in ort.get_available_providers():
         _log.warning("running on the CPU: %s", trouble)
     return Session(_create(ort, model, [CPU], threads), "cpu")
 
 
 def missing_cuda(ort: Any) -> str | None:
-    """What keeps `ort` from using CUDA, in a few words; None when nothing does.
+    """Say in a few words why `ort` cannot use CUDA; None if it can.
 
     ONNX Runtime itself falls back to the CPU with no more than a log line, so its CUDA library is loaded here first,
     and the driver asked for a device.
@@ -149,7 +157,7 @@ def missing_cuda(ort: Any) -> str | None:
 
 
 def gpu_trouble() -> str | None:
-    """Why the NVIDIA driver shows no GPU, in a few words; None where it shows one."""
+    """Say in a few words why the NVIDIA driver shows no GPU; None if it shows one."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:

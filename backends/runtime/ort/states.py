@@ -1,4 +1,4 @@
-"""What a decoder carries from call to call: caches of keys and values, and the states of recurrences.
+"""Caches and states that a decoder carries from call to call.
 
 Caches [batch, kv_heads, capacity, width] are written in place, the output into the memory of the input. The capacity
 grows with the text; or it is fixed in the graph, and then bounds the text, unless the cache rolls (position p in slot
@@ -18,8 +18,8 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.schema.states import Growth
 
+from ...facts import Carried
 from ..arrays import Ints
-from ..carried import Carried
 from .buffers import Buffer, Kind, kind_of
 from .session import Session
 
@@ -36,7 +36,7 @@ class State:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has constant size and is kept twice."""
+        """Check that the state has constant size and is held twice."""
         return self.growth is Growth.CONSTANT
 
     @property

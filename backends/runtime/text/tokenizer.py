@@ -24,7 +24,7 @@ def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Whether `prompt` is one sequence of token ids, rather than several prompts."""
+    """Check that `prompt` is one sequence of token ids, not several prompts."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (
@@ -130,7 +130,7 @@ class GrowingText:
         return "" if text.endswith(_BROKEN) else self._take(text)
 
     def flush(self) -> str:
-        """What is held back still, as it is."""
+        """Return the pending text unchanged."""
         return self._take(self._tokenizer.decode(self._ids)) if self._known < len(self._ids) else ""
 
     def _take(self, text: str) -> str:
@@ -162,7 +162,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What is held back still."""
+        """Return the pending text."""
         held, self._held = self._held, ""
         return held
 

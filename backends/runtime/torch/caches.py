@@ -1,4 +1,4 @@
-"""What generated modules of PyTorch carry from call to call, whatever it is made of.
+"""Caches of generated PyTorch modules, whatever their layers keep.
 
 A cache is a list of what the layers keep: objects (or tuples and lists of them) whose tensors have a row of the batch
 per entry of their first axis. They say themselves how they grow: caches of keys have slots on their third axis, states
@@ -38,17 +38,17 @@ def tensors(layer: Any) -> Iterator[Tensor]:
 
 
 def is_state(layer: Any) -> bool:
-    """Whether a layer keeps a state, rather than keys of tokens or of a source."""
+    """Check that a layer keeps a state, not keys."""
     return growth_of(layer) is Growth.CONSTANT
 
 
 def is_cross(layer: Any) -> bool:
-    """Whether a layer keeps what was made of sources."""
+    """Check that a layer keeps keys and values of an encoded source."""
     return growth_of(layer) is Growth.SOURCE
 
 
 def rewinds(cache: Any) -> bool:
-    """Whether rows can go back to fewer tokens: not once states or rolling caches have forgotten."""
+    """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
     return all(growth_of(layer).rewinds for layer in layers(cache))
 
 

@@ -67,7 +67,7 @@ class TorchDecoder:
 
     @property
     def start(self) -> tuple[int, ...] | None:
-        """What every row begins with where prompts are sources; None where a row begins with its prompt."""
+        """Tokens that every row begins with if prompts are sources; None if a row begins with its prompt."""
         return None if self._start is None else (self._start,)
 
     @property
@@ -134,7 +134,8 @@ class TorchContext(BatchContext):
         return caches.nbytes(self._cache)
 
     def drawing(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """What appends a token to the active rows, as `step`, and draws the next ones; None where the host must."""
+        """Return a function that appends a token to the active rows, as `step` does, and samples the next ones; None if
+        the host must."""
         if not self.model.draws or not can_draw(samplers):
             return None
         sampling = replace(samplers[0].sampling, seed=None)
@@ -232,7 +233,7 @@ class TorchContext(BatchContext):
         self._note(rows, tokens)
 
     def _keys(self) -> int:
-        """How many keys a step may see."""
+        """Return the number of keys that a step may attend to."""
         return min(int(self.lengths.max()) + 1, self.capacity)
 
     def _send(self, rows: Ints, tokens: Ints) -> None:
@@ -267,7 +268,7 @@ class TorchContext(BatchContext):
 
 @contextlib.contextmanager
 def failures(name: str, what: str = "PyTorch failed") -> Iterator[None]:
-    """What PyTorch raises inside becomes a WeftError: the model `name`, `what` went wrong, and its own words."""
+    """Convert errors of PyTorch to WeftError: the model `name`, `what` went wrong, and the original text."""
     try:
         yield
     except (RuntimeError, MemoryError, ValueError, IndexError) as error:

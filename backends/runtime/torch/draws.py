@@ -13,7 +13,7 @@ from ..core.sampling import Sampler, Sampling
 
 
 def can_draw(samplers: Sequence[Sampler]) -> bool:
-    """Whether a `Draws` can take the place of `samplers`: not where they count what was said."""
+    """Check that a `Draws` can replace `samplers`: not if they penalize repetition."""
     return all(s.sampling.repetition_penalty == 1 for s in samplers)
 
 
@@ -38,7 +38,7 @@ class Draws:
 
     @property
     def mutable(self) -> list[Tensor]:
-        """What a draw changes."""
+        """Tensors that a draw changes."""
         return [self._spent]
 
     def __call__(self, logits: Tensor) -> Tensor:

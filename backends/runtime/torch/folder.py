@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from ...facts import Facts
 from ..arrays import Floats
 from ..core.sampling import check_count
-from ..folder import Facts
 from ..ort.encoder import Encoder
 from ..ort.session import DEVICES
 

@@ -1,4 +1,4 @@
-"""What the classes of a generated source are called: after what they compute, or their place in the architecture."""
+"""Names of the classes in a generated source: by what they compute, or by their place in the architecture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from weft.ir import ops
 from weft.ir.graph import Node
-from weft.ir.op import Trait
 
 from ..program.statements import Statement
 from .structure import Call, Loop, Method
@@ -61,7 +60,7 @@ def calls(method: Method) -> list[Call]:
 
 
 def _stands(node: Node, path: str) -> bool:
-    """Whether `node` stands in the module at `path`."""
+    """Check that `node` lies in the module at `path`."""
     return f"{node.scope}.".startswith(f"{path}.")
 
 
@@ -74,14 +73,14 @@ def _kinds(nodes: Iterable[Node]) -> list[str]:
 
 
 def _kind(node: Node) -> str:
-    if Trait.SOFTMAX in node.op.traits:
+    if node.op is ops.attention:
         special = "Latent" if node.attrs.get("value_dim") else "Window" if node.attrs["window"] else ""
         return f"{special}Attention"
     return KINDS.get(node.op.name, "")
 
 
 def _title(path: str, nodes: list[Node]) -> str:
-    """What the class of the module at `path` would be called if it were the only one."""
+    """Name the class of the module at `path`, conflicts aside."""
     last, found = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _kinds(nodes)
     if last == "attn" and found:
         return found[0]

@@ -18,7 +18,7 @@ from .structure import Method
 
 @dataclass(frozen=True)
 class Class:
-    """What the templates say of a class; `cache` is the text that makes what it keeps, of `cache_type`."""
+    """Template data of a class; `cache` is the text that makes its cache, of type `cache_type`."""
 
     name: str
     doc: str
@@ -32,7 +32,7 @@ class Class:
 
     @property
     def checkpointing(self) -> bool:
-        """Whether its forward asks if activations of layers are to be made again."""
+        """Check that its forward supports activation checkpointing."""
         return any("self.checkpointing" in line for line in self.lines)
 
     @property
@@ -100,7 +100,7 @@ class ClassWriter:
         return name
 
     def _is_hidden(self, v: Var) -> bool:
-        """Whether `v` is a value on its way through the layers: what an expert calls x."""
+        """Check that `v` is a hidden state on its way through the layers: an expert calls it x."""
         if v not in self.makers or v.type != "Tensor":
             return False
         made = self.makers[v]

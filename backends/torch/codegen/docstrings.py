@@ -1,4 +1,4 @@
-"""What generated sources say about themselves: docstrings made of facts in the graph."""
+"""Docstrings of generated sources, made of facts in the graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node
-from weft.ir.op import Trait
 
 from ..program.quantized import numbers
 from ..program.statements import TOP, Program
@@ -86,7 +85,8 @@ def class_doc(method: Method, inner: Mapping[str, str]) -> str:
 
 
 def _block(method: Method, nodes: list[Node], parts: list[Call], inner: Mapping[str, str]) -> str:
-    """What a block adds to the residual stream, and where its norms stand (Xiong 2020, arXiv 2002.04745)."""
+    """Describe a block's additions to the residual stream, and the placement of its norms (Xiong 2020, arXiv
+    2002.04745)."""
     places = {_place(n, method.path) for n in nodes if n.op in NORMS}
     style = next((text for asked, text in STYLES if asked == places), "a block")
     *first, last = (inner[p.path] for p in parts)
@@ -98,8 +98,11 @@ def _block(method: Method, nodes: list[Node], parts: list[Call], inner: Mapping[
 
 
 def _place(norm: Node, scope: str) -> str:
-    """Where a norm of a block in `scope` stands: pre, what it makes goes into a part; post, it reads the stream and is
-    the stream; after, it makes what is added of what a part returns."""
+    """Classify the placement of a norm of a block in `scope`.
+
+    pre: its result goes into a part; post: it reads the stream and its result is the stream; after: its result, from a
+    part's output, is added to the stream.
+    """
     x = norm.inputs[0]
     readers = [reader for reader, _ in norm.output.uses]
     if readers and all(r.scope != scope and r.scope.startswith(f"{scope}.") for r in readers):
@@ -109,7 +112,7 @@ def _place(norm: Node, scope: str) -> str:
 
 
 def _parallel(method: Method, parts: list[Call]) -> bool:
-    """Whether the second part reads nothing that the first one has made."""
+    """Check that the second part reads nothing from the first."""
     made = set(parts[0].results)
     for item in method.items:
         if item is parts[1]:
@@ -129,7 +132,7 @@ def _listed(parts: list[Call], inner: Mapping[str, str]) -> str:
 
 def _about(node: Node) -> str:
     a = node.attrs
-    if Trait.SOFTMAX in node.op.traits:
+    if node.op is ops.attention:
         return _attention(node)
     if node.op is ops.glu:
         return f"a feed-forward with {GATES.get(a['activation'], 'a gated unit')}, {node.output.width} wide"

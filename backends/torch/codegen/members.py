@@ -1,4 +1,4 @@
-"""What the classes of a model hold: the lines of their constructors."""
+"""Members of generated classes: the lines of their constructors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str
 
 
 def _order(method: Method) -> dict[str, int]:
-    """Where things are first used."""
+    """Map members to the order of their first use."""
     found: dict[str, int] = {}
     for item in method.items:
         calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, Call) else []

@@ -29,7 +29,7 @@ class Writer:
     # -- text with tokens
 
     def token(self, o: Operand) -> str:
-        """What stands for an operand until names are chosen."""
+        """Return the placeholder of an operand until names are chosen."""
         if isinstance(o, Submodule) or (isinstance(o, ParamRef) and inside(o.path, self.method.path)):
             return self.member(o.path)
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
@@ -56,7 +56,7 @@ class Writer:
         return [names.give(o, self._called(o)) for o in self.given], names.text()
 
     def _called(self, o: Named) -> str:
-        """What a parameter would like to be called."""
+        """Return the preferred name of a parameter."""
         return "x" if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
     def _name_states(self) -> None:
@@ -242,7 +242,7 @@ def _words(path: str) -> list[str]:
 
 
 def _alike(o: Operand, results: Iterable[Var]) -> bool:
-    """Whether a result has the shape of an operand, and so may take its name."""
+    """Check that a result has an operand's shape, and so may reuse its name."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 

@@ -42,7 +42,7 @@ class Names:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _wanted(self) -> dict[Operand, str]:
-        """What goes through a loop, and what it is made of, is called x."""
+        """Prefer the name x for values that pass through a loop, and for those they are made from."""
         wanted: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:

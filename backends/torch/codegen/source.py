@@ -163,5 +163,5 @@ def _some_weight(method: Method) -> str:
 
 
 def _asks_like(method: Method) -> bool:
-    """Whether what makes the cache of a module is given a weight of another."""
+    """Check that `new_cache` of a module takes a weight of another module, for its dtype and device."""
     return "like" in re.findall(r"\w+", _new_cache(method))

@@ -63,7 +63,7 @@ class Method:
 
     @property
     def slots(self) -> int:
-        """How many steps hold states: one hands its own through, several make a tuple."""
+        """Number of items with states: with one, the cache is its state; with several, a tuple."""
         return len(self.stateful)
 
     @property
@@ -78,7 +78,7 @@ class Method:
 
 
 def has_state(item: Item) -> bool:
-    """Whether a step keeps something from call to call."""
+    """Check that an item keeps something from call to call."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0
@@ -230,7 +230,7 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 def _is_list(path: str, paths: set[str]) -> bool:
-    """Whether `path` only numbers what is under it."""
+    """Check that `path` has only numbered children, as a ModuleList has."""
     return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
 
 
@@ -248,7 +248,7 @@ def _inputs(method: Method) -> list[Var | ParamRef]:
 
 
 def reads(item: Item) -> Iterator[Operand]:
-    """What a step reads, in order."""
+    """Yield the operands of an item, in order."""
     if isinstance(item, Loop):
         made: set[Var] = set()
         for call in item.calls:
@@ -316,7 +316,7 @@ def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
 
 
 def _key(method: Method) -> Hashable:
-    """What two methods of one class have in common."""
+    """Return a key that is equal for methods of one class."""
     number: dict[Operand, int] = {v: i for i, v in enumerate(method.inputs)}
 
     def ref(o: Operand) -> Hashable:

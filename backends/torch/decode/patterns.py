@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.passes.analysis.rotary import rotation_of, unlike
 
 from ..kernels.shared.activation import ACTIVATIONS
 from ..program.quantized import is_kept
@@ -177,8 +178,8 @@ def self_attention(node: Node) -> SelfAttention | str:
         return "queries, keys or values are no projections"
     if len({h.projection.source for h in (q, k, v)}) != 1 or not together([h.projection for h in (q, k, v)]):
         return "queries, keys and values are not of the same value"
-    if not alike(q.rope, k.rope):
-        return "queries and keys are turned differently"
+    if (reason := unlike(q.rope, k.rope)) is not None:
+        return reason
     if not _normed_alike(q.norm, k.norm):
         return "queries and keys are normed differently"
     if len({h.projection.bias is None for h in (q, k, v)}) != 1:
@@ -196,17 +197,8 @@ def _normed_alike(q: Node | None, k: Node | None) -> bool:
     return q.attrs["eps"] == k.attrs["eps"] and (q.operand("weight") is None) == (k.operand("weight") is None)
 
 
-def alike(q: Node | None, k: Node | None) -> bool:
-    """Whether queries and keys are turned by the same angles, or both are not."""
-    if q is None or k is None:
-        return q is k
-    named = ("interleaved", "amplitude")
-    return q.inputs[1:] == k.inputs[1:] and all(q.attrs[n] == k.attrs[n] for n in named)
-
-
 def _heads(value: Value | None) -> Heads | None:
-    node = None if value is None else value.producer
-    rope = node if node is not None and node.op is ops.rope else None
+    rope = rotation_of(value)
     if rope is not None:
         value = rope.inputs[0]
     norm = None

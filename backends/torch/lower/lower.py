@@ -18,9 +18,7 @@ from .identifiers import with_identifiers
 
 
 def refusals(node: Node) -> list[str] | None:
-    """Why no lowering takes `node`, one line each; None if one does."""
-    from .. import ops as _all  # noqa: F401 - importing the package fills the registry
-
+    """List why each lowering refuses `node`; None if one accepts."""
     found = []
     for candidate in LOWERINGS.get(node.op.name, []):
         reason = candidate.when(node)

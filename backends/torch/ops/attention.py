@@ -38,8 +38,8 @@ def _rope(e: Emitter, node: Node) -> None:
 
 
 def role(value: Value) -> str:
-    """What an attention that reads `value` takes it for: q, k or v; nothing if none does."""
-    read = {reader.op.operands[i].name for reader, i in value.uses if _ATTENDING & reader.op.traits}
+    """Return the operand name (q, k or v) of `value` in the attentions that read it; "" if there is none."""
+    read = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
     return read.pop() if len(read) == 1 else ""
 
 

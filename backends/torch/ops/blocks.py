@@ -13,7 +13,7 @@ from ..program.statements import ParamRef, Submodule, Var
 
 
 def _widened(node: Node) -> str | None:
-    """Why its weights do not stay in blocks."""
+    """Say why its weights are dequantized at load; None if they stay in blocks."""
     layout = kept(node.operand("weight" if node.op is ops.linear else "table"))
     return layout if isinstance(layout, str) else None
 

@@ -95,7 +95,7 @@ def in_model_dtype(text: str, values: list[Value]) -> str:
 
 
 def _of_table(value: Value) -> bool:
-    """Whether `value` is rows of a table, which keeps its own dtype."""
+    """Check that `value` is looked up in a table, which keeps its own dtype."""
     made = value.producer
     table = made.operand("table") if made is not None and made.op is ops.embedding else None
     return isinstance(table, Param) and table.recipe.constant
@@ -188,7 +188,7 @@ def _softmax(e: Emitter, node: Node) -> Var:
 
 
 def _is_finite(x: Value) -> bool:
-    """Whether nothing masks `x`: it is a product or a norm, or such a one scaled."""
+    """Check that nothing masks `x`: it is a product or a norm, scaled or not."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
         return _is_finite(operand_of(x.producer))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)

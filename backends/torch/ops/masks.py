@@ -1,4 +1,4 @@
-"""Which keys a query sees, as boolean tensors [batch or 1, 1, seq, keys]."""
+"""Attention masks: boolean tensors [batch or 1, 1, seq, keys], True where a query sees a key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.ir.visible_keys import VisibleKeys
+from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
 from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
@@ -19,7 +19,7 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """What a query sees, or nothing; and how torch is told of causality where there is no mask.
+    """Return the attention mask, or None, and the text of the is_causal argument for a call without a mask.
 
     A plain cached attention has no mask in the first call of a text: there the keys are those of the call.
     """
@@ -49,13 +49,13 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
 
 
 def is_dense(node: Node) -> bool:
-    """Whether attention has no pattern but causality and a window."""
+    """Check that attention has no sparse pattern beside causality and a window."""
     return bool(node.attrs.get("pattern", "dense") == "dense")
 
 
 def sees_some(node: Node) -> bool:
-    """Whether positions alone decide which keys an attention sees, and its window, pattern or scores are such that no
-    operator of torch computes it without a mask of all pairs."""
+    """Check that positions alone determine the visible keys, and no PyTorch operator computes the attention without a
+    mask of all pairs because of its window, pattern or scores."""
     a = node.attrs
     special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
     alone = node.operand("bias") is None and node.operand("key_mask") is None
@@ -63,7 +63,7 @@ def sees_some(node: Node) -> bool:
 
 
 def seen_of(e: Emitter, node: Node) -> Var:
-    """What the queries see, for such an attention: a `Seen`, which layers share where they have caches."""
+    """Emit the `Seen` of such an attention; layers with caches share it."""
     rule = f"lambda q, k: {seen_keys(node).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
@@ -86,7 +86,7 @@ def cached_keys(e: Emitter, node: Node) -> Var:
 
 
 def shown_keys(e: Emitter, key_mask: Value) -> Var:
-    """Where `key_mask` [batch, keys] is not 0, [batch, 1, 1, keys]; None where a mask that may be left out is."""
+    """Return `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; None if an optional mask is absent."""
     made = e[key_mask]
     text = "{0}[:, None, None, :] != 0"
     if isinstance(made, Var) and made.default:

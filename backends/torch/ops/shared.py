@@ -1,4 +1,4 @@
-"""What layers may share: values that the model's own forward has."""
+"""Values of the model's own forward, which layers share."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from weft.ir.graph import Value
 
 
 def is_shared(value: Value) -> bool:
-    """Whether the model's own forward has `value`."""
+    """Check that the model's own forward makes `value`."""
     return value.producer is None or not value.producer.scope

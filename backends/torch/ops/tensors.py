@@ -88,7 +88,7 @@ def _expand(e: Emitter, node: Node) -> Var:
 
 
 def _broadcasts(e: Emitter, value: Value) -> bool:
-    """Whether all that becomes of `value`, a row for each text, is added to something that has these rows."""
+    """Check that `value`, a row repeated for each text, is only ever added to a value with those rows."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]
@@ -99,7 +99,7 @@ def _broadcasts(e: Emitter, value: Value) -> bool:
 
 
 def _expanded(value: Value) -> bool:
-    """Whether `value` is made of what `_broadcasts` asks about."""
+    """Check that `value` comes from an expand like those of `_broadcasts`."""
     made = value.producer
     return made is not None and (
         made.op is ops.expand or (made.op in (ops.embedding, ops.affine, ops.cast) and _expanded(_first(made)))

@@ -1,4 +1,4 @@
-"""What computes each node of a model when it generates, and why: on a GPU by kernels, elsewhere by torch."""
+"""Explain the kernel or PyTorch fallback of each part of a decode step, with reasons."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HOPPER = (9, 0)  # the compute capability that is asked about by default
 
 @dataclass(frozen=True)
 class Explained:
-    """How a decode step computes `node`, or a part of it, and its like in `count` layers: by `kernel`, which computes
-    `parts` of the model too; or by torch, and if a kernel could, `reason` says why it does not."""
+    """Computation of `node`, or a part of it, in a decode step, and of its like in `count` layers: by `kernel`,
+    together with `parts`; or by PyTorch, with the `reason` if a kernel exists."""
 
     node: str
     op: str
@@ -38,7 +38,7 @@ class Explained:
 def explain(
     graph: Graph, dtype: torch.dtype = torch.bfloat16, capability: tuple[int, int] | None = HOPPER
 ) -> list[Explained]:
-    """How one token is computed: every node that is left to compute, nodes alike in several layers once.
+    """List how a decode step computes each node; equal nodes of several layers appear once.
 
     `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
     """
@@ -66,7 +66,7 @@ def explain_cpu(dtype: torch.dtype) -> str:
 
 
 def _told(choice: Choice, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
-    """What is told of one choice, its node left out."""
+    """Explain one choice, without its node."""
     op = choice.node.op.name
     if not choice.kernel:
         return Explained("", op, 1, reason=choice.reason)

@@ -117,7 +117,7 @@ def run_source(text: str) -> types.ModuleType:
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
-    """How an instance of a generated class pickles: its class by the text that makes it."""
+    """Pickle an instance of a generated class: its class by its source text."""
     kind = type(instance)
     text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None

@@ -30,7 +30,8 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 
 @dataclass
 class Plan:
-    """How modules are cut, by path; the attentions whose caches are, and why what is left is computed whole."""
+    """Plan of tensor parallelism: the split of modules by path, the attentions with split caches, and reasons for
+    replicated parts."""
 
     styles: dict[str, str] = field(default_factory=dict)
     caches: list[str] = field(default_factory=list)
@@ -60,7 +61,7 @@ def write_plan(graph: Graph, degree: int) -> str:
 
 
 def make_plan(graph: Graph, degree: int, program: Program) -> Plan:
-    """How the model of `graph`, whose lowered form is `program`, is divided among `degree` processes.
+    """Divide the model of `graph`, lowered to `program`, among `degree` processes.
 
     Raises:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
@@ -84,7 +85,7 @@ def make_plan(graph: Graph, degree: int, program: Program) -> Plan:
 
 
 class _Modules:
-    """Which modules of a program hold which parameters of its graph."""
+    """Map parameters of a graph to the modules of its program that hold them."""
 
     def __init__(self, program: Program) -> None:
         names = {key: param.name for key, param in program.weights.items()}
@@ -236,7 +237,7 @@ def _listed(paths: list[str]) -> str:
 
 
 def _numbered(path: str) -> tuple[str, str, str] | None:
-    """Where a path counts: what is before the number, the number, what is behind it."""
+    """Split a path at its layer number: before, number, after."""
     parts = path.split(".")
     for i, part in enumerate(parts):
         if part.isdigit():

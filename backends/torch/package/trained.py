@@ -14,6 +14,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.passes import Pipeline, default_pipeline, run_passes
 
+from ...options import KEEP_BLOCKS
 from ..lower.identifiers import parameter_names
 from ..lower.lower import lower
 
@@ -27,7 +28,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
     Raises:
         WeftError: if a tensor is unknown, missing, or of another shape.
     """
-    if graph.meta.get("keep_blocks"):
+    if graph.meta.get(KEEP_BLOCKS):
         raise WeftError("weights that stay in blocks are not trained: give the graph of a module without keep_blocks")
     simplify, *_ = default_pipeline(graph, trains=True).phases
     declared, read = _keys(graph), _keys(run_passes(graph, Pipeline((simplify,))))

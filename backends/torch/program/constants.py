@@ -18,7 +18,7 @@ def formula(recipe: Recipe) -> str | None:
         return None
     r = recipe
     if r.scaling in ("none", "linear", "ntk", "dynamic"):
-        theta = _number(_theta(r))
+        theta = _number(r.base(r.dim, r.theta))
         return f"rope_frequencies({r.dim}, {theta}, {{0}}.device)" + (
             f" / {_number(r.factor)}" if r.scaling == "linear" else ""
         )
@@ -34,22 +34,12 @@ def formula(recipe: Recipe) -> str | None:
 
 
 def stored_dtype(param: Param, dtype: DType) -> DType:
-    """What a parameter is stored as by a model whose weights are of `dtype`: tables in f32, as they are whole numbers
-    and what blocks are made of."""
+    """Return the dtype that a model of `dtype` stores a parameter in: integers and block data keep theirs, constant
+    tables are f32."""
     kind = param.type.dtype
     if not kind.is_float or param.recipe.has(Stored):
         return kind
     return dtypes.f32 if param.recipe.constant else dtype
-
-
-def _theta(r: RopeFrequencies) -> float:
-    """The base after NTK-aware scaling."""
-    if r.scaling not in ("ntk", "dynamic"):
-        return r.theta
-    growth = r.factor
-    if r.scaling == "dynamic":
-        growth = max(1.0, growth * r.length / r.original - growth + 1)
-    return float(r.theta * growth ** (r.dim / (r.dim - 2)))
 
 
 def _number(x: float) -> str:

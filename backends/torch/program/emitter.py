@@ -43,11 +43,11 @@ class Emitter:
             self._made[value] = var
 
     def enter(self, node: Node) -> None:
-        """What is emitted from now on stands for `node`."""
+        """Attribute following statements to `node`."""
         self.node, self.scope = node, node.scope
 
     def leave(self) -> None:
-        """What is emitted from now on stands for no node."""
+        """Attribute following statements to no node."""
         self.node, self.scope = None, TOP
 
     def __getitem__(self, value: Value) -> Operand:
@@ -155,7 +155,7 @@ class Emitter:
         return self._hoisted[key][0]
 
     def is_hoisted(self, var: Var) -> bool:
-        """Whether `var` is made in the model's own forward, for layers to share."""
+        """Check that `var` is computed in the model's own forward, for layers to share."""
         return any(s.early and var in s.results for s in self.program.statements)
 
     def folded(self, var: Var, first: int) -> tuple[str, list[Operand]]:
@@ -216,7 +216,7 @@ class Emitter:
         return self._parts[path] > len(params)  # blocks of a weight are several
 
     def _inside(self, path: str) -> bool:
-        """Whether the module at `path` stands in the scope of the node."""
+        """Check that the module at `path` lies in the scope of the node."""
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def hold(self, param: Param) -> Operand:

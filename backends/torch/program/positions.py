@@ -1,4 +1,4 @@
-"""Where a call begins and which keys it sees: the first lines of the forward of a model that generates."""
+"""Positions of a call and its visible keys: the first lines of a decoder's forward."""
 
 from __future__ import annotations
 
@@ -62,8 +62,11 @@ def first_position(e: Emitter) -> Var | None:
 
 
 def rolled(node: Node) -> tuple[int, int] | None:
-    """How many keys the cache of an attention with a window holds at most, and how many of the first ones stay; None
-    where it holds all: its bias then is not made of distances, or others read that too, for other keys."""
+    """Return the capacity of a windowed attention's rolling cache, and the number of first keys that stay.
+
+    None if the cache keeps all keys, because its bias is not made of distances, or is shared with attentions to other
+    keys.
+    """
     window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
     if window is None:
         return None
@@ -72,7 +75,7 @@ def rolled(node: Node) -> tuple[int, int] | None:
 
 
 def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
-    """Whether `bias` is made of the distances to keys at `position_ids`, for attentions with such a window alone."""
+    """Check that `bias` is made of distances to keys at `position_ids`, for attentions with this window only."""
     maker = bias.producer
     keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
     wanted = {"window": window, "keep_first": keep, "causal": True}

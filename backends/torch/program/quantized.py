@@ -1,7 +1,7 @@
-"""Which weights of a graph stay in the quantized blocks that the checkpoint stores, and as which tensors.
+"""Weights that stay in the quantized blocks of the checkpoint, and their tensors.
 
-``graph.meta["keep_blocks"]`` asks for it: ``head`` or ``all``. Of the numbers of `kept` weights a module of the parts
-has the codes, the scales and the offsets, see `parts/quantized.py`; every other weight is widened.
+`BlockOptions` of the target ask for it in the meta of the graph: ``head`` or ``all``. A module of
+`snippets/quantized.py` holds the codes, scales and offsets of a `kept` weight; every other weight is dequantized.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from weft.ir.recipes.quantized import Stored, stored_layout
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
+from ...options import KEEP_BLOCKS
+
 NOT_ASKED = ""
 
 
 def kept(weight: Value | None) -> BlockLayout | str:
     """The layout that `weight`, of a linear map, is kept in; or why it is widened, nothing if it is not to be kept."""
-    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get("keep_blocks")):
+    if not isinstance(weight, Param) or not (asked := weight.graph.meta.get(KEEP_BLOCKS)):
         return NOT_ASKED
     if asked == "head" and weight.shape[0] != weight.graph.meta.get("vocab"):
         return NOT_ASKED
@@ -40,7 +42,7 @@ def kept(weight: Value | None) -> BlockLayout | str:
 
 
 def is_kept(node: Node) -> bool:
-    """Whether `node` is a linear map whose weights stay in blocks."""
+    """Check that `node` is a linear whose weight stays in blocks."""
     return node.op is ops.linear and isinstance(kept(node.operand("weight")), BlockLayout)
 
 
@@ -68,7 +70,7 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
 
 
 def numbers(param: Param) -> int:
-    """How many weights a tensor of a module is: codes are what they stand for, and what goes with them is none."""
+    """Count the weights that a module's tensor stands for: codes count, scales and offsets do not."""
     recipe = param.recipe
     if isinstance(recipe, Stored):
         return math.prod(recipe.item.shape(param.graph.reader))
@@ -76,7 +78,7 @@ def numbers(param: Param) -> int:
 
 
 def summary(weights: Iterable[Param]) -> dict[str, int]:
-    """How many weights are kept, by their layout, of which a module has the tensors `weights`."""
+    """Count the kept weights among a module's tensors `weights`, by block layout."""
     found: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
@@ -86,19 +88,19 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
 
 
 def widened(graph: Graph) -> list[str]:
-    """What is to be kept and cannot be, with the reason."""
+    """List weights that cannot stay in blocks as asked, with the reason."""
     weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
     reasons = ((w.name, kept(w)) for w in weights)
     return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
 
 
 def _reads(node: Node, weight: Param, home: str) -> bool:
-    """Whether `node` can multiply by, or look up rows of, a module at `home`."""
+    """Check that `node` can use a module at `home`, to multiply by `weight` or look up its rows."""
     scope = node.scope
     operand = {ops.linear: "weight", ops.embedding: "table"}.get(node.op)
     return operand is not None and node.operand(operand) is weight and (not scope or home.startswith(f"{scope}."))
 
 
 def embeds(weight: Param) -> bool:
-    """Whether rows of `weight` are looked up, too."""
+    """Check that `weight` is also an embedding table."""
     return any(node.op is ops.embedding for node in weight.users)

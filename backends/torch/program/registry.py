@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from weft.ir.graph import Node
 from weft.ir.op import Op
+from weft.ir.registry import Alternatives
 
 from .emitter import Emitter
 from .statements import Operand
@@ -24,7 +25,7 @@ class Lowering:
     emit: Emit
 
 
-LOWERINGS: dict[str, list[Lowering]] = {}
+LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.torch.ops", "see `weft ops`")
 
 
 def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> Callable[[Emit], Emit]:
@@ -36,8 +37,7 @@ def lowering(*ops: Op, when: When = lambda node: None, first: bool = False) -> C
     def register(emit: Emit) -> Emit:
         for op in ops:
             name = getattr(emit, "__name__", op.name)
-            known = LOWERINGS.setdefault(op.name, [])
-            known.insert(0 if first else len(known), Lowering(name, when, emit))
+            LOWERINGS.put(op.name, Lowering(name, when, emit), first)
         return emit
 
     return register

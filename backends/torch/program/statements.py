@@ -1,4 +1,4 @@
-"""What a graph becomes on its way to Python: statements over named tensors, modules and weights, each in a scope.
+"""Statements over named tensors, modules and weights, each in a scope: the form between a graph and Python.
 
 A lowering turns a node into one or a few `Statement`s. Their text is a Python expression in which ``{0}``, ``{1}`` …
 stand for the operands. `structure` then gathers the statements of a scope into a method, and `source` writes it down.
@@ -23,7 +23,7 @@ TOP = ""  # the scope of the model itself
 
 @dataclass(eq=False)
 class Var:
-    """What a statement makes, or the model is given: a tensor (of `shape`, where known), or a number.
+    """Result of a statement or input of the model: a tensor (of `shape`, if known), or a number.
 
     `name` is what it would like to be called; `type` is its annotation, and `default` what it is if it is left out.
     """
@@ -56,7 +56,7 @@ class ParamRef:
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """What a layer keeps from call to call, None where there is no cache; `init` makes it for `batch` and `length`."""
+    """Cache or state of a layer, None without a cache; `init` makes it for `batch` and `length`."""
 
     name: str
     init: str
@@ -96,7 +96,7 @@ class Program:
 
 
 def inside(path: str, scope: str) -> bool:
-    """Whether `path` lies under `scope`."""
+    """Check that `path` lies under `scope`."""
     return not scope or path.startswith(f"{scope}.")
 
 

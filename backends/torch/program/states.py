@@ -1,10 +1,9 @@
-"""Which nodes of a decoder keep something from call to call, and which count the keys that such attentions see."""
+"""Nodes of a decoder with caches or states, and nodes that count the keys of such attentions."""
 
 from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.op import Trait
 from weft.passes.analysis.states import SOURCE, caches, has_cache, states
 from weft.passes.library.cache.key_axis import bias_makers
 
@@ -21,7 +20,7 @@ def cached_nodes(graph: Graph) -> set[Node]:
 
 def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
     """The nodes that make biases of the attentions in `cached`: what they count along the call are keys."""
-    biases = [b for n in cached if Trait.SOFTMAX in n.op.traits and (b := n.operand("bias")) is not None]
+    biases = [b for n in cached if n.op is ops.attention and (b := n.operand("bias")) is not None]
     return set(bias_makers(graph, biases)) if biases else set()
 
 

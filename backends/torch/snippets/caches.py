@@ -1,4 +1,4 @@
-"""What a layer keeps from call to call."""
+"""Caches of layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Cache(list[Any]):
-    """What every layer keeps of the tokens so far: texts of at most `capacity` tokens, `length` of them in use."""
+    """Caches of all layers, for texts of at most `capacity` tokens; `length` of them are in use."""
 
     def __init__(self, layers: list[Any], capacity: int) -> None:
         super().__init__(layers)

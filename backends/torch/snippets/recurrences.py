@@ -13,8 +13,8 @@ from .indexing import wide
 
 
 def chunk_count(tokens: int, size: int) -> int:
-    """How many chunks of `size` hold `tokens`; one more in an exported program, where a size of 1 would be a special
-    case of all that there are."""
+    """Return the number of chunks of `size` in `tokens`; one more in an exported program, where a symbolic count must
+    not specialize to 1."""
     return (tokens + (2 * size if torch.compiler.is_exporting() else size) - 1) // size
 
 

@@ -1,4 +1,4 @@
-"""What a recurrence carries from call to call."""
+"""State of a recurrence, from call to call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class State:
 
 
 def resumed(state: State | None) -> Tensor | tuple[Tensor, ...] | None:
-    """What the calls so far left in `state`; None where there is no cache."""
+    """Return the state after the calls so far; None without a cache."""
     if state is None:
         return None
     return state.values if len(state.values) > 1 else state.values[0]

@@ -26,7 +26,7 @@ WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads of more than 128 nu
 
 
 class Seen:
-    """Which keys the queries of a call see: those whose positions `sees` says so of. Layers share what is made of it.
+    """Visible keys of a call's queries, by the predicate `sees` on positions. Layers share the masks made from it.
 
     queries [batch or 1, seq] and keys [batch or 1, n] are positions. `first` is that of the first query, where the call
     goes on with the same consecutive positions in every row and only causality and a window decide what is seen.
@@ -80,7 +80,7 @@ class Seen:
 
     @property
     def _length(self) -> int:
-        """How many tokens the text has after the call."""
+        """Return the number of tokens in the text after the call."""
         return (self.first or 0) + self.queries.shape[1]
 
 
@@ -119,8 +119,11 @@ def attend(
 
 
 def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Whether flex_attention computes this: gradients are wanted, of texts of more than one block, on a GPU that Triton
-    compiles for, with heads that fit there. An exported program is for all devices."""
+    """Check that flex_attention computes this: training on more than one block, on a GPU with Triton, with heads that
+    fit.
+
+    Never in an exported program, which must run on all devices.
+    """
     if not learns(q, k, v, sinks) or not q.is_cuda or q.shape[2] < 128 or torch.compiler.is_exporting():
         return False
     widest = max(q.shape[-1], v.shape[-1])
@@ -132,13 +135,13 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 
 
 def skips(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Whether the kernel for windows computes this: several tokens, on a GPU that it runs on, without gradients."""
+    """Check that the window kernel computes this: several tokens, on a supported GPU, without gradients."""
     return q.shape[2] > 1 and not torch.compiler.is_compiling() and has_window_kernel(q, k, v, sinks)
 
 
 def fits_window(seen: Seen, window: int) -> bool:
-    """Whether the keys are those of the queries, all within one window; an exported program, which is for all lengths,
-    cannot tell."""
+    """Check that the keys are those of the queries, all within one window; False in an exported program, whose lengths
+    are symbolic."""
     queries, keys = seen.queries.shape[1], seen.keys.shape[1]
     return not torch.compiler.is_exporting() and queries == keys and queries <= window
 

@@ -1,4 +1,4 @@
-"""What is not the same of two operations that correspond: all of it for a panel, and the gist for the box."""
+"""Differences between two corresponding operations: all of them for a panel, a summary for the box."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def without_keys(text: str) -> str:
 
 
 def gist(before: Vertex, after: Vertex, found: Sequence[Change]) -> tuple[str, ...]:
-    """What is written on an operation that changed, at most two lines."""
+    """Summarize a change in at most two lines, to write on the operation."""
     lines = []
     kinds = {c.what.partition(" ")[0] for c in found}
     old, new = detail(before.meant), detail(after.meant)
@@ -97,7 +97,7 @@ def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) 
 
 
 def _operands(before: Sequence[str], after: Sequence[str]) -> str:
-    """Which operands there are now and were not, or no more."""
+    """Name the operands that were added or removed."""
     come, gone = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
     if come:
         return f"reads {_few(come)} too"

@@ -1,4 +1,4 @@
-"""Which layers of two networks correspond, where they are not equally many: by structure and weights, in order."""
+"""Align the layers of two networks of different depth by structure and weights, in order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _paired(ours: list[str], theirs: list[str]) -> dict[str, str]:
 
 
 def _parts(layers: Layers) -> list[Counter[str]]:
-    """What each layer is made of: its operations by their names, and again with all that is known of them."""
+    """Describe each layer by its operations: once by their names, once with all their attributes."""
     found = []
     for layer, vertices in layers.items():
         parts = Counter[str]()

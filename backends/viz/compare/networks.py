@@ -22,7 +22,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many operations have which sign; those that are there twice count once."""
+        """Count operations by sign; operations present in both networks count once."""
         every = [v.mark.sign for v in self.after.vertices if v.mark]
         every += [v.mark.sign for v in self.before.vertices if v.mark and v.mark.sign == REMOVED]
         return {sign: every.count(sign) for sign in SIGNS}
@@ -78,7 +78,7 @@ def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: M
 
 
 def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
-    """What the values of `before` are called in `after`; "" for those that are not there."""
+    """Map values of `before` to their names in `after`; "" for values that `after` lacks."""
     theirs = {v.name: v for v in after.vertices}
     found: dict[str, str] = {}
     for v in before.vertices:
@@ -92,7 +92,7 @@ def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[s
 
 
 def _recipes(before: Network, after: Network) -> Recipe:
-    """What to compare of how weights are made: all, but the names of tensors if none of them are in both networks."""
+    """Choose how weight recipes are compared: without tensor names if the two networks share none."""
 
     def keys(network: Network) -> set[str]:
         return {found.group() for v in network.vertices for w in v.weights for found in QUOTED.finditer(w.recipe)}
@@ -138,7 +138,7 @@ class _Matcher:
             self.taken.add(other)
 
     def called(self, name: str, scope: str) -> str:
-        """What something of `scope` is called in the layer that corresponds to its own; "" where there is none."""
+        """Rename something of `scope` as in the corresponding layer; "" if there is none."""
         layer = layer_of(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):
@@ -147,7 +147,7 @@ class _Matcher:
 
 
 def _shared(v: Vertex, other: Vertex) -> int:
-    """How many weights of two operations are made in one way."""
+    """Count the weights that two operations make with the same recipe."""
     return len({w.recipe for w in v.weights} & {w.recipe for w in other.weights})
 
 

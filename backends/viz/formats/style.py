@@ -1,4 +1,4 @@
-"""How kinds of parts look, on paper and at night: colours, and marks for those who see colours otherwise."""
+"""Styles of the kinds of parts, in light and dark: colours, and marks for readers who cannot tell colours apart."""
 
 from __future__ import annotations
 

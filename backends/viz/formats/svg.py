@@ -64,7 +64,7 @@ def drawn_size(placed: Placed) -> Point:
 
 
 def picture(placed: Placed) -> Iterator[str]:
-    """What is in an open part, without its frame, its corner at 0, 0."""
+    """Draw the contents of an open part without its frame, with its corner at 0, 0."""
     yield f'<g transform="translate({-placed.x - PAD:g} {-placed.y - HEAD - GAP:g})">'
     for inner in placed.inner:
         yield from _drawn(inner)

@@ -63,6 +63,6 @@ def _times(part: Part) -> str:
 
 
 def _parameters(part: Part) -> Text:
-    """How many numbers the part has learned that no part before it has; nothing where there is none."""
+    """Format the number of parameters that this part is the first to use; empty if there are none."""
     learned = sum(w.learned for v in part.all_vertices() for w in v.weights)
     return Text(count(learned) if learned else "")

@@ -120,7 +120,7 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
 
 
 def _tangled(box: Box) -> int:
-    """How many places there are in rows."""
+    """Count the grid cells of rows, the measure of a tangle."""
     if isinstance(box, Rows):
         return sum(map(len, box.rows))
     return sum(map(_tangled, box.boxes)) if isinstance(box, (Column, Branches)) else 0
@@ -161,7 +161,7 @@ def _rails(wiring: Wiring, parts: Sequence[Part], places: Mapping[int, tuple[int
 
 
 def _rightmost(box: Box, path: Sequence[int]) -> bool:
-    """Whether nothing stands right of what is at `path`."""
+    """Check that nothing is to the right of the box at `path`."""
     for place in path:
         if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and place + 1 < len(box.boxes)):
             return False
@@ -170,7 +170,7 @@ def _rightmost(box: Box, path: Sequence[int]) -> bool:
 
 
 def _places(box: Box, path: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Where every part stands: the places of boxes in boxes that lead to it."""
+    """Yield every part's path: its index in each of the nested boxes that contain it."""
     if isinstance(box, Item):
         yield box.index, path
     elif isinstance(box, Rows):

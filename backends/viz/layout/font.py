@@ -13,7 +13,7 @@ WEIGHTS = {False: "400", True: "600"}
 
 @functools.cache
 def advances(bold: bool) -> dict[str, int]:
-    """How wide every letter of the font is, in thousandths of its size."""
+    """Return the advance width of every letter, in thousandths of the font size."""
     table: dict[str, int] = json.loads((FONT / "advances.json").read_text(encoding="utf-8"))[WEIGHTS[bold]]
     return table
 

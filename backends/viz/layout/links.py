@@ -1,4 +1,4 @@
-"""What reads what, for formats that lay out by themselves."""
+"""Links between parts, for formats with a layout engine of their own (DOT, Mermaid)."""
 
 from __future__ import annotations
 

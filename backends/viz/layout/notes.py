@@ -1,4 +1,4 @@
-"""What is written for values that no line brings to a part, or takes from it."""
+"""Captions for values that a part reads or makes without a line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def said(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable
 
 
 def called(value: str, path: str, shared: bool = False) -> str:
-    """What `value` is called beside the part at `path`: by the outermost part that made it and is not around both.
+    """Name `value` as seen from the part at `path`: by the outermost part that makes it and does not contain both.
 
     "layers.0.attn.k" is "k" in "layers.0.attn", "attn output" in "layers.0", "encoder.norm" is "encoder output" in
     "decoder.layers.0"; "layers.0.mlp.down" is "mlp of the layer before" in "layers.1",

@@ -1,4 +1,4 @@
-"""Which parts a picture has open."""
+"""Choose the parts that a picture has open."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where everything is: sizes, corners and lines, in pixels, for any choice of opened parts.
+"""Positions of shapes and lines, in pixels, for any set of open parts.
 
-The same rules stand in page.js, which asks again whenever a part is opened or closed; a test compares the two.
+web/scripts/ repeats these rules to lay out again when a reader opens or closes a part; a test compares the two.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Wire:
 
 @dataclass
 class _Inside:
-    """Where the boxes of an open shape came to stand.
+    """Positions of the boxes inside an open shape.
 
     `spots` are its parts, `spans` the top and bottom of boxes by their paths, `tops` those of rows, `rooms` the x of
     the lines that pass rows.
@@ -224,7 +224,7 @@ def _rail(around: Placed, target: Placed, lane: int) -> list[Point]:
 
 
 def _beside_circle(x: float, target: Placed) -> bool:
-    """Whether a line from `x` comes into a circle from its side."""
+    """Check that a line from `x` enters a circle from its side."""
     return bool(target.shape.label.symbol) and abs(x - target.axis) > 1
 
 
@@ -236,8 +236,8 @@ def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
 
 
 def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """How much lower than in the middle a line goes to its target, where several come from the same side: the farthest
-    is the lowest, so that none crosses another."""
+    """Offset horizontal runs of lines that reach a target from the same side: the farthest runs lowest, so that none
+    cross."""
     found: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)
@@ -274,7 +274,7 @@ def _bent(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -
 
 
 def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
-    """How far from the middle of its target every line arrives: side by side, where several do."""
+    """Offset each line's arrival from the middle of its target, so that several arrive side by side."""
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
     found = {(line.source, line.target): 0.0 for line in lines}
     for target, spot in [*inside.spots.items(), (END, around)]:

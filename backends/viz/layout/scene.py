@@ -25,7 +25,7 @@ ALL = "*"  # after a key: a repeat is to be drawn as often as it is computed
 
 @dataclass(frozen=True)
 class Size:
-    """How large something is, and how far from its left side the line that it stands on."""
+    """Width and height, and the x of the vertical line that passes through."""
 
     width: float
     height: float
@@ -130,13 +130,13 @@ def _once(part: Part, body: list[Part]) -> Part:
 
 
 def _names(first: Part, other: Part) -> dict[str, str]:
-    """What the values of `first` are called in another part, which is equal but for names."""
+    """Map the value names of `first` to those of `other`, a part that differs in names only."""
     pairs = zip(first.all_vertices(), other.all_vertices(), strict=True)
     return {a: b for v, w in pairs for a, b in zip((*v.reads, *v.makes), (*w.reads, *w.makes), strict=True)}
 
 
 def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
-    """What `shape` is to its part, to another one that is equal but for names; `names` are those of its values."""
+    """Copy `shape` for another part that differs in names only; `names` maps the names of its values."""
 
     def called(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(v, v) for v in values)
@@ -159,7 +159,7 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
 
 
 def _body(part: Part) -> Part:
-    """What holds the parts that are drawn in `part`: of a layer that repeats, the layer."""
+    """Return the part whose inner parts are drawn: of a repeat, its layer."""
     return part.children[0] if part.count > 1 and len(part.children) == 1 and part.children[0].children else part
 
 
@@ -192,7 +192,7 @@ def _shape(
 
 
 def _label(part: Part, notes: tuple[str, ...]) -> Label:
-    """What is written on `part`: in words, where there are notes for which a circle has no room."""
+    """Label `part`: in words instead of a symbol, if it has notes for which a circle is too small."""
     text = label(part)
     return replace(text, title=IN_WORDS[text.symbol], symbol="") if notes and text.symbol else text
 

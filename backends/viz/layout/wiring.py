@@ -1,4 +1,4 @@
-"""What goes as a line from part to part of a scope, and what is told in words beside a part.
+"""Choose the values drawn as lines between the parts of a scope, and those written as notes beside a part.
 
 An input of the model that many read has a line to the first of its readers, for others it is a note. The heaviest path,
 by the bytes of weights and the operations on it, is the stream of the scope. Where lines beside it would make a tangle,
@@ -37,7 +37,7 @@ class Wiring:
 def wired(
     parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[str], within: Collection[int] | None = None
 ) -> Wiring:
-    """How `parts` are joined in a scope that is given the values `entering` and makes those `leaving`.
+    """Connect `parts` in a scope that reads the values `entering` and makes the values `leaving`.
 
     The first of the values entering that are read comes in at the top. `within`: parts without a line out of the scope;
     then tables beside the stream have one line too.
@@ -117,11 +117,11 @@ def _spare(parts: Sequence[Part], made: Wiring, stream: Sequence[int]) -> None:
 
 
 def _counts(part: Part) -> bool:
-    """Whether a part reads only the shape of what it reads."""
+    """Check that a part uses only the shape of its inputs."""
     return bool(part.vertices) and part.vertices[0].op == "iota"
 
 
 def _apart(graph: nx.DiGraph, i: int, stream: Sequence[int]) -> bool:
-    """Whether nothing of the stream, or of what comes in, is part of what is computed in `i`."""
+    """Check that part `i` depends neither on the stream nor on its input."""
     above = nx.ancestors(graph, i) | {i}
     return START not in above and not above & {*stream}

@@ -1,4 +1,4 @@
-"""How fast devices compute and how fast they read: the peaks of data sheets, dense, that a roofline needs.
+"""Peak FLOPs and memory bandwidth of devices, from data sheets (dense), for the roofline.
 
 H100, H200    NVIDIA H100 and H200 Tensor Core GPU data sheets, SXM: half of the f16 and bf16 peaks with sparsity
 A100          NVIDIA A100 80 GB data sheet, SXM
@@ -43,7 +43,7 @@ DEVICES = (
 
 
 def data() -> dict[str, Any]:
-    """What the page lets its reader choose."""
+    """Return the devices and dtypes that the page offers."""
     return {
         "tokens": TOKENS,
         "dtypes": DTYPES,

@@ -1,4 +1,4 @@
-"""What a part of a picture has and costs: the numbers of `weft inspect`, part by part."""
+"""Parameters, FLOPs and bytes of each part of a picture: the numbers of `weft inspect`, part by part."""
 
 from __future__ import annotations
 

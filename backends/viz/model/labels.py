@@ -1,4 +1,4 @@
-"""What is written on a part, and of which kind it is: kinds have colours, and names in the legend."""
+"""Labels and kinds of parts; a kind has a colour and a name in the legend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 MEANINGS = KINDS | {sign_kind(sign): sign for sign in SIGNS}
 _KIND = {
     "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
-    "attention": "attention", "rotary_attention": "attention", "relative_attention": "attention",
+    "attention": "attention", "relative_attention": "attention",
     "rope": "position", "alibi": "position", "relative_position_bias": "position",
     "glu": "feed-forward", "gelu": "feed-forward", "relu": "feed-forward", "relu2": "feed-forward",
     "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
@@ -77,7 +77,7 @@ class Label:
 
 
 def label(part: Part) -> Label:
-    """What is written on `part` when it is closed."""
+    """Label a closed part."""
     return _marked(part, _leaf(part) if part.vertices else _group(part))
 
 
@@ -105,7 +105,7 @@ def _leaf(part: Part) -> Label:
 
 
 def titled(v: Vertex) -> str:
-    """What an operation is called."""
+    """Name an operation."""
     if v.attends:
         return attention_name(v)
     if v.op == "glu":
@@ -157,7 +157,7 @@ def _experts(v: Vertex) -> str:
 
 
 def _group(part: Part) -> Label:
-    """What is written on a group: what it is in the words of papers, where its operations tell."""
+    """Label a group by its role in the terms of papers, if its operations reveal it."""
     if not part.path:
         return Label(part.name, (_contents(part),), "group")
     if NUMBERED.fullmatch(part.name):
@@ -172,7 +172,7 @@ def _group(part: Part) -> Label:
         return Label("Mixture of experts", (part.name, " · ".join(lines)), "experts")
     attention = next((v for v in ops.values() if v.attends), None)
     if attention is not None:
-        turned = ["RoPE"] if {"rope", "rotary_attention"} & ops.keys() else []
+        turned = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
         return Label(
             _named(part, attention), (part.name, " · ".join([*_attention_facts(attention), *turned])), "attention"
         )
@@ -197,7 +197,7 @@ def _named(part: Part, attention: Vertex) -> str:
 
 
 def _layers(part: Part) -> str:
-    """What a repeat, or one of its layers, is called: its numbers, and what other layers may not have."""
+    """Name a repeat, or one of its layers: its layer numbers, and what distinguishes it from other layers."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):

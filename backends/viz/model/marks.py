@@ -1,4 +1,4 @@
-"""What a comparison says of operations: which are new, gone or changed, and in what."""
+"""Marks of a comparison: operations that are new, removed or changed, with the differences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def kind(sign: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """What of an operation was `before` and is `after`, as a panel tells it.
+    """A property of an operation, `before` and `after`, as a panel shows it.
 
     `named` says that these texts hold names, which are others in every layer.
     """
@@ -53,6 +53,6 @@ def common(marks: Iterable[Mark | None]) -> str:
 
 
 def counted(marks: Iterable[Mark | None]) -> str:
-    """How many operations have which sign, but for those that are kept: "2 removed, 1 changed"."""
+    """Count operations by sign, without unchanged ones: "2 removed, 1 changed"."""
     found = Counter(mark.sign for mark in marks if mark is not None)
     return ", ".join(f"{found[sign]} {sign}" for sign in SIGNS if sign != KEPT and found[sign])

@@ -1,4 +1,4 @@
-"""What a picture shows: operations that read and make values, each with the facts that a panel tells."""
+"""The network that a picture shows: operations that read and make values, with facts for their panels."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Network:
 
 
 def network(graph: Graph) -> Network:
-    """What there is to draw of a weft graph."""
+    """Convert a weft graph to a network to draw."""
     unseen = {p: elements(p) for p in learned(graph)}
     return Network(
         graph.name,
@@ -116,12 +116,12 @@ def network(graph: Graph) -> Network:
 
 
 def _made(origin: Origin) -> tuple[str, str | None]:
-    """What a module is made as, and where."""
+    """Return the text of the module that made a scope, and its source line."""
     return repr(origin.made), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
 def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
-    """What there is to draw of `node`, which takes the parameters that it reads first out of the `unseen` ones."""
+    """Convert `node` to a vertex that owns the parameters it is the first to read; they are removed from `unseen`."""
     read = list(_read(node))
     kept = cached([node])
     found = of_node(node)

@@ -38,7 +38,7 @@ class Part:
 
     @property
     def parallel(self) -> bool:
-        """Whether no time reads what the time before it made."""
+        """Check that no repetition reads results of the one before."""
         made = {name for part in self.children for name in part.made}
         return not any(name in made for part in (self.others or [[]])[0] for name in part.read)
 
@@ -86,13 +86,13 @@ class Part:
 
     @cached_property
     def weight(self) -> int:
-        """How much the part is of the model: an operation counts as a byte, its weights as theirs."""
+        """Weight of the part in the model: its parameter bytes, and one per operation."""
         own = sum(1 + sum(w.bytes for w in v.weights) for v in self.vertices)
         return own + sum(part.weight for part in itertools.chain(self.children, *self.others))
 
     @cached_property
     def layered(self) -> bool:
-        """Whether the part is a layer, or has layers in it."""
+        """Check that the part is a layer or contains layers."""
         return self.count > 1 or (self.name.isdigit() and bool(self.children)) or any(p.layered for p in self.children)
 
     def parts(self) -> Iterator[Part]:
@@ -121,7 +121,7 @@ def outline(network: Network) -> Part:
 
 
 def _reach(v: Vertex) -> str:
-    """Whether an operation looks at a window of a text or at all of it; nothing if it is no attention."""
+    """Describe an attention's span, a window or the whole text; empty for other operations."""
     return "" if not v.meant.attends else "local" if v.meant.attrs.get("window") else "global"
 
 
@@ -142,7 +142,7 @@ def _end(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tu
 
 
 def carried(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
-    """What belongs to single layers and has their numbers, caches and states: inputs, and outputs by their values."""
+    """Find per-layer inputs and outputs, such as caches and states, whose names contain layer numbers."""
     layered, inside, outside = set[str](), set[str](), set[str]()
     for v in network.vertices:
         within = any(word.isdigit() for word in v.scope.split("."))
@@ -176,7 +176,7 @@ def _leaves(network: Network, own: Mapping[str, None], given: Mapping[str, Seque
 
 
 def _belongs(vertex: Vertex, source: Vertex) -> bool:
-    """Whether an operation is drawn with the one whose result it reads: a view, a bias after a linear map."""
+    """Check that an operation is drawn with its source: a view, or the bias after a linear."""
     return vertex.view or (vertex.meant.op == "add" and bool(vertex.weights) and source.meant.op == "linear")
 
 

@@ -1,4 +1,4 @@
-"""What a whole network has and costs, to compare two: the numbers of `weft inspect --json`."""
+"""Totals of a network, to compare two: the numbers of `weft inspect --json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations do: FLOPs, and what they move, for a whole text and for one more token."""
+"""FLOPs and memory traffic of operations, for a prefill and for a decode step."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def step(work: Work, node: Node) -> Work:
 
 
 def state(node: Node) -> tuple[int, int]:
-    """What a recurrence keeps of a text, however long: numbers in the dtype of the model, and bytes of others."""
+    """Return the size of a recurrence's state: numbers in the model's dtype, and bytes in other dtypes."""
     fixed = state_bytes([node], 0)
     return state_bytes([node], 1) - fixed, fixed
 
 
 def _of_one(size: Size) -> Size:
-    """What is left for one token of a sum over all of them: of every term one factor `seq` is the token.
+    """Divide a sum over all tokens by their number: drop one factor `seq` from every term.
 
     A term that has it only within min, max or a division (how many experts so many tokens ask for) is that of 1 token.
     """

@@ -67,7 +67,7 @@ class Constant:
 
     @property
     def numeric(self) -> bool:
-        """Whether it may be learned: numbers that are no indices."""
+        """Check that the constant may be learned: numbers, not indices."""
         return (self.dtype[:1] in "fb" and self.dtype != "bool") or self.dtype in ("i8", "u8", "i4", "u4")
 
 
@@ -82,7 +82,7 @@ def initializer(tensor: onnx.TensorProto) -> Constant:
 
 
 def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
-    """What a Constant node makes."""
+    """Evaluate a Constant node."""
     name, given = next(iter(attrs.items()), ("", None))
     if given is None or len(attrs) > 1 or name not in _VALUES:
         raise WeftError(
@@ -106,7 +106,7 @@ def formula(
     constants: Mapping[str, Constant],
     types: Mapping[str, str],
 ) -> Constant | None:
-    """What an operation computes from shapes and constants alone; None if it reads data, or makes such."""
+    """Evaluate an operation on shapes and constants; None if it reads or makes data."""
     if kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in attrs.values()):
         return None
     if kind in ("Shape", "Size") and inputs:
@@ -121,7 +121,7 @@ def formula(
 def copied(
     kind: str, inputs: list[str], attrs: Mapping[str, onnx.AttributeProto], constants: Mapping[str, Constant]
 ) -> Constant | None:
-    """What an operation makes of a weight if it is only a form of that, as of one that others read too; else None."""
+    """Treat a reshaped, transposed or cast weight as a weight again; None if the operation does more."""
     held = constants.get(inputs[0]) if inputs and inputs[0] else None
     if held is None or held.terms is not None or any(x and x not in constants for x in inputs):
         return None

@@ -44,7 +44,7 @@ class Op:
 
 
 def onnx_network(path: Path) -> Network:
-    """What there is to draw of the ONNX model at `path`.
+    """Read the ONNX model at `path` as a network to draw.
 
     Raises:
         WeftError: if that is no ONNX model, or not a whole one.
@@ -329,7 +329,7 @@ def _schema(op: Op, versions: Mapping[str, int]) -> onnx.defs.OpSchema | None:
 
 
 def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
-    """What the operands are called: by the standard, or by the runtime that the operator belongs to."""
+    """Name an operator's operands by the ONNX standard, or by the runtime that defines the operator."""
     if op.domain == MICROSOFT and op.kind in OPERANDS:
         names = list(OPERANDS[op.kind])
     else:
@@ -339,7 +339,7 @@ def _roles(op: Op, versions: Mapping[str, int]) -> list[str]:
 
 
 def _output(op: Op, place: int, versions: Mapping[str, int]) -> str:
-    """What a result beside the first is called."""
+    """Name a result other than the first."""
     schema = _schema(op, versions)
     names = [formal.name for formal in schema.outputs] if schema is not None else []
     return names[place] if place < len(names) and names[place] != names[-1] else f"out{place}"

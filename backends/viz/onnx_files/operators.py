@@ -115,7 +115,8 @@ def _attention(v: Vertex) -> Vertex | None:
     cap = v.attrs.get("softcap", "0")
     attrs |= {"softcap": cap} if _number(v, "softcap", 0) > 0 else {}
     sinks = replace(v, roles=tuple("sinks" if role == "head_sink" else role for role in v.roles))
-    return replace(sinks, op="rotary_attention" if v.attrs.get("do_rotary", "0") != "0" else "attention", attrs=attrs)
+    attrs |= {"rotary": "true"} if v.attrs.get("do_rotary", "0") != "0" else {}
+    return replace(sinks, op="attention", attrs=attrs)
 
 
 def _number(v: Vertex, name: str, otherwise: float) -> float:

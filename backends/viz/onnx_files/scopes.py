@@ -1,4 +1,4 @@
-"""Where the operations of an ONNX file are in its model, by what exporters leave behind.
+"""Scopes of the operations of an ONNX file, inferred from the traces that exporters leave.
 
 PyTorch's exporter writes the modules of a node into its metadata. Others put them into its name: "/model/layers.0/attn/
 MatMul", "model/layer_._0/dense/MatMul". Where nothing tells, equal stretches of operations one after the other are
@@ -27,7 +27,7 @@ Scope = tuple[str, ...]
 
 
 class Named(Operation, Protocol):
-    """What is asked of an operation of a file."""
+    """Operation interface that scopes need."""
 
     names: tuple[str, ...]
     scopes: tuple[str, ...] | None

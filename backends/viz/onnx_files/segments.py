@@ -18,7 +18,7 @@ SHORTEST = 5  # operations of a layer
 
 
 class Operation(Protocol):
-    """What is asked of an operation."""
+    """Operation interface that segments need."""
 
     kind: str
     attrs: dict[str, Any]
@@ -49,7 +49,7 @@ def segments(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> lis
 
 
 def _coded(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
-    """What every operation is, as a number, and where each of its operands was made (below -1: inputs; -1: none)."""
+    """Encode every operation as a number, with the index of each operand's producer (below -1: inputs; -1: none)."""
     numbers: dict[Hashable, int] = {}
     inputs: dict[str, int] = {}
     made = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
@@ -101,7 +101,7 @@ def _earlier(start: int, period: int, same: Array, reads: Array) -> int:
 
 
 def _phase(ops: Sequence[Operation], first: int, period: int, count: int) -> int:
-    """Where layers begin: where the fewest values go from one to the next."""
+    """Choose the offset at which layers begin: the one with the fewest values crossing from layer to layer."""
     made = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))
     for i, op in enumerate(ops):

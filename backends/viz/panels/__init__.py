@@ -1,13 +1,13 @@
-"""What there is to tell of a model beside its picture: plain data that the page draws, a panel each.
+"""Panels beside a picture: plain data that the page draws, one kind of panel per module.
 
-kinds      the distinct attentions of a network, and which layers have them
-attention  which token sees which, how a rolling cache is filled, and how far layers see together
+kinds      the distinct attentions of a network, and their layers
+attention  causal and window masks, slots of a rolling cache, receptive fields
 positions  wavelengths of rotary positions, before and after their scaling
-caches     what keys and values take against the length of the text, here and with other heads
-experts    who is asked for a token, and what stays idle
-prompts    what attention and predictions are for a text, where there are weights
+caches     KV cache bytes by text length, of this model and with other head counts
+experts    routing of a token to experts, and the share of them that stays idle
+prompts    attention weights and predictions for a text, if the model has weights
 
-A panel is left out where the model has nothing to tell in it. Never here: how it looks (web/).
+A model without such layers has no such panel. Never here: appearance (web/).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which token sees which: masks of a size that shows their pattern, rolling caches, and how far layers see together."""
+"""Attention masks at a size that shows their pattern, rolling caches, and receptive fields."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _told(kind: Kind, found: list[Vertex], context: int | None) -> dict[str, Any
 
 
 def title(kind: Kind) -> str:
-    """What a kind of attention is called."""
+    """Name a kind of attention."""
     if kind.cross:
         return "Attention to the source"
     first = "Causal" if kind.keys.causal else "Both ways"
@@ -77,7 +77,7 @@ def shrunk(kind: Kind) -> Kind:
 
 
 def mask(kind: Kind) -> Any:
-    """Which of so many query tokens sees which key, bool [queries, keys], by the meaning of the op."""
+    """Compute the mask of a short text, bool [queries, keys] (True: visible), with the op's reference."""
     keys = SOURCE if kind.cross else TOKENS
     query, key = np.arange(TOKENS)[:, None], np.arange(keys)[None]
     return kind.keys.mask(query, key)
@@ -126,8 +126,8 @@ def _patterned(kind: Kind, small: Kind) -> Iterator[str]:
 
 
 def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
-    """Which position every slot of a rolling cache holds after every step, −1 for none, the first `keep` of them apart;
-    `slots` and `first` are those of the true cache."""
+    """Return the position in each slot of a rolling cache after every step (−1: empty), sinks first; `slots` and
+    `first` are those of the real cache."""
     assert small.keys.window is not None and kind.keys.window is not None
     slots = small.keys.window + small.keys.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
@@ -144,7 +144,7 @@ def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
 
 
 def reach(network: Network) -> dict[str, Any] | None:
-    """How many tokens before it a token knows of after every layer, None for all; nothing where every layer sees all.
+    """Return the receptive field after every layer in tokens (None: all); None if every layer sees the whole text.
 
     A token far into a text knows of what is seen by those that it sees, layer by layer. A recurrence knows of all.
     """

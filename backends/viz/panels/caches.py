@@ -1,4 +1,4 @@
-"""What keys and values take against the length of the text: of this model, and of the same one with other heads."""
+"""KV cache bytes by text length: of this model, and of the same model with other head counts."""
 
 from __future__ import annotations
 

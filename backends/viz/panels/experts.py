@@ -18,7 +18,7 @@ EXAMPLES = 12  # tokens with random scores, to see what the rule chooses
 
 @dataclass(frozen=True)
 class Rule:
-    """How a layer chooses experts: attributes of `route`, and what follows it. `k` is None for no fixed number."""
+    """Routing of a layer: attributes of `route`, and the limits after it. `k` is None if it varies."""
 
     experts: int
     k: int | None
@@ -71,7 +71,7 @@ def _shape(v: Vertex) -> list[int]:
 
 
 def _capacity(limit: Vertex | None) -> str:
-    """How many tokens an expert takes, in words."""
+    """Describe the capacity of an expert."""
     if limit is None:
         return ""
     tokens = limit.attrs.get("capacity")
@@ -118,7 +118,7 @@ def _said(rule: Rule) -> Iterator[str]:
 
 
 def examples(rule: Rule) -> list[list[list[float]]]:
-    """What the rule chooses for tokens of random scores: a list of [expert, weight] each."""
+    """Route tokens of random scores: a list of [expert, weight] for each."""
     if rule.k is None:
         return []
     logits = np.random.default_rng(0).standard_normal((EXAMPLES, rule.experts))

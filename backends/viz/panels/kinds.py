@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir.visible_keys import VisibleKeys
+from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..model.network import Network, Vertex
 
@@ -86,7 +86,7 @@ def grouped(network: Network) -> dict[Kind, list[Vertex]]:
 
 
 def layers(scopes: Iterable[str]) -> str:
-    """Where some scopes are: layers.0.attn, layers.1.attn, … as "layers 0–31", or "layers 0, 2 … 94"."""
+    """Abbreviate scopes: layers.0.attn, layers.1.attn, … as "layers 0–31", or "layers 0, 2 … 94"."""
     numbers: dict[str, list[int]] = {}
     for scope in scopes:
         match = _NUMBER.match(scope)

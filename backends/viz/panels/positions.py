@@ -48,20 +48,9 @@ def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
 
 def _said(rotary: RopeFrequencies, amplitude: float) -> list[str]:
     """The settings, in sentences."""
-    names = {
-        "linear": "Linear interpolation (Chen 2023): all wavelengths times {factor:g}.",
-        "ntk": "NTK: a larger base, by a factor {factor:g} at the longest wavelength.",
-        "dynamic": "Dynamic NTK: a larger base, by as much as the text exceeds {original:,} tokens.",
-        "yarn": "YaRN (Peng 2023), factor {factor:g}: pairs that turn more than {beta_fast:g} times in {original:,} "
-        "tokens stay, those below {beta_slow:g} are interpolated, between them both are mixed.",
-        "llama3": "Llama 3.1, factor {factor:g}: pairs that turn more than {high_freq:g} times in {original:,} tokens "
-        "stay, those below {low_freq:g} are interpolated, between them both are mixed.",
-        "longrope": "LongRoPE (Ding 2024): a factor for every pair.",
-        "proportional": "Only the first {rotated} pairs turn.",
-    }
     said = [f"{rotary.dim // 2} pairs of numbers of every head turn; base {rotary.theta:,.10g}."]
-    if rotary.scaling in names:
-        said.append(names[rotary.scaling].format(**vars(rotary)))
+    if rotary.scaling != "none":
+        said.append(rotary.describe())
     if amplitude != 1:
         said.append(f"What turns is multiplied by {amplitude:.6g}.")
     return said

@@ -1,4 +1,4 @@
-"""What a model does with a text: attention weights of every head, what it expects next, which experts it asks.
+"""A model run on a text: attention weights of every head, predicted next tokens, and expert choices.
 
 All is computed by the meaning of the ops, in float64; attention weights are stored as steps of 1/255.
 """
@@ -28,8 +28,8 @@ Step = Callable[[int, int], None]  # operations done, in all
 
 @dataclass
 class Seen:
-    """What is looked at while a graph runs: attention weights [heads, queries, keys] and choices of experts [tokens,
-    experts] by node; `kept` are the values that these are made of."""
+    """Observations of a run by node: attention weights [heads, queries, keys] and expert choices [tokens, experts];
+    `kept` are the values that these are computed from."""
 
     graph: Graph
     step: Step
@@ -68,8 +68,8 @@ def _looked_at(node: Node) -> bool:
 
 
 def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
-    """How much of every key is in every result [heads, queries, keys]: what the attention makes of values that are unit
-    vectors. Sinks take what is missing to 1."""
+    """Return attention weights [heads, queries, keys]: the attention's result on values that are unit vectors. Sinks
+    take the remainder to 1."""
     k = operands["k"]
     assert k is not None
     keys, attrs = k.shape[1], dict(node.attrs)
@@ -152,12 +152,11 @@ def _expected(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]],
 
 
 def _load(node: Node, chosen: Array) -> dict[str, Any]:
-    """How many tokens every expert of a layer is asked for."""
+    """Count the tokens routed to each expert of a layer."""
     return {"where": layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
 
 
 def _added(text: Callable[[Sequence[int]], str], ids: Sequence[int], at: int) -> str:
-    """What the token at a place adds to the text; of one that adds nothing to read, such as a mark of the beginning,
-    its number."""
+    """Return the text that a token adds, or its id if it adds none, as a beginning-of-text token does."""
     before, after = text(ids[:at]), text(ids[: at + 1])
     return after[len(before) :] if after.startswith(before) and after != before else f"[{ids[at]}]"

@@ -92,7 +92,7 @@ def kinds() -> dict[str, list[str]]:
 
 
 def sheet(found: Comparison, before: Totals, after: Totals) -> Sheet:
-    """What is written beside the picture of a comparison."""
+    """Write the fact sheet beside a comparison."""
     names = [n.name for n in (found.before, found.after)]
     title = f"{names[0]}, before and after" if names[0] == names[1] else " and ".join(names)
     about = ", ".join(f"{n:,} {sign}" for sign, n in found.counts.items() if n)
@@ -100,7 +100,7 @@ def sheet(found: Comparison, before: Totals, after: Totals) -> Sheet:
 
 
 def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
-    """What every number was and is; caches and states only where there are any."""
+    """Yield each number before and after; caches and states only if there are any."""
     told: list[tuple[str, Callable[[Totals], int], Callable[[int], str]]] = [
         ("Operations", lambda t: t.operations, "{:,}".format),
         ("Parameters", lambda t: t.parameters, "{:,}".format),

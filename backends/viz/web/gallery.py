@@ -62,7 +62,7 @@ def within(place: str, sheet: str) -> str:
 
 
 def _names(cards: Sequence[Card]) -> list[str]:
-    """What cards are called in the address: by their titles, numbered where several have one."""
+    """Name cards in the URL: by title, numbered if several share one."""
     seen = Counter[str]()
     names = []
     for card in cards:

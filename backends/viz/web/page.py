@@ -44,7 +44,7 @@ def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
 
 
 def _origins(found: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
-    """What parts were made by: distinct `modules`, and which of them made the parts of a scope (`of`)."""
+    """Return the distinct `modules` that made parts, and for each scope the modules that made its parts (`of`)."""
     modules = list(dict.fromkeys(found.values()))
     places = {made: i for i, made in enumerate(modules)}
     return {"modules": modules, "of": {scope: places[made] for scope, made in found.items()}}

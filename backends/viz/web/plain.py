@@ -79,7 +79,7 @@ def _vertex(v: Vertex) -> dict[str, Any]:
 
 
 def _mark(mark: Mark) -> dict[str, Any]:
-    """What a comparison says of an operation; what is nothing is left out."""
+    """Convert an operation's mark to plain data without empty fields."""
     found = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
     return {"sign": mark.sign} | {name: value for name, value in found.items() if value}
 
@@ -89,7 +89,7 @@ def _mark(mark: Mark) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Move:
-    """How names change from one time of a repeat to another.
+    """Renaming from one repetition to the next.
 
     The number at place `depth` of names that begin with `prefix`, counted by dots, grows; in quoted text, that is in
     recipes, the first number between dots that is one of those of this time, `low` to `high`.
@@ -122,7 +122,7 @@ def _added(word: str, by: int) -> str:
 
 
 def _repeat(s: Shape) -> dict[str, Any]:
-    """How often a part is computed, and what its times look like.
+    """Describe a repeat: its count and its repetitions.
 
     `once` is the first time, the second is the first with the number in its names moved by `period`, every other one is
     the second moved: but for what `changed` says, lists of a path and the value there, by the number of a time.
@@ -163,7 +163,7 @@ def _span(key: str) -> tuple[int, int]:
 
 
 def _changed(before: Any, found: Any, moved: Callable[[str], str]) -> Iterator[tuple[list[str | int], Any]]:
-    """Where plain data is not what was before with its texts moved, and what is there."""
+    """Yield the path and value of each difference between `found` and the data before it, renamed by `moved`."""
     if isinstance(before, dict) and isinstance(found, dict) and before.keys() == found.keys():
         pairs = [(name, before[name], found[name]) for name in found]
     elif isinstance(before, list) and isinstance(found, list) and len(before) == len(found):

@@ -47,7 +47,7 @@ def steps_page(start: Network, steps: Sequence[Step], tokens: int) -> str:
 
 
 def _record(record: Record) -> dict[str, Any]:
-    """What the report tells of a pass."""
+    """Convert a pass's record to plain data."""
     applied = record.applied
     given = {a.name: getattr(applied, a.name) for a in applied.arguments()}
     return {

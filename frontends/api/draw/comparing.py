@@ -28,7 +28,7 @@ PAGE = ".html"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Drawing):
-    """What is drawn of two networks: their shapes side by side, with marks."""
+    """Picture of two networks: their shapes side by side, with marks."""
 
     found: Comparison
     numbers: tuple[Totals, Totals]
@@ -45,7 +45,7 @@ class Difference(Drawing):
 
 
 def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool = False) -> Difference:
-    """What is drawn of `source` (before) and `other` (after).
+    """Compare `source` (before) with `other` (after) in one picture.
 
     Raises:
         WeftError: if one of them cannot be read.

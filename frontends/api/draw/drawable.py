@@ -1,4 +1,4 @@
-"""What can be drawn: every source, ONNX files of any exporter, and folders that weft compiled."""
+"""Networks to draw: from every source, ONNX files of any exporter, and compiled folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.backends.runtime.folder import MANIFEST, TORCH, read_manifest
+from weft.backends.runtime.folder import MANIFEST, read_manifest
+from weft.backends.targets import TARGETS
 from weft.backends.viz.model.network import Network, network
 from weft.backends.viz.onnx_files.network import joined, onnx_network
 from weft.ir.documents import Record, expanded
@@ -23,10 +24,10 @@ MODEL, ENCODER = "model.onnx", "encoder.onnx"
 
 
 def described(source: Any, trust: bool = False) -> Network:
-    """What there is to draw of `source`: whatever `load_source` takes, an ONNX file, or a compiled folder.
+    """Read `source` as a network to draw: anything `load_source` takes, an ONNX file, or a compiled folder.
 
     Raises:
-        WeftError: if it cannot be read, or is a folder of PyTorch whose source is gone, or is code that needs `trust`.
+        WeftError: if it cannot be read, or is a folder of code whose source is gone, or is code that needs `trust`.
     """
     path = expanded(source) if isinstance(source, (str, Path)) else None
     if path is None:
@@ -58,7 +59,7 @@ def _names(source: Any) -> bool:
 
 
 def _is_onnx(folder: Path) -> bool:
-    """Whether a folder has an ONNX model, and no other weights of which that is one form."""
+    """Check that a folder holds an ONNX model, and no other weights that it was exported from."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 
@@ -66,7 +67,8 @@ def _compiled(folder: Path, trust: bool) -> Network:
     """The model in a folder of `weft compile`, with the name of what it came from."""
     manifest = read_manifest(folder)
     spec = manifest.record("source", {}).text("spec", None)
-    if manifest.text("target", None) == TORCH:
+    target = TARGETS.get(manifest.text("target", ""))
+    if target is not None and not target.opset:
         return network(_rebuilt(folder, manifest, trust))
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:

@@ -17,8 +17,8 @@ from weft.backends.viz.web.page import page
 
 @dataclass(frozen=True)
 class Look:
-    """How a picture is to be: how many levels of parts are open (None: layers, and what they are in), which `parts`
-    are besides, dark or light, and how many pixels a .png has for each of its own."""
+    """Options of a picture: levels of open parts (None: down to the layers), `parts` to open as well, dark or light,
+    and pixels of a .png per unit."""
 
     depth: int | None = None
     parts: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is drawn: the shapes of a network, its facts, and how; `more` is what else a page tells, by name."""
+    """Shapes of a network, its facts and the look; `more` is further page data by name."""
 
     root: Shape
     sheet: Sheet
@@ -42,7 +42,7 @@ class Drawing:
 
     @cached_property
     def placed(self) -> Placed:
-        """Where everything is."""
+        """Layout of the picture."""
         return place(self.root, self.opened)
 
     def page(self) -> str:

@@ -24,14 +24,14 @@ MIXERS = {
 
 
 def fact_sheet(model: Model, found: Inspection | None = None) -> Sheet:
-    """What is written beside a picture of `model`, of which `found` is what `inspect` tells."""
+    """Write the fact sheet beside a picture of `model`, from its inspection `found`."""
     found = found or inspect(model)
     about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
     return Sheet(titled(model), f"{about} · {found.kind}", tuple(_rows(found)))
 
 
 def titled(model: Model) -> str:
-    """What a model is called: by its preset, its file or folder, or its graph."""
+    """Name a model by its preset, its file or folder, or its graph."""
     file, _, name = model.spec.partition(".py:")
     if name:
         return Path(file).name if name == "model" else f"{Path(file).name} · {name}"

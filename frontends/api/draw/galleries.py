@@ -42,7 +42,7 @@ def write_gallery(
 
 
 def card(source: Any) -> Card:
-    """What a gallery shows of a source."""
+    """Make the gallery card of a source."""
     model = load_source(source)
     found = inspect(model)
     root = scene(network(model.graph))
@@ -50,7 +50,7 @@ def card(source: Any) -> Card:
 
 
 def _groups(found: Inspection) -> Iterator[tuple[str, list[str]]]:
-    """What to choose a model by."""
+    """Yield the properties that a gallery filters models by."""
     sizes = found.dimensions
     yield "Kind", [found.kind]
     built = {"experts": sizes.experts, "recurrent": sizes.recurrences}
@@ -68,7 +68,7 @@ def _groups(found: Inspection) -> Iterator[tuple[str, list[str]]]:
 
 
 def _numbers(found: Inspection) -> Iterator[tuple[str, int]]:
-    """What to sort models by; what a model does not have is left out."""
+    """Yield the numbers that a gallery sorts models by, if the model has them."""
     numbers = {
         "parameters": found.parameters,
         "active parameters": found.active_parameters,

@@ -8,7 +8,7 @@ from ...model import SourceLike
 
 
 class Picture:
-    """What `show` makes of a source. A notebook shows it as the page to click through, anything else as a tree."""
+    """Result of `show`: an interactive page in a notebook, a tree elsewhere."""
 
     def __init__(self, source: SourceLike, height: int, depth: int | None, parts: tuple[str, ...]) -> None:
         from .drawing import Look

@@ -70,7 +70,7 @@ def check_format(out: Path) -> None:
 
 
 def drawing(source: SourceLike, look: Look | None = None, vs: SourceLike | None = None, trust: bool = False) -> Drawing:
-    """What is drawn of `source`, or of it and `vs`."""
+    """Draw `source`, or `source` compared with `vs`."""
     if vs is not None:
         return difference(source, vs, look, trust=trust)
     model = loaded(source)

@@ -12,7 +12,7 @@ from ...model import Model
 
 
 def attended(model: Model, prompt: str, step: prompts.Step = lambda done, count: None) -> dict[str, Any]:
-    """What `model` attends to and expects in `prompt`; `step` hears how many operations are done, of how many.
+    """Run `model` on `prompt` and return attention weights and predictions; `step` hears progress in operations.
 
     Raises:
         WeftError: if the model has no tokenizer or no weights, or the prompt cannot be shown.

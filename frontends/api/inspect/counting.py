@@ -79,7 +79,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
 
 
 def usual_tokens(graph: Graph) -> int:
-    """How many tokens are counted where nobody says: 512, or the context where that is shorter."""
+    """Return the default number of tokens to count: 512, or the context if shorter."""
     return min(USUAL, graph.meta.get("context") or USUAL)
 
 

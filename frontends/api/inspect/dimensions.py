@@ -51,7 +51,7 @@ class Dimensions:
 
 
 def dimensions(graph: Graph) -> Dimensions:
-    """What the operations of `graph` tell."""
+    """Infer the dimensions of `graph` from its operations."""
     nodes = list(graph.nodes)
     attentions = [node for node in nodes if Trait.ATTENTION in node.op.traits]
     latent = [node for node in attentions if node.attrs.get("value_dim")]
@@ -120,7 +120,7 @@ def _experts(node: Node) -> Experts:
 
 
 def _positions(graph: Graph) -> Iterator[str]:
-    """How positions come in, in the words of papers."""
+    """Yield the position encodings by their names in papers."""
     trained = set(learned(graph))
     for node in graph.nodes:
         if node.op is ops.embedding:

@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """What a model is and costs. Printed, it is the tables of ``weft inspect``; a notebook shows them.
+    """Dimensions and costs of a model. Printed, it is the tables of ``weft inspect``; a notebook shows them too.
 
     `flops_per_token` counts a token that sees `tokens` tokens (itself included), `flops_prefill` all `tokens` at once
     with logits for each. A multiply-add is two FLOPs. `active_parameters` leaves out experts a token is not sent to.
@@ -81,7 +81,7 @@ class Inspection:
 
 
 def facts(found: Inspection) -> list[tuple[str, str]]:
-    """What is said of the whole model, by name."""
+    """Return facts about the whole model as (name, text)."""
     return [*_facts(found)]
 
 

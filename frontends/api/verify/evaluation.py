@@ -1,4 +1,4 @@
-"""What rewrites cost in quality: models on a text, beside the original that they were made from.
+"""Measure the quality cost of rewrites: models on a text, compared with the original.
 
 Decoders predict every token of the text but the first, in windows; encoders embed its lines. All models read the same
 tokens before any goes on, so that no more logits than those of a few tokens are held.
@@ -18,10 +18,10 @@ from weft.backends.runtime.device import place_for
 from weft.backends.runtime.folder import GENAI, MANIFEST, read_manifest
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.backends.storage import scratch_folder
+from weft.backends.targets import TARGETS
 from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
 from weft.ir.types import dtypes
-from weft.passes import default_pipeline
 from weft.passes.fitting.calibration import CHARACTERS
 
 from ...model import Model
@@ -37,7 +37,7 @@ WATCHED = 64  # tokens that are compared inside the models
 
 @dataclass(frozen=True)
 class Score:
-    """What one model scores on the text.
+    """Scores of one model on the text.
 
     `nll` is the mean of −ln q(token), `kl` that of Σ p ln(p/q) over positions, with q this model's distribution and p
     the original's, both in nats; `agreement` is how often both hold the same token for the likeliest. Encoders have
@@ -229,7 +229,7 @@ def _compiled(model: Any) -> bool:
 
 
 def _reads_text(source: Any) -> bool:
-    """Whether a model, or a compiled folder, has a tokenizer."""
+    """Check that a model, or a compiled folder, has a tokenizer."""
     return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
 
 
@@ -244,8 +244,9 @@ def _check_kind(name: str, kind: Any) -> None:
 
 def _compile(model: Model, folder: Path, device: str, progress: Progress) -> None:
     """Compile `model` with the logits of all positions."""
-    place, default = place_for(device), default_pipeline(model.graph)
-    last = place.target != "torch" and any(p.name == "last-token-logits" for p in default.passes)
+    place = place_for(device)
+    default = TARGETS[place.target].pipeline(model.graph, "f32")
+    last = any(p.name == "last-token-logits" for p in default.passes)
     compile(
         model,
         folder,
@@ -266,7 +267,7 @@ def _window(opened: Sequence[_Candidate], context: int | None) -> int:
 
 
 def _tokenizer(opened: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
-    """What makes tokens of a text, at most so many: the first tokenizer there is."""
+    """Return the first tokenizer available, as a function of a text and a maximum number of tokens."""
     for candidate in opened:
         folder = candidate.model.folder
         if folder is not None and (folder / "tokenizer.json").is_file():

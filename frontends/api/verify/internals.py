@@ -195,7 +195,7 @@ def internals_of(runnable: Generator | Encoder) -> list[Internals]:
 
 
 def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
-    """How many layers the models behind `runnable` have, and the widest sum that one of their products makes."""
+    """Return the number of layers behind `runnable`, and the longest reduction of its matrix products."""
     if graphs := internals_of(runnable):
         return sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)
     module: Any = getattr(runnable, "decoder", runnable)

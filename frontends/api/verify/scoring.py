@@ -138,8 +138,10 @@ def _distance(got: Array, want: Array) -> float:
 
 
 def seconds_per_token(models: Sequence[Generator | Encoder], ids: Sequence[int], progress: Progress) -> list[float]:
-    """How long each model takes for a token: a step of decoding after some of `ids`, or for encoders its share of
-    embedding `ids`. The models take turns, so that what else the machine does hits all; medians over the turns.
+    """Measure each model's seconds per token: a decode step after some of `ids`, or for encoders a token's share of
+    embedding `ids`.
+
+    Models take turns, so that other load on the machine hits all alike; the result is the median over turns.
     """
     taken: list[list[float]] = [[] for _ in models]
     with contextlib.ExitStack() as stack:
@@ -155,7 +157,7 @@ def seconds_per_token(models: Sequence[Generator | Encoder], ids: Sequence[int],
 
 @contextlib.contextmanager
 def _turn(model: Generator | Encoder, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
-    """What a model does in one turn; it returns for how many tokens."""
+    """Yield one turn's work of a model; each call returns its number of tokens."""
     if isinstance(model, Encoder):
         encoder = model
         yield lambda: len(encoder.hidden([ids])[0])

@@ -1,4 +1,5 @@
-"""Whether a compiled folder computes what its source means: logits, cached decoding, and the first layer that differs.
+"""Check that a compiled folder computes the same as its source: logits, cached decoding, and the first layer that
+differs.
 
 The reference is the float64 interpreter of the source's graph, or a Hugging Face folder run by transformers in float32.
 Decoders are teacher-forced: the prompt goes in as two chunks, then the model's own greedy tokens one at a time, so that
@@ -57,7 +58,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Verification:
-    """How far a compiled model is from its reference.
+    """Errors of a compiled model against its reference.
 
     Errors are over all compared `positions`; relative ones are divided by the largest number of the reference. `layers`
     holds the relative error of what each layer hands on. KL is Σ p ln(p/q) in nats, p the reference's. The three about
@@ -79,7 +80,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether the relative error is within the tolerance (so never where it is not a number)."""
+        """Check that the relative error is within the tolerance (a NaN never is)."""
         return self.max_relative <= self.tolerance
 
 
@@ -99,7 +100,7 @@ class _Texts:
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a reference found: the output, [positions, width], and values inside by name, [1, some positions, width]."""
+    """Outputs of a reference, [positions, width], and its inner values by name, [1, some positions, width]."""
 
     output: Array
     inside: Mapping[str, Array]
@@ -180,7 +181,7 @@ def verify_folder(
 
 
 def _compete(model: Model, tokens: int) -> bool:
-    """Whether experts choose among `tokens` tokens of a call, or cannot take all of them."""
+    """Check that experts choose among the `tokens` tokens of a call, or have a capacity."""
     routers = (node for node in model.graph.nodes if node.op in COMPARING)
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 

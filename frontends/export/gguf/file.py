@@ -79,7 +79,7 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
 
 
 def _tensor(made: Made, kind: DType, reader: TensorReader) -> Tensor:
-    """How a tensor is stored: what kernels do not take in `kind` in f32, rows that are no whole blocks in f16."""
+    """Choose the storage of a tensor: f32 if kernels do not take `kind`, f16 if its rows are not whole blocks."""
     if len(made.shape) == 1:
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and made.shape[-1] % _BLOCK:

@@ -1,4 +1,4 @@
-"""What GGUF files say of a model in llama.cpp's keys, proposed from what a graph says of itself."""
+"""Propose a model's GGUF metadata, in llama.cpp's keys, from its graph."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Literal, Map, Scale
-from weft.ir.recipes.frequencies import RopeFrequencies, yarn_amplitude
+from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ...dsl import RoPE
-from ...formats.gguf.family import FREQUENCIES, LONG, SHORT
 from ...formats.gguf.sparse import RECURRENT, SPARSE
 from ...models.families import Settings
+from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, gguf_rope
 from ..inversion import Made
 
 # The architectures that can be proposed, the plainest first, and whose names they have in transformers.
@@ -143,21 +142,8 @@ def _ropes(s: Settings) -> dict[str, Any]:
         return {}
     wide = next((rope for rope, window in pairs if window is None), pairs[0][0])
     local = next((rope for rope, window in pairs if window is not None), wide)
-    said = _rope(wide) | {"rope.dimension_count": wide.dim or s.head_size}
+    said = gguf_rope(wide) | {"rope.dimension_count": wide.dim or s.head_size}
     return said if local == wide else {**said, "rope.freq_base_swa": local.theta}
-
-
-def _rope(rope: RoPE) -> dict[str, Any]:
-    said: dict[str, Any] = {"rope.freq_base": rope.theta}
-    if rope.scaling in ("linear", "yarn"):
-        said |= {"rope.scaling.type": rope.scaling, "rope.scaling.factor": rope.factor}
-    if rope.scaling == "yarn":
-        said["rope.scaling.attn_factor"] = rope.amplitude / yarn_amplitude(rope.factor)
-    if rope.scaling == "longrope":
-        said |= {"rope.scaling.attn_factor": rope.amplitude, SHORT: rope.factors, LONG: rope.long_factors}
-    if rope.scaling in ("yarn", "longrope"):
-        said["rope.scaling.original_context_length"] = rope.original
-    return said
 
 
 def _experts(s: Settings) -> dict[str, Any]:
@@ -188,7 +174,7 @@ def divide_frequencies(graph: Graph, theirs: Graph) -> dict[str, Made]:
 def factors(s: Settings) -> dict[str, Made]:
     """LongRoPE's divisors, which are tensors."""
     rope = s.first("rope") if s.rope is not None else None
-    if rope is None or rope.scaling != "longrope":
+    if rope is None or "factors" not in rope.used:
         return {}
     both = {SHORT: rope.factors, LONG: rope.long_factors}
     if not all(both.values()):

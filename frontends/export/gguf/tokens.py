@@ -93,7 +93,7 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
 
 
 def _merging(read: Mapping[str, Any], tokens: list[str], types: list[int], model: Model) -> dict[str, Any]:
-    """How pieces become tokens: ranked merges of bytes, or scores of a SentencePiece vocabulary."""
+    """Describe the tokenizer's model: ranked merges of bytes, or scores of a SentencePiece vocabulary."""
     merges = [m if isinstance(m, str) else " ".join(m) for m in read["model"]["merges"]]
     if read["model"].get("byte_fallback"):
         made = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed(list(enumerate(merges)))}
@@ -124,7 +124,7 @@ def _split(read: Mapping[str, Any], model: Model) -> str:
 
 
 def _begins(read: Mapping[str, Any], bos: int | None, index: Mapping[str, int]) -> bool:
-    """Whether encoding a text puts the first token before it."""
+    """Check that encoding a text adds the bos token."""
     template = read.get("post_processor") or {}
     steps = [template, *template.get("processors", [])]
     starts = [s["single"][0].get("SpecialToken", {}).get("id") for s in steps if s.get("single")]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...dsl import RoPE
 from ...models.families import Family, Settings
+from ...models.tables.rope_config import rope_parameters
 from ...models.tables.settings import ACTIVATIONS
 
 # The families whose configs can be proposed and their classes in transformers, the plainest first.
@@ -61,8 +61,10 @@ def propose(name: str, family: Family, s: Settings) -> dict[str, Any]:
 
 
 def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
-    """Whether the family's table reads `key`, or would if nothing else said the same: without it, or with nonsense in
-    its place, the settings are others."""
+    """Check that the family's table reads `key`, or would if no other key said the same.
+
+    Without the key, or with nonsense as its value, the settings then differ.
+    """
     rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
     usual = _outcome(family, {**rest, key: config[key]})
     return any(_outcome(family, other) != usual for other in (rest, {**rest, key: object()}, {**rest, key: None}))
@@ -164,41 +166,14 @@ def _ropes(s: Settings, partial: bool) -> dict[str, Any]:
         for kind, full in (("full_attention", True), ("sliding_attention", False))
     }
     both = all(by_kind.values()) and by_kind["full_attention"] != by_kind["sliding_attention"]
-    said = {kind: _rope(rope, s, partial) for kind, rope in by_kind.items() if rope is not None}
+    said = {kind: rope_parameters(rope, s.head_size, partial) for kind, rope in by_kind.items() if rope is not None}
     longrope = {_TWICE[0]: known[0].original} if known[0].scaling == "longrope" else {}
     return {
         **longrope,
-        "rope_parameters": said if both else _rope(known[0], s, partial),
+        "rope_parameters": said if both else rope_parameters(known[0], s.head_size, partial),
         "rotary_dim": known[0].dim or s.head_size,
         "no_rope_layers": [int(rope is not None) for rope in ropes],
     }
-
-
-def _rope(rope: RoPE, s: Settings, partial: bool) -> dict[str, Any]:
-    """rope_parameters that `families.rope` reads as `rope`."""
-    fraction = (rope.dim or s.head_size) / s.head_size
-    said: dict[str, Any] = {
-        "rope_type": "default" if rope.scaling == "none" else rope.scaling,
-        "rope_theta": rope.theta,
-    }
-    if partial or fraction != 1:
-        said["partial_rotary_factor"] = fraction
-    return said | dict(_scaling(rope))
-
-
-def _scaling(rope: RoPE) -> Iterator[tuple[str, Any]]:
-    if rope.scaling not in ("none", "longrope"):
-        yield "factor", rope.factor
-    if rope.scaling in ("yarn", "llama3", "longrope"):
-        yield "original_max_position_embeddings", rope.original
-    if rope.scaling == "llama3":
-        yield from (("low_freq_factor", rope.low_freq), ("high_freq_factor", rope.high_freq))
-    if rope.scaling in ("yarn", "longrope"):
-        yield "attention_factor", rope.amplitude
-    if rope.scaling == "yarn":
-        yield from (("beta_fast", rope.beta_fast), ("beta_slow", rope.beta_slow), ("truncate", rope.truncate))
-    if rope.scaling == "longrope":
-        yield from (("short_factor", list(rope.factors)), ("long_factor", list(rope.long_factors)))
 
 
 def _experts(s: Settings) -> dict[str, Any]:

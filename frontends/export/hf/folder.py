@@ -59,7 +59,7 @@ def write_huggingface(
 
 
 def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    """What the source itself says, then what can be read off the graph, for every family that can say it.
+    """Yield the source's own config, then configs inferred from the graph for every family that can express it.
 
     Raises:
         WeftError: if nothing can be read off the graph.

@@ -11,18 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
-from weft.ir.recipes.frequencies import yarn_amplitude
 
 from ...dsl import ALiBi, RoPE
 from ...models.families import Family, Settings
-from ...models.tables.family import Config, Fetch, Template, key
+from ...models.tables.family import Config, Families, Fetch, Template, key
+from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from ...models.tables.templates import flattened, half, packed_parts
 from . import sparse
 
-FREQUENCIES = "rope_freqs.weight"
-SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 Keys = frozenset[str]
 
 
@@ -38,24 +35,6 @@ def half_split(name: str, which: str) -> Template:
         return Reshape(split, (heads * half * 2, *rest))
 
     return template
-
-
-def _rope(config: Config) -> RoPE:
-    dim = config.get("rope.dimension_count")
-    plain: dict[str, Any] = {"theta": config.get("rope.freq_base", 10_000.0), "dim": dim}
-    original = int(config.get("rope.scaling.original_context_length") or config.get("context_length") or 0)
-    if SHORT in config and LONG in config:
-        plain |= {"original": original, "amplitude": config.get("rope.scaling.attn_factor", 1.0)}
-        return RoPE(**plain, scaling="longrope", factors=config[SHORT], long_factors=config[LONG])
-    kind, factor = config.get("rope.scaling.type", "none"), config.get("rope.scaling.factor", 1.0)
-    if kind == "none" or factor in (0, 1):
-        return RoPE(**plain)
-    if kind == "linear":
-        return RoPE(**plain, scaling="linear", factor=factor)
-    if kind == "yarn":
-        amplitude = config.get("rope.scaling.attn_factor", 1.0) * yarn_amplitude(factor)
-        return RoPE(**plain, scaling="yarn", factor=factor, original=original, amplitude=amplitude)
-    raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
 
 
 def _context(config: Config) -> Any:
@@ -93,7 +72,7 @@ BASE = Family(
         "ffn": key("feed_forward_length"),
         "eps": key("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
         "context": _context,
-        "rope": _rope,
+        "rope": rope_of_gguf,
     },
     names={
         "embed": "token_embd",
@@ -151,7 +130,7 @@ GRANITE_MOE = GRANITE.but("granitemoe")
 OLMO = LLAMA.but("olmo", norm="layer", norm_weight=False, clip=key("attention.clamp_kqv", default=None))
 SMOLLM3 = LLAMA.but(
     "smollm3",
-    rope=lambda c: tuple(_rope(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
+    rope=lambda c: tuple(rope_of_gguf(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
 )
 
 # -- pre-norm and its relatives
@@ -170,7 +149,8 @@ def _gemma_scale(layers_of_27b: int) -> Callable[[Config], float]:
 
 def _gemma3_ropes(config: Config) -> Any:
     """Local layers have a base of their own and no scaling."""
-    wide, local = _rope(config), RoPE(config.get("rope.freq_base_swa", 10_000.0), config.get("rope.dimension_count"))
+    wide = rope_of_gguf(config)
+    local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
     windows = _windows(6)(config)
     return wide if windows is None else tuple(wide if window is None else local for window in windows)
 
@@ -199,7 +179,7 @@ COHERE = BASE.but(
     found={"qk_norm": lambda keys: "each" if "blk.0.attn_q_norm.weight" in keys else "none"},
     norm="layer",
     arrangement="parallel",
-    rope=lambda c: replace(_rope(c), interleaved=True),
+    rope=lambda c: replace(rope_of_gguf(c), interleaved=True),
     logit_scale=key("logit_scale"),
 )
 STABLELM = BASE.but(
@@ -271,7 +251,7 @@ GPT_OSS = BASE.but(
         "layers.{i}.ffn_norm": "blk.{i}.post_attention_norm",
     },
     refuse=sparse.KNOWN,
-    rope=lambda c: replace(_rope(c), truncate=False),
+    rope=lambda c: replace(rope_of_gguf(c), truncate=False),
     window=_windows(2),
     sinks=True,
     moe=sparse.experts(True, activation="swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0),
@@ -280,7 +260,7 @@ DEEPSEEK2 = BASE.but(
     "deepseek2",
     names={**sparse.EXPERTS, **sparse.LATENT},
     refuse=sparse.KNOWN,
-    mixer=sparse.latent_attention(_rope),
+    mixer=sparse.latent_attention(rope_of_gguf),
     moe=sparse.deepseek_experts,
 )
 MAMBA = BASE.but(
@@ -318,9 +298,5 @@ BERT = UNGATED.but(
     token_types=lambda c: c["token_types"],
 )
 
-FAMILIES = {
-    model_type: family
-    for family in list(globals().values())
-    if isinstance(family, Family)
-    for model_type in family.model_types
-}
+FAMILIES = Families("GGUF architecture", __name__, "see `weft families`")
+FAMILIES.register(*list(globals().values()))

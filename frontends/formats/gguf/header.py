@@ -49,7 +49,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says about itself before the weights begin."""
+    """Metadata and tensor list of a GGUF file."""
 
     version: int
     metadata: dict[str, Any]

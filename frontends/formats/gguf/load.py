@@ -13,7 +13,8 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
 from ...models.families import Loaded, load
-from .family import FAMILIES, FREQUENCIES, LONG, SHORT
+from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
+from .family import FAMILIES
 from .reader import GGUFTensors
 from .sparse import RECURRENT, SPARSE
 from .tokenizer import TokenIds, has_tokenizer, token_ids

@@ -50,7 +50,7 @@ class GGUFTensors:
         return self._info(key).shape
 
     def dtype(self, key: str) -> DType:
-        """How the file stores tensor `key`: a dense type, or the block layout that `read` dequantizes."""
+        """Return the stored type of tensor `key`: a dense type, or the block layout that `read` dequantizes."""
         return self._info(key).dtype
 
     def read(self, key: str, start: int, stop: int) -> Array:

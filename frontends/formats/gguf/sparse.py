@@ -1,4 +1,4 @@
-"""What llama.cpp calls the parts of experts, latent attention and state spaces, as rules and names for tables.
+"""Names that llama.cpp gives to experts, latent attention and state spaces, as rules for tables.
 
 Which layers have experts or a state space only the tensors say; `load` hands that on under the keys SPARSE and
 RECURRENT.
@@ -22,7 +22,7 @@ SIGMOID = 2  # expert_gating_func
 
 
 def per_layer(make: Rule, where: str) -> Rule:
-    """What `make` makes, in the layers that the config names under `where`; nothing in the others."""
+    """Restrict the rule `make` to the layers that the config lists under `where`."""
 
     return in_layers(make, lambda c: (i in c[where] for i in range(key("block_count")(c))))
 

@@ -1,4 +1,4 @@
-"""How text is cut before byte-level BPE: the regular expressions behind each name of `tokenizer.ggml.pre`.
+"""Pre-tokenization before byte-level BPE: the regular expressions behind each name of `tokenizer.ggml.pre`.
 
 Each is applied in turn to the pieces the one before left; matches and what lies between them both become pieces. The
 patterns are those of the models' own tokenizer.json, spelled exactly so: onnxruntime-genai knows them by their text.

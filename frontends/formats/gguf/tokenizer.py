@@ -40,7 +40,7 @@ _DEFAULT_IDS = {
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Which tokens begin, end and pad a text; None where the tokenizer has none.
+    """Tokens that begin, end and pad a text; None if the tokenizer has none.
 
     `eos` holds every token that ends generation, the file's own end token first. `add_bos` and `add_eos` say whether
     encoding a text adds them.
@@ -54,7 +54,7 @@ class TokenIds:
 
 
 def has_tokenizer(metadata: Metadata) -> bool:
-    """Whether a GGUF file describes a tokenizer at all."""
+    """Check that a GGUF file describes a tokenizer."""
     return any(key.startswith("tokenizer.") for key in metadata)
 
 

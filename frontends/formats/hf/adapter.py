@@ -118,7 +118,7 @@ class Adapter:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether there is an adapter in `folder`."""
+    """Check that `folder` contains an adapter."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
@@ -290,7 +290,7 @@ def _check_config(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the values that are read of `config`."""
+    """Yield the invalid values of `config`."""
     for key, fits, wanted in (
         ("r", _positive, "is no positive integer"),
         ("lora_alpha", _number, "is no number"),
@@ -317,7 +317,7 @@ def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _fault_of_pattern(pattern: str) -> str:
-    """What is wrong with a regular expression of a file, which must end in little time whatever it is matched with."""
+    """Say why a pattern from a file is rejected: it must compile, and match in little time whatever the text."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:

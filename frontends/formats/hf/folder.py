@@ -127,8 +127,8 @@ class Folder:
         return {"eos_token_ids": ids("eos_token_id"), **{k: v for k, v in single.items() if v is not None}}
 
     def embedding_facts(self) -> dict[str, Any]:
-        """How sentence-transformers makes one vector of an encoder's, in the form of graph.meta: pooling (cls, mean or
-        max) and normalize; nothing where the folder does not say, or says more than that."""
+        """Pooling and normalization of an encoder from sentence-transformers, as in graph.meta: pooling (cls, mean or
+        max) and normalize; empty if the folder has none, or more than that."""
         if not (self.path / "modules.json").is_file():
             return {}
         modules = read_json(self.path / "modules.json", list)

@@ -143,12 +143,12 @@ class _Merger:
         return next(param.recipe.sources(), "") if param else ""
 
     def unties(self, adapter: Adapter) -> bool:
-        """Whether `adapter` changes the embedding or the head of a model that ties them alone."""
+        """Check that `adapter` changes the embedding or head of a tied model, which must then be untied."""
         names = (*adapter.updates, *adapter.replaced)
         return any(self.find(name) == self.embed or self.is_head(name) for name in names)
 
     def is_head(self, name: str) -> bool:
-        """Whether `name` is the weight of the head."""
+        """Check that `name` is the weight of the head."""
         head = self.family.names.get("lm_head")
         return isinstance(head, str) and name.removeprefix(self.family.prefix) == f"{head}.weight"
 
@@ -310,7 +310,8 @@ class _Merger:
         graph.reader = reader
 
     def _of_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
-        """What is added to parameters whose checkpoint tensors are one of each expert, by updates of one of all.
+        """Map stacked parameters, whose checkpoint tensors are per expert, to the updates of adapters that stack
+        experts too.
 
         Which parts of the one make which parameter is what the family says of a checkpoint that has it.
         """

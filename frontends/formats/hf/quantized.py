@@ -83,7 +83,7 @@ class DequantizedReader:
         return self.quantized[key].shape(self.reader) if key in self.quantized else self.reader.shape(key)
 
     def dtype(self, key: str) -> DType:
-        """How tensor `key` is stored: the type of its codes where it is quantized."""
+        """Return the stored type of tensor `key`: of its codes if it is quantized."""
         return self.quantized[key].dtype(self.reader) if key in self.quantized else self.reader.dtype(key)
 
     def read(self, key: str, start: int, stop: int) -> Array:

@@ -1,4 +1,4 @@
-"""What weft's folders say of what they came from: weft.json of compiled ones, provenance.json of models."""
+"""Manifests: weft.json of compiled folders, provenance.json of models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from weft.backends.storage import PROVENANCE as PROVENANCE
-from weft.backends.targets import Target
+from weft.backends.targets import Backend
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
@@ -21,7 +21,7 @@ from ...model import Model
 
 
 def record(
-    graph: Graph, target: Target, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
+    graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
     """The manifest of `graph`, rewritten by `pipeline` for texts of `length` tokens; `hashes` are those of the files
     that `model` comes from."""
@@ -47,7 +47,7 @@ def record(
         "compares_tokens": any(Trait.COMPARES in node.op.traits for node in graph.nodes),
         "pipeline": pipeline,
         "source": _origin(model, hashes),
-        "versions": {name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir")},
+        "versions": {name: metadata.version(name) for name in target.libraries},
     }
 
 
@@ -71,8 +71,11 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _of_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """What the manifest of an encoder-decoder says besides: the length of sources, the tokens that answers begin and
-    end with (where nothing says, they begin with bos, pad, or token 0)."""
+    """Return an encoder-decoder's extra manifest entries: the length of sources, and the tokens that answers begin and
+    end with.
+
+    The first token defaults to bos, then pad, then token 0.
+    """
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {
         "max_source_length": max_source(graph, length),

@@ -11,7 +11,7 @@ from weft.ir.recipes.frequencies import yarn_temperature
 
 from ...dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
 from ..tables.family import Config, Fetch, Rule, Template, in_layers, key
-from ..tables.rope_config import rope_of
+from ..tables.rope_config import rope_of, rope_settings
 from ..tables.settings import Settings
 from .experts import SPARSE, activation
 from .llama import LLAMA
@@ -38,12 +38,11 @@ def _rope(config: Config) -> RoPE:
 
 def _scale(config: Config) -> float | None:
     """1/√d, times the square of what YaRN multiplies the scores with where it is told to (mscale_all_dim)."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind, mscale = rope.get("rope_type") or rope.get("type") or "default", rope.get("mscale_all_dim")
-    if kind == "default" or not mscale:
+    rope, mscale = rope_of(config), rope_settings(config).get("mscale_all_dim")
+    if rope.scaling == "none" or not mscale:
         return None
     width: int = key("qk_nope_head_dim")(config) + key("qk_rope_head_dim")(config)
-    return float(width**-0.5 * yarn_temperature(float(key("factor")(rope)), float(mscale)) ** 2)
+    return float(width**-0.5 * yarn_temperature(rope.factor, float(mscale)) ** 2)
 
 
 def _mla(config: Config) -> MLA:

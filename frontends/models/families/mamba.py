@@ -148,7 +148,7 @@ def _hybrid_mamba2(config: Config, eps: float) -> Mamba2:
 
 
 def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
-    """Which layers are of a `kind`, by the keys that say its period and offset."""
+    """Return a rule for the layers of a `kind`, by the config keys of its period and offset."""
 
     def layers(config: Config) -> tuple[bool, ...]:
         step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)

@@ -35,7 +35,7 @@ def _decoder(config: Config) -> dict[str, object]:
 
 
 def _names(part: str, ffn: int) -> Names:
-    """What is called otherwise than in T5, in the encoder or decoder; its feed-forward is sublayer `ffn`."""
+    """Map names that differ from T5 in the encoder or decoder, whose feed-forward is sublayer `ffn`."""
     ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
     return {
         f"{ours}.up": f"{theirs}.wi",

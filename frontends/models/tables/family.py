@@ -1,4 +1,4 @@
-"""What a family table is and how one is applied to a config and a checkpoint."""
+"""Family tables, and their application to a config and a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.readers import TensorReader
+from weft.ir.registry import Registry
 
 from ...dsl import Decoder, Encoder, EncoderDecoder
 from .settings import Settings, build
@@ -55,7 +56,7 @@ class Fetch:
         return Source(next((k for k in tried if k in self.keys), usual))
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has the tensor `name`."""
+        """Check that the checkpoint has the tensor `name`."""
         return not self.keys.isdisjoint(self._spellings(name))
 
     def _spellings(self, name: str) -> tuple[str, ...]:
@@ -172,6 +173,21 @@ class Family:
         return Settings(**values)
 
 
+class Families(Registry[Family]):
+    """Families by the name that a config or file states: its model_type or architecture."""
+
+    def register(self, *tables: object) -> None:
+        """Add the families among `tables`, each under all its model_types.
+
+        Raises:
+            DeclaredTwice: if a name is taken by another.
+        """
+        for table in tables:
+            if isinstance(table, Family):
+                for name in table.model_types:
+                    self.add(name, table)
+
+
 def _lookup(config: Config, path: str, source: str) -> Any:
     """The value at a dotted `path`, or _ABSENT."""
     *outer, last = path.split(".")
@@ -184,7 +200,7 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _setting(name: str, rule: Any, config: Config) -> Any:
-    """What `rule`, a constant or function of the config, says for the setting `name`."""
+    """Evaluate `rule`, a constant or a function of the config, for the setting `name`."""
     value = rule(config) if callable(rule) else rule
     if not fits(value, _HINTS[name]):
         raise WeftError(f"{name}={shown(value)} should be of type {Settings.__annotations__[name]}")
@@ -203,7 +219,7 @@ def _blaming(e: Exception, make: Rule, config: Config) -> WeftError:
 
 
 def _failure(make: Rule, config: Config) -> str | None:
-    """What `make(config)` fails with."""
+    """Return the error of `make(config)`; None if it succeeds."""
     try:
         make(config)
     except (WeftError, *_UNFIT) as e:

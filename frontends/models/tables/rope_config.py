@@ -1,4 +1,5 @@
-"""Rotary settings of Hugging Face configs: rope_parameters, or the older rope_theta and rope_scaling."""
+"""Rotary settings as configs say them: Hugging Face's rope_parameters, or the older rope_theta and rope_scaling, and
+llama.cpp's keys. A setting of `RopeScaling` has one name in each, by which it is read and written."""
 
 from __future__ import annotations
 
@@ -8,9 +9,36 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
-from weft.ir.recipes.frequencies import RopeFrequencies, longrope_amplitude, yarn_amplitude
+from weft.ir.recipes.frequencies import RopeFrequencies, RopeScaling
 
 from ...dsl import RoPE
+
+_KINDS = {"default": "none"} | {kind: kind for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")}
+_NAMES = {
+    "factor": "factor",
+    "original": "original_max_position_embeddings",
+    "low_freq": "low_freq_factor",
+    "high_freq": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "factors": "short_factor",
+    "long_factors": "long_factor",
+}
+_TEMPERED = ("yarn", "longrope")  # they say attention_factor, and may leave it and factor to be derived
+
+FREQUENCIES = "rope_freqs.weight"  # tensors of GGUF files: divisors of all frequencies, and LongRoPE's
+SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+_GGUF = {
+    "factor": "rope.scaling.factor",
+    "original": "rope.scaling.original_context_length",
+    "factors": SHORT,
+    "long_factors": LONG,
+}
+_ATTENTION = "rope.scaling.attn_factor"
+
+
+# -- Hugging Face
 
 
 def rope_of(config: Mapping[str, Any]) -> RoPE:
@@ -21,59 +49,101 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
     Raises:
         WeftError: if the type is unknown or lacks a number.
     """
-    given = _given(config)
-    kind = _kind(given)
-    plain: dict[str, Any] = {
-        "theta": float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        "fraction": float(given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
-    }
-
-    def number(name: str) -> float:
-        if given.get(name) is None:
-            raise WeftError(f"RoPE of type {kind} needs {name!r}")
-        return float(given[name])
-
-    if kind == "default":
-        return RoPE(**plain)
-    if kind == "linear":
-        return RoPE(**plain, scaling="linear", factor=number("factor"))
-    if kind == "dynamic":
-        return RoPE(
-            **plain, scaling="dynamic", factor=number("factor"), original=int(config["max_position_embeddings"])
-        )
-    original = _original(config, given)
-    if kind == "llama3":
-        low, high = number("low_freq_factor"), number("high_freq_factor")
-        return RoPE(**plain, scaling="llama3", factor=number("factor"), original=original, low_freq=low, high_freq=high)
-    amplitude = given.get("attention_factor")
-    if kind == "yarn":
-        scales = given.get("mscale") or 1.0, given.get("mscale_all_dim") or 0.0
-        factor = float(given.get("factor") or config["max_position_embeddings"] / original)
-        return RoPE(
-            **plain,
-            scaling="yarn",
-            factor=factor,
-            original=original,
-            beta_fast=float(given.get("beta_fast") or 32),
-            beta_slow=float(given.get("beta_slow") or 1),
-            truncate=bool(given.get("truncate", True)),
-            amplitude=float(yarn_amplitude(factor, *scales) if amplitude is None else amplitude),
-        )
-    if kind == "longrope":
-        for name in ("short_factor", "long_factor"):
-            if not given.get(name):
-                raise WeftError(f"RoPE of type {kind} needs {name!r}")
-        factor = float(given.get("factor") or config["max_position_embeddings"] / original)
-        amplitude = float(longrope_amplitude(factor, original) if amplitude is None else amplitude)
-        plain |= {"original": original, "amplitude": amplitude}
-        short, long = (tuple(map(float, given[name])) for name in ("short_factor", "long_factor"))
-        return RoPE(**plain, scaling="longrope", factors=short, long_factors=long)
-    raise WeftError(f"unknown RoPE type {kind!r}; known are default, linear, dynamic, llama3, yarn, longrope")
+    given = rope_settings(config)
+    scaling = _scaling(config, given)
+    amplitude = 1.0
+    if scaling.scaling in _TEMPERED:
+        said, mscales = given.get("attention_factor"), (given.get("mscale") or 1.0, given.get("mscale_all_dim") or 0.0)
+        extended = replace(scaling, factor=_factor(config, given, scaling.original))
+        amplitude = float(extended.attention_factor(*mscales) if said is None else said)
+    return RoPE(
+        theta=float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        fraction=float(given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
+        amplitude=amplitude,
+        **scaling.settings,
+    )
 
 
 def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
     """`rope_of` for a family with other `defaults` of the config's keys, or whose pairs are neighbours."""
     return lambda config: replace(rope_of({**defaults, **config}), interleaved=interleaved)
+
+
+def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
+    """Return the rope_parameters that `rope_of` reads as `rope`; `partial`: a family whose heads of `head` numbers turn
+    in part unless they say otherwise."""
+    fraction = (rope.dim or head) / head
+    kind = next((kind for kind, scaling in _KINDS.items() if scaling == rope.scaling), rope.scaling)
+    said: dict[str, Any] = {"rope_type": kind, "rope_theta": rope.theta}
+    if partial or fraction != 1:
+        said["partial_rotary_factor"] = fraction
+    if rope.scaling in _TEMPERED:
+        said["attention_factor"] = rope.amplitude
+    for name in rope.used:
+        if name in _NAMES and (name, kind) != ("original", "dynamic"):
+            value = getattr(rope, name)
+            said[_NAMES[name]] = list(value) if isinstance(value, tuple) else value
+    return said
+
+
+def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a config says of rotary positions beside the base, under the newer name or the older one."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise WeftError(f"rope parameters must be a mapping, not {given!r}")
+    if any(isinstance(v, Mapping) for v in given.values()):
+        raise WeftError("rope parameters that differ by layer type are not supported for this family")
+    return given
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """The longest text meant: the original context where longer ones need other frequencies (see `at_length`)."""
+    context = config.get("max_position_embeddings")
+    given = rope_settings(config)
+    if _kind(given) == "longrope":
+        return _original(config, given)
+    return None if context is None else int(context)
+
+
+def _scaling(config: Mapping[str, Any], given: Mapping[str, Any]) -> RopeScaling:
+    kind = _kind(given)
+    if kind not in _KINDS:
+        raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
+
+    def read(name: str, default: Any) -> Any:
+        key, value = _NAMES[name], given.get(_NAMES[name])
+        if name == "original":
+            return int(config["max_position_embeddings"]) if kind == "dynamic" else _original(config, given)
+        if name == "truncate":
+            return bool(given.get(key, default))
+        if name in ("beta_fast", "beta_slow"):
+            return float(value or default)
+        if name == "factor" and kind == "yarn":
+            return _factor(config, given, _original(config, given))
+        if value is None or (default == () and not value):
+            raise WeftError(f"RoPE of type {kind} needs {key!r}")
+        return tuple(map(float, value)) if default == () else float(value)
+
+    plain = RopeScaling(scaling=_KINDS[kind])
+    return replace(plain, **{name: read(name, getattr(plain, name)) for name in plain.used if name in _NAMES})
+
+
+def _kind(given: Mapping[str, Any]) -> str:
+    kind = str(given.get("rope_type") or given.get("type") or "default")
+    older = kind == "su" or (kind == "yarn" and "short_factor" in given)  # the first names of longrope
+    return "longrope" if older else kind
+
+
+def _factor(config: Mapping[str, Any], given: Mapping[str, Any], original: int) -> float:
+    return float(given.get("factor") or config["max_position_embeddings"] / original)
+
+
+def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
+    for name in ("original_max_position_embeddings", "max_position_embeddings"):
+        for said in (given, config):
+            if said.get(name):
+                return int(said[name])
+    raise WeftError("RoPE scaling needs 'original_max_position_embeddings'")
 
 
 def at_length(graph: Graph, length: int) -> bool:
@@ -83,46 +153,45 @@ def at_length(graph: Graph, length: int) -> bool:
     """
     others = False
     for param in graph.params.values():
-        if isinstance(param.recipe, RopeFrequencies) and param.recipe.scaling in ("dynamic", "longrope"):
+        if isinstance(param.recipe, RopeFrequencies) and "length" in param.recipe.used:
             param.recipe = replace(param.recipe, length=length)
             others |= length > param.recipe.original
     return others
 
 
-def context_of(config: Mapping[str, Any]) -> int | None:
-    """The longest text meant: the original context where longer ones need other frequencies (see `at_length`)."""
-    context = config.get("max_position_embeddings")
-    given = _given(config)
-    if _kind(given) == "longrope":
-        return _original(config, given)
-    return None if context is None else int(context)
+# -- GGUF
 
 
-def _kind(given: Mapping[str, Any]) -> str:
-    kind = str(given.get("rope_type") or given.get("type") or "default")
-    older = kind == "su" or (kind == "yarn" and "short_factor" in given)  # the first names of longrope
-    return "longrope" if older else kind
+def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
+    """The `RoPE` of llama.cpp's keys, without the architecture before them; LongRoPE's factors are by their tensors.
+
+    Raises:
+        WeftError: if the type is unknown.
+    """
+    plain = RoPE(config.get("rope.freq_base", 10_000.0), config.get("rope.dimension_count"))
+    kind, factor = config.get("rope.scaling.type", "none"), config.get(_GGUF["factor"], 1.0)
+    if SHORT in config and LONG in config:
+        kind = "longrope"
+    elif kind == "none" or factor in (0, 1):
+        return plain
+    elif kind not in ("linear", "yarn"):
+        raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
+    said = {name: config[key] for name, key in _GGUF.items() if key in config}
+    said["original"] = int(said.get("original") or config.get("context_length") or 0)
+    names = RopeScaling(scaling=kind).used
+    scaling = RopeScaling(scaling=kind, **{name: value for name, value in said.items() if name in names})
+    amplitude = config.get(_ATTENTION, 1.0) * scaling.attention_factor() if kind in _TEMPERED else 1.0
+    return replace(plain, amplitude=amplitude, **scaling.settings)
 
 
-def _given(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise WeftError(f"rope parameters must be a mapping, not {given!r}")
-    if any(isinstance(v, Mapping) for v in given.values()):
-        raise WeftError("rope parameters that differ by layer type are not supported for this family")
-    return given
-
-
-def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
-    found = next(
-        (
-            c[k]
-            for k in ("original_max_position_embeddings", "max_position_embeddings")
-            for c in (given, config)
-            if c.get(k)
-        ),
-        None,
-    )
-    if found is None:
-        raise WeftError("RoPE scaling needs 'original_max_position_embeddings'")
-    return int(found)
+def gguf_rope(rope: RoPE) -> dict[str, Any]:
+    """Return the keys that `rope_of_gguf` reads as `rope`, but for the numbers of a head that turn; of scalings that
+    llama.cpp has no name for, the base only."""
+    said: dict[str, Any] = {"rope.freq_base": rope.theta}
+    if rope.scaling in ("linear", "yarn"):
+        said["rope.scaling.type"] = rope.scaling
+    if rope.scaling in _TEMPERED:
+        said[_ATTENTION] = rope.amplitude / rope.attention_factor()
+    if rope.scaling in ("linear", *_TEMPERED):
+        said |= {_GGUF[name]: getattr(rope, name) for name in rope.used if name in _GGUF}
+    return said

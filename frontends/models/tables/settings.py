@@ -117,7 +117,7 @@ class Settings:
 
     @property
     def groups(self) -> int:
-        """How many key/value heads there are."""
+        """Number of key/value heads."""
         return self.kv_heads or self.heads or 1
 
 

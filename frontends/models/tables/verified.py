@@ -1,4 +1,4 @@
-"""How far the compiled models of every family are from transformers: measured by the tests, kept beside the tables."""
+"""Numerical errors of compiled models against transformers for every family, measured by the tests."""
 
 from __future__ import annotations
 

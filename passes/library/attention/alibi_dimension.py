@@ -62,7 +62,7 @@ class AlibiAsDimension(Pass):
 
 
 def _refusal(node: Node, maker: Node) -> str | None:
-    """Why the bias of `node`, made by `maker`, cannot be a dimension."""
+    """Say why the bias of `node`, made by `maker`, cannot become a dimension of the heads."""
     if maker.attrs["symmetric"]:
         return "its bias by |i − j| is no product of something of the query and something of the key"
     if node.attrs["softcap"] is not None:

@@ -159,7 +159,7 @@ class MlaExpand(Pass):
 
 @dataclass(frozen=True)
 class _Latent:
-    """What keys and values of an attention are made from: rows of two linears of `latent`, and a `shared` part.
+    """Factorized keys and values of an attention: rows of two linears of `latent`, and a `shared` rotary part.
 
     `k_rows` [kv_heads, d] and `v_rows` [kv_heads, dv] say which. `reason` is why it stays so.
     """
@@ -174,7 +174,7 @@ class _Latent:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing but these keys and values is made from the latent."""
+        """Check that the latent has no other readers."""
         linears = {self.k_linear: set(self.k_rows.flat), self.v_linear: set(self.v_rows.flat)}
         if self.k_linear is self.v_linear:
             linears = {self.k_linear: set(self.k_rows.flat) | set(self.v_rows.flat)}
@@ -216,7 +216,7 @@ def _made_from(node: Node) -> _Latent | None:
 
 
 def _biased(linear: Node, index: Array) -> bool:
-    """Whether the rows `index` of `linear` have a bias."""
+    """Check that rows `index` of `linear` have a nonzero bias."""
     bias = linear.operand("bias")
     if not isinstance(bias, Param):
         return bias is not None

@@ -1,4 +1,4 @@
-"""Which keys a query sees: windows, windows with gaps, and the sparse patterns, by attributes of the attentions."""
+"""Visible keys of attentions: windows, dilated windows and sparse patterns, set as attributes."""
 
 from __future__ import annotations
 

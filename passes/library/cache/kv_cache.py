@@ -83,14 +83,11 @@ class KvCache(Pass):
             at = graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
         if at.shape != tokens:
             raise WeftError(f"kv-cache: input {at!r} should be a position per token, {list(tokens)}")
-        for node in attentions:
-            if node.op is ops.rotary_attention and node.operand("positions") is not at:
-                raise WeftError(f"kv-cache: {node!r} (%{node.output.name}) turns by other positions than position_ids")
         keys = KeyAxis(graph, mask, at, makers)
         for i, node in enumerate(attentions):
             trace.fired(self.name, node.output.name)
             given: dict[str, Value | None] = {caches(node)[0].positions: at}
-            if Trait.SOFTMAX in node.op.traits:
+            if node.op is ops.attention:
                 given |= {"bias": keys.extend(node.operand("bias")), "key_mask": mask}
             give_states(graph, node, i, given)
         keys.drop_unused()
@@ -158,7 +155,7 @@ def _called(
 
 
 def _joined(parts: tuple[Array, ...]) -> Array:
-    """What calls made, side by side; of scalars, as losses are, one for each call."""
+    """Concatenate the results of calls; scalars, such as losses, give one entry per call."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts, 1) if parts[0].ndim else np.stack(parts)
@@ -192,7 +189,7 @@ def _compositions(n: int) -> Iterator[tuple[int, ...]]:
 
 def _bias_makers(graph: Graph) -> list[Node]:
     """The nodes that compute biases of causal attentions."""
-    causal = (n for n in graph.nodes if Trait.SOFTMAX in n.op.traits and n.attrs["causal"])
+    causal = (n for n in graph.nodes if n.op is ops.attention and n.attrs["causal"])
     return bias_makers(graph, [b for n in causal if (b := n.operand("bias")) is not None])
 
 
@@ -244,7 +241,7 @@ def _mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
     wanted = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:
-        given = node.operand("key_mask") if Trait.SOFTMAX in node.op.traits else None
+        given = node.operand("key_mask") if node.op is ops.attention else None
         if given is not None and given is not mask:
             raise WeftError(f"kv-cache: the key mask %{given.name} of {node!r} is not the input attention_mask")
     if mask is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Value, WeftError
-from weft.ir.op import Growth, Trait
+from weft.ir import Graph, Node, Value, WeftError, ops
+from weft.ir.op import Growth
 
 from ...analysis.states import caches, has_state, taken_states
 from ...core.base import Pass
@@ -60,7 +60,7 @@ class RollingBuffer(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.slack < 0:
             raise WeftError(f"rolling-buffer: slack={self.slack} must not be negative")
-        cached = [n for n in graph.nodes if Trait.SOFTMAX in n.op.traits and has_state(n)]
+        cached = [n for n in graph.nodes if n.op is ops.attention and has_state(n)]
         if not cached:
             raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
         limit = self.length or graph.meta.get("context")

@@ -1,7 +1,7 @@
-"""Which ops treat every token alone.
+"""Classify ops by whether they treat each token alone.
 
-A value *carries tokens* if its first two axes are [batch, seq] of the token ids. Caches and pruned prefixes rest on
-knowing that a node computes row (b, t) of its outputs from row (b, t) of its operands only.
+A value *carries tokens* if its first two axes are [batch, seq] of the token ids. Caches and pruned prefixes need nodes
+that compute row (b, t) of their outputs from row (b, t) of their operands only.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def token_axes(graph: Graph) -> Tokens | None:
         batch, seq = graph.inputs["input_ids"].shape
         return batch, seq
     for node in graph.nodes:
-        if Trait.SOFTMAX in node.op.traits and node.attrs["causal"]:
+        if node.op is ops.attention and node.attrs["causal"]:
             return node.output.shape[0], node.output.shape[1]
     return None
 
 
 def carries(value: Value | None, tokens: Tokens) -> bool:
-    """Whether `value` has a row per token."""
+    """Check that `value` has a row per token."""
     return value is not None and not isinstance(value, Param) and value.shape[:2] == tokens
 
 
@@ -68,7 +68,7 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
 
 
 def _aligned(value: Value | None, carrying: bool, rank: int) -> bool:
-    """Whether an operand of a broadcasting op has its token axis where the output has it, or none."""
+    """Check that the token axis of a broadcast operand is absent or aligned with the output's."""
     if value is None:
         return True
     if carrying:

@@ -88,8 +88,8 @@ class Cast(Pass):
 
 
 def _wide(node: Node, operand: int) -> bool:
-    """Whether the operand is f32 beside narrower ones: frequencies of rotations, sums over all tokens."""
-    frequencies = node.op in (ops.rope, ops.rotary_attention) and node.op.operands[operand].name == "frequencies"
+    """Check that the operand stays f32 beside narrower ones: rotary frequencies, sums over all tokens."""
+    frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
     return frequencies or operand in sums(node)
 
 

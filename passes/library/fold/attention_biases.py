@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.op import Trait
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
 from weft.ir.recipes.matrices import MatMul
 
@@ -50,7 +49,7 @@ class DropKBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if Trait.SOFTMAX not in node.op.traits:
+            if node.op is not ops.attention:
                 continue
             k = branch_of(node, "k")
             if isinstance(k, str):
@@ -65,7 +64,7 @@ class DropKBias(Pass):
 
 
 def _felt(node: Node, k: Branch) -> str | None:
-    """Why the attention `node` notices a bias of its keys."""
+    """Say why a key bias changes the result of the attention `node`; None if it does not."""
     if node.operand("past_k") is not None:
         return "its cache holds keys with their bias; run drop-k-bias before kv-cache"
     if node.operand("v") is None:
@@ -74,10 +73,10 @@ def _felt(node: Node, k: Branch) -> str | None:
         return "its soft cap bends scores: they notice a shift"
     if node.operand("sinks") is not None:
         return "its sinks are not shifted with the scores"
-    for step in (*k.between, node):
-        if step.op in (ops.rope, ops.rotary_attention):
+    for step in k.between:
+        if step.op is ops.rope:
             return "RoPE turns the bias with the position of its key"
-        if step.op not in (ops.reshape, ops.attention):
+        if step.op is not ops.reshape:
             return f"{step.op.name} (%{step.output.name}) stands between the bias and the scores"
     return None
 
@@ -122,7 +121,7 @@ class VBiasToOBias(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if Trait.SOFTMAX not in node.op.traits or node.operand("v") is None:
+            if node.op is not ops.attention or node.operand("v") is None:
                 continue
             v = branch_of(node, "v")
             if isinstance(v, str):
@@ -139,7 +138,7 @@ class VBiasToOBias(Pass):
 
 
 def _unequal(node: Node, v: Branch) -> str | None:
-    """Why rows of the attention `node` may sum to another number than 1, or the bias of `v` may not reach them."""
+    """Say why attention weights of `node` may not sum to 1, or why the bias of `v` may not reach them."""
     if node.operand("past_v") is not None:
         return "its cache holds values with their bias; run v-bias-to-o-bias before kv-cache"
     if (step := next((n for n in v.between if n.op is not ops.reshape), None)) is not None:
@@ -160,7 +159,7 @@ def _unequal(node: Node, v: Branch) -> str | None:
 
 
 def _finite(bias: Value) -> bool:
-    """Whether `bias` is learned or made of distances, which hide nothing."""
+    """Check that `bias` is finite: a parameter, or a function of distances."""
     if isinstance(bias, Param):
         return not bias.recipe.has(Literal, Full)
     return bias.producer is not None and bias.producer.op in (ops.alibi, ops.relative_position_bias)

@@ -23,7 +23,7 @@ class Site:
 
     @property
     def key(self) -> tuple[Value | None, ...]:
-        """What readers of a shared weight must have in common for it to stay shared."""
+        """Properties that readers of a shared weight must have in common for it to stay shared."""
         return self.norm.operand("weight"), _bias(self.norm)
 
 
@@ -53,7 +53,8 @@ def sites(
     untie: bool,
     needed: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
-    """What `find` finds for the norms of `graph`; those it gives a reason for are refused in the name of the pass.
+    """Collect the sites that `find` returns for the norms of `graph`; its reasons are traced as refusals of pass
+    `name`.
 
     Unless `untie`, so are those whose weights somebody else reads, if they need to change (`needed`): changing them
     would copy them. They may be shared among sites with equal norm weights, as those of shared layers are.

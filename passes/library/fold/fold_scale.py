@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from weft.ir import Graph, Node, Param, ops
-from weft.ir.op import Trait
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -103,11 +102,11 @@ class FoldScale(Pass):
 
 
 def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> Iterator[_Plan]:
-    """What multiplies, and how its factor goes elsewhere."""
+    """Yield a plan for each factor of the graph: the edits that move it into weights."""
     for node in graph.nodes:
         x = node.output
         edits: list[Edit] | str
-        if Trait.SOFTMAX in node.op.traits and (scale := _score_scale(node)) != 1:
+        if node.op is ops.attention and (scale := _score_scale(node)) != 1:
             factor: Factor = scale
             edits = absorbed(node, 0, factor, order)
         elif node.op is ops.route and node.attrs["scale"] != 1:
@@ -127,7 +126,7 @@ def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> 
 
 
 def _score_scale(attention: Node) -> float:
-    """What `attention` multiplies its scores by."""
+    """Return the factor of the scores of `attention`."""
     scale, q = attention.attrs["scale"], attention.inputs[0]
     assert q is not None
     return float(1 / math.sqrt(q.width // attention.attrs["heads"]) if scale is None else scale)
@@ -187,7 +186,7 @@ def _merged(plans: Iterator[_Plan]) -> list[_Plan]:
 
 
 def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
-    """Where a table grows that linears write with, let what they read shrink, if it can."""
+    """Shrink the input of linears whose weights, tied to a table, grow, where possible."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):
@@ -197,7 +196,7 @@ def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
 
 
 def _shared(plan: _Plan, edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Why a weight of `plan` cannot be multiplied: somebody reads it who needs it as it is."""
+    """Say why a weight of `plan` cannot be scaled: another reader needs it unchanged."""
     for e in plan.edits:
         for node, i in e.param.uses:
             if edited.get((node, i)) != e.what:

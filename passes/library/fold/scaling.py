@@ -1,4 +1,4 @@
-"""Where a factor can go: into the weights that make a value, or into those that read it.
+"""Move a factor into weights: those that make a value, or those that read it.
 
 `absorbed` walks from a value towards what makes it, through ops that hand a factor on, until every way ends at a
 parameter; what it finds is a list of `Edit`s, each an operand that is multiplied. Nothing is changed before `apply`.
@@ -213,7 +213,7 @@ class _Walk:
 
 
 def _aligned(node: Node) -> bool:
-    """Whether all operands are as wide as the result."""
+    """Check that all operands are as wide as the result."""
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
 
 

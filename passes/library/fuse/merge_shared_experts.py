@@ -79,7 +79,7 @@ class MergeSharedExperts(Pass):
 
 
 def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
-    """What the feed-forward that makes `term` reads, and that feed-forward, or why it does not count."""
+    """Return the input of the feed-forward that makes `term`, with it or the reason why it cannot merge."""
     node = term.producer
     if node is None:
         return None

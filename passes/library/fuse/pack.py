@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
-from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full
 
 from ...analysis.projections import THROUGH
@@ -40,7 +39,7 @@ def packed(
 
 
 def misfit(weights: Sequence[Value | None], biases: Sequence[Value | None]) -> str | None:
-    """Why linears with these weights and biases cannot be packed."""
+    """Say why linears with these weights and biases cannot be packed; None if they can."""
     for w in (*weights, *(b for b in biases if b is not None)):
         if not isinstance(w, Param):
             return f"{w!r} is no parameter"
@@ -89,7 +88,7 @@ class PackQkv(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for attention in graph.nodes:
-            if Trait.SOFTMAX not in attention.op.traits:
+            if attention.op is not ops.attention:
                 continue
             linears: dict[Node, str] = {}
             for role in "qkv":

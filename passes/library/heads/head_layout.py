@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """Whether it leaves heads in their order as they are."""
+        """Check that the layout keeps the heads and their order."""
         return self.heads == tuple(range(len(self.heads))) and not self.zeros
 
     @property
@@ -39,7 +39,7 @@ class Layout:
 
     @property
     def one(self) -> Layout:
-        """What it does to the numbers of a head."""
+        """Layout within one head."""
         return Layout((0,), self.width, self.zeros)
 
     def of(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
@@ -65,7 +65,7 @@ def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 
 def misfit(branch: Branch, layout: Layout) -> str | None:
-    """Why what stands in `branch` between linear and attention does not work on heads laid out so; None if it does."""
+    """Say why a step of `branch` cannot work on heads in `layout`; None if all can."""
     normed = False
     for node in branch.between:
         why = _misfit(node, layout, branch.start.width)
@@ -78,7 +78,7 @@ def misfit(branch: Branch, layout: Layout) -> str | None:
 
 
 def growth(branch: Branch, layout: Layout) -> float:
-    """How many times as large the zeros of `layout` make what `branch` makes: its RMSNorm takes the mean over more."""
+    """Return the factor by which the zeros of `layout` grow the branch: its RMSNorm averages over more features."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
     return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
 
@@ -129,7 +129,7 @@ def lay(reader: Node, wanted: Mapping[str, tuple[Branch, Layout]]) -> None:
 
 
 def _rewoven(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
-    """What `linear` makes after the rows of `sides` were laid out anew."""
+    """Repack the rows of `linear` by the layouts of `sides`, and return its output."""
     (branch, layout), *_ = sides
     weight, bias = branch.weight, branch.bias
     if not branch.packed:
@@ -153,7 +153,7 @@ def taken(recipe: Recipe, index: Sequence[int]) -> Recipe:
 def _again(
     node: Node, x: Value, layout: Layout, reader: Node, derived: list[tuple[Value | None, Value | None]]
 ) -> Value:
-    """What `node` makes of `x`, laid out anew; parameters derived for it go to `derived`, beside the old ones."""
+    """Rebuild `node` on `x` in a new layout; append (old, new) operands to `derived`."""
     attrs, each = dict(node.attrs), layout.width + layout.zeros
     per_head = layout.one if len(node.output.shape) == 4 else layout
     operands = list(node.inputs[1:])

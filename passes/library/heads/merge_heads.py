@@ -65,8 +65,8 @@ class MhaToGqa(Pass):
     trace.
 
     Condition: k and v come from linears, with nothing but norms, scales, clips and rotations between. Nothing is lost
-    where the heads that become one are equal (svd: equal but for their basis). Refused behind fuse-rope-attention. An
-    error where `kv_heads` does not divide the heads there are, or where there are caches.
+    where the heads that become one are equal (svd: equal but for their basis). An error where
+    `kv_heads` does not divide the heads there are, or where there are caches.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).
@@ -135,9 +135,7 @@ class MhaToGqa(Pass):
             raise WeftError(f"mha-to-gqa: method={self.method} looks at no text; calibration is for method=svd")
 
     def _layouts(self, node: Node) -> dict[str, Layout] | str:
-        """How keys and values of the attention `node` are laid out anew, or why they cannot be."""
-        if node.op is not ops.attention:
-            return f"it is {node.op.name}; run mha-to-gqa before what made it so"
+        """Return the new layouts of keys and values of the attention `node`, or why there are none."""
         if node.operand("v") is None:
             return "its keys are its values too"
         old, found = int(node.attrs["kv_heads"]), dict[str, Layout]()
@@ -155,7 +153,7 @@ class MhaToGqa(Pass):
         return found
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Where the heads that become one are equal, nothing is lost."""
+        """When the merged heads are equal, nothing is lost."""
         equal = equivalence.stage(before)
         for node in equal.nodes:
             if node.op is ops.attention and not node.attrs["kv_heads"] % self.kv_heads:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, WeftError
-from weft.ir.op import Trait
+from weft.ir import Graph, Node, Param, WeftError, ops
 
 from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
@@ -59,7 +58,7 @@ class PadHeadDim(Pass):
         if not 1 <= self.multiple <= MOST:
             raise WeftError(f"pad-head-dim: multiple={self.multiple} must be from 1 to {MOST}")
         for node in graph.nodes:
-            if Trait.SOFTMAX not in node.op.traits:
+            if node.op is not ops.attention:
                 continue
             reason = _padded(node, self.multiple)
             if reason:

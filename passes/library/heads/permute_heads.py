@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
-from weft.ir.op import Trait
 from weft.ir.recipes import Take
 
 from ...analysis.projections import Branch, branch_of, output_of, rows
@@ -61,7 +60,7 @@ class PermuteHeads(Pass):
             return
         biases: dict[Value, Value] = {}
         for node in graph.nodes:
-            if Trait.SOFTMAX not in node.op.traits or node.attrs["heads"] == 1:
+            if node.op is not ops.attention or node.attrs["heads"] == 1:
                 continue
             at = node.output.name
             reason = _permuted(node, self.order, biases)
@@ -120,7 +119,7 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
 
 
 def _stands(branch: Branch, layout: Layout) -> bool:
-    """Whether the rows of `branch` were taken in the order of `layout`."""
+    """Check that the rows of `branch` are already in the order of `layout`."""
     start, stop = branch.span
     own = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
     return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)
@@ -132,7 +131,8 @@ def _taken(old: Param, order: tuple[int, ...], axis: int) -> Param:
 
 
 def rearranged_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
-    """What makes the bias [batch, heads, seq, keys] of the heads `order`, not always all; or why nothing does."""
+    """Return the bias [batch, heads, seq, keys] of heads `order` (maybe a subset), a function that makes it, or why
+    not."""
     if bias.shape[1] == 1:
         return bias
     if isinstance(bias, Param):

@@ -105,7 +105,7 @@ class PruneHeads(Pass):
         }
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Where the heads that go add nothing, nothing is lost."""
+        """When the removed heads contribute zero, nothing is lost."""
         silent = equivalence.stage(before)
         for node in chosen(silent, self.layers, self.name):
             if _reason(node) is None:
@@ -120,7 +120,7 @@ class PruneHeads(Pass):
 
 
 def _reason(node: Node) -> str | None:
-    """Why heads of the attention `node` cannot go."""
+    """Say why heads of the attention `node` cannot be removed; None if they can."""
     if node.op is not ops.attention:
         return f"it is {node.op.name}"
     if node.operand("v") is None:
@@ -151,7 +151,7 @@ def _output_weight(node: Node) -> Param:
 
 
 def _energies(node: Node, activations: Activations | None) -> Array:
-    """What the query heads of each KV head of `node` add, squared and summed, as the class says."""
+    """Return the energy that the query heads of each KV head add to the output, as the class defines it."""
     heads, reader = int(node.attrs["heads"]), node.graph.reader
     outputs = _output_weight(node).recipe.evaluate(reader).astype(np.float64)
     outputs = outputs.reshape(len(outputs), heads, -1).swapaxes(0, 1)  # [heads, out, dv]

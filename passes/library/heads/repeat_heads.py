@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, WeftError
-from weft.ir.op import Trait
+from weft.ir import Graph, Node, WeftError, ops
 
 from ...analysis.projections import Branch, branch_of, unpacked
 from ...core.base import Pass
@@ -53,7 +52,7 @@ class GqaToMha(Pass):
         if self.kv_heads is not None and self.kv_heads < 1:
             raise WeftError(f"gqa-to-mha: kv_heads={self.kv_heads} must be positive")
         for node in graph.nodes:
-            if Trait.SOFTMAX not in node.op.traits:
+            if node.op is not ops.attention:
                 continue
             wanted = self.kv_heads or node.attrs["heads"]
             if wanted == node.attrs["kv_heads"]:

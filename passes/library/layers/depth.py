@@ -185,7 +185,7 @@ def _written(layer: Layer) -> set[Param] | str:
 
 
 def _added(y: Value, x: Value) -> list[Value] | None:
-    """What is added to x to make y; None if y is no such sum."""
+    """Return the summands added to x to make y; None if y is not such a sum."""
     if y is x:
         return []
     if y.producer is None or y.producer.op is not ops.add:

@@ -70,7 +70,8 @@ class PermuteNeurons(Pass):
                 replace_param(old, new)
 
     def _runs(self, node: Node) -> Runs | None:
-        """What the feed-forward, or the experts, that end in `node` have to reorder; None if `node` ends none."""
+        """Return the runs of neurons to shuffle for the feed-forward or experts that end in `node`; None if it ends
+        none."""
         if node.op is ops.moe:
             up, down = node.operand("up"), node.operand("down")
             assert up is not None and down is not None
@@ -94,7 +95,7 @@ class PermuteNeurons(Pass):
 
 
 def _is_shuffled(recipe: Recipe, runs: Sequence[Run]) -> bool:
-    """Whether all `runs` are in their order already."""
+    """Check that `recipe` already has all `runs`."""
     for run in reversed(runs):
         if not isinstance(recipe, Shuffle) or (recipe.axis, recipe.start, recipe.stop, recipe.seed) != run:
             return False

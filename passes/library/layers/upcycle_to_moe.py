@@ -104,7 +104,7 @@ class UpcycleToMoe(Pass):
 
 
 def _beside_experts(f: FeedForward) -> bool:
-    """Whether the result of `f`, perhaps multiplied, is added to what experts make."""
+    """Check that the result of `f`, scaled or not, is added to the result of experts."""
     values = [f.down.output]
     for value in values:
         for node in value.users:

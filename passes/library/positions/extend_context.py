@@ -10,11 +10,11 @@ import numpy as np
 
 from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Concat, Slice
-from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid, yarn_amplitude
+from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid
 from weft.ir.recipes.readers import Array
 
 from ...analysis.layers import Layers, chosen
-from ...analysis.rotary import FARTHEST, check_scaling, expected, recipe_of, retune, rotations_of
+from ...analysis.rotary import FARTHEST, ScalingArguments, check_scaling, expected, recipe_of, retune, rotations_of
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import temperature
@@ -27,7 +27,7 @@ _LENGTHS = ("context", "max_positions", "source_context", "max_source_positions"
 
 
 @dataclass(frozen=True)
-class ExtendContext(Pass):
+class ExtendContext(ScalingArguments, Pass):
     """Let the positions of a model reach `factor` times as far.
 
     RoPE turns pair k by position · f_k, f_k = θ^(−2k/d). `pi`: f_k/factor, as if positions were squeezed into the old
@@ -63,18 +63,12 @@ class ExtendContext(Pass):
     see = ("insert-rope",)
     method: Literal["pi", "ntk", "yarn", "llama3"]
     factor: float
-    original: int | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    low_freq: float = 1.0
-    high_freq: float = 4.0
-    truncate: bool = True
     layers: Layers = "all"
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if not 1 <= self.factor <= FARTHEST:
             raise WeftError(f"{self.name}: factor={self.factor} must be from 1 to {FARTHEST:g}")
-        original = self._original(graph)
+        original = self.context(graph)
         ropes = rotations_of(graph, chosen(graph, self.layers, self.name), self.name, trace)
         tables = position_tables(graph) if self.layers == "all" else []
         done = [self._retuned(rope, recipe, original, trace) for rope, recipe in ropes.items()]
@@ -97,7 +91,7 @@ class ExtendContext(Pass):
                 settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
                 if self.method == "yarn":
                     settings["amplitude"] = temperature("yarn", self.factor)
-                meanings[name] = expected(self._scaled(old, self._original(before)), new, **settings)
+                meanings[name] = expected(self._scaled(old, self.context(before)), new, **settings)
             elif node in tables and _param(new).shape != _param(node).shape:
                 meanings[name] = partial(
                     _looked_up, self._table(node, equivalence.stage(before), equivalence.stage(after))
@@ -105,23 +99,11 @@ class ExtendContext(Pass):
         inputs = equivalence.inputs(after)
         equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
 
-    def _original(self, graph: Graph) -> int:
-        """The context before; 0 if nobody says it."""
-        return int(graph.meta.get("context") or 0) if self.original is None else self.original
-
     def _scaled(self, recipe: RopeFrequencies, original: int) -> RopeFrequencies:
-        """`recipe` for the longer context."""
-        fields: dict[str, Any] = {"scaling": _SCALING[self.method], "factor": self.factor}
-        if self.method == "yarn":
-            fields |= {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow, "truncate": self.truncate}
-        if self.method == "llama3":
-            fields |= {"low_freq": self.low_freq, "high_freq": self.high_freq}
-        if self.method in ("yarn", "llama3"):
-            fields["original"] = original
-        return replace(recipe, **fields)
+        return self.scaled(recipe, _SCALING[self.method], self.factor, original)
 
     def _retuned(self, rope: Node, old: RopeFrequencies, original: int, trace: Trace) -> bool:
-        """Whether the node `rope`, of frequencies `old`, has the new ones."""
+        """Replace the `old` frequencies of the node `rope`; return False if refused."""
         if old.scaling != "none":
             if (old.scaling, old.factor) == (_SCALING[self.method], self.factor):
                 return True
@@ -130,12 +112,12 @@ class ExtendContext(Pass):
             return False
         recipe = self._scaled(old, original)
         check_scaling(recipe, self.name)
-        retune(rope, recipe, yarn_amplitude(self.factor) if self.method == "yarn" else None)
+        retune(rope, recipe, recipe.attention_factor() if self.method == "yarn" else None)
         trace.fired(self.name, rope.output.name)
         return True
 
     def _stretched(self, node: Node, trace: Trace) -> bool:
-        """Whether the node, which looks positions up, has the longer table."""
+        """Lengthen the table of the position lookup `node`; return False if refused."""
         table, offset = _param(node), first_row(node)
         stretched = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
         factor = max(stretched, default=1.0)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
-from weft.ir.recipes.frequencies import RopeFrequencies, yarn_amplitude
+from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
 from ...analysis.layers import Layers, chosen
-from ...analysis.rotary import check_scaling, expected, frequencies, rotations
+from ...analysis.rotary import ScalingArguments, check_scaling, expected, frequencies, rotations
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import temperature
@@ -23,7 +23,7 @@ from ...core.trace import Trace
 
 
 @dataclass(frozen=True)
-class InsertRope(Pass):
+class InsertRope(ScalingArguments, Pass):
     """Rotate the queries and keys of attentions that have no rotary positions.
 
     Pair k of every head of q and k is turned by position · theta^(−2k/rotary_dim) radians, right before the attention:
@@ -61,12 +61,6 @@ class InsertRope(Pass):
     layers: Layers = "all"
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     factor: float = 1.0
-    original: int | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    low_freq: float = 1.0
-    high_freq: float = 4.0
-    truncate: bool = True
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.scaling == "none" and self.factor != 1:
@@ -78,11 +72,12 @@ class InsertRope(Pass):
                 trace.refuse(self.name, node.output.name, why)
                 continue
             recipe = self._recipe(graph, node)
+            options = {"interleaved": self.layout == "interleaved", "amplitude": recipe.attention_factor()}
             with graph.inserting(before=node):
                 at = _positions(graph, node, counted)
                 param = frequencies(graph, recipe)
                 for i, heads in enumerate((node.attrs["heads"], node.attrs["kv_heads"])):
-                    rotated = ops.rope(node.inputs[i], at, param, heads=heads, name=f"{'qk'[i]}_rope", **self._options)
+                    rotated = ops.rope(node.inputs[i], at, param, heads=heads, name=f"{'qk'[i]}_rope", **options)
                     node.set_input(i, rotated)
             trace.fired(self.name, node.output.name)
         if not trace.rewrites[self.name]:
@@ -104,7 +99,7 @@ class InsertRope(Pass):
         equivalence.same(equivalence.run_as(before, given, meanings), equivalence.run(after, inputs), EXACT)
 
     def _misfit(self, node: Node) -> str | None:
-        """Why the attention `node` takes no rotation."""
+        """Say why the attention `node` cannot be rotated; None if it can."""
         if node.op is not ops.attention:
             return f"{node.op.name} has positions already (strip-positions removes them)"
         if rotations(node):
@@ -118,21 +113,10 @@ class InsertRope(Pass):
         dim = head if self.rotary_dim is None else self.rotary_dim
         if dim > head:
             raise WeftError(f"{self.name}: rotary_dim={dim} exceeds the {head} numbers of a head")
-        recipe = RopeFrequencies(dim, self.theta)
-        if self.scaling != "none":
-            same = ("scaling", "factor", "beta_fast", "beta_slow", "low_freq", "high_freq", "truncate")
-            recipe = replace(recipe, **{name: getattr(self, name) for name in same})
-        if self.scaling in ("yarn", "llama3"):
-            known = graph.meta.get("context") or 0
-            recipe = replace(recipe, original=known if self.original is None else self.original)
+        plain = RopeFrequencies(dim, self.theta)
+        recipe = self.scaled(plain, self.scaling, self.factor, self.context(graph))
         check_scaling(recipe, self.name)
         return recipe
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """Attributes of the rotations."""
-        amplitude = yarn_amplitude(self.factor) if self.scaling == "yarn" else 1.0
-        return {"interleaved": self.layout == "interleaved", "amplitude": amplitude}
 
 
 def _positions(graph: Graph, node: Node, counted: dict[Any, Value]) -> Value:

@@ -98,7 +98,7 @@ def _one_norm(steps: list[Node], start: Value | None) -> list[Node]:
 
 
 def _refusal(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
-    """Why the norm among `steps`, which with `rotation` are `chain`, cannot be on the other side of it."""
+    """Say why the norm among `steps` cannot move across `rotation`, given their whole `chain`; None if it can."""
     (norm,) = (n for n in steps if n.op in _NORMS)
     for node in chain[:-1]:
         if len(node.output.uses) > 1 or node.output.is_output:
@@ -117,7 +117,7 @@ def _refusal(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None
 
 
 def _equal_in_pairs(weight: Recipe, rotation: Node, each: int) -> bool:
-    """Whether `weight` is known to have one number for both elements of every pair that `rotation` turns."""
+    """Check that `weight` is provably equal within each pair that `rotation` rotates."""
     if isinstance(weight, Full):
         return True
     frequencies = rotation.inputs[2]

@@ -1,4 +1,4 @@
-"""What in a graph is made of positions alone: tables of them, sinusoids, biases by distance."""
+"""Values computed from positions alone: position tables, sinusoids, distance biases."""
 
 from __future__ import annotations
 

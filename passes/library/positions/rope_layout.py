@@ -1,4 +1,4 @@
-"""Which numbers of a head RoPE pairs: halves or neighbours."""
+"""Convert between RoPE layouts: pairs of halves, or interleaved."""
 
 from __future__ import annotations
 
@@ -57,10 +57,6 @@ class RopeLayout(Pass):
         wanted = self.layout == "interleaved"
         turned: dict[Node, list[tuple[Node, Destination]]] = {}
         for node in graph.nodes:
-            if node.op is ops.rotary_attention and node.attrs["interleaved"] != wanted:
-                trace.refuse(
-                    self.name, node.output.name, "it turns by itself; run rope-layout before fuse-rope-attention"
-                )
             if node.op is ops.rope:
                 goes = destination(node.output, _elements(node))
                 if isinstance(goes, str):
@@ -97,7 +93,7 @@ def _pairs(rotation: Node) -> int:
 
 
 def _mismatch(attention: Node, sides: list[tuple[Node, Destination]]) -> str | None:
-    """Why the order of the numbers that `attention` gets from rotations on its `sides` is not free."""
+    """Say why features that `attention` reads from rotations on its `sides` cannot be reordered."""
     if sorted(goes.role for _, goes in sides) != ["k", "q"]:
         return "not one rotation of queries faces one of keys"
     if len({rotation.attrs["interleaved"] for rotation, _ in sides}) > 1:
@@ -140,7 +136,7 @@ def _orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
 
 
 def _order_of_vector(step: Node, labels: Array, order: Array) -> list[int] | str:
-    """Where the last axis of `step` has the rows that take the place of those labelled `labels`."""
+    """Return the order of rows on the last axis of `step` that follows `order` for those labelled `labels`."""
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
         return "has an operand that is no vector of numbers of heads"
     groups = labels.reshape(-1, labels.shape[-1])

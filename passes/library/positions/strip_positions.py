@@ -151,7 +151,7 @@ def _clear(graph: Graph) -> None:
 
 
 def _read(node: Node) -> list[Value]:
-    """What is made directly of `node`."""
+    """Return the values computed directly from `node`."""
     return [v for user in node.output.users for v in user.outputs]
 
 

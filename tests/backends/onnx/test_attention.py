@@ -7,15 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
-from weft import MLA, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft.backends.onnx.export import build, in_memory
 from weft.backends.onnx.lowering import LOWERINGS, refusals
 from weft.backends.targets import TARGETS
-from weft.ir import Graph, Param, TensorType, Value, ops
+from weft.ir import Graph, Param, TensorType, Value, interpret, ops
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes
-from weft.passes import run_passes
+from weft.passes import legalize, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
 
@@ -174,3 +176,35 @@ def test_a_deepseek_v3_layer_leaves_576_numbers_a_token() -> None:
     graph = run_passes(model.graph(), "kv-cache, cast{dtype=bf16}")
     per_token = {n: v.shape[1] * v.shape[3] * 2 for n, v in graph.inputs.items() if n.startswith("past")}
     assert per_token == {f"past_key_values.{i}.key": 576 * 2 for i in range(2)}
+
+
+ROTARY = {
+    "half": Attention(4, 2, 16, RoPE(1000.0)),
+    "interleaved": Attention(4, 2, 16, RoPE(interleaved=True), window=4, sinks=True),
+}
+
+
+@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("target", CPU)
+def test_rotations_join_the_kernel(target: str, name: str) -> None:
+    """GroupQueryAttention rotates queries and keys itself, and computes what the graph means."""
+    model = Decoder(29, 24, 2, Block(ROTARY[name], GatedMLP(20)), context=32)
+    graph, place = run_passes(model.graph(), "kv-cache"), TARGETS[target]
+    lowered = graph.clone()
+    legalize(lowered, lambda node: refusals(node, place))
+    built = build(lowered, place, max_length=32)
+    rotary = [n.attributes["do_rotary"].value for n in built.model.graph if n.op_type == "GroupQueryAttention"]
+    assert rotary == ([1, 1] if target == "ort-cpu" else [])
+    kinds = [n.op_type for n in built.model.graph]
+    assert kinds.count("RotaryEmbedding") == (0 if target == "ort-cpu" else 4)
+    session = ort.InferenceSession(in_memory(built), providers=["CPUExecutionProvider"])
+    rng, length = np.random.default_rng(0), 7
+    feeds = {
+        "input_ids": rng.integers(0, 29, (2, length)),
+        "position_ids": np.tile(np.arange(length), (2, 1)),
+        "attention_mask": np.ones((2, length), np.int64),
+    }
+    past = {n: np.zeros((2, 2, 9, 16), np.float32) for n in graph.inputs if n.startswith("past_key_values.")}
+    wanted = interpret(graph, {**feeds, **past})["logits"]
+    found = session.run(["logits"], {**feeds, **past})[0]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-6)

@@ -1,4 +1,4 @@
-"""What goes to ONNX Runtime's CUDA provider stays on the GPU: foreseen from its kernels, so no GPU is needed here."""
+"""Models for ONNX Runtime's CUDA provider stay on the GPU: predicted from its kernels, so these tests need no GPU."""
 
 from __future__ import annotations
 

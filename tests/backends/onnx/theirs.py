@@ -19,7 +19,7 @@ def randomized(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 
 def searched(theirs: Any, prompt: Sequence[int], stop: Sequence[int], limit: int, **how: Any) -> list[Any]:
-    """What transformers finds: the tokens and score of each text, best first."""
+    """Run beam search of transformers: the tokens and score of each text, best first."""
     how = {"num_beams": how.pop("beams", 4), "num_return_sequences": how.pop("returned", 2), **how}
     with torch.inference_mode():
         found = theirs.generate(

@@ -1,4 +1,4 @@
-"""Which target a source is compiled for that shall run here, by what is installed and which devices there are."""
+"""Target and device chosen for a source, by installed packages and devices."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ import weft
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.ort import session as sessions
 from weft.backends.runtime.ort.decoder import OrtDecoder
+from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 
 from ..handmade import LONGEST, MANIFEST, VOCAB, decoder, encoder, opened, save
@@ -241,12 +242,12 @@ def test_cuda_that_cannot_be_had(
 
 def test_cuda_sessions(tmp_path: Path, fake: Any, caplog: Any) -> None:
     ort = fake()
-    session = sessions.open_session(tmp_path, target="ort-cuda", graphs=True)
+    session = sessions.open_session(tmp_path, target=TARGETS["ort-cuda"], graphs=True)
     assert (session.device, session.graphs) == ("cuda", True)
     ((name, options), fallback) = ort.asked[0]
     assert name == sessions.CUDA and fallback == sessions.CPU
     assert options["use_tf32"] == "0" and options["enable_cuda_graph"] == "1"
-    session = sessions.open_session(tmp_path, target="onnx")
+    session = sessions.open_session(tmp_path, target=TARGETS["onnx"])
     assert (session.device, session.graphs, ort.asked[1][0][1]["enable_cuda_graph"]) == ("cuda", False, "0")
     fake(refused="cannot use the graph capture feature")
     with caplog.at_level(logging.WARNING, "weft.runtime"):

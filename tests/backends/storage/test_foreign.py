@@ -1,4 +1,4 @@
-"""What weft did not write is never lost."""
+"""Files that weft did not write are never lost."""
 
 from __future__ import annotations
 

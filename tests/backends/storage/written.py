@@ -1,4 +1,4 @@
-"""What the tests of storage write, and how they look at it."""
+"""Files that the tests of storage write, and how they inspect them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def call(module: nn.Module, given: Mapping[str, Any]) -> tuple[Tensor, ...]:
 
 
 def depth(graph: Graph) -> int:
-    """How many nodes the longest path has."""
+    """Return the length of the longest path, in nodes."""
     flow: nx.DiGraph = nx.DiGraph()
     for node in graph.nodes:
         flow.add_edges_from((v.producer, node) for v in node.inputs if v is not None and v.producer is not None)

@@ -33,7 +33,7 @@ def drawn(case: Case, dtype: torch.dtype) -> list[Tensor | None]:
 
 
 def reference(op: Op, operands: list[Tensor | None], **attrs: Any) -> tuple[NDArray[np.float64], ...]:
-    """What `op` means for these operands, all outputs."""
+    """Evaluate all outputs of `op` on these operands with its reference."""
     arrays = [None if t is None else (t.double() if t.is_floating_point() else t).numpy() for t in operands]
     made = op.reference(*arrays, **attrs)
     return made if isinstance(made, tuple) else (made,)

@@ -1,4 +1,4 @@
-"""What is told of a decode step: which kernel computes a node, with what else, and why not."""
+"""Explanations of a decode step: the kernel of a node, the parts it includes, and reasons for fallbacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .generated import graph_of
 
 
 def told(graph: Graph, op: str, *device: Any) -> str:
-    """What is told of the nodes of one op, line by line, for weights and a device as `explain` takes them."""
+    """Explain the nodes of one op, line by line, for a dtype and device as `explain` takes them."""
     return "\n".join(str(e) for e in explain(graph, *device) if e.op == op)
 
 

@@ -1,4 +1,4 @@
-"""Whether Triton can run on a tensor; the interpreter that the kernel tests switch on must not leak out of them."""
+"""Detection of Triton for a tensor; the interpreter of the kernel tests must not leak out of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.backends.torch.kernels.shared import launch
 
 
 class OnCuda:
-    """What `refusal` and `has_pdl` ask of a tensor on the first CUDA device."""
+    """Imitate a tensor on the first CUDA device, as far as `refusal` and `has_pdl` ask."""
 
     is_cuda, device = True, torch.device("cuda:0")
 

@@ -60,7 +60,7 @@ IDS, PROMPT = torch.randint(61, (2, 11), generator=torch.Generator().manual_seed
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """What one process sees of every model, and what each of two does."""
+    """Run every model in one process and in each of two."""
     folder = tmp_path_factory.mktemp("parallel")
     alone = {}
     for name, model in MODELS.items():

@@ -1,4 +1,4 @@
-"""What torch.export and torch.compile make of parts: one graph, for all lengths."""
+"""Snippets under torch.export and torch.compile: one graph, for all lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder of PyTorch holds beside its model: scripts that generate and embed without weft, and refuse clearly."""
+"""Scripts in a folder of PyTorch: they generate and embed without weft, and reject bad input clearly."""
 
 from __future__ import annotations
 

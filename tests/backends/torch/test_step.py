@@ -39,7 +39,7 @@ NARROW = (
 
 @functools.cache
 def reason(name: str) -> str | None:
-    """Why the model has no step that could be held against a single pass."""
+    """Say why the model has no decode step to compare with a full pass."""
     graph = graph_of(name)
     compete = COMPETES.intersection(n.op.name for n in graph.nodes)
     return f"tokens compete: {', '.join(compete)}" if compete else refusal(graph)

@@ -100,7 +100,7 @@ def test_a_layer_is_few_launches(name: str) -> None:
     ],
 )
 def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
-    """Where no kernel computes more of the attention: q, k and v, and then the head."""
+    """Without a kernel for more of the attention: q, k and v, then the head."""
     text = write_step(graph_of(name))[0]
     assert f"q, k, v = norm_linear(x, {line}" in text
     assert text.count("norm_linear(") == 2

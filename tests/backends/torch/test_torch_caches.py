@@ -1,4 +1,4 @@
-"""What layers keep from call to call: rolling caches slot by slot, and decoders whose windows have rolled over."""
+"""Caches of layers: rolling caches slot by slot, and decoders whose windows have rolled over."""
 
 from __future__ import annotations
 

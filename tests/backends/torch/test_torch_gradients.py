@@ -26,7 +26,7 @@ SMALL = 1e-3  # of the largest of all: below it a tensor's own rounding errors a
 
 
 def made(recipe: Recipe, checkpoint: dict[str, Tensor]) -> Tensor:
-    """What `recipe` makes of the tensors of a checkpoint, differentiable."""
+    """Evaluate `recipe` on the tensors of a checkpoint, differentiably."""
     match recipe:
         case Source(key=key):
             return checkpoint[key]

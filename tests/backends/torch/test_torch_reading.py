@@ -1,4 +1,4 @@
-"""How generated modules read: comments tell the truth, values and classes are called as in the architecture."""
+"""Readability of generated modules: comments are true, values and classes have the names of the architecture."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_block_says_how_its_parts_meet_the_residual_stream(name: str, wanted: 
 
 
 def test_the_layers_of_a_post_norm_decoder_are_alike() -> None:
-    """What picks the last token stands behind the layers, not in one of them."""
+    """Selecting the last token comes after the layers, not inside one."""
     text = write_source(graph_of("family/bart")).text
     assert "nn.ModuleList(DecoderBlock() for _ in range(3))" in text
 

@@ -1,4 +1,4 @@
-"""What must not be in a picture: boxes over boxes, lines through boxes or along lines of other values, slanted ones."""
+"""Defects of a layout: overlapping boxes, lines through boxes or along lines of other values, slanted lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def faults(placed: Placed) -> Iterator[str]:
 
 
 def _crosses(wire: Wire, box: Placed) -> bool:
-    """Whether the line is anywhere inside of the box, its border left out; of a circle, in the square in it."""
+    """Check that the line crosses the interior of the box; of a circle, of its inscribed square."""
     edge = box.width * (1 - math.sqrt(0.5)) / 2 if box.shape.label.symbol else SLACK
     for (x0, y0), (x1, y1) in itertools.pairwise(wire.points):
         across = min(x0, x1) < box.x + box.width - edge and max(x0, x1) > box.x + edge
@@ -47,13 +47,13 @@ def _crosses(wire: Wire, box: Placed) -> bool:
 
 
 def _together(a: Wire, b: Wire) -> float:
-    """How far two lines run on each other."""
+    """Return the length that two lines run on top of each other."""
     pieces = itertools.product(itertools.pairwise(a.points), itertools.pairwise(b.points))
     return sum(_shared(p, q, k) for p, q in pieces for k in (0, 1))
 
 
 def _shared(a: tuple[Point, Point], b: tuple[Point, Point], k: int) -> float:
-    """How far two pieces run on each other, if both keep their coordinate k, and that is the same."""
+    """Return the overlap of two segments that share the same constant coordinate k."""
     level = [point[k] for point in (*a, *b)]
     if max(level) - min(level) > SLACK:
         return 0

@@ -21,12 +21,12 @@ def of_preset(preset: str) -> str:
 
 
 def part(shown: Page, key: str) -> Locator:
-    """What is drawn of a part."""
+    """Locate the drawing of a part."""
     return shown.locator(f'g.part[data-key="{key}"]')
 
 
 def box(shown: Page, key: str) -> dict[str, float]:
-    """Where a part is in the window: x, y, width and height of its box in pixels."""
+    """Return the position of a part's box in the window: x, y, width and height in pixels."""
     found: Any = part(shown, key).locator("> rect, > circle").first.bounding_box()
     assert found is not None
     return dict(found)

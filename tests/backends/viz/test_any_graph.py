@@ -47,7 +47,7 @@ def test_nothing_overlaps(network: Network) -> None:
 
 
 def in_rows(box: Box) -> bool:
-    """Whether parts stand in rows, as where columns and branches do not do."""
+    """Check that some parts are arranged in rows, where columns and branches do not suffice."""
     return isinstance(box, Rows) or (isinstance(box, (Column, Branches)) and any(map(in_rows, box.boxes)))
 
 
@@ -60,7 +60,7 @@ def test_what_is_read_is_told(network: Network) -> None:
 
 
 def untold(shape: Shape) -> list[str]:
-    """What neither a line nor a note says of the parts in a shape, by what its operations read."""
+    """List inputs of operations in a shape that have neither a line nor a note."""
     around = shape.arrangement
     if around is None:
         return []
@@ -78,7 +78,7 @@ def untold(shape: Shape) -> list[str]:
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(networks())
 def test_what_leaves_is_told(network: Network) -> None:
-    """What is read outside of a part goes out of it by a line, or the part in it that makes it says so."""
+    """Values read outside a part leave it by a line, or the part inside that makes them has a note."""
     readers = {x: v.name for v in network.vertices for x in v.reads}
     for shape in scene(network).all():
         around = shape.arrangement

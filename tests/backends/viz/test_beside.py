@@ -1,4 +1,4 @@
-"""What stands beside the stream: caches and states in their layers, the encoder's result along the right side."""
+"""Parts beside the stream: caches and states in their layers, the encoder's result along the right side."""
 
 from __future__ import annotations
 

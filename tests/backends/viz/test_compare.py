@@ -1,4 +1,4 @@
-"""Which operations of two networks correspond, and what is said of them."""
+"""Correspondence of the operations of two networks, and the captions of changes."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_three_thousand_nodes_take_five_seconds(style: str, tmp_path: Path, visi
 
 
 def test_layers_of_no_names_are_equal_ones(tmp_path: Path) -> None:
-    """Where one layer of six has another activation, two runs are found, or none: never a layer that differs."""
+    """If one layer of six has another activation, the others form two runs or none, never with the odd layer."""
     model = Builder(onnx_models.nameless).model(6)
     gelu = [n for n in model.graph.node if n.op_type == "Gelu"]
     gelu[3].op_type = "Relu"

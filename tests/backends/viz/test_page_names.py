@@ -1,4 +1,4 @@
-"""What the page knows of folded layers: every operation, value and weight by the names that the graph has."""
+"""Names in folded layers on the page: every operation, value and weight as in the graph."""
 
 from __future__ import annotations
 

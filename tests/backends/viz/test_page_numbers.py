@@ -20,12 +20,12 @@ NAMES = ("parameters", "flops", "read", "written", "step_flops", "step_read", "s
 
 
 def told(preset: str, tokens: int, item: int) -> dict[str, dict[str, Any]]:
-    """What inspect says, part by part."""
+    """Return the numbers of `weft inspect`, part by part."""
     return {c.path: dataclasses.asdict(c) for c in breakdown(load_source(preset).graph, tokens, item)}
 
 
 def computed(shown: Page) -> dict[str, dict[str, int]]:
-    """What the page's scripts compute for every part; whole numbers are exact."""
+    """Return the numbers that the page's scripts compute for every part, as exact integers."""
     found = shown.evaluate(
         """() => [...index().keys()].map((key) => [key,
              Object.fromEntries(Object.entries(numbersOf(shapeAt(key))).map(([k, v]) => [k, String(v)]))])"""

@@ -17,7 +17,7 @@ Visit = Callable[[str], Page]
 
 
 def centred(shown: Page, key: str) -> bool:
-    """Whether the box of a part is in the middle of what shows the picture."""
+    """Check that the box of a part is in the middle of the viewport."""
     found, stage = box(shown, key), shown.locator("#picture").bounding_box()
     assert stage is not None
     apart = [

@@ -115,7 +115,7 @@ def test_numbers_are_those_of_the_graphs(visit: Visit) -> None:
 
 
 def test_certificates(visit: Visit) -> None:
-    """What a check has shown, and how far apart the outputs were."""
+    """Checks on the page: what each shows, and the largest difference of outputs."""
     shown = visit(steps("tiny", "pack-qkv, mha-to-gqa{kv_heads=1}, kv-cache", True))
     told = []
     for i in range(3):

@@ -1,4 +1,4 @@
-"""What panels tell: held against the ops themselves, products of masks, formulas by hand, and the runtime's memory."""
+"""Panels, compared with the ops themselves, products of masks, formulas by hand, and the runtime's memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(graph: Graph) -> dict[str, Any]:
 
 
 def seen(graph: Graph, n: int) -> list[Any]:
-    """Which key weighs in the result for which query, by the meaning of attention: values are unit vectors."""
+    """Return the visible keys of each query by the attention's reference: values are unit vectors."""
     masks = []
     for node in graph.nodes:
         if node.op is op:

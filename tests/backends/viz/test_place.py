@@ -1,4 +1,4 @@
-"""Where things stand: no box over another, no line through a box, the residual stream straight."""
+"""Layout of pictures: no overlapping boxes, no line through a box, a straight residual stream."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def rgb(colour: str) -> list[int]:
 
 
 def share(image: np.ndarray, colour: str) -> float:
-    """How much of an image has exactly that colour."""
+    """Return the share of an image's pixels with exactly that colour."""
     return float((image[..., :3] == rgb(colour)).all(-1).mean())
 
 

@@ -1,4 +1,4 @@
-"""What two models have and cost: the numbers of `weft inspect --json` before and after passes."""
+"""Totals of two models: the numbers of `weft inspect --json` before and after passes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def sized(tokens: int, past: int = 0) -> dict[str, int]:
 
 
 def told(graph: Graph, tokens: int, past: int = 0) -> dict[str, int]:
-    """What the ops say of a graph, in its own dtypes."""
+    """Count work by the costs of the ops, in the graph's own dtypes."""
     found, at = total_cost(graph.nodes), sized(tokens, past)
     return {name: sizes.evaluate(getattr(found, name), at) for name in ("flops", "read", "written")}
 

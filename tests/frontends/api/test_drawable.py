@@ -1,4 +1,4 @@
-"""What `weft viz` draws beside sources: ONNX files, compiled folders, model folders; and what it refuses."""
+"""Sources of `weft viz` beside graphs: ONNX files, compiled folders, model folders; and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def arch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def titles(root: Shape) -> list[str]:
-    """What is drawn, without inputs and outputs."""
+    """Return the titles of drawn parts, without inputs and outputs."""
     return [s.label.title for s in root.all() if s.label.kind != "input" and not s.label.symbol]
 
 

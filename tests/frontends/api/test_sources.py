@@ -155,7 +155,7 @@ def test_a_graph_of_any_object_with_a_graph_method() -> None:
 
 
 def test_a_compiled_folder_names_a_linked_source_by_the_name_of_the_link(tmp_path: Path) -> None:
-    """What a link leads to may be called otherwise (in the hub cache, by its hash), without a suffix of its kind."""
+    """A link's target may have another name, such as a hash in the hub cache, without a suffix."""
     text = tmp_path / "stored"
     text.write_text("graph g {\n  input %x: f32[batch, 4]\n  %y: f32[batch, 4] = relu(%x)\n  output y = %y\n}\n")
     link = tmp_path / "graph.weft"

@@ -97,7 +97,7 @@ def test_examples_that_do_not_only_look_back_pass(name: str, root: Path, tmp_pat
 
 
 def weight_of(folder: Path, node: str) -> tuple[int, int]:
-    """Where in model.onnx.data the weight lies that the node making the value `node` reads: offset and bytes."""
+    """Return the offset and bytes, in model.onnx.data, of the weight that makes the value `node`."""
     graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
     reader = next(n for n in graph.node if node in n.output)
     weight = next(t for t in graph.initializer if t.name in reader.input)

@@ -115,7 +115,7 @@ def test_bad_requests_to_run(compiled: Path, args: tuple[str, ...], words: tuple
 
 @pytest.mark.parametrize("options", [("--target", "torch"), ()])
 def test_a_source_runs_by_pytorch(options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where that is asked for, or ONNX Runtime is not there."""
+    """By request, or because ONNX Runtime is not installed."""
     (tmp_path / "tiny.py").write_text(TINY)
     asked = ("run", tmp_path / "tiny.py", "--ids", "3,1,4", "--max-tokens", "5", "--device", "cpu")
     by_onnxruntime = done(*asked)

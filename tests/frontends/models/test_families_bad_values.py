@@ -40,7 +40,7 @@ def places(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def failure(config: dict[str, Any]) -> str:
-    """What is said of a config, whose checkpoint is empty."""
+    """Return the error for a config with an empty checkpoint."""
     with pytest.raises(WeftError) as e:
         load(FAMILIES[config["model_type"]], config, MemoryReader({}), "config.json")
     return str(e.value)

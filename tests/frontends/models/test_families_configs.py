@@ -1,4 +1,4 @@
-"""What tables read from configs: older spellings mean what they mean to transformers, and some are refused."""
+"""Configs as tables read them: older spellings mean the same as in transformers, and some are refused."""
 
 from __future__ import annotations
 

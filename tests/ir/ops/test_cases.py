@@ -158,7 +158,7 @@ def with_named_axes(op: Op, case: Case) -> Graph:
         shape: list[sizes.Size] = list(array.shape)
         if operand.name not in WEIGHTS and not operand.name.endswith("bias") and first.ndim == 3:
             shape[:2] = ["batch" if shape[0] == 2 else shape[0], "seq" if shape[1] == first.shape[1] else shape[1]]
-        elif op.name in ("attention", "rotary_attention") and operand.name == "bias":
+        elif op.name == "attention" and operand.name == "bias":
             shape[2:] = ["seq" if n == first.shape[1] else n for n in array.shape[2:]]
         named = tuple(sizes.sym(n) if isinstance(n, str) else n for n in shape)
         kind = {"f": dtypes.f32, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)

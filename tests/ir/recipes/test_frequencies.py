@@ -30,7 +30,7 @@ LONG = tuple(np.linspace(1.0, 9.0, DIM // 2).tolist())
 SHORT = tuple(np.linspace(1.0, 1.5, DIM // 2).tolist())
 SCALINGS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "linear": [({"factor": 4.0}, {"factor": 4.0})],
-    "dynamic": [],  # depends on the length: see test_dynamic_ntk
+    "dynamic": [],  # depends on the length: see test_frequencies_for_the_longest_text
     "yarn": [
         ({"factor": 8.0, "original_max_position_embeddings": n, **given}, {"factor": 8.0, "original": n, **ours})
         for n in (64, 4096)
@@ -106,7 +106,7 @@ def test_yarn_amplitude(mscale: float | None, all_dim: float | None) -> None:
     assert yarn_amplitude(1.0) == 1
 
 
-@pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 1, 150])
+@pytest.mark.parametrize("length", [0, 10, CONTEXT, CONTEXT + 1, 150])
 def test_frequencies_for_the_longest_text(length: int) -> None:
     wanted, _ = theirs("dynamic", seq_len=max(length, 1), factor=4.0)
     grown = RopeFrequencies(DIM, THETA, scaling="dynamic", factor=4.0, original=CONTEXT, length=length)
@@ -134,29 +134,6 @@ def by_positions(length: int, make: Any) -> np.ndarray:
 
 def param(graph: Graph, recipe: RopeFrequencies) -> Value:
     return graph.add_param("freqs", TensorType(dtypes.f32, recipe.shape(EMPTY)), recipe)
-
-
-@pytest.mark.parametrize("length", [10, CONTEXT, CONTEXT + 1, 150])
-def test_dynamic_ntk(length: int) -> None:
-    wanted, _ = theirs("dynamic", seq_len=length, factor=4.0)
-    found = by_positions(
-        length,
-        lambda g, at: compose.dynamic_ntk(
-            param(g, RopeFrequencies(DIM, THETA)), at, theta=THETA, factor=4.0, original=CONTEXT
-        ),
-    )
-    np.testing.assert_allclose(found, wanted, rtol=30 * dtypes.f32.eps)
-
-
-@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1])
-def test_longrope_switches_by_length(length: int) -> None:
-    wanted, _ = theirs("longrope", seq_len=length, **SCALINGS["longrope"][0][0])
-
-    def make(g: Graph, at: Value) -> Value:
-        short, long = (param(g, RopeFrequencies(DIM, THETA, scaling="longrope", factors=f)) for f in (SHORT, LONG))
-        return compose.longrope(short, long, at, original=CONTEXT)
-
-    np.testing.assert_allclose(by_positions(length, make), wanted, rtol=20 * dtypes.f32.eps)
 
 
 def test_table_angles_are_exact_far_out() -> None:

@@ -25,7 +25,8 @@ def decoder(layers: int = 2, dim: int = 8, heads: int = 2, vocab: int = 11) -> G
     at = graph.add_input("position_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
     mask = graph.add_input("attention_mask", TensorType(dtypes.i64, (BATCH, PAST + SEQ)))
     table = graph.add_param("embed.weight", TensorType(dtypes.f32, (vocab, dim)), Source("wte.weight"))
-    turns = graph.add_param("freqs", TensorType(dtypes.f32, (2,)), RopeFrequencies(4, 1e6, "yarn", 4.0, 4096))
+    frequencies = RopeFrequencies(4, 1e6, scaling="yarn", factor=4.0, original=4096)
+    turns = graph.add_param("freqs", TensorType(dtypes.f32, (2,)), frequencies)
 
     def weight(name: str, *shape: int) -> object:
         full = f"{graph.insertion_scope}.{name}"
@@ -107,6 +108,12 @@ def test_text_is_readable() -> None:
         assert line in text.splitlines(), text
 
 
+def test_frequencies_may_be_written_by_position() -> None:
+    named = 'rope_frequencies(4, theta=1000000.0, scaling="yarn", factor=4.0, original=4096)'
+    text = str(decoder(1))
+    assert parse(text.replace(named, 'rope_frequencies(4, 1000000.0, "yarn", 4.0, 4096)')) == parse(text)
+
+
 def test_comments_and_layout_are_free() -> None:
     text = "# note\ngraph g{input %x:f32[4] # four\n%y:f32[4]=affine(%x,by=2,)output out=%y}"
     graph = parse(text)
@@ -122,15 +129,15 @@ def test_values_may_be_called_like_another_input() -> None:
 
 G = "graph g {\n  input %x: f32[1]\n  "  # most errors need a value
 BAD = [
-    ("1:1: expected 'graph' but found 'grap'", "grap g {}"),
+    ("1:1: expected graph but found 'grap'", "grap g {}"),
     ("1:7: expected the name of the graph but found '{'", "graph {}"),
-    ("1:10: expected meta, input, param, scope, output or a node, found 'the end of the text'", "graph g {"),
+    ("1:10: expected meta, input, param, scope, output or a node, found the end", "graph g {"),
     ("2:1: unexpected text after the graph", "graph g {}\nx"),
     ("2:3: expected meta, input, param, scope, output or a node, found 'inpt'", "graph g {\n  inpt %x: f32[1]\n}"),
     ("2:13: unknown dtype 'f33'; known are f64", "graph g {\n  input %x: f33[1]\n}"),
     ("2:17: unexpected character '?'", "graph g {\n  input %x: f32[?]\n}"),
-    ("2:17: expected a size but found the end in size 'n +'", "graph g {\n  input %x: f32[n +]\n}"),
-    ("2:12: expected ':' but found '='", "graph g {\n  input %x = f32[1]\n}"),
+    ("2:17: size 'n +', column 4: expected a size but found the end", "graph g {\n  input %x: f32[n +]\n}"),
+    ("2:12: expected : but found '='", "graph g {\n  input %x = f32[1]\n}"),
     ("3:3: graph g already has an input 'x'", G + "input %y: f32[1] as x\n}"),
     ("3:3: value %x is defined twice", G + "input %x: f32[1] as y\n}"),
     ("2:14: not JSON: Expecting value", "graph g {\n  meta key = nope\n}"),

@@ -97,7 +97,7 @@ def test_canonical_text(size: Size, text: str) -> None:
     "text", ["", "seq +", "2 seq", "(seq", "seq)", "min(seq)", "seq ** 2", "a ? b", "seq^", "seq^b"]
 )
 def test_bad_text(text: str) -> None:
-    with pytest.raises(ValueError, match="size"):
+    with pytest.raises(WeftError, match="size"):
         parse(text)
 
 

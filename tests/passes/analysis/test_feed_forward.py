@@ -196,7 +196,7 @@ def test_what_is_not_one_feed_forward(
 
 
 def test_a_gate_of_its_own_is_no_part_of_the_sum() -> None:
-    """What merging would make of an expert behind a gate; a plain factor goes away first."""
+    """Merging must not treat an expert behind a gate as a summand; a plain factor folds away first."""
     before = beside(GatedMLP(7), GatedMLP(5), own_gate=True)
     wrong = applied("merge-shared-experts", beside(GatedMLP(7), GatedMLP(5)))
     assert worst(before, wrong) > 0.05

@@ -147,7 +147,7 @@ def test_post_norm_models_stay(name: str, reason: str) -> None:
 
 
 def as_rms(graph: Graph) -> Graph:
-    """What layernorm-to-rmsnorm would do without its conditions: centre all writers, take no mean anywhere."""
+    """Apply layernorm-to-rmsnorm without its conditions: centre all writers, subtract no mean anywhere."""
     wrong = graph.clone()
     for stream in streams(wrong):
         for writer in stream.writers:

@@ -9,7 +9,6 @@ import pytest
 
 from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, case, constant_state, normal, op
-from weft.ir.ops.positions import dynamic_ntk
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, default_pipeline, run_passes
@@ -236,7 +235,8 @@ def test_a_loss_over_the_tokens_is_that_of_the_call() -> None:
 def test_frequencies_by_length_follow_the_positions_of_the_call() -> None:
     def rotated(g: Graph, x: Value, at: Value) -> Value:
         base = weight(g, "frequencies", 2, recipe=RopeFrequencies(4))
-        frequencies = dynamic_ntk(base, at, theta=10_000.0, factor=2.0, original=2)
+        length = ops.cast(ops.max(at, axes=(0, 1)), to=dtypes.f32)
+        frequencies = ops.div(base, ops.affine(ops.reshape(length, shape=(1,)), by=0.5, plus=1.0))
         q = ops.rope(x, at, frequencies, heads=3)
         return ops.attention(q, q, x, heads=3, kv_heads=3, causal=True)
 

@@ -9,11 +9,12 @@ import torch
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.op import Op
+from weft.passes.analysis.rotary import unlike
 
 from ...kernels import latent_qk
 from ...kernels.shared import gemv
 from ..emitter import Refusal
-from ..patterns import NormOf, alike, is_norm
+from ..patterns import NormOf, is_norm
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def absorbed(node: Node) -> Absorbed | str:
     if (q := _flat(q)) is None or not isinstance(weight, Param):
         return "its queries are not multiplied by a weight"
     pairs = k_rope.operand("frequencies")
-    if not alike(q_rope, k_rope) or pairs is None or k_rope.output.width != 2 * pairs.shape[-1]:
+    if unlike(q_rope, k_rope) or pairs is None or k_rope.output.width != 2 * pairs.shape[-1]:
         return "queries and keys are not turned alike, and whole"
     return Absorbed(q, kv, weight, norm, k_rope)
 

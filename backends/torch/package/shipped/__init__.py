@@ -1,4 +1,4 @@
-"""What a compiled folder holds beside its generated model: it loads the weights, and generates or embeds.
+"""Scripts of a compiled folder beside its generated model: they load the weights, and generate or embed.
 
 The files are copied as they are. Never here: imports of weft; they import PyTorch and each other.
 """

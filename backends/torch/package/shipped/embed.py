@@ -37,7 +37,7 @@ def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str, 
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="what to embed")
     parser.add_argument("--ids", type=parsed_ids, action="append", help="token ids instead; may be given several times")

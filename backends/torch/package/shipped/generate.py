@@ -71,7 +71,7 @@ def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to answer for an encoder-decoder")
     parser.add_argument("--ids", type=parsed_ids, help="token ids instead, such as 1,15,7; the answer is ids too")

@@ -30,7 +30,7 @@ _KINDS = {  # of safetensors
 
 
 class Failure(Exception):
-    """What the user should know in one sentence."""
+    """Error that the user should read, in one sentence."""
 
 
 def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = None) -> nn.Module:
@@ -59,7 +59,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 
 
 def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor, Any], Tensor]:
-    """What gives the logits [batch, 1, vocab] of a token of each text, by ids and positions [batch, 1] and the cache.
+    """Return a function from ids and positions [batch, 1] and the cache to the logits [batch, 1, vocab].
 
     For a few texts the decode.py of `folder`, where that is there and of use; else `model` itself.
     """
@@ -76,8 +76,10 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor
 
 
 def _is_of_use(model: nn.Module, folder: Path) -> bool:
-    """Whether kernels run on the GPU of `model`; on a CPU, whether there is room for weights in the order that torch
-    reads fastest, beside those that there are. Weights shared out among processes (DTensors) are for model.py alone."""
+    """Check that decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights too.
+
+    DTensors, weights split among processes, work with model.py only.
+    """
     weights = list(model.parameters())
     if any(hasattr(w, "device_mesh") for w in weights):
         return False
@@ -91,7 +93,7 @@ def _is_of_use(model: nn.Module, folder: Path) -> bool:
 
 
 def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
-    """What weft.json says of the model. Raises Failure if it cannot be read."""
+    """Read the facts of weft.json. Raises Failure if it cannot be read."""
     path = folder / "weft.json"
     try:
         facts = _object(path.read_bytes())

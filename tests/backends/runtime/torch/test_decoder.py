@@ -159,7 +159,7 @@ def test_caches_are_as_large_as_the_manifest_says(kind: str, model: Generator, f
 
 
 def test_the_decode_step_of_the_folder_is_the_same_model(folder: Path, graph: Graph) -> None:
-    """Where Triton cannot run, its kernels compute with torch."""
+    """Without Triton its kernels compute with PyTorch."""
     assert json.loads((folder / "weft.json").read_text())["kernels"]
     stepping = opened(folder)
     with importing(folder):
@@ -169,7 +169,7 @@ def test_the_decode_step_of_the_folder_is_the_same_model(folder: Path, graph: Gr
 
 
 def replayed(body: Any, changed: Any, pool: Any) -> tuple[Any, Any]:
-    """What `torch_steps.capture` does, without CUDA: nothing is left of the call, and a replay writes in place."""
+    """Imitate `torch_steps.capture` without CUDA: the call leaves no trace, and a replay writes in place."""
     before = [t.clone() for t in changed]
     made = body()
     for tensor, value in zip(changed, before, strict=True):
@@ -220,7 +220,7 @@ def test_steps_that_wait_for_the_device_are_launched(
 
 
 class CrossCache:
-    """What crosses over from a source, known by the name of its class."""
+    """Imitate a cache of cross-attention, known by the name of its class."""
 
     def __init__(self, *kept: torch.Tensor) -> None:
         self.kept = kept

@@ -48,7 +48,7 @@ class Text:
         sinks: Array | None = None,
         slopes: Array | None = None,
     ) -> Array:
-        """What q [batch, heads, d] at `positions` attends to: [batch, heads, dv]."""
+        """Compute the attention of q [batch, heads, d] at `positions`: [batch, heads, dv]."""
         y = np.zeros((*q.shape[:2], self.values.shape[3]))
         group = q.shape[1] // self.keys.shape[1]
         for b, newest in enumerate(positions):

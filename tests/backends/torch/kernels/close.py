@@ -1,4 +1,4 @@
-"""How near a kernel must come to a formula in float64."""
+"""Tolerances of kernels against formulas in float64."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where kernels run here: the GPU, or the CPU with the interpreter switched on for this test."""
+    """Device that runs kernels: the GPU, or the CPU with Triton's interpreter switched on for this test."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     monkeypatch.setattr(launch, "INTERPRETED", True)

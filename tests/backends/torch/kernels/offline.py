@@ -61,7 +61,7 @@ def compiled(variant: Variant) -> Any:
 
 
 def facts(variant: Variant) -> dict[str, Any]:
-    """What the machine code of a variant is like; sizes in bytes per thread or block."""
+    """Read properties of a variant's machine code; sizes in bytes per thread or block."""
     asm = compiled(variant).asm
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(asm["cubin"])
@@ -82,7 +82,7 @@ def facts(variant: Variant) -> dict[str, Any]:
 
 
 def shipped() -> dict[str, Variant]:
-    """What all kernel files list, by label, each variant once; a file that lists nothing is a mistake."""
+    """Collect the variants of all kernel files by label, each once; a file without variants is an error."""
     found: dict[str, Variant] = {}
     for name in names():
         listed = importlib.import_module(f"{kernels.__name__}.{name}").variants()

@@ -1,4 +1,4 @@
-"""What kernels must compute, in float64, and how far rounding may take them from it."""
+"""Float64 references of kernels, and tolerances for rounding."""
 
 from __future__ import annotations
 

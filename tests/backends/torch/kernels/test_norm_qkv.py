@@ -37,7 +37,7 @@ class Case:
     capacity: int = 6
 
     def arguments(self, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
-        """What `norm_qkv` takes, with fresh caches."""
+        """Make arguments of `norm_qkv`, with fresh caches."""
         rows, made = (self.heads + 2 * self.kv_heads) * self.head_dim, {"dtype": self.dtype, "device": device}
         x = draw(self.batch, self.inputs, seed=1, **made)
         weight = draw(rows, self.inputs, seed=2, **made, scale=self.inputs**-0.5)
@@ -60,7 +60,7 @@ class Case:
         return [x, weight, *caches, positions, bias], options
 
     def slot(self, position: int) -> int | None:
-        """Where the key of `position` is kept."""
+        """Return the cache slot of `position`."""
         if self.rolling and position >= self.keep_first:
             position = self.keep_first + (position - self.keep_first) % (self.capacity - self.keep_first)
         return position if 0 <= position < self.capacity else None

@@ -59,7 +59,7 @@ def test_the_choice_and_its_weights(
 
 
 def best_groups(ranked: NDArray[np.float64], groups: int, top_groups: int, group_score: str) -> NDArray[np.bool_]:
-    """Which experts are in the best groups of their row, each group looked at by itself."""
+    """Mark experts in the best groups of their row, judging each group by itself."""
     width = ranked.shape[1] // groups
     open_to = np.zeros(ranked.shape, bool)
     for row, scores in enumerate(ranked):

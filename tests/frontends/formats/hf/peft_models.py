@@ -66,14 +66,14 @@ def adapt(base: Path, out: Path, kind: str = "AutoModelForCausalLM", seed: int =
 
 
 def logits(model: torch.nn.Module) -> np.ndarray:
-    """What `model` says of `IDS`, [tokens, vocab]."""
+    """Compute the logits of `model` for `IDS`, [tokens, vocab]."""
     with torch.inference_mode():
         found: np.ndarray = model(torch.tensor([IDS])).logits[0].double().numpy()
     return found
 
 
 def merged(model: Any) -> np.ndarray:
-    """What `model` says of `IDS` after PEFT has merged its adapter."""
+    """Compute the logits of `model` for `IDS` after PEFT has merged its adapter."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return logits(model.merge_and_unload())

@@ -70,7 +70,7 @@ def test_a_rotated_part_of_one_key_head_stays_beside_the_latent(biased: bool, in
 
 
 def test_without_rotation_of_its_own_each_key_head_would_be_another() -> None:
-    """Why groups that are rotated are refused: a rotation of the latent's copies would be one for all, as in MLA."""
+    """Rotated groups are refused because copies of the latent share one rotation, as in MLA."""
     trace = Trace()
     graph = Tiny().graph()
     assert applied("gqa-to-mla", graph, trace) == graph

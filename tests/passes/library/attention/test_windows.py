@@ -161,7 +161,7 @@ def test_what_stays() -> None:
     [
         ("sliding-window{size=0}", "sliding-window: size=0 must be at least 1"),
         ("sliding-window{size=-3}", "size=-3 must be at least 1"),
-        ("sliding-window{size=2, sinks=-1}", "keep_first=-1 must be at least 0"),
+        ("sliding-window{size=2, keep_first=-1}", "keep_first=-1 must be at least 0"),
         ("sliding-window{size=2, layers=4}", "sliding-window: there is no layer 4; the graph has layers 0 to 3"),
         ("dilate{size=2, stride=0}", "dilate: stride=0 must be at least 1"),
         ("attention-pattern{pattern=strided, window=0}", "attention-pattern: window=0 must be at least 1"),
@@ -180,8 +180,6 @@ def test_wrong_arguments(text: str, message: str) -> None:
 def test_graphs_they_are_not_for(text: str) -> None:
     with pytest.raises(WeftError, match=r"graph decoder has caches already; run \S* before kv-cache"):
         run_passes(decoder(), f"kv-cache, {text}")
-    with pytest.raises(WeftError, match=r"run \S* before fuse-rope-attention"):
-        run_passes(decoder(), f"fuse-rope-attention, {text}")
     with pytest.raises(WeftError, match="graph decoder has no softmax attention of a text to itself"):
         run_passes(decoder(Mamba(16)), text)
 
@@ -196,7 +194,7 @@ def test_caches_come_after() -> None:
 
 
 def test_a_rolling_cache_without_slots_for_sinks_would_be_wrong() -> None:
-    """What the slots of their own are for: rolling with the others, the first key is forgotten."""
+    """Without slots of its own, the first key would roll out with the others."""
     right = run_passes(decoder(), "sliding-window{size=3, keep_first=1}, kv-cache, rolling-buffer")
     wrong, equivalence = right.clone(), EquivalenceCheck()
     for node in wrong.nodes:

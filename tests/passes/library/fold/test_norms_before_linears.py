@@ -57,12 +57,12 @@ PARAMETERS = ("weight", "bias")
 
 
 def changes(norm: Node) -> bool:
-    """Whether weights behind `norm` must change: an RMSNorm without a weight leaves them."""
+    """Check that weights after `norm` must change: not after an RMSNorm without a weight."""
     return norm.op is ops.layer_norm or norm.attrs.get("kind") == "layer" or any(vectors(norm))
 
 
 def shared(norm: Node, readers: list[Node], groups: dict[Node, list[Node]]) -> bool:
-    """Whether somebody reads those weights who does not read the same norm's like."""
+    """Check that those weights have a reader that does not follow an equal norm."""
     alike = {reader for other, behind in groups.items() if vectors(other) == vectors(norm) for reader in behind}
     return any(p.is_output or not set(p.users) <= alike for p in parameters(readers))
 

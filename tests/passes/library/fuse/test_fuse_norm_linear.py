@@ -65,7 +65,7 @@ def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("family/")])
 def test_no_family_has_a_linear_left_that_could_be_fused(name: str) -> None:
-    """Where copies are allowed: a linear behind a norm is left only beside something that is no linear."""
+    """With copies allowed, a linear stays behind a norm only if the norm has another reader that is not a linear."""
     graph = ZOO[name]()
     after = applied("fuse-norm-linear{untie=true}", graph)
     norms = [n.output for n in after.nodes if n.op in (ops.rms_norm, ops.layer_norm, ops.add_norm)]
@@ -84,7 +84,7 @@ def test_rows_of_weights_behind_a_layer_norm_sum_to_zero() -> None:
 
 
 def test_a_layer_norm_needs_centred_weights() -> None:
-    """What it would do to leave the mean in."""
+    """Keeping the mean would change the result."""
     before = Tiny(norm="layer").graph()
     wrong = applied("fuse-norm-linear", before)
     for node in wrong.nodes:

@@ -58,7 +58,7 @@ def test_every_spelling_is_one_op(name: str) -> None:
 
 
 def test_sigmoids_have_no_common_denominator() -> None:
-    """What the identity of softmax would make of sigmoid scores: another router."""
+    """The identity of softmax would change a router with sigmoid scores."""
     plain, divided = (spelled(SPELLINGS[n][0]) for n in ("sigmoid(topk)", "renorm(topk(sigmoid))"))
     softmax = spelled(SPELLINGS["softmax(topk)"][0])
     assert worst(plain, divided) > 0.1 and worst(plain, softmax) > 0.1 and worst(divided, softmax) > 0.01

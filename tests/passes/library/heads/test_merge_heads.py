@@ -322,12 +322,6 @@ def test_outputs_make_up_for_what_was_lost(text: str) -> None:
     assert errors[1] < 0.95 * errors[0]
 
 
-def test_fused_rotations_are_refused() -> None:
-    trace, graph = Trace(), applied("fuse-rope-attention", Tiny().graph())
-    assert applied("mha-to-gqa{kv_heads=1}", graph, trace) == graph
-    assert {r.reason for r in trace.refusals} == {"it is rotary_attention; run mha-to-gqa before what made it so"}
-
-
 def test_one_text_or_windows_of_it(tmp_path: Path) -> None:
     graph = Tiny(layers=1).graph()
     graph.tokenize = lambda texts: [[ord(c) % 37 for c in one] for one in texts]

@@ -116,7 +116,7 @@ def test_what_is_impossible(text: str, model: Tiny, message: str) -> None:
 
 
 def test_a_norm_over_all_heads_would_change() -> None:
-    """Why it is refused: without one head the mean of squares of the others is another."""
+    """Removing a head changes the mean of squares over the others, hence the refusal."""
     g = Graph("normed")
     x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 10)))
     q, k, v = (ops.linear(x, weight(g, f"{r}.weight", 12, 10)) for r in "qkv")

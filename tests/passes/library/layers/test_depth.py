@@ -26,7 +26,7 @@ def deep(*hidden: int, **settings: object) -> Graph:
 
 
 def same_as(built: Graph, rewritten: Graph, layers: dict[int, int]) -> float:
-    """How much `rewritten` differs from `built` with its weights, layer i of built being layer layers[i]."""
+    """Return the difference of `rewritten` from `built` with its weights, layer i of built being layer layers[i]."""
     equivalence = EquivalenceCheck()
     inputs = equivalence.inputs(built)
     staged = equivalence.stage(rewritten)

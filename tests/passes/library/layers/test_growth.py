@@ -65,7 +65,7 @@ def made(model: str, layers: int) -> Graph:
 
 
 def calls(graph: Graph, *passes: Pass) -> int:
-    """How many functions a run of `passes` calls: unlike its time, the same in every run."""
+    """Count the function calls in a run of `passes`: unlike its time, the same in every run."""
     copy, profile = graph.clone(), cProfile.Profile()
     for applied in passes:
         with contextlib.suppress(WeftError), profile:

@@ -71,7 +71,7 @@ def test_before_and_after_other_passes() -> None:
     for pipeline in (
         f"pack-qkv, {NEIGHBOURS}, kv-cache",
         f"{NEIGHBOURS}, permute-heads{{order=[2, 1, 0, 5, 4, 3]}}, gqa-to-mha, {HALF}",
-        f"permute-heads{{order=[2, 1, 0, 5, 4, 3]}}, pack-qkv, {NEIGHBOURS}, fuse-rope-attention",
+        f"permute-heads{{order=[2, 1, 0, 5, 4, 3]}}, pack-qkv, {NEIGHBOURS}",
         f"{NEIGHBOURS}, pad-head-dim, {HALF}, default",
         f"pack-qkv, fold-norm-scale, fuse-norm-linear, {NEIGHBOURS}, kv-cache",
     ):

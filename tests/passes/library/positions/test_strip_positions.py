@@ -88,8 +88,6 @@ def test_a_bias_that_may_be_a_mask_stays() -> None:
 def test_strip_refuses() -> None:
     with pytest.raises(WeftError, match="graph decoder has caches already; run strip-positions before kv-cache"):
         run_passes(rotary(), "kv-cache, strip-positions")
-    with pytest.raises(WeftError, match="run strip-positions before fuse-rope-attention"):
-        run_passes(rotary(), "fuse-rope-attention, strip-positions")
 
 
 def test_what_is_left_in_is_caught() -> None:

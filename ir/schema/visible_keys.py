@@ -44,7 +44,7 @@ class VisibleKeys:
 
     @property
     def local(self) -> bool:
-        """Whether more than causality hides keys."""
+        """Check that more than causality hides keys."""
         return self.window is not None or self.pattern != "dense"
 
     def conditions(self, query: Any, key: Any, equal: Callable[[Any, Any], Any] = operator.eq) -> list[Any]:
@@ -70,6 +70,6 @@ class VisibleKeys:
         return [*near, query >= key] if self.causal else near
 
     def mask(self, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Whether queries at positions `query` see keys at positions `key`, which broadcast: the reference."""
+        """Compute the reference mask: True where queries at positions `query` see keys at `key`, which broadcast."""
         everything = np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_)
         return functools.reduce(np.logical_and, self.conditions(query, key), everything)

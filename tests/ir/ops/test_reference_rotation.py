@@ -1,4 +1,4 @@
-"""rotary_attention against complex rotations and torch's scaled_dot_product_attention, with and without caches."""
+"""rope and the attention that reads it, against complex rotations and torch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -30,32 +30,38 @@ def turned(x: np.ndarray, heads: int, interleaved: bool, amplitude: float) -> to
     return out
 
 
+def rotary_attention(
+    q: Any, k: Any, v: Any, at: Any, *past: Any, interleaved: bool, amplitude: float, **attrs: Any
+) -> Any:
+    """The op `attention` of rotated q and k; caches are written at the positions that they are rotated by."""
+    q, k = (
+        ops.rope.reference(x, at, FREQUENCIES, heads=n, interleaved=interleaved, amplitude=amplitude)
+        for x, n in ((q, HEADS), (k, KV))
+    )
+    cache = (None, None, None, *past, at) if past else ()
+    return ops.attention.reference(q, k, v, *cache, heads=HEADS, kv_heads=KV, **attrs)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_is_rotation_and_attention(causal: bool, interleaved: bool) -> None:
     q, k = (turned(x, n, interleaved, 1.2) for x, n in ((Q, HEADS), (K, KV)))
     v = torch.from_numpy(V).unflatten(-1, (KV, D)).transpose(1, 2)
     wanted = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3, enable_gqa=True)
-    attrs: dict[str, Any] = {"heads": HEADS, "kv_heads": KV, "causal": causal, "scale": 0.3}
-    found = ops.rotary_attention.reference(Q, K, V, AT, FREQUENCIES, **attrs, interleaved=interleaved, amplitude=1.2)
+    found = rotary_attention(Q, K, V, AT, causal=causal, scale=0.3, interleaved=interleaved, amplitude=1.2)
     np.testing.assert_allclose(found, wanted.transpose(1, 2).flatten(2).numpy(), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("pieces", [(11,), (1,) * 11, (4, 1, 6)], ids=str)
 def test_caches_hold_turned_keys(pieces: tuple[int, ...]) -> None:
-    attrs: dict[str, Any] = {"heads": HEADS, "kv_heads": KV, "causal": True, "window": 4}
-    whole = ops.rotary_attention.reference(Q, K, V, np.tile(np.arange(S), (B, 1)), FREQUENCIES, **attrs)
+    attrs: dict[str, Any] = {"causal": True, "window": 4, "interleaved": False, "amplitude": 1.0}
+    whole = rotary_attention(Q, K, V, np.tile(np.arange(S), (B, 1)), **attrs)
     past = [np.full((B, KV, 13, D), 7.0) for _ in "kv"]
     start, found = 0, []
     for n in pieces:
         at = np.tile(np.arange(start, start + n), (B, 1))
         rows = (x[:, start : start + n] for x in (Q, K, V))
-        y, *past = ops.rotary_attention.reference(*rows, at, FREQUENCIES, None, None, None, *past, **attrs)
+        y, *past = rotary_attention(*rows, at, *past, **attrs)
         found.append(y)
         start += n
     np.testing.assert_allclose(np.concatenate(found, 1), whole, rtol=0, atol=1e-13)
-
-
-def test_it_has_the_attributes_of_attention() -> None:
-    """What attention learns to do, the fused form must too; only latent attention stays apart."""
-    assert set(ops.attention.attrs) - set(ops.rotary_attention.attrs) == {"value_dim"}

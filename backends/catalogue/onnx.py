@@ -1,0 +1,115 @@
+"""Targets of ONNX models: `ort-cpu` and `ort-cuda` for ONNX Runtime, `onnx` for any runtime."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.ir.graph import Graph, Node
+
+from .. import cpu
+from ..facts import Facts
+from ..options import BlockOptions, Options, option
+from ..targets import Backend, Place, register
+
+if TYPE_CHECKING:
+    from ..onnx.build import OnnxFolder
+
+_log = logging.getLogger("weft.runtime")
+
+
+@dataclass(frozen=True)
+class OnnxBackend(Backend):
+    """A target of ONNX models, which ONNX Runtime runs."""
+
+    opset: int = 24
+    ir_version: int = 11
+
+    libraries = ("numpy", "onnx", "onnx-ir")
+
+    def lowerings(self, op: str) -> list[str]:
+        from ..onnx.lowering import LOWERINGS
+
+        return [low.name for low in LOWERINGS.get(op, ()) if low.targets(self)]
+
+    def refusals(self, node: Node) -> list[str] | None:
+        from ..onnx.lowering import refusals
+
+        return refusals(node, self)
+
+    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> OnnxFolder:
+        from ..onnx.build import OnnxFolder
+
+        return OnnxFolder(graph, self, length, notes)
+
+    def place(self, device: str) -> Place:
+        from ..runtime.device import by_onnxruntime
+
+        return by_onnxruntime(device, self)
+
+    def files(self, kind: str) -> tuple[str, ...]:
+        return ("model.onnx", "encoder.onnx") if kind == "encoder-decoder" else ("model.onnx",)
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        from ..runtime.ort import folder
+
+        return (folder.encoder if facts.kind == "encoder" else folder.decoder)(facts, device, threads)
+
+
+@dataclass(frozen=True)
+class CpuOptions(BlockOptions):
+    """Options of ONNX Runtime on a CPU."""
+
+    prepack: bool = option(
+        False,
+        "Store the weights also as packed for this kind of CPU: faster, twice the disk space",
+        of="the kernels of ",
+    )
+
+
+@dataclass(frozen=True)
+class CpuBackend(OnnxBackend):
+    """ONNX Runtime's own operators on a CPU, some of whose kernels depend on its kind."""
+
+    options = CpuOptions
+
+    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> OnnxFolder:
+        from ..onnx.build import OnnxFolder
+
+        assert isinstance(options, CpuOptions)
+        built = OnnxFolder(graph, self, length, notes, prepack=options.prepack)
+        if built.facts["kept_blocks"] and (slow := cpu.slow_blocks()):
+            notes.append(slow)
+        return built
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        if facts.keeps_blocks and (slow := cpu.slow_blocks()):  # it may be another CPU than that which compiled
+            _log.warning("%s", slow)
+        return super().open(facts, device, threads)
+
+
+register(
+    CpuBackend(
+        "ort-cpu",
+        "ONNX Runtime on a CPU",
+        "ONNX Runtime",
+        "cpu",
+        ("f32", "f16"),
+        contrib=True,
+        slower=("pack-gate-up",),  # cutting a packed product apart copies it: 2 to 5 % of a prefill
+        chosen_on=("cpu",),
+    ),
+    OnnxBackend(
+        "ort-cuda",
+        "ONNX Runtime on an NVIDIA GPU",
+        "ONNX Runtime",
+        "cuda",
+        ("f16", "bf16"),
+        contrib=True,
+        chosen_on=("cuda",),
+    ),
+    OnnxBackend(
+        "onnx", "any ONNX runtime: standard operators of opset 24 only", "ONNX Runtime", "cpu", ("f32", "f16", "bf16")
+    ),
+)

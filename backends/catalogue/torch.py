@@ -1,0 +1,96 @@
+"""The target `torch`: PyTorch source to read, on a CPU or a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph, Node
+from weft.passes import Pipeline
+
+from ..facts import Facts
+from ..options import BlockOptions, Options, option
+from ..targets import Backend, Place, register
+
+if TYPE_CHECKING:
+    from ..torch.build import TorchFolder
+
+
+@dataclass(frozen=True)
+class TorchOptions(BlockOptions):
+    """Options of generated models."""
+
+    tensor_parallel: int = option(1, "Write parallel.py, by which so many processes share the model")
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel != 1 and self.keep_blocks:
+            raise WeftError("--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks")
+
+
+@dataclass(frozen=True)
+class TorchBackend(Backend):
+    """A readable model of PyTorch, and the Triton kernels that it calls."""
+
+    options = TorchOptions
+    libraries = ("numpy", "torch")
+    is_code = True
+    explains = True
+
+    def finish(self, pipeline: Pipeline, dtype: str) -> Pipeline:
+        return pipeline  # weights get their dtype where they are stored
+
+    def lowerings(self, op: str) -> list[str]:
+        from ..torch.program.registry import LOWERINGS
+
+        return [low.name.strip("_") for low in LOWERINGS.get(op, ())]
+
+    def refusals(self, node: Node) -> list[str] | None:
+        from ..torch.lower.lower import refusals
+
+        return refusals(node)
+
+    def build(self, graph: Graph, dtype: str, length: int, options: Options, notes: list[str]) -> TorchFolder:
+        from ..runtime.torch.folder import pytorch
+
+        pytorch()
+        from ..torch.build import TorchFolder
+
+        assert isinstance(options, TorchOptions)
+        return TorchFolder(graph, dtype, notes, options.tensor_parallel)
+
+    def explain(self, graph: Graph, dtype: str) -> list[str]:
+        """Return a line for each kind of node of a decode step on a GPU, and one on this CPU."""
+        import torch
+
+        from ..torch.package.explain import explain, explain_cpu
+        from ..torch.program.statements import TORCH_NAMES
+
+        kind = getattr(torch, TORCH_NAMES[dtype])
+        return [*map(str, explain(graph, kind)), explain_cpu(kind)]
+
+    def place(self, device: str) -> Place:
+        from ..runtime.device import by_torch
+
+        return by_torch(device, self)
+
+    def files(self, kind: str) -> tuple[str, ...]:
+        return ("model.py",)
+
+    def open(self, facts: Facts, device: str, threads: int | None) -> Any:
+        from ..runtime.torch import folder
+
+        return (folder.encoder if facts.kind == "encoder" else folder.decoder)(facts, device, threads)
+
+
+register(
+    TorchBackend(
+        "torch",
+        "PyTorch source to read, CPU or GPU",
+        "PyTorch",
+        "any",
+        ("f32", "bf16", "f16"),
+        phases=("simplify",),  # it reads as the architecture does, and keeps what later calls need by itself
+        chosen_on=("cuda", "cpu"),
+    )
+)

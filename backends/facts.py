@@ -1,0 +1,46 @@
+"""Facts of a compiled folder: what its manifest says, for what opens it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.ir.schema.states import Growth
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A state of a graph: the input that takes it, the output that makes it, and how it grows."""
+
+    input: str
+    output: str
+    growth: Growth
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the runtime needs to know of a compiled model before it opens it."""
+
+    folder: Path
+    files: tuple[Path, ...]  # of the model, as its target names them
+    kind: str  # "decoder", "encoder" or "encoder-decoder"
+    target: str
+    vocab: int
+    max_length: int
+    eos: frozenset[int] = frozenset()
+    head_dim: int | None = None  # of the caches, where the graph leaves it open
+    carried: tuple[Carried, ...] = ()  # its states; none where the folder does not record them
+    rolling: frozenset[int] = frozenset()  # the numbers of caches that roll
+    compares: bool = False  # tokens of a call compete with each other, so that padding would too
+    pooling: str = "mean"  # how an encoder makes one vector of a text
+    normalize: bool = False  # and whether it has unit length
+    start: int = 0  # the token with which an encoder-decoder begins its answers
+    max_source: int = 0  # the longest source it takes
+    forced: tuple[int | None, int | None] = (None, None)  # its first token of all, and its last at the limit
+    outputs: tuple[str, ...] = ()  # of a model of PyTorch, in order
+    keeps_blocks: bool = False  # it multiplies by the quantized blocks of its source
+
+    @property
+    def model(self) -> Path:
+        """The model, or of an encoder-decoder in two halves its decoder."""
+        return self.files[0]

@@ -1,0 +1,87 @@
+"""Options of targets: what can be asked of one besides its dtype, as fields with their help and their checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
+from weft.passes.core.base import Argument
+
+KEEP_BLOCKS = "keep_blocks"  # in the meta of a graph: which weights stay in blocks
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a target; a subclass has a field for each, made by `option`."""
+
+    def mark(self, graph: Graph) -> None:
+        """Tell `graph` what its lowerings have to know, once its passes have run."""
+
+    @classmethod
+    def listed(cls) -> dict[str, Option]:
+        """Return the options by name."""
+        hints = typing.get_type_hints(cls)
+        return {f.name: Option(f.name, hints[f.name], f.default, **f.metadata) for f in dataclasses.fields(cls)}
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The options of weft's own targets as keywords, for type checkers; a test holds them against the targets."""
+
+    keep_blocks: str
+    prepack: bool
+    tensor_parallel: int
+
+
+def option(default: Any, help: str, of: str = "") -> Any:
+    """Return a field of `Options`; `of` names what of the target the option is for, such as "the kernels of "."""
+    return dataclasses.field(default=default, metadata={"help": help, "of": of})
+
+
+@dataclass(frozen=True)
+class Option(Argument):
+    """An option: what commands make their flags, help and messages of."""
+
+    help: str
+    of: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that can be given, where they are a few words."""
+        return tuple(word for word in typing.get_args(self.type) if word) if self.is_choice else ()
+
+    @property
+    def is_choice(self) -> bool:
+        return typing.get_origin(self.type) is Literal
+
+    def check(self, value: Any, op: str = "") -> Any:
+        """Return `value` in canonical form.
+
+        Raises:
+            WeftError: if the option cannot have it.
+        """
+        if self.is_choice and value not in typing.get_args(self.type):
+            raise WeftError(f"{self.flag} {value!r} is not known; it takes {' or '.join(self.choices)}")
+        return super().check(value, op)
+
+
+@dataclass(frozen=True)
+class BlockOptions(Options):
+    """Options of a target that multiplies by the quantized blocks of a checkpoint."""
+
+    keep_blocks: Literal["", "head", "all"] = option(
+        "",
+        "Keep a GGUF's 4- and 8-bit blocks, in the head or everywhere, instead of widening them: smaller, and faster "
+        "for one text on CPUs by ONNX Runtime",
+    )
+
+    def mark(self, graph: Graph) -> None:
+        if self.keep_blocks:
+            graph.meta[KEEP_BLOCKS] = self.keep_blocks

@@ -1,0 +1,48 @@
+"""Opening a folder of ONNX models."""
+
+from __future__ import annotations
+
+from ...facts import Facts
+from ...targets import TARGETS
+from .cross_attention import SourceEncoder
+from .decoder import OrtDecoder
+from .encoder import OrtEncoder
+from .session import Session, open_session
+
+
+def encoder(facts: Facts, device: str, threads: int | None) -> OrtEncoder:
+    """Return the encoder of a folder. Raises WeftError when a file or the device cannot be used."""
+    return OrtEncoder(
+        _session(facts, 0, device, threads),  # no graphs: shapes vary
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        folder=facts.folder,
+        pooling=facts.pooling,
+        normalize=facts.normalize,
+        compares=facts.compares,
+    )
+
+
+def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
+    """Return the decoder of a folder, behind its encoder where it has one. Raises as `encoder` does."""
+    session, sources = _session(facts, 0, device, threads, graphs=True), None
+    if facts.kind == "encoder-decoder":
+        half = _session(facts, 1, device, threads)
+        sources = SourceEncoder(half, facts.start, facts.max_source, str(facts.files[1]), facts.compares)
+    return OrtDecoder(
+        session,
+        vocab=facts.vocab,
+        max_length=facts.max_length,
+        head_dim=facts.head_dim,
+        name=str(facts.model),
+        carried=facts.carried,
+        rolling=facts.rolling,
+        compares=facts.compares,
+        sources=sources,
+    )
+
+
+def _session(facts: Facts, file: int, device: str, threads: int | None, graphs: bool = False) -> Session:
+    target = TARGETS[facts.target]
+    target = TARGETS[facts.target]
+    return open_session(facts.files[file], device=device, threads=threads, target=target, graphs=graphs)

@@ -1,0 +1,93 @@
+"""The lexer of weft's small languages: IR text, pipelines, sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from .errors import WeftError
+
+BLANK = r"[ \t\r\n]+|\#[^\n]*"  # what separates tokens: white space, comments to the end of the line
+
+
+class Token(NamedTuple):
+    """A piece of a text: its `kind` (a group of the language's pattern), and where it begins."""
+
+    kind: str
+    text: str
+    at: int
+
+
+def language(pattern: str) -> re.Pattern[str]:
+    """The pattern of a language: `pattern` is a verbose alternation of named groups, one for each kind of token."""
+    return re.compile(rf"(?:{pattern})(?:{BLANK})*", re.VERBOSE)
+
+
+class Lexer:
+    """The tokens of `text`, taken from the front. `where` says in errors where a character is, such as ``file:3:7``."""
+
+    def __init__(self, text: str, pattern: re.Pattern[str], where: Callable[[int], str], most: int = 1 << 62) -> None:
+        self.text, self.where = text, where
+        self.tokens: list[Token] = []
+        at = re.match(rf"(?:{BLANK})*", text).end()  # type: ignore[union-attr]  # it matches nothing too
+        for match in pattern.finditer(text, at):
+            start, end = match.span()
+            if start != at:
+                break
+            kind: str = match.lastgroup  # type: ignore[assignment]  # every alternative has a name
+            token = match[kind]
+            if kind == "number" and len(token) > most:
+                self.fail(f"a number of {len(token)} characters", at)
+            self.tokens.append(Token(kind, token, at))
+            at = end
+        if at != len(text):
+            self.fail(f"unexpected character {text[at]!r}", at)
+        self.tokens.append(Token("end", "the end", len(text)))
+        self.pos = 0
+        self.token = self.tokens[0]  # the one at `pos`
+
+    def fail(self, message: str, at: int | None = None) -> NoReturn:
+        """Raise WeftError with `message`, at the current token unless `at` says where."""
+        raise WeftError(f"{self.where(self.token.at if at is None else at)}: {message}")
+
+    def goto(self, pos: int) -> None:
+        """Continue at token `pos`."""
+        self.pos = pos
+        self.token = self.tokens[pos]
+
+    def ahead(self, count: int = 1) -> Token:
+        """The token `count` behind the current one, or the end."""
+        return self.tokens[min(self.pos + count, len(self.tokens) - 1)]
+
+    def next(self) -> Token:
+        """Take the current token."""
+        token = self.token
+        if token.kind != "end":
+            self.goto(self.pos + 1)
+        return token
+
+    def accept(self, text: str) -> bool:
+        """Take the current token if it is the word or sign `text`."""
+        if self.token.text == text and self.token.kind in ("punct", "name"):
+            self.next()
+            return True
+        return False
+
+    def take(self, *expected: str) -> Token:
+        """Take the current token, which must be one of the signs or of the kinds `expected`."""
+        token = self.token
+        if token.kind not in expected and not (token.kind in ("punct", "name") and token.text in expected):
+            self.fail(f"expected {' or '.join(expected)} but found {self.found}")
+        return self.next()
+
+    def of_kind(self, kind: str, what: str) -> str:
+        """Take a token of `kind`, or fail with `what` was expected."""
+        if self.token.kind != kind:
+            self.fail(f"expected {what} but found {self.found}")
+        return self.next().text
+
+    @property
+    def found(self) -> str:
+        """The current token, as errors spell it."""
+        return self.token.text if self.token.kind == "end" else repr(self.token.text)
