@@ -19,7 +19,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the runtime needs to know of a compiled model before it opens it."""
+    """Facts that the runtime needs before it opens a compiled model."""
 
     folder: Path
     files: tuple[Path, ...]  # of the model, as its target names them
