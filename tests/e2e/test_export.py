@@ -167,7 +167,7 @@ def test_encoders_are_no_causal_models(minilm_folder: Path, tmp_path: Path) -> N
     assert export(model, tmp_path / "out") == "bert"
     before, after = tensors(minilm_folder), tensors(tmp_path / "out")
     assert all(np.array_equal(before[key], after[key]) for key in after)
-    with pytest.raises(WeftError, match="the graph has no logits, so it is no decoder"):
+    with pytest.raises(WeftError, match="the graph has no logits, so it is not a decoder"):
         export(anonymous(model), tmp_path / "other")
 
 
