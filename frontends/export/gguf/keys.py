@@ -12,8 +12,8 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Literal, Map, Scale
 from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ...models.families import FAMILIES, Architecture, Settings, architectures
-from ...models.tables.family import Loader
+from ...models.families import FAMILIES, Settings, architectures
+from ...models.tables.family import Architecture, Loader
 from ...models.tables.gguf import RECURRENT, SPARSE
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, gguf_rope
 from ..inversion import Made
