@@ -53,7 +53,7 @@ def by_head(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _linear(e: StepEmitter, p: Projection, activation: str = "") -> Var:
-    weight, bias, norm = e.weight(p.weight), _weight(e, p.bias), e.norm(p.source)
+    weight, bias, norm = e.weight(p.weight), optional_weight(e, p.bias), e.norm(p.source)
     e.within(weight, norm, bias)
     e.chose("norm_linear", few_rows, parts="norm" * (norm is not None))
     call = Call("norm_linear").give(p.source.x, weight).named(bias=bias, norm=norm)
@@ -63,7 +63,8 @@ def _linear(e: StepEmitter, p: Projection, activation: str = "") -> Var:
     return made
 
 
-def _weight(e: StepEmitter, param: Param | None) -> Operand | None:
+def optional_weight(e: StepEmitter, param: Param | None) -> Operand | None:
+    """A weight as it is, if there is one."""
     return None if param is None else e.weight(param)
 
 
@@ -138,7 +139,7 @@ def opening(call: Call, node: Node) -> Call:
 def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:
     """`stream` and what a projection adds to it."""
     p = found.projection
-    weight, bias, norm = e.weight(p.weight), _weight(e, p.bias), e.norm(found.norm)
+    weight, bias, norm = e.weight(p.weight), optional_weight(e, p.bias), e.norm(found.norm)
     e.within(weight, norm, bias)
     call = Call("linear_residual").give(p.source.x, weight, stream).named(bias=bias, norm=norm)
     call.set("scale", found.scale, default=1).named(tickets=e.tickets(p.value.width))
