@@ -35,7 +35,7 @@ class Step:
 def refusal(graph: Graph) -> str | None:
     """Say why `graph` is not one that decode steps are made for; None if it is."""
     if graph.meta.get("kind") != "decoder":
-        return "the model is no decoder"
+        return "the model is not a decoder"
     if not cached_nodes(graph):
         return "the model keeps nothing from call to call"
     if "logits" not in graph.outputs:
