@@ -2,7 +2,8 @@
 
 ``python`` blocks share a namespace; one that begins with the comment ``# name.py`` is that file. ``sh`` blocks run in a
 shell. A ``text`` block is what the block before it prints, where … stands for anything within a line, and for any lines
-on a line of its own; a ``mermaid`` block too. On a page that runs nothing they are drawings. Behind the language, where readers of the page do not see it, may stand:
+on a line of its own; a ``mermaid`` block too. On a page that runs nothing they are drawings. Behind the language, where
+readers of the page do not see it, may stand:
 
 - ``exit=2``: the status the shell block ends with; ``raises``: the python block ends with an exception, shown by its
   last line
@@ -156,7 +157,7 @@ def matches(expected: str, printed: str) -> bool:
 
 
 def _check_setup(at: str, text: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for line in text.splitlines():
         match line.split():
             case [] | ["pip", "install", *_] | [".", ".venv/bin/activate", *_]:
