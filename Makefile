@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup weights test test-all kills fuzz stubs lint style format demo docs licences lock newest bench clean
 .DELETE_ON_ERROR:
 
-help:  ## what there is to make
+help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 10
 
 setup: $(SETUP)  ## a virtual environment in .venv with weft and all its tools

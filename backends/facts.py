@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Facts:
-    """What the runtime needs to know of a compiled model before it opens it."""
+    """Facts that the runtime needs before it opens a compiled model."""
 
     folder: Path
     files: tuple[Path, ...]  # of the model, as its target names them

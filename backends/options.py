@@ -36,9 +36,9 @@ class OptionKeywords(TypedDict, total=False):
     tensor_parallel: int
 
 
-def option(default: Any, help: str, of: str = "") -> Any:
-    """Return a field of `Options`; `of` names what of the target the option is for, such as "the kernels of "."""
-    return dataclasses.field(default=default, metadata={"help": help, "of": of})
+def option(default: Any, help: str) -> Any:
+    """Return a field of `Options`."""
+    return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class Option(Argument):
     """An option: what commands make their flags, help and messages of."""
 
     help: str
-    of: str
 
     @property
     def flag(self) -> str:
@@ -56,6 +55,10 @@ class Option(Argument):
     def choices(self) -> tuple[str, ...]:
         """The values that can be given, where they are a few words."""
         return tuple(word for word in typing.get_args(self.type) if word) if self.is_choice else ()
+
+    @property
+    def type_text(self) -> str:
+        return " | ".join(self.choices) or super().type_text
 
     @property
     def is_choice(self) -> bool:
@@ -78,7 +81,7 @@ class BlockOptions(Options):
 
     keep_blocks: Literal["", "head", "all"] = option(
         "",
-        "Keep a GGUF's 4- and 8-bit blocks, in the head or everywhere, instead of widening them: smaller, and faster "
+        "Keep a GGUF's 4- and 8-bit blocks quantized, in the output head or everywhere: smaller, and faster "
         "for one text on CPUs by ONNX Runtime",
     )
 

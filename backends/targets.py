@@ -37,7 +37,7 @@ class Built(Protocol):
 
 
 class Place(NamedTuple):
-    """What a source is compiled for, and the device ("cpu" or "cuda") that it then runs on."""
+    """Target to compile a source for, and the device ("cpu" or "cuda") that it then runs on."""
 
     target: str
     device: str
@@ -84,7 +84,7 @@ class Backend(ABC):
         """
         found = self.dtypes[0] if name is None else dtypes.parse(name, self.dtypes).name
         if found not in self.dtypes:
-            raise WeftError(f"target {self.name} cannot compute in {found}; it takes {', '.join(self.dtypes)}")
+            raise WeftError(f"target {self.name} does not support {found}; it supports {', '.join(self.dtypes)}")
         return found
 
     def choose(self, given: Mapping[str, Any]) -> Options:
@@ -100,9 +100,7 @@ class Backend(ABC):
                 raise WeftError(f"target {self.name} has no option {name!r}; {takes}")
             option, targets = known[name]
             if name not in own and value != option.default:
-                raise WeftError(
-                    f"{option.flag} is for {option.of}{in_words(targets)}, not for {self.name}; leave it out"
-                )
+                raise WeftError(f"{option.flag} supports {in_words(targets)} only, not {self.name}; leave it out")
         return self.options(**{name: own[name].check(value) for name, value in given.items() if name in own})
 
     def pipeline(

@@ -68,7 +68,7 @@ class Record:
         if self.rewrites or self.nodes[0] != self.nodes[1]:
             return ""
         why = self.trace.nearest.removeprefix(f"{self.applied.name}: ")
-        return f"{self.applied} rewrote nothing: {why or 'there is nothing of the kind'}"
+        return f"{self.applied} rewrote nothing: {why or 'no match found'}"
 
     def __str__(self) -> str:
         rewrites = f"{self.rewrites} rewrite{'s' * (self.rewrites != 1)}"

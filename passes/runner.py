@@ -115,4 +115,4 @@ def _check_effect(step: Step, equivalence: EquivalenceCheck) -> None:
     try:
         step.applied.check(step.before, step.after, equivalence)
     except WeftError as e:
-        raise WeftError(f"pass {step.applied} does not keep what it declares ({step.applied.effect}): {e}") from e
+        raise WeftError(f"pass {step.applied} breaks its declared effect ({step.applied.effect}): {e}") from e

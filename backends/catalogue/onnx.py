@@ -62,9 +62,7 @@ class CpuOptions(BlockOptions):
     """Options of ONNX Runtime on a CPU."""
 
     prepack: bool = option(
-        False,
-        "Store the weights also as packed for this kind of CPU: faster, twice the disk space",
-        of="the kernels of ",
+        False, "Also store the weights in the packed layout of this CPU: faster, twice the disk space"
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TorchOptions(BlockOptions):
     """Options of generated models."""
 
-    tensor_parallel: int = option(1, "Write parallel.py, by which so many processes share the model")
+    tensor_parallel: int = option(1, "Write parallel.py, a tensor-parallel plan for N processes")
 
     def __post_init__(self) -> None:
         if self.tensor_parallel != 1 and self.keep_blocks:

@@ -34,7 +34,7 @@ def cautions(graph: Graph, model: onnx.Model) -> list[str]:
     found = []
     if any("sliding_window_cache" in node.attributes for node in model.graph):
         found.append(
-            "onnxruntime-genai runs its rolling caches for prompts of equal length only: for batches of unequal ones "
+            "onnxruntime-genai needs prompts of equal length for rolling caches: for other batches "
             'compile with -p "default, -rolling-buffer", or for target onnx'
         )
     if _sliding_window(cache_records(graph)):

@@ -30,7 +30,7 @@ def read_facts(folder: str | Path) -> Facts:
     elif (folder / GENAI).is_file():
         facts = _from_genai(folder)
     else:
-        raise WeftError(f"{folder}: no {MANIFEST} in it, so it is no compiled model; `weft compile` makes one")
+        raise WeftError(f"{folder}: no {MANIFEST} in it, so it is not a compiled model; create one with `weft compile`")
     for file in facts.files:
         if not file.is_file():
             raise WeftError(f"{file}: no such file, though {folder} is described as a compiled model; compile again")

@@ -59,10 +59,10 @@ def check_contents(folder: Path) -> int:
     if manifest is None:
         raise WeftError(f"{folder} has no {' or '.join(MANIFESTS)} with checksums: its files cannot be checked")
     check_format(path, manifest)
-    found = [f"{name} is {what}" for name, what in _damage(folder, path, manifest)]
+    found = [f"{name} {what}" for name, what in _damage(folder, path, manifest)]
     if found:
         rest = f" ({len(found)} such)" if len(found) > 1 else ""
-        raise WeftError(f"{folder}: {found[0]}{rest}: what weft wrote is not what is there; compile it again")
+        raise WeftError(f"{folder}: {found[0]}{rest}; compile it again")
     return len(manifest["files"])
 
 
@@ -97,7 +97,7 @@ def altered(folder: Path) -> list[str]:
     path, manifest = _manifest(folder)
     if manifest is None:
         return []
-    return [name for name, what in _damage(folder, path, manifest) if what != "missing"]
+    return [name for name, what in _damage(folder, path, manifest) if what != "is missing"]
 
 
 def remove_listed(folder: Path) -> None:
@@ -158,14 +158,14 @@ def _lists(files: object) -> bool:
 def _damage(folder: Path, path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the files that are not as `manifest` lists them, and what they are."""
     if manifest.get("checksum") != _checksum(manifest):
-        yield path.name, "changed"
+        yield path.name, "was modified after compilation"
     there = [name for name in manifest["files"] if (folder / name).is_file()]
     hashes = dict(_hashes(folder, there))
     for name, digest in manifest["files"].items():
         if name not in hashes:
-            yield name, "missing"
+            yield name, "is missing"
         elif hashes[name] != digest:
-            yield name, "changed"
+            yield name, "was modified after compilation"
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

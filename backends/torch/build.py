@@ -43,7 +43,7 @@ class TorchFolder:
         self._built = export.build(graph)
         self._plan = "" if processes == 1 else write_plan(graph, processes)
         if self._plan and self._built.step:
-            notes.append("decode.py is for one process: those that share the model by parallel.py step by model.py")
+            notes.append("decode.py supports one process only: processes with parallel.py decode with model.py")
         self._weights = {
             key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.reader))
             for key, w in export.weights(self._built, dtypes.parse(dtype)).items()
@@ -51,7 +51,8 @@ class TorchFolder:
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
         if graph.meta.get(KEEP_BLOCKS) and not kept:
-            notes.append(f"no weights keep their blocks: {self.trace[0] if self.trace else 'there is no such head'}")
+            reason = self.trace[0] if self.trace else "the model has no separate output head"
+            notes.append(f"no weights keep their blocks: {reason}")
         if kept:
             notes.append(WIDENS)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())

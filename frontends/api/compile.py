@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 @dataclass
 class CompileReport:
-    """What `compile` did: where, in how long, by which passes.
+    """Result of `compile`: the folder, the time, the passes.
 
     `trace` tells which ops were expanded and which lowerings refused and why; `notes` are what a user should know.
     """
@@ -77,10 +77,10 @@ def compile(
         adapters: folders of PEFT adapters to merge into the weights, one after the other.
         progress: called with (stage, bytes done, bytes in all).
         options: those of the target, as `weft targets NAME` lists them, among them
-            ``prepack=True``: store the weights also as the CPU kernels want them (``ort-cpu``; twice the disk space);
+            ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; twice the disk space);
             ``keep_blocks="head"`` or ``"all"``: the output head, or every linear map, is multiplied by the quantized
             blocks of the source where a kernel takes them exactly (``ort-cpu``, ``torch``);
-            ``tensor_parallel=2``: so many processes can share the model, by parallel.py in the folder (``torch``).
+            ``tensor_parallel=2``: write parallel.py, a tensor-parallel plan for 2 processes (``torch``).
 
     Raises:
         WeftError: on any bad input; an older `out` survives.
@@ -163,7 +163,7 @@ def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> 
     """Texts of `length` fit the positions that `graph` has after its passes, which may have made them more."""
     table = graph.meta.get("max_positions")  # of learned positions, which end there
     if table is not None and length > table:
-        raise WeftError(f"--max-length {length} exceeds the {table} positions that the model has learned")
+        raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions")
     context = graph.meta.get("context") or length
     if default and context > length:
         notes.append(f"passes extend the context to {context} tokens, compiled for {length} (see --max-length)")

@@ -58,7 +58,7 @@ def _import(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) ->
 )
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """A declarative transformer, compiled to ONNX, and run.
+    """Compile transformers to ONNX or PyTorch, and run them.
 
     SOURCE is an architecture file (`model.py` or `model.py:name`), a preset, a Hugging Face folder, a `.gguf` file, or
     the text form of a graph.
@@ -72,7 +72,7 @@ def cli(ctx: click.Context) -> None:
       weft gallery                              all presets side by side
       weft opt model.gguf -p pack-qkv,dce       rewrite, and print the graph
       weft export model.gguf -o folder/         a checkpoint that transformers loads
-      weft verify out/                          compare with the float64 meaning of the source
+      weft verify out/                          compare with the float64 reference of the source
       weft eval out/ --against model.gguf --text notes.txt    what it costs in quality
     """
     if ctx.invoked_subcommand is None:
@@ -89,6 +89,7 @@ COMMANDS = {  # as `weft --help` groups them
         catalog.presets_command,
         catalog.families_command,
         catalog.ops_command,
+        catalog.targets_command,
         passes_catalog.passes_command,
     ),
     "Change": (opting.opt_command,),

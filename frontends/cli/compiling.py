@@ -40,13 +40,13 @@ def _target_options() -> list[click.Option]:
         kind = click.Choice(option.choices) if option.choices else option.type
         options.append(click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text))
     explaining = ", ".join(target.name for target in TARGETS.values() if target.explains)
-    text = f"Tell which kernel computes what of a token on a GPU or this CPU, and why not (target {explaining})."
-    return [*options, click.Option(["--explain"], is_flag=True, help=text)]
+    text = "List the kernel of each part of a decode step on a GPU and on this CPU, and the reasons for fallbacks"
+    return [*options, click.Option(["--explain"], is_flag=True, help=f"{text} (target {explaining}).")]
 
 
-@click.command("compile", cls=TargetCommand, short_help="Make a folder that ONNX Runtime or PyTorch runs.")
+@click.command("compile", cls=TargetCommand, short_help="Compile a model to a folder for ONNX Runtime or PyTorch.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option("-o", "--out", required=True, type=click.Path(), help="The folder to write; appears whole or not at all.")
+@click.option("-o", "--out", required=True, type=click.Path(), help="The folder to write (atomically).")
 @click.option(
     "--target",
     cls=TargetOption,
@@ -55,7 +55,7 @@ def _target_options() -> list[click.Option]:
     shell_complete=complete_targets,
     help="What the model is for: {targets}; see `weft targets`.",
 )
-@click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the best of the target.")
+@click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
 @click.option(
     "-p",
     "--passes",
@@ -64,12 +64,20 @@ def _target_options() -> list[click.Option]:
     shell_complete=complete_pipelines,
     help="The pipeline: names with arguments, `-name` leaves one out; or @FILE that holds it.",
 )
-@click.option("--max-length", type=int, help="Most tokens of prompt and answer together; default: the model's context.")
+@click.option(
+    "--max-length", type=int, help="Maximum tokens of prompt and answer together; default: the model's context."
+)
 @click.option("--dump-ir", type=FOLDER, help="Write the graph after every pass into this folder.")
-@click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name what broke.")
+@click.option(
+    "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and name the pass that fails."
+)
 @adapter_option
-@click.option("--trace", is_flag=True, help="Tell what each pass did, and which lowerings were refused and why.")
-@click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
+@click.option(
+    "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
+)
 def compile_command(
     source: str,
     out: str,
@@ -87,7 +95,7 @@ def compile_command(
 ) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
-    An older result in the same place survives until the new one is whole. Architectures without a checkpoint (presets,
+    An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
     files) get their declared random weights.
 
     \b
@@ -105,7 +113,7 @@ def compile_command(
     backend = TARGETS.lookup(target)
     if explain and not backend.explains:
         explaining = in_words([other.name for other in TARGETS.values() if other.explains])
-        raise WeftError(f"--explain is for {explaining}, not for {target}; --trace tells how ops were lowered")
+        raise WeftError(f"--explain supports {explaining} only, not {target}; --trace shows how ops are lowered")
     with progress(f"reading {source}") as step:
         report = compile(
             source,

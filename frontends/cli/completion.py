@@ -17,7 +17,7 @@ _OPEN = re.compile(r"(.*?)([\w-]+)\{((?:[^{}]*,)?\s*)([^{},]*)", re.DOTALL)  # a
 _NAME = re.compile(r"\s*[\w.+-]+=")
 
 
-@click.command("completion", short_help="The completion script of a shell.")
+@click.command("completion", short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:

@@ -30,20 +30,20 @@ PRINTED = (".svg", ".png")
     "--depth", type=click.IntRange(0), help="Levels of parts that are open; default: layers, with their parts."
 )
 @click.option(
-    "--open", "parts", multiple=True, metavar="PART", help="A part to open besides, as attn or layers.0.attn."
+    "--open", "parts", multiple=True, metavar="PART", help="Also open this part, such as attn or layers.0.attn."
 )
 @click.option("--vs", "other", shell_complete=complete_sources, help="A source to compare with, drawn beside SOURCE.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), help="The colours of .svg and .png; default: light.")
 @click.option(
-    "--scale", type=click.FloatRange(0, min_open=True), help="Pixels of a .png for each of the picture; default: 2."
+    "--scale",
+    type=click.FloatRange(0, min_open=True),
+    help="Resolution of a .png: pixels per unit of the picture; default: 2.",
 )
-@click.option(
-    "--trust", is_flag=True, help="Run the architecture file that a folder compiled for PyTorch says it came from."
-)
+@click.option("--trust", is_flag=True, help="Run the architecture file that a PyTorch folder names as its source.")
 @click.option(
     "--prompt",
     metavar="TEXT",
-    help="A text to run the model on: what every head looks at, what it expects next (.html).",
+    help="A text to run the model on: attention weights of every head, and predicted next tokens (.html).",
 )
 def viz_command(
     source: str,
@@ -56,11 +56,11 @@ def viz_command(
     trust: bool,
     prompt: str | None,
 ) -> None:
-    """Draw SOURCE: layers folded, the residual stream straight, everything to open by a click.
+    """Draw SOURCE: repeated layers once, the residual stream as a straight line, parts open on a click.
 
-    Beside what other commands take, SOURCE may be an .onnx file of any exporter, or a folder of `weft compile`.
+    SOURCE may also be an .onnx file of any exporter, or a compiled folder.
 
-    With --vs SOURCE stands at the left and the other at the right; what is gone, new or changed is marked.
+    With --vs, SOURCE is on the left and the other model on the right; removed, new and changed parts are marked.
 
     \b
     Examples:

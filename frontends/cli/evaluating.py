@@ -15,11 +15,9 @@ if TYPE_CHECKING:
     from ..api.verify.evaluation import Evaluation, Score
 
 
-@click.command("eval", short_help="What rewrites cost: likelihood, KL, time.")
+@click.command("eval", short_help="Measure the quality cost of rewrites: NLL, KL, time.")
 @click.argument("models", nargs=-1, shell_complete=complete_sources, metavar="[MODEL]...")
-@click.option(
-    "--against", required=True, shell_complete=complete_sources, help="The original that all are held against."
-)
+@click.option("--against", required=True, shell_complete=complete_sources, help="The original to compare with.")
 @click.option("--text", required=True, type=click.Path(), help="The file to read, in UTF-8; encoders embed its lines.")
 @click.option(
     "-p",
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     "pipelines",
     multiple=True,
     shell_complete=complete_pipelines,
-    help="NAME=PIPELINE, or a pipeline: also score what it makes of the original; may be given several times.",
+    help="NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
 )
 @click.option(
     "--adapter",
@@ -37,8 +35,14 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Also score the original with this PEFT adapter merged; may be given several times.",
 )
-@click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True, help="The most to predict.")
-@click.option("--context", type=click.IntRange(1), help="Tokens of a window; default: 512, or what the models take.")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Maximum number of tokens to predict."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    help="Window length in tokens; default: 512, or the models' context if shorter.",
+)
 @click.option("--layers", is_flag=True, help="Also show how far each layer's output is from the original's.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."

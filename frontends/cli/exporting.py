@@ -10,13 +10,13 @@ from .options import adapter_option
 from .shown import note, progress
 
 
-@click.command("export", short_help="Write a checkpoint that others load.")
+@click.command("export", short_help="Write a checkpoint for transformers or llama.cpp.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option(
     "--format",
     "kind",
     metavar="hf|safetensors|gguf",
-    help="What to write; default: what -o is called, a file .gguf or .safetensors, or else hf.",
+    help="What to write; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
 @click.option(
@@ -26,10 +26,14 @@ from .shown import note, progress
     shell_complete=complete_pipelines,
     help="A pipeline to rewrite it by, or @FILE that holds one.",
 )
-@click.option("--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: what holds the weights without rounding.")
+@click.option(
+    "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
+)
 @adapter_option
-@click.option("--trace", is_flag=True, help="Tell on stderr what each pass did, and what stopped it.")
-@click.option("--seed", default=0, show_default=True, help="Of the random weights where there is no checkpoint.")
+@click.option("--trace", is_flag=True, help="Report on stderr: rewrites and skipped places of each pass.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
+)
 def export_command(
     source: str,
     kind: str | None,
@@ -42,9 +46,8 @@ def export_command(
 ) -> None:
     """Write SOURCE, rewritten or not, as a checkpoint of another library.
 
-    hf: a folder that transformers' AutoModelForCausalLM loads, gguf: a file for llama.cpp, where one of their
-    architectures computes what the graph does; this is compared, not guessed. safetensors: a file of the parameters by
-    their names in the graph, for any.
+    hf: a folder for transformers' AutoModelForCausalLM; gguf: a file for llama.cpp. Both need a family with the same
+    graph; the graphs are compared to find it. safetensors: the parameters of any graph, by their names in it.
 
     \b
     Examples:

@@ -22,20 +22,22 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
 @click.command("inspect", short_help="Parameters, FLOPs, cache bytes, blocks.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("--tokens", type=click.IntRange(1), help="Tokens to count FLOPs for; default: 512, or the context.")
-@click.option("--parts", is_flag=True, help="A line per part of the picture too: work and bytes of a text and a token.")
+@click.option("--parts", is_flag=True, help="Add one line per part: FLOPs and bytes of a prefill and of a decode step.")
 @click.option(
     "--dtype",
     type=click.Choice(sorted(DTYPES)),
     default="f16",
     show_default=True,
-    help="Of numbers, for bytes of parts.",
+    help="dtype for the byte counts of parts.",
 )
 @adapter_option
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, parts included.")
 def inspect_command(
     source: str, tokens: int | None, parts: bool, dtype: str, adapters: tuple[str, ...], as_json: bool
 ) -> None:
-    """Tell what SOURCE is and costs, without compiling it: a line per distinct block, checkpoint keys nothing reads.
+    """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
+
+    Also print one line per distinct block, and the unused checkpoint tensors.
 
     \b
     Examples:
@@ -76,7 +78,7 @@ def _show(found: Inspection) -> None:
 
 
 def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
-    """A line per part: work and bytes of all tokens at once, and of one more token."""
+    """Print one line per part: FLOPs and bytes of a prefill and of a decode step."""
     steps = any(cost.step_flops is not None for cost in costs)
     columns = ["part", "", "times", "parameters", "FLOPs", "read", "written"]
     columns += ["+FLOPs", "+read", "+written", "kept"] if steps else []
@@ -89,5 +91,5 @@ def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
             row.append(size(cost.cache + cost.state) if cost.cache + cost.state else "")
         rows.append(row)
     told = f"{tokens} tokens in {dtype}"
-    echo(f"\nparts: {told}{'; with +, of one more token that is the last of as many' if steps else ''}")
+    echo(f"\nparts: {told}{'; with +, of one decode step, the last of these tokens' if steps else ''}")
     table(columns, rows, right=" ".join(columns[2:]))

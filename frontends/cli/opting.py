@@ -56,10 +56,10 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--viz", type=click.Path(path_type=Path), help="Draw the graph before and after every pass on this page (.html)."
 )
-@click.option("--verify", is_flag=True, help="Check every pass on small random inputs in float64; tell what was shown.")
 @click.option(
-    "--trace", is_flag=True, help="Tell on stderr what each pass did where, what stopped it, FLOPs, bytes, time."
+    "--verify", is_flag=True, help="Check every pass on small random inputs in float64, and report each check."
 )
+@click.option("--trace", is_flag=True, help="Report on stderr: rewrites, skipped places, FLOPs, bytes, time.")
 @click.option(
     "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the passes."
 )

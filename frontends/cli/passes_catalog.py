@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weft.passes import Pass
 
 
-@click.command("passes", short_help="The rewrites of a pipeline.")
+@click.command("passes", short_help="List the passes.")
 @click.argument("name", required=False, shell_complete=complete_passes)
 @click.option("--write-docs", type=click.Path(file_okay=False), help="Write a page for every pass into this folder.")
 def passes_command(name: str | None, write_docs: str | None) -> None:
@@ -26,7 +26,7 @@ def passes_command(name: str | None, write_docs: str | None) -> None:
     \b
     Examples:
       weft passes                          all of them, by purpose
-      weft passes kv-cache                 what it does and when, its arguments, where it comes from, an example
+      weft passes kv-cache                 effect, condition, arguments, reference, example
       weft passes --write-docs pages/      the same for all, with the example before and after
     """
     if write_docs is not None:

@@ -32,25 +32,27 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,15,7") from None
 
 
-@click.command("run", short_help="Generate text, or talk.")
+@click.command("run", short_help="Generate text or chat.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: what is piped in.")
+@click.option("--prompt", help="The text to continue, or with --chat the message to answer; default: stdin.")
 @click.option("--ids", callback=_token_ids, help="Token ids to continue, such as 1,15,7; the answer is ids too.")
 @click.option("--chat", is_flag=True, help="Use the model's chat template; a conversation where there is no prompt.")
-@click.option("--system", help="What the conversation is told beforehand (with --chat).")
+@click.option("--system", help="System message (with --chat).")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens of one answer.")
-@click.option("--temperature", type=float, help="0 takes the likeliest token; default: 0, or 1 with a filter.")
-@click.option("--top-k", type=int, help="Draw among the k likeliest tokens.")
-@click.option("--top-p", type=float, help="Draw among the likeliest tokens that together reach this probability.")
-@click.option("--min-p", type=float, help="Draw among tokens at least this likely relative to the likeliest.")
-@click.option("--repetition-penalty", type=float, help="Above 1: make tokens less likely that were there before.")
-@click.option("--beams", type=click.IntRange(1), default=1, help="Search the likeliest text with this many beams.")
-@click.option("--seed", type=int, help="Draw the same way every time.")
+@click.option("--temperature", type=float, help="0 is greedy; default: 0, or 1 if a filter is given.")
+@click.option("--top-k", type=int, help="Sample from the k most likely tokens.")
+@click.option("--top-p", type=float, help="Sample from the smallest set of tokens with this total probability.")
+@click.option(
+    "--min-p", type=float, help="Sample from tokens with at least this probability relative to the most likely one."
+)
+@click.option("--repetition-penalty", type=float, help="Above 1: lower the probability of tokens that occurred before.")
+@click.option("--beams", type=click.IntRange(1), default=1, help="Beam search with this many beams.")
+@click.option("--seed", type=int, help="Seed of the sampling.")
 @click.option("--stop", multiple=True, help="Stop before this text; may be given several times.")
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls", "max"]),
-    help="How an encoder makes one vector; default: its own way.",
+    help="Pooling of an encoder; default: the model's own.",
 )
 @click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
 @click.option(
@@ -64,7 +66,7 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
     "--target",
     cls=TargetOption,
     shell_complete=complete_targets,
-    help="What a SOURCE is compiled for: {targets}; default: ONNX Runtime's, where it can run.",
+    help="Target of a SOURCE: {targets}; default: ONNX Runtime, if it is available.",
 )
 def run_command(
     source: str,
@@ -87,8 +89,8 @@ def run_command(
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
 
-    The answer streams to stdout, timings go to stderr; an encoder-decoder answers what it is prompted with. An encoder
-    prints the embedding of the prompt as JSON.
+    The answer streams to stdout, timings go to stderr. An encoder-decoder takes the prompt as its source text. An
+    encoder prints the embedding of the prompt as JSON.
 
     \b
     Examples:
@@ -96,9 +98,9 @@ def run_command(
       weft run out/ --chat                                       a conversation; Ctrl-D ends it
       weft run out/ --chat --prompt "What is the capital of France?" --temperature 0.7 --top-p 0.9 --seed 1
       echo "The sky is" | weft run model.gguf --stop "."
-      weft run out/ --prompt "The sky is" --beams 4              the likeliest text rather than the likeliest tokens
+      weft run out/ --prompt "The sky is" --beams 4              beam search
       weft run model.py --ids 1,15,7 --max-tokens 8              a model without a tokenizer
-      weft run model.gguf --target torch --chat                  by PyTorch, though ONNX Runtime is there
+      weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
     """
     if ids is not None and (chat or prompt is not None):
         raise click.UsageError("--ids goes with neither --prompt nor --chat")
@@ -128,7 +130,7 @@ def run_command(
             )
             return
         if (pooling, normalize) != (None, None):
-            raise WeftError(f"{source} is no encoder: --pooling and --normalize go with one")
+            raise WeftError(f"{source} is not an encoder: --pooling and --normalize apply to encoders only")
         before = [] if system is None else [{"role": "system", "content": system}]
         if talk:
             _talk(model.conversation(before), options)
@@ -163,9 +165,9 @@ def _opened(
 
     if any((Path(source) / name).is_file() for name in (MANIFEST, GENAI)):
         if target is not None:
-            raise WeftError(f"{source} is compiled: --target goes with a source that is not")
+            raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
         if adapters:
-            raise WeftError(f"{source} is compiled: --adapter goes with a source that is not")
+            raise WeftError(f"{source} is already compiled: --adapter applies to uncompiled sources only")
         if check:
             check_contents(Path(source))
         yield load(source, device, threads, trust=trust)
@@ -181,7 +183,7 @@ def _opened(
     with scratch_folder() as scratch:
         merged = "".join(f" --adapter {shlex.quote(adapter)}" for adapter in adapters)
         keep = f"weft compile {shlex.quote(source)}{merged} --target {place.target} -o DIR"
-        note(f"compiling {source} for this run by {place}; `{keep}` would keep the result")
+        note(f"compiling {source} with {place} for this run; keep the result with `{keep}`")
         folder = scratch / "model"
         with progress(f"reading {source}") as step:
             tell_random(compile(found, folder, target=place.target, dtype=place.dtype, progress=step))

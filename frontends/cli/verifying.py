@@ -18,7 +18,7 @@ DIFFERENT = 1
 @click.argument("folder", type=click.Path())
 @click.option("--against", type=click.Path(), help="A Hugging Face folder to run by transformers as the reference.")
 @click.option("--prompt", help="The text to compare on; default: a stock sentence.")
-@click.option("--tokens", type=click.IntRange(0), default=16, show_default=True, help="Decoding steps after it.")
+@click.option("--tokens", type=click.IntRange(0), default=16, show_default=True, help="Decode steps after the prompt.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
 )
@@ -35,7 +35,7 @@ def verify_command(
     trust: bool,
     wants_json: bool,
 ) -> None:
-    """Run the compiled model in FOLDER beside its reference, and exit with status 1 where they differ beyond rounding.
+    """Compare the compiled model in FOLDER with its reference; exit status 1 if they differ beyond rounding.
 
     The checksums of its files come first. The reference is the source named in the folder's manifest, in float64 (slow
     for large models), or a Hugging Face folder. The prompt is read in two chunks and continued token by token, so the
@@ -79,7 +79,7 @@ def _show(found: Verification) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         echo(f"{name:<{width}}  {value}")
-    echo("passed" if found.passed else "FAILED: the errors are larger than rounding explains")
+    echo("passed" if found.passed else "FAILED: the errors exceed the rounding tolerance")
 
 
 def _place(found: Verification) -> str:

@@ -67,7 +67,7 @@ def need_modules(module: object, *names: str) -> None:
     for name in names:
         value = getattr(module, name)
         fits = value is None or (callable(value) and not isinstance(value, type))
-        need(module, fits, f"{name}={value!r} is no module" + (": call it" if isinstance(value, type) else ""))
+        need(module, fits, f"{name}={value!r} is not a module" + (": call it" if isinstance(value, type) else ""))
 
 
 def need_kind(module: object, name: str, *kinds: type, otherwise: str = "") -> None:

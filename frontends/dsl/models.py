@@ -34,7 +34,7 @@ def _check(model: Decoder | Encoder) -> None:
         need(model, len(model.layers) > 0, "layers is empty")
     for i, layer in enumerate(_stack(model)):
         fits = callable(layer) and not isinstance(layer, type)
-        need(model, fits, f"layer {i} is no module but {layer!r}")
+        need(model, fits, f"layer {i} is not a module but {layer!r}")
     need_finite(model, "embed_scale")
     need_modules(model, "embed_norm")
     need_kind(model, "positions", LearnedPositions, Sinusoidal)

@@ -218,7 +218,7 @@ def _activation(node: Node) -> str | None:
 def _ends(graph: Graph) -> dict[str, Any]:
     """Settings of what stands before the first layer and behind the last."""
     if "logits" not in graph.outputs:
-        raise WeftError("the graph has no logits, so it is no decoder")
+        raise WeftError("the graph has no logits, so it is not a decoder")
     value, said = graph.outputs["logits"], dict[str, Any](vocab=graph.outputs["logits"].width)
     chain = list(_back(value, "affine", "tanh", "linear"))
     if [n.op.name for n in chain[:3]] == ["affine", "tanh", "affine"]:

@@ -19,7 +19,7 @@ from .readers import Array, TensorReader
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How RoPE frequencies are scaled for texts longer than those of training, with the settings of all scalings.
+    """Scaling of RoPE frequencies for texts longer than those of training, with the settings of all scalings.
 
     `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (θ·factor^(dim/(dim-2)));
     ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
@@ -91,14 +91,6 @@ class _Formula(NamedTuple):
     sentence: str
 
 
-def _same(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    return frequencies
-
-
-def _linear(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    return np.asarray(frequencies / s.factor)
-
-
 def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     dim = 2 * len(frequencies)
 
@@ -120,39 +112,44 @@ def _llama3(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     return (1 - smooth) * frequencies / s.factor + smooth * frequencies
 
 
-def _longrope(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    beyond = s.long_factors and s.length > s.original
-    return np.asarray(frequencies / np.array(s.long_factors if beyond else s.factors))
-
-
-def _proportional(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    return np.where(np.arange(len(frequencies)) < s.rotated, frequencies / s.factor, 0)
-
-
-_BLENDED = "in {original:,} tokens stay, those below {%s:g} are interpolated, between them both are mixed."
+_BLENDED = (
+    "rotations over {original:,} tokens stay, those with fewer than {%s:g} are interpolated, those between are blended."
+)
 SCALINGS = {
-    "none": _Formula("", _same, ""),
-    "linear": _Formula("factor", _linear, "Linear interpolation (Chen 2023): all wavelengths times {factor:g}."),
-    "ntk": _Formula("factor", _same, "NTK: a larger base, by a factor {factor:g} at the longest wavelength."),
+    "none": _Formula("", lambda s, f, _: f, ""),
+    "linear": _Formula(
+        "factor",
+        lambda s, f, _: f / s.factor,
+        "Linear interpolation (Chen 2023): all wavelengths times {factor:g}.",
+    ),
+    "ntk": _Formula(
+        "factor", lambda s, f, _: f, "NTK: a larger base, by a factor {factor:g} at the longest wavelength."
+    ),
     "dynamic": _Formula(
         "factor original length",
-        _same,
-        "Dynamic NTK: a larger base, by as much as the text exceeds {original:,} tokens.",
+        lambda s, f, _: f,
+        "Dynamic NTK: the base grows with the text length beyond {original:,} tokens.",
     ),
     "yarn": _Formula(
         "factor original beta_fast beta_slow truncate",
         _yarn,
-        "YaRN (Peng 2023), factor {factor:g}: pairs that turn more than {beta_fast:g} times " + _BLENDED % "beta_slow",
+        "YaRN (Peng 2023), factor {factor:g}: rotary pairs with more than {beta_fast:g} " + _BLENDED % "beta_slow",
     ),
     "llama3": _Formula(
         "factor original low_freq high_freq",
         _llama3,
-        "Llama 3.1, factor {factor:g}: pairs that turn more than {high_freq:g} times " + _BLENDED % "low_freq",
+        "Llama 3.1, factor {factor:g}: rotary pairs with more than {high_freq:g} " + _BLENDED % "low_freq",
     ),
     "longrope": _Formula(
-        "original factors long_factors length", _longrope, "LongRoPE (Ding 2024): a factor for every pair."
+        "original factors long_factors length",
+        lambda s, f, _: f / np.array(s.long_factors if s.long_factors and s.length > s.original else s.factors),
+        "LongRoPE (Ding 2024): a factor for every pair.",
     ),
-    "proportional": _Formula("factor rotated", _proportional, "Only the first {rotated} pairs turn."),
+    "proportional": _Formula(
+        "factor rotated",
+        lambda s, f, _: np.where(np.arange(len(f)) < s.rotated, f / s.factor, 0),
+        "Only the first {rotated} pairs rotate.",
+    ),
 }
 
 

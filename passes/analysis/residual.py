@@ -77,7 +77,7 @@ def require(streams: Sequence[Stream], rule: str, obstacle: Callable[[Stream], s
     """
     for stream in streams:
         if why := obstacle(stream) or next(iter(stream.obstacles), None):
-            raise WeftError(f"{rule}: the residual stream stays as it is: {why}")
+            raise WeftError(f"{rule}: the residual stream cannot be changed: {why}")
 
 
 def _residual(node: Node) -> bool:

@@ -72,7 +72,9 @@ class SourceEncoder:
     def __post_init__(self) -> None:
         inputs = [i.name for i in self.session.ort.get_inputs()]
         if IDS not in inputs or not {*inputs} <= {IDS, MASK}:
-            raise WeftError(f"{self.name}: its inputs are {', '.join(inputs)}, so it is no encoder of sources")
+            raise WeftError(
+                f"{self.name}: its inputs are {', '.join(inputs)}, so it is not the encoder of an encoder-decoder"
+            )
 
     def gives(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Those inputs of a decoder graph that a reading provides."""

@@ -54,7 +54,7 @@ class OrtDecoder:
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
-            raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is no decoder")
+            raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is not a decoder")
         self.crossed = {} if sources is None else sources.gives(inputs)
         if unknown := [i for i in inputs if i not in (*_TEXT, *self.crossed) and not PAST.fullmatch(i)]:
             raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")
@@ -66,7 +66,7 @@ class OrtDecoder:
                 f"{name}: the graph has no past_key_values, so it cannot decode; compile it with a kv-cache"
             )
         if "attention_mask" not in inputs and not all(state.recurrent for state in self.states):
-            raise WeftError(f"{name}: the graph has no attention_mask for its caches, so it is no decoder")
+            raise WeftError(f"{name}: the graph has no attention_mask for its caches, so it is not a decoder")
         _, middle, width = outputs["logits"].shape
         self.every_position = middle != 1
         if isinstance(width, int) and width != vocab:

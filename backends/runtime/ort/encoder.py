@@ -124,12 +124,12 @@ class OrtEncoder(Encoder):
         self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
         name = folder / "model.onnx"
         if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
-            raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is no encoder")
+            raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is not an encoder")
         if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:
             raise WeftError(f"{name}: an input is a {wrong[0]}, which the runtime cannot feed")
         outputs = {o.name: o.type for o in session.ort.get_outputs()}
         if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
-            raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is no encoder")
+            raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is not an encoder")
 
     def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
         feed = {name: values[name].astype(_DTYPES[kind]) for name, kind in self._inputs.items()}

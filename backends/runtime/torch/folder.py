@@ -71,7 +71,7 @@ class TorchEncoder(Encoder):
         self.model, self._outputs = model, outputs
         self._inputs = set(inspect.signature(model.forward).parameters)
         if "last_hidden_state" not in outputs:
-            raise WeftError(f"{self.folder}: its outputs are {', '.join(outputs)}, so it is no encoder")
+            raise WeftError(f"{self.folder}: its outputs are {', '.join(outputs)}, so it is not an encoder")
 
     def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
         import torch

@@ -154,8 +154,8 @@ def _attention(node: Node) -> str:
     assert q is not None
     heads, kv_heads = a["heads"], a["kv_heads"]
     text = "causal attention" if a["causal"] else "attention"
-    text += f" of {heads} heads" if heads == kv_heads else f" of {heads} heads over {kv_heads} of keys and values"
-    text += f", {q.width // heads} wide"
+    grouped = f" with {heads} query heads and {kv_heads} key/value head{'s' if kv_heads > 1 else ''}"
+    text += (f" with {heads} heads" if heads == kv_heads else grouped) + f" of width {q.width // heads}"
     if node.scope.rpartition(".")[2] == "cross":
         text += ", to an encoded text"
     if a["window"] is not None:

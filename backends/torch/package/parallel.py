@@ -110,7 +110,7 @@ def _attention(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
     heads, kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
     if heads % degree or kv_heads % degree:
         raise WeftError(
-            f"{degree} processes cannot share {heads} heads over {kv_heads} of keys and values evenly ({node.scope})"
+            f"{degree} processes cannot evenly share {heads} query and {kv_heads} key/value heads ({node.scope})"
         )
     plan.styles |= found
     plan.caches.append(node.scope)
@@ -138,7 +138,7 @@ def _divided_heads(modules: _Modules, node: Node) -> dict[str, str] | str:
         styles |= norms
     path = modules.leaf(around.o.operand("weight"), "nn.Linear")
     if path is None or path in styles:
-        return "its output projection is no module of its own"
+        return "its output projection is not a module of its own"
     return styles | {path: ROWS}
 
 

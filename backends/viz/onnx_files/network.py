@@ -127,11 +127,11 @@ def _read(path: Path) -> onnx.ModelProto:
     except OSError as e:
         raise WeftError(f"cannot read {path}: {(e.strerror or str(e)).lower()}") from e
     except DecodeError as e:
-        raise WeftError(f"{path} is no ONNX model, or only the beginning of one: {e}") from e
+        raise WeftError(f"{path} is not a valid ONNX model, or is truncated: {e}") from e
     if wrong := next((o for o in model.opset_import if not 0 <= o.version <= NEWEST), None):
         raise WeftError(f"{path}: operators of {wrong.domain or 'ai.onnx'} have no version {wrong.version}")
     if not model.ir_version or not (model.graph.node or model.graph.output):
-        raise WeftError(f"{path} is no ONNX model, or only the beginning of one: it holds no graph")
+        raise WeftError(f"{path} is not a valid ONNX model, or is truncated: it contains no graph")
     return model
 
 

@@ -86,26 +86,26 @@ def mask(kind: Kind) -> Any:
 def _said(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
     """The true numbers, in sentences."""
     if kind.cross:
-        yield "Every token sees all tokens of the source."
+        yield "Every token attends to all source tokens."
     elif kind.keys.causal:
-        yield "A token sees itself and those before it."
+        yield "Causal: a token attends to itself and earlier tokens."
     else:
-        yield "A token sees those before and behind it."
+        yield "Bidirectional: a token attends to all tokens."
     if kind.keys.window is not None:
-        away = f"Of these, those less than {kind.keys.window:,} away" + (
+        away = f"Window: only keys less than {kind.keys.window:,} positions away" + (
             f"; {small.keys.window} in the picture" if kind != small and small.keys.window != kind.keys.window else ""
         )
         yield away + "."
         if context and kind.keys.window >= context:
-            yield f"The model is made for {context:,} tokens, so the window hides nothing."
+            yield f"The context is {context:,} tokens, so the window has no effect."
     yield from _patterned(kind, small)
     if kind.keys.keep_first:
         drawn = f" ({small.keys.keep_first} in the picture)" if small.keys.keep_first != kind.keys.keep_first else ""
-        yield f"The first {kind.keys.keep_first} tokens of the text{drawn} are seen by all (Xiao 2023)."
+        yield f"The first {kind.keys.keep_first} tokens{drawn} are always visible (attention sinks, Xiao 2023)."
     if kind.sinks:
-        yield "Every head has a learned score beside the scores of keys: it takes weight and gives nothing."
+        yield "Learned sinks: each head has an extra logit without a value."
     if kind.latent:
-        yield f"All {kind.heads} heads read one latent of a token, of which its keys and values are made."
+        yield f"All {kind.heads} heads share one latent per token, which keys and values are projected from (MLA)."
     elif not kind.cross and kind.kv_heads != kind.heads:
         yield f"{kind.heads} query heads read {kind.kv_heads} key and value heads: {kind.heads // kind.kv_heads} each."
 

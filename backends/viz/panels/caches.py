@@ -64,10 +64,10 @@ def _variants(found: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | 
     heads = max(kind.heads for _, kind, _ in found)
     variants = {"multi-head": (kept(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")}
     if heads > GROUPS and all(kind.heads % GROUPS == 0 for _, kind, _ in found):
-        about = f"{GROUPS} heads of keys and values (Ainslie 2023)"
+        about = f"{GROUPS} key/value heads (Ainslie 2023)"
         variants["grouped-query"] = (kept(lambda k, key, value: GROUPS * (key + value)), about)
-    variants["multi-query"] = (kept(lambda k, key, value: key + value), "one head of keys and values (Shazeer 2019)")
-    latent = "a latent of 4 heads' width and a turned key of half a head (DeepSeek-V2)"
+    variants["multi-query"] = (kept(lambda k, key, value: key + value), "one key/value head (Shazeer 2019)")
+    latent = "a latent of 4 heads' width and a rotated key of half a head (DeepSeek-V2)"
     variants["latent"] = (kept(lambda k, key, value: 4 * value + value // 2), latent)
     if any(kind.keys.window is not None for _, kind, _ in found):
         open_: Kept = Counter((v.cache[0], None) for v, _, _ in found if v.cache)

@@ -78,7 +78,7 @@ def _capacity(limit: Vertex | None) -> str:
     most = f"{tokens} tokens" if tokens is not None else f"{limit.attrs.get('factor', 1)} times its share of tokens"
     if limit.op == "expert_choice":
         return f"Every expert takes the {most} that score highest (Zhou 2022)."
-    return f"An expert takes {most} at most; those beyond pass by on the residual stream."
+    return f"An expert takes at most {most}; further tokens skip it (residual only)."
 
 
 def _told(rule: Rule, found: list[Vertex]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _told(rule: Rule, found: list[Vertex]) -> dict[str, Any]:
 
 def _said(rule: Rule) -> Iterator[str]:
     if rule.k is not None:
-        yield f"A token is sent to {rule.k} of {rule.experts} experts" + (
+        yield f"Each token is routed to {rule.k} of {rule.experts} experts" + (
             " and to a shared one." if rule.shared else "."
         )
     scores = "The sigmoid" if rule.scoring == "sigmoid" else "The softmax"

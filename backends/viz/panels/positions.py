@@ -48,9 +48,9 @@ def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
 
 def _said(rotary: RopeFrequencies, amplitude: float) -> list[str]:
     """The settings, in sentences."""
-    said = [f"{rotary.dim // 2} pairs of numbers of every head turn; base {rotary.theta:,.10g}."]
+    said = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
     if rotary.scaling != "none":
         said.append(rotary.describe())
     if amplitude != 1:
-        said.append(f"What turns is multiplied by {amplitude:.6g}.")
+        said.append(f"Rotated components are scaled by {amplitude:.6g}.")
     return said

@@ -105,7 +105,7 @@ def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
         ("Operations", lambda t: t.operations, "{:,}".format),
         ("Parameters", lambda t: t.parameters, "{:,}".format),
         (f"FLOPs, {after.tokens:,} tokens", lambda t: t.flops, count),
-        ("KV cache a token", lambda t: t.cache, size),
+        ("KV cache per token", lambda t: t.cache, size),
         ("State of a text", lambda t: t.state, size),
         ("Weights", lambda t: t.weights, size),
     ]

@@ -61,10 +61,10 @@ def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
     }
     yield from ((name, value) for name, value in told.items() if value)
     kept = found.json()
-    for name, key in (("KV cache a token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
+    for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
         if taken := (kept[key] or {}).get("f16"):
             yield name, f"{size(taken)} in f16"
-    yield "FLOPs a token", f"{count(found.flops_per_token)}, seeing {found.tokens:,} tokens"
+    yield "FLOPs per token", f"{count(found.flops_per_token)}with {found.tokens:,} tokens of context"
 
 
 def _attention(sizes: Dimensions) -> str:

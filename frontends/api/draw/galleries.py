@@ -73,7 +73,7 @@ def _numbers(found: Inspection) -> Iterator[tuple[str, int]]:
         "parameters": found.parameters,
         "active parameters": found.active_parameters,
         "context": found.context,
-        "KV cache a token": found.cache_per_token,
-        "FLOPs a token": found.flops_per_token,
+        "KV cache per token": found.cache_per_token,
+        "FLOPs per token": found.flops_per_token,
     }
     yield from ((name, number) for name, number in numbers.items() if number is not None)

@@ -20,7 +20,7 @@ def attended(model: Model, prompt: str, step: prompts.Step = lambda done, count:
     from weft.backends.runtime.text.tokenizer import Tokenizer
 
     if model.random_init:
-        raise WeftError(f"{model.description} has no weights, so what it attends to is random; give a checkpoint")
+        raise WeftError(f"{model.description} has no trained weights, so its attention is random; use a checkpoint")
     if model.tokenizer is None:
         raise WeftError(f"{model.description} has no tokenizer to read the prompt with")
     with scratch_folder() as folder:

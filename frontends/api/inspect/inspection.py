@@ -95,7 +95,7 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "layers", str(found.layers)
     yield "vocabulary", f"{found.vocab:,}" if found.vocab else "none"
     yield "context", f"{found.context:,} tokens" if found.context else "not stated"
-    yield "FLOPs per token", f"{count(found.flops_per_token)} (seeing {found.tokens} tokens)"
+    yield "FLOPs per token", f"{count(found.flops_per_token)} with {found.tokens} tokens of context"
     yield "FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"
     numbers = {
         "cache per token": found.cache_per_token,

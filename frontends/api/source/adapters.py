@@ -30,7 +30,9 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
     path = _folder(source) if isinstance(source, (str, Path)) else None
     if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
-        raise WeftError(f"{spec}: an adapter is merged into a Hugging Face folder only, whose names of weights it uses")
+        raise WeftError(
+            f"{spec}: an adapter needs a Hugging Face folder as base, because it refers to its weight names"
+        )
     given = [_adapter(folder) for folder in adapters]
     base = path
     if is_adapter(path):
@@ -68,7 +70,7 @@ def _folder(source: str | Path) -> Path | None:
 def _adapter(source: str | Path) -> Path:
     path = _folder(source)
     if path is None or not is_adapter(path):
-        raise WeftError(f"{source} is no adapter: there is no folder of that name with {ADAPTER_CONFIG} in it")
+        raise WeftError(f"{source} is not an adapter: no folder of that name contains {ADAPTER_CONFIG}")
     return path
 
 
@@ -81,7 +83,7 @@ def _base(adapter: Path) -> Path:
     config = read_json(adapter / ADAPTER_CONFIG)
     name = config.get("base_model_name_or_path") or ""
     if not isinstance(name, str):
-        raise WeftError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path={name!r} is no name")
+        raise WeftError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path={name!r} is not a string")
     own = (adapter / "config.json").is_file() and bool(weight_files(adapter))
     named = (_folder(name) or _folder(adapter / name)) if name else None
     if own and named is not None and not named.samefile(adapter):
@@ -92,7 +94,7 @@ def _base(adapter: Path) -> Path:
     if own:
         return adapter
     if named is None:
-        told = f"whose base {name!r} is not here" if name else "which does not name its base"
+        told = f"whose base {name!r} is not available locally" if name else "which does not name its base"
         raise WeftError(f"{adapter} is an adapter {told}: give the base as SOURCE, and --adapter {adapter}")
     if named != expanded(name) and config.get("revision"):
         raise WeftError(
@@ -100,5 +102,7 @@ def _base(adapter: Path) -> Path:
             f"SOURCE, and --adapter {adapter}"
         )
     if not (named / "config.json").is_file() or is_adapter(named):
-        raise WeftError(f"{adapter} is an adapter whose base {named} is no Hugging Face model folder; merge that first")
+        raise WeftError(
+            f"{adapter} is an adapter whose base {named} is not a Hugging Face model folder; merge it first"
+        )
     return named

@@ -45,7 +45,7 @@ def load_source(source: SourceLike, seed: int = 0, adapters: Sequence[str | Path
     if not isinstance(source, (str, Path)):
         kind = type(source).__name__
         if not callable(getattr(source, "graph", None)) or isinstance(source, type):
-            raise WeftError(f"a {kind} is no source: {_POSSIBLE}")
+            raise WeftError(f"a {kind} is not a valid source: {_POSSIBLE}")
         return _initialized(source, kind.lower(), kind, f"a {kind}", seed)
     spec = str(source)
     path = expanded(spec)
@@ -121,7 +121,7 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
             found = found()
         is_model = callable(getattr(found, "graph", None))
     if not is_model:
-        raise WeftError(f"{path}:{name} is no model: it must be a Decoder, an Encoder, or a function that makes one")
+        raise WeftError(f"{path}:{name} is not a model: it must be a Decoder, an Encoder, or a function that makes one")
     with running(path):
         return _initialized(found, name, spec, f"architecture {path.name}:{name}", seed, before)
 
@@ -186,12 +186,12 @@ def _from_name(spec: str, seed: int) -> Model:
         return _from_folder(spec, snapshot)
     if HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
         raise WeftError(
-            f"{spec!r} is no preset and no such file or folder; if it is meant as the id of a Hugging Face repository, "
-            f"that is not in the local cache: fetch it with `hf download {spec}`"
+            f"{spec!r} is neither a preset nor an existing file or folder; as a Hugging Face repository id, it is "
+            f"not in the local cache: fetch it with `hf download {spec}`"
         )
     near = difflib.get_close_matches(spec, PRESETS, 1)
     hint = f"; did you mean the preset {near[0]}?" if near else ""
-    raise WeftError(f"{spec!r} is no preset and no such file or folder{hint or '; ' + _POSSIBLE}")
+    raise WeftError(f"{spec!r} is neither a preset nor an existing file or folder{hint or '; ' + _POSSIBLE}")
 
 
 _POSSIBLE = (

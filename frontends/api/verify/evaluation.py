@@ -260,7 +260,7 @@ def _compile(model: Model, folder: Path, device: str, progress: Progress) -> Non
 def _window(opened: Sequence[_Candidate], context: int | None) -> int:
     shortest = min(opened, key=lambda c: c.longest)
     if shortest.longest < 2:
-        raise WeftError(f"{shortest.name} takes texts of one token only: there is nothing to compare")
+        raise WeftError(f"{shortest.name} supports texts of one token only, so there is nothing to compare")
     if context is not None and context > shortest.longest:
         raise WeftError(f"a context of {context} tokens is more than the {shortest.longest} that {shortest.name} takes")
     return context or min(WINDOW, shortest.longest)
@@ -295,7 +295,7 @@ def _read(path: Path, characters: int) -> str:
         with open(open_regular(path), encoding="utf-8") as file:
             return file.read(characters)
     except UnicodeDecodeError as error:
-        raise WeftError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+        raise WeftError(f"{path} is not valid UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise WeftError(f"the text {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
 

@@ -177,7 +177,7 @@ def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int]
     }
     names = list(names)
     if unknown := [n for n in names if n not in known]:
-        raise WeftError(f"the model asks for the input {unknown[0]}, for which there is no stock value to compare with")
+        raise WeftError(f"the model has an input {unknown[0]} without a default test value")
     return {name: known[name] for name in names}
 
 

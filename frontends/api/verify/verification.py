@@ -152,7 +152,7 @@ def verify_folder(
         got, at = _teach(runnable, ids, source, tokens, calls, progress)
         texts = _Texts(ids, source, watched)
     if model is not None:
-        reference, name = _interpreted(model, texts, progress), f"the float64 meaning of {model.description}"
+        reference, name = _interpreted(model, texts, progress), f"the float64 reference of {model.description}"
     else:
         reference = _transformed(Path(str(against)), texts, encoder, graphs)
         name = f"transformers on {against}"
@@ -297,7 +297,7 @@ def _transformed(folder: Path, texts: _Texts, encoder: bool, graphs: Sequence[In
     except ImportError as error:
         raise WeftError(f"--against needs transformers and torch ({error}): install weft[hf,torch]") from error
     if not (folder / "config.json").is_file():
-        raise WeftError(f"{folder}: no config.json in it, so it is no Hugging Face folder")
+        raise WeftError(f"{folder}: no config.json in it, so it is not a Hugging Face folder")
     quiet: Any = transformers.utils.logging  # partly typed
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

@@ -142,7 +142,7 @@ def read_adapter(folder: Path) -> Adapter:
         WeftError: naming the file, key or tensor that is missing, unsound or cannot be merged.
     """
     if not is_adapter(folder):
-        raise WeftError(f"{folder} is no adapter: there is no {ADAPTER_CONFIG} in it")
+        raise WeftError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}")
     config = read_json(folder / ADAPTER_CONFIG)
     _check_config(config, folder / ADAPTER_CONFIG)
     adapter = Adapter(folder, config, open_reader(folder))

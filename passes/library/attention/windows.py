@@ -103,7 +103,7 @@ class SlidingWindow(Pass):
                 trace.fired(self.name, at)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Texts within the window give what they gave, longer ones what the definition gives (for wide windows, that of
+        """Texts within the window are unchanged; longer texts match the definition (for wide windows, that of
         a window of three)."""
         lengths = {node.output.shape[1] for node in chosen(before, self.layers, self.name)}
         if all(not isinstance(length, int) or length <= self.size for length in lengths):

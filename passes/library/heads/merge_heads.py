@@ -65,7 +65,7 @@ class MhaToGqa(Pass):
     trace.
 
     Condition: k and v come from linears, with nothing but norms, scales, clips and rotations between. Nothing is lost
-    where the heads that become one are equal (svd: equal but for their basis). An error where
+    when the merged heads are equal (svd: up to their basis). An error where
     `kv_heads` does not divide the heads there are, or where there are caches.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights

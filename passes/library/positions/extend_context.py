@@ -33,11 +33,11 @@ class ExtendContext(ScalingArguments, Pass):
     RoPE turns pair k by position · f_k, f_k = θ^(−2k/d). `pi`: f_k/factor, as if positions were squeezed into the old
     context; a learned table of positions gets `factor` times as many rows, interpolated between the old ones, a table
     of sinusoids exact ones. `ntk`: the base becomes θ·factor^(d/(d−2)), so that fast pairs stay and the slowest is
-    interpolated. `yarn`: pairs that turn more than `beta_fast` times within the `original` context stay, those that
-    turn less than `beta_slow` times are interpolated, the ones between blended (bounds are whole pairs if `truncate`),
-    and what is rotated is multiplied by 0.1·ln(factor) + 1. `llama3`: the same idea with `low_freq` and `high_freq`
-    turns. `original` None is the model's context; graph.meta then says the new one. `layers` says which layers'
-    rotations: all, even, odd, numbers, or a pattern ("local*5 + global").
+    interpolated. `yarn`: rotary pairs with more than `beta_fast` rotations over the `original` context stay, those with
+    fewer than `beta_slow` are interpolated, those between are blended (bounds are whole pairs if `truncate`), and
+    rotated queries and keys are scaled by 0.1·ln(factor) + 1. `llama3`: the same with `low_freq` and `high_freq`.
+    `original` None is the model's context; graph.meta then says the new one. `layers` says which layers' rotations:
+    all, even, odd, numbers, or a pattern ("local*5 + global").
 
     Condition: the model becomes another one, usable as it is (ntk, yarn) or after little training. Frequencies that are
     scaled already stay as they are, and so do biases by distance; tables only know pi.

@@ -89,7 +89,7 @@ def test_unequal_prompts_run_or_it_is_said_that_they_do_not(
     model: Any = Decoder(vocab=64, dim=64, layers=LAYERS[layers]) if layers in LAYERS else gemma3(tmp_path / "hf")
     out = tmp_path / "out"
     report = weft.compile(model, out, target=target, max_length=64, seed=4, passes=passes)
-    said = [note for note in report.notes if "prompts of equal length only" in note]
+    said = [note for note in report.notes if "needs prompts of equal length" in note]
     assert bool(said) == (target == "ort-cpu" and passes == "default")
     if said:
         with pytest.raises(RuntimeError, match=r"seqlens_k\[1\] = \d+ is too small"):

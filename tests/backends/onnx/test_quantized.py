@@ -93,7 +93,7 @@ def test_a_source_without_blocks_is_told(tmp_path: Path) -> None:
 
 def test_other_targets_keep_no_blocks(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0})
-    with pytest.raises(WeftError, match="--keep-blocks is for the targets ort-cpu and torch, not for onnx"):
+    with pytest.raises(WeftError, match="--keep-blocks supports the targets ort-cpu and torch only, not onnx"):
         weft.compile(source, tmp_path / "out", target="onnx", keep_blocks="all")
 
 

@@ -101,7 +101,7 @@ def test_bad_encodings(tmp_path: Path, tables: Any, texts: Any, options: dict[st
 def test_bad_encoders(tmp_path: Path, tables: tuple[Values, Values]) -> None:
     with pytest.raises(WeftError, match="no output last_hidden_state"):
         opened(save(tmp_path, encoder(tables, output="embedding"), kind="encoder"))
-    with pytest.raises(WeftError, match="its inputs are logits_in, so it is no encoder"):
+    with pytest.raises(WeftError, match="its inputs are logits_in, so it is not an encoder"):
         opened(save(tmp_path, graph([], {"logits_in": (1, [1])}, {"logits_in": [1]}), kind="encoder"))
     small = (tables[0][:5], tables[1])
     model = opened(save(tmp_path, encoder(small), kind="encoder", vocab=7))

@@ -107,7 +107,7 @@ def changed(**facts: Any) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda f: (f / "weft.json").unlink(), "no weft.json in it, so it is no compiled model"),
+        (lambda f: (f / "weft.json").unlink(), "no weft.json in it, so it is not a compiled model"),
         (break_manifest("{"), "weft.json: not valid JSON"),
         (break_manifest("[1]"), "weft.json: a JSON object was expected, not array"),
         (lambda f: (f / "weft.json").write_bytes(b"\xff\xfe\x00"), "weft.json: not valid JSON"),

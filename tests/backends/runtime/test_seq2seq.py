@@ -148,7 +148,9 @@ def test_an_encoder_that_is_none(pair: tuple[Any, Any], tmp_path: Path) -> None:
     for file in pair[1].folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "encoder.onnx").write_bytes((tmp_path / "model.onnx").read_bytes())
-    with pytest.raises(WeftError, match=r"encoder.onnx: its inputs are .*so it is no encoder of sources"):
+    with pytest.raises(
+        WeftError, match=r"encoder.onnx: its inputs are .*so it is not the encoder of an encoder-decoder"
+    ):
         weft.load(tmp_path)
     poor = onnx.load(pair[1].folder / "encoder.onnx", load_external_data=False)
     del poor.graph.output[1:]

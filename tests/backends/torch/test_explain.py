@@ -119,7 +119,7 @@ def test_devices_without_kernels() -> None:
     assert "as norm_glu: Triton does not run on a CPU" in told(graph, "glu", torch.float32, None)
     assert "as norm_glu: compute capability 7.5 is older than 8.0" in told(graph, "glu", torch.float16, (7, 5))
     (whole,) = explain(graph_of("family/bert"))
-    assert str(whole) == "bert (graph): torch, no decode step, the model itself runs: the model is no decoder"
+    assert str(whole) == "bert (graph): torch, no decode step, the model itself runs: the model is not a decoder"
 
 
 def test_an_assumed_device_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,4 +140,4 @@ def test_compile_explains(tmp_path: Path) -> None:
     lines = done("compile", source, "-o", out, "--target", "torch", "--explain").stdout.splitlines()
     assert "layers.0.ffn.glu (glu × 3): norm_glu with norm, gate and up" in lines
     assert "on this CPU: torch, weights packed by oneDNN" in lines
-    assert "--explain is for target torch, not for ort-cpu" in refused("compile", source, "-o", out, "--explain")
+    assert "--explain supports target torch only, not ort-cpu" in refused("compile", source, "-o", out, "--explain")

@@ -139,7 +139,7 @@ def test_all_layers_are_one_entry() -> None:
 @pytest.mark.parametrize(
     ("model", "degree", "says"),
     [
-        ("llama", 4, r"4 processes cannot share 4 heads over 2 of keys and values evenly \(layers\.0\.attn\)"),
+        ("llama", 4, r"4 processes cannot evenly share 4 query and 2 key/value heads \(layers\.0\.attn\)"),
         ("llama", 1, "degree 1 divides nothing"),
     ],
 )
@@ -163,9 +163,9 @@ def test_a_folder_holds_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "degree", "says"),
     [
-        ("ort-cpu", 2, "--tensor-parallel is for target torch, not for ort-cpu; leave it out"),
+        ("ort-cpu", 2, "--tensor-parallel supports target torch only, not ort-cpu; leave it out"),
         ("torch", 0, "tensor parallelism of degree 0 divides nothing; give at least 2"),
-        ("torch", 4, "4 processes cannot share 4 heads over 2"),
+        ("torch", 4, "4 processes cannot evenly share 4 query and 2 key/value heads"),
     ],
 )
 def test_compile_refuses(target: str, degree: int, says: str, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_names_are_escaped() -> None:
 
 
 def test_what_cannot_be_shown() -> None:
-    with pytest.raises(WeftError, match="a list is no source"):
+    with pytest.raises(WeftError, match="a list is not a valid source"):
         weft.show([])
     with pytest.raises(WeftError, match="unknown part 'nothing'"):
         repr(DECODER.show(parts=("nothing",)))

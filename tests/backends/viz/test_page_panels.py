@@ -153,7 +153,9 @@ def test_an_expert_is_told(visit: Visit) -> None:
     show(shown, "experts")
     said = shown.locator("#about").inner_text()
     assert (
-        "A token is sent to 2 of 8 experts" in said and "45.1 G parameters" in said and "33.8 G of them, 75 %" in said
+        "Each token is routed to 2 of 8 experts" in said
+        and "45.1 G parameters" in said
+        and "33.8 G of them, 75 %" in said
     )
     before = shown.locator("#about svg.squares").get_attribute("aria-label")
     shown.locator("#about .choices input").fill("3")

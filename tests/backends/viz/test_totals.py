@@ -71,7 +71,7 @@ def test_the_sheet_tells_what_was_and_is() -> None:
     rows = dict(sheet(found, before, then).rows)
     was, now = len(model.graph), len(smaller.graph)
     assert rows["Operations"] == f"{was}, then {now} (−{was - now})"
-    assert rows["KV cache a token"] == "22.5 KiB, then 7.5 KiB (−15.0 KiB)"
+    assert rows["KV cache per token"] == "22.5 KiB, then 7.5 KiB (−15.0 KiB)"
     assert "State of a text" not in rows
     assert data(found, before, then)["operations"] == [was, now]
     counts = data(found, before, then)["counts"]
@@ -99,6 +99,6 @@ def test_numbers_that_stay_are_told_once() -> None:
         "Operations": "3",
         "Parameters": "12",
         "FLOPs, 512 tokens": "99",
-        "KV cache a token": "8 B",
+        "KV cache per token": "8 B",
         "Weights": "48 B in f32",
     }

@@ -89,13 +89,13 @@ def test_a_file_that_is_cut_off(cut: int, tmp_path: Path) -> None:
     data = Builder(slashed).model(1).SerializeToString()
     (tmp_path / "m.onnx").write_bytes(data[:cut])
     said = refused("viz", tmp_path / "m.onnx", "-o", tmp_path / "a.svg")
-    assert "m.onnx is no ONNX model, or only the beginning of one" in said
+    assert "m.onnx is not a valid ONNX model, or is truncated" in said
     assert not (tmp_path / "a.svg").exists()
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
-    assert "text.onnx is no ONNX model" in refused("viz", tmp_path / "text.onnx")
+    assert "text.onnx is not a valid ONNX model" in refused("viz", tmp_path / "text.onnx")
     assert "no.onnx: no such file" in refused("viz", tmp_path / "no.onnx")
     (tmp_path / "folder.onnx").mkdir()
     assert "folder.onnx: is a directory" in refused("viz", tmp_path / "folder.onnx")

@@ -261,7 +261,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(llamas: tuple[Path, Path
     against = ("--against", one, "--text")
     assert "no tokens" in refused(*against, tmp_path / "empty.txt")
     assert "one token" in refused(*against, tmp_path / "word.txt")
-    assert "no text in UTF-8" in refused(*against, tmp_path / "bytes.txt")
+    assert "is not valid UTF-8" in refused(*against, tmp_path / "bytes.txt")
     assert "no such file" in refused(*against, tmp_path / "nowhere.txt")
     assert "--text" in refused("--against", one)
     assert "29 tokens" in refused(f"{source}:other", *against, text)

@@ -31,10 +31,10 @@ def test_numbers_are_those_of_inspect(preset: str) -> None:
     assert active in (None, f"{found['active_parameters']:,}")
     assert (active is None) == (found["active_parameters"] == found["parameters"])
     assert rows.pop("Layers") == str(found["layers"])
-    assert rows.pop("FLOPs a token") == f"{count(found['flops_per_token'])}, seeing {found['tokens']} tokens"
+    assert rows.pop("FLOPs per token") == f"{count(found['flops_per_token'])}with {found['tokens']} tokens of context"
     for name, key in (("Vocabulary", "vocab"), ("Context", "context")):
         assert rows.pop(name, "") == (f"{found[key]:,}" if found[key] else "")
-    for name, key in (("KV cache a token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
+    for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
         kept = (found[key] or {}).get("f16")
         assert rows.pop(name, "") == (f"{size(kept)} in f16" if kept else "")
     for name, key in (
@@ -63,15 +63,15 @@ def test_the_command_tells_the_same(preset: str) -> None:
     printed = json.loads(done("inspect", preset, "--json").stdout)
     sheet = dict(fact_sheet(load_source(preset)).rows)
     assert sheet["Parameters"] == f"{printed['parameters']:,}"
-    assert sheet["FLOPs a token"].startswith(count(printed["flops_per_token"]))
-    assert sheet["KV cache a token"] == f"{size(printed['cache_per_token_bytes']['f16'])} in f16"
+    assert sheet["FLOPs per token"].startswith(count(printed["flops_per_token"]))
+    assert sheet["KV cache per token"] == f"{size(printed['cache_per_token_bytes']['f16'])} in f16"
     assert sheet["Attention"].startswith(f"{printed['dimensions']['heads'][0]} heads")
 
 
 def test_the_sheet_of_deepseek() -> None:
     sheet = fact_sheet(load_source("deepseek-v3"))
     assert sheet.about == "DeepSeek-V3 (2024) without the layer that predicts one token further · decoder"
-    assert dict(sheet.rows) | {"FLOPs a token": ""} == {
+    assert dict(sheet.rows) | {"FLOPs per token": ""} == {
         "Parameters": "671,026,404,352",
         "Active for a token": "37,552,282,624",
         "Layers": "61",
@@ -83,8 +83,8 @@ def test_the_sheet_of_deepseek() -> None:
         "Vocabulary": "129,280",
         "Context": "163,840",
         "Positions": "RoPE, base 10,000, yarn × 40",
-        "KV cache a token": "68.6 KiB in f16",  # 61 layers × 576 numbers × 2 bytes
-        "FLOPs a token": "",
+        "KV cache per token": "68.6 KiB in f16",  # 61 layers × 576 numbers × 2 bytes
+        "FLOPs per token": "",
     }
 
 

@@ -152,7 +152,7 @@ def test_any_source_is_inspected(tmp_path: Path) -> None:
     (tmp_path / "model.weft").write_text(str(graph), encoding="utf-8")
     assert weft.inspect(tmp_path / "model.weft").parameters == found.parameters
     assert weft.inspect("llama3.1-8b").parameters == 8_030_261_248
-    with pytest.raises(weft.WeftError, match=r"'llama3\.1-8' is no preset"):
+    with pytest.raises(weft.WeftError, match=r"'llama3\.1-8' is neither a preset"):
         weft.inspect("llama3.1-8")
     with pytest.raises(weft.WeftError, match="tokens=0 must be positive"):
         weft.inspect(model(), tokens=0)

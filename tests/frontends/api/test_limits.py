@@ -147,7 +147,7 @@ def test_without_a_home(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     done("inspect", tiny)
     assert "there is no home folder" in refused("inspect", "~/x")
-    assert "is no preset" in refused("inspect", "someone/model")
+    assert "is neither a preset" in refused("inspect", "someone/model")
 
 
 def test_an_encoder_has_no_answer(tmp_path: Path) -> None:

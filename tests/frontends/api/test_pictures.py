@@ -107,7 +107,7 @@ def test_what_is_refused(arch: str) -> None:
     assert "--theme is for .svg and .png" in refused("viz", arch, "-o", "a.mmd", "--theme", "dark")
     assert "--scale is for .png" in refused("viz", arch, "-o", "a.svg", "--scale", "2")
     assert "try another scale than 900" in refused("viz", arch, "-o", "a.png", "--scale", "900")
-    assert "is no preset and no such file or folder" in refused("viz", "nothing-there", "-o", "a.svg")
+    assert "is neither a preset nor an existing file or folder" in refused("viz", "nothing-there", "-o", "a.svg")
     assert [path.name for path in Path().iterdir()] == ["arch.py"]
 
 
@@ -156,7 +156,7 @@ def test_a_gallery_of_own_models(arch: str) -> None:
 
 def test_galleries_that_are_refused(arch: str) -> None:
     assert "a gallery is a page: all.svg must end in .html" in refused("gallery", "-o", "all.svg")
-    assert "'zzz' is no preset" in refused("gallery", "gpt2", "zzz")
+    assert "'zzz' is neither a preset" in refused("gallery", "gpt2", "zzz")
     assert not Path("gallery.html").exists()
 
 

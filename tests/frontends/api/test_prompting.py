@@ -117,7 +117,7 @@ def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
     assert 270 * 104 * 105 // 2 <= prompts.MOST < 270 * 105 * 106 // 2
     with pytest.raises(WeftError, match=r"one text; .* reads encoder_input_ids too"):
         prompts.check(load_source("t5-base").graph, 3)
-    with pytest.raises(WeftError, match="has no weights, so what it attends to is random"):
+    with pytest.raises(WeftError, match="has no trained weights, so its attention is random"):
         attended(load_source("gpt2"), "hello")
     with pytest.raises(WeftError, match="has no tokenizer"):
         attended(load_source(save("llama")[1]), "hello")

@@ -25,7 +25,7 @@ def test_objects_are_sources() -> None:
     assert (graph.graph, graph.random_init) == (model.graph, True)
     assert model.hashes() == {}
     for wrong in (5, None, Decoder, [TINY]):
-        with pytest.raises(WeftError, match="is no source: a source is a preset"):
+        with pytest.raises(WeftError, match="is not a valid source: a source is a preset"):
             load_source(wrong)
 
 
@@ -67,8 +67,8 @@ def test_architecture_files(file: Path) -> None:
         ("gone.py", None, "gone.py: no such architecture file"),
         ("a.py:nope", "model = 1", "a.py defines no 'nope'; its models are none"),
         ("a.py", "x = 1", "a.py: say which model, as .*a.py:NAME; it defines none"),
-        ("a.py:x", "x = 1", "a.py:x is no model: it must be a Decoder"),
-        ("a.py:x", "def x(): return 3", "a.py:x is no model"),
+        ("a.py:x", "x = 1", "a.py:x is not a model: it must be a Decoder"),
+        ("a.py:x", "def x(): return 3", "a.py:x is not a model"),
         ("a.py:x", "def x():\n    return 1 / 0", "a.py:2: ZeroDivisionError: division by zero"),
         ("a.py", "x = 1\nimport nothing_such", "a.py:2: ModuleNotFoundError: No module named 'nothing_such'"),
         ("a.py", "x = 1\ny = (", r"a.py:2: SyntaxError: '\(' was never closed"),
@@ -139,9 +139,11 @@ def test_seeds_start_at_zero() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(WeftError, match=r"'lama2-7b' is no preset .* did you mean the preset llama2-7b"):
+    with pytest.raises(WeftError, match=r"'lama2-7b' is neither a preset .* did you mean the preset llama2-7b"):
         load_source("lama2-7b")
-    with pytest.raises(WeftError, match="'zzz' is no preset and no such file or folder; a source is a preset"):
+    with pytest.raises(
+        WeftError, match="'zzz' is neither a preset nor an existing file or folder; a source is a preset"
+    ):
         load_source("zzz")
 
 

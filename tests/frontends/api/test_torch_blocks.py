@@ -63,7 +63,7 @@ def kept(graph: Graph, asked: str = "all") -> Graph:
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_families_compute_with_blocks(arch: str, save: Any, tmp_path: Path) -> None:
-    """One pass, and where there is a cache one token after the other, against the float64 meaning of the file."""
+    """One pass, and where there is a cache one token after the other, against the float64 reference of the file."""
     model_type, config, metadata = MODELS[arch][FAMILIES[arch]]
     options = {"kind": "AutoModelForMaskedLM"} if arch == "bert" else {}
     _, folder = save(model_type, pad_token_id=0, **options, **config)
@@ -208,7 +208,7 @@ def test_bad_choices_are_one_sentence(tmp_path: Path) -> None:
     assert "--tensor-parallel divides weights that are numbers, not blocks: leave out --keep-blocks" in refused(
         *args, "torch", "--tensor-parallel", 2
     )
-    assert "--keep-blocks is for the targets ort-cpu and torch, not for onnx; leave it out" in refused(*args, "onnx")
+    assert "--keep-blocks supports the targets ort-cpu and torch only, not onnx; leave it out" in refused(*args, "onnx")
     with pytest.raises(WeftError, match="--keep-blocks 'some' is not known; it takes head or all"):
         weft.torch(source, keep_blocks="some")
     graph = kept(weft.load_source(source).graph)

@@ -80,7 +80,7 @@ def test_a_module_takes_the_weights_of_a_checkpoint_by_its_own_names(tiny: Path,
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"dtype": "f64"}, "target torch cannot compute in f64; it takes f32, bf16, f16"),
+    ({"dtype": "f64"}, "target torch does not support f64; it supports f32, bf16, f16"),
     ({"dtype": "f31"}, "unknown dtype 'f31'"),
     ({"dtype": torch.int8}, "dtype torch.int8 is for whole numbers, which no weights are"),
     ({"device": "tpu"}, "device 'tpu' is not known to PyTorch; it takes cpu or cuda"),
@@ -104,13 +104,13 @@ layers = [Block(Attention(2, window=window, {bias}), MLP(9)) for window in {wind
 model = Decoder(11, 8, layers, context=16)
 """
 REFUSED = [
-    (["--prepack"], "--prepack is for the kernels of target ort-cpu, not for torch; leave it out"),
+    (["--prepack"], "--prepack supports target ort-cpu only, not torch; leave it out"),
     (
         ["--keep-blocks", "all", "--tensor-parallel", "2"],
         "--tensor-parallel divides weights that are numbers, not blocks",
     ),
     (["-p", "default, kv-cache"], "target torch keeps caches by itself: leave out the pass kv-cache"),
-    (["--dtype", "i8"], "target torch cannot compute in i8; it takes f32, bf16, f16"),
+    (["--dtype", "i8"], "target torch does not support i8; it supports f32, bf16, f16"),
     (["--max-length", "0"], "--max-length 0 must be positive"),
 ]
 

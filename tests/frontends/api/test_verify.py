@@ -111,7 +111,7 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
     data = np.memmap(folder / "model.onnx.data", np.float32, "r+", offset, (length // 4,))
     data[:] *= 1.5
     data.flush()
-    with pytest.raises(WeftError, match=r"model\.onnx\.data is changed"):
+    with pytest.raises(WeftError, match=r"model\.onnx\.data was modified"):
         verify_folder(folder, trust=True)
     seal_again(folder)
     found = verify_folder(folder, trust=True)
@@ -131,7 +131,7 @@ def test_a_wrong_weight_behind_the_layers_is_found(tmp_path: Path) -> None:
     data = np.memmap(folder / "model.onnx.data", np.float32, "r+", offset, (length // 4,))
     data[:] *= 1.5
     data.flush()
-    with pytest.raises(WeftError, match=r"model\.onnx\.data is changed"):
+    with pytest.raises(WeftError, match=r"model\.onnx\.data was modified"):
         verify_folder(folder, trust=True)
     seal_again(folder)
     result = verify_command(folder)

@@ -48,7 +48,7 @@ def test_compile_dumps_and_verifies(tiny: Path, tmp_path: Path) -> None:
         (("-p", "fuse-everything"), ("unknown pass 'fuse-everything'",)),
         (("-p", "cast{dtyp=f16}"), ("no argument 'dtyp'", "dtype")),
         (("-p", "cast{dtype=f17}"), ("f17",)),
-        (("--dtype", "bf16"), ("ort-cpu cannot compute in bf16", "f32")),
+        (("--dtype", "bf16"), ("ort-cpu does not support bf16", "f32")),
         (("--dtype", "f8"), ("unknown dtype 'f8'; known are f32",)),
         (("--target", "ort-gpu"), ("unknown target 'ort-gpu'", "ort-cpu")),
         (("--max-length", "0"), ("--max-length 0",)),

@@ -85,7 +85,7 @@ def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = done("run", smollm2_gguf, "--device", "cpu", "--chat", "--prompt", "What is the capital of France?")
     assert "Paris" in result.stdout
-    assert f"compiling {smollm2_gguf} for this run" in result.stderr
+    assert f"compiling {smollm2_gguf} with ONNX Runtime on the CPU for this run" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -104,8 +104,8 @@ def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.Mon
         (("--threads", "0", "--prompt", "sky"), ("--threads",)),
         (("--prompt", "sky", "--beams", "0"), ("--beams",)),
         (("--prompt", "sky", "--beams", "2", "--seed", "1"), ("beam search", "sampling")),
-        (("--prompt", "sky", "--normalize"), ("no encoder", "--normalize")),
-        (("--prompt", "sky", "--target", "torch"), ("is compiled", "--target")),
+        (("--prompt", "sky", "--normalize"), ("not an encoder", "--normalize")),
+        (("--prompt", "sky", "--target", "torch"), ("is already compiled", "--target")),
     ],
 )
 def test_bad_requests_to_run(compiled: Path, args: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -119,12 +119,12 @@ def test_a_source_runs_by_pytorch(options: tuple[str, ...], tmp_path: Path, monk
     (tmp_path / "tiny.py").write_text(TINY)
     asked = ("run", tmp_path / "tiny.py", "--ids", "3,1,4", "--max-tokens", "5", "--device", "cpu")
     by_onnxruntime = done(*asked)
-    assert "by ONNX Runtime on the CPU; `weft compile " in by_onnxruntime.stderr
+    assert "with ONNX Runtime on the CPU for this run; keep the result with `weft compile " in by_onnxruntime.stderr
     if not options:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
     by_torch = done(*asked, *options)
-    assert "for this run by PyTorch on the CPU; `weft compile " in by_torch.stderr
-    assert " --target torch -o DIR` would keep the result" in by_torch.stderr
+    assert "with PyTorch on the CPU for this run; keep the result with `weft compile " in by_torch.stderr
+    assert " --target torch -o DIR`" in by_torch.stderr
     assert by_torch.stdout == by_onnxruntime.stdout
 
 

@@ -142,7 +142,7 @@ def test_a_converted_gpt2_equals_transformers(tmp_path: Path) -> None:
     ],
 )
 def test_post_norm_models_stay(name: str, reason: str) -> None:
-    with pytest.raises(WeftError, match=f"layernorm-to-rmsnorm: the residual stream stays as it is: {reason}"):
+    with pytest.raises(WeftError, match=f"layernorm-to-rmsnorm: the residual stream cannot be changed: {reason}"):
         applied("layernorm-to-rmsnorm", ZOO[name]())
 
 

@@ -76,9 +76,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to answer for an encoder-decoder")
     parser.add_argument("--ids", type=parsed_ids, help="token ids instead, such as 1,15,7; the answer is ids too")
     parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of the answer (default: 128)")
-    parser.add_argument("--temperature", type=float, help="0 takes the likeliest (default: 0, or 1 with a filter)")
-    parser.add_argument("--top-k", type=int, default=0, help="draw among the k likeliest tokens")
-    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest that reach this probability")
+    parser.add_argument("--temperature", type=float, help="0 is greedy (default: 0, or 1 if a filter is given)")
+    parser.add_argument("--top-k", type=int, default=0, help="sample from the k most likely tokens")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability"
+    )
     parser.add_argument("--seed", type=int, help="draw the same way every time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as they are stored)")

@@ -95,9 +95,9 @@ section(20, (shape) => {
         pair("bound by", ...roofs((at) => at.side)),
         pair(`time, ${scale.device}`, ...roofs((at) => toldTime(at.seconds))))),
     n.cache ? el("p", {}, "KV cache of the text: ", el("b", { "data-number": "cache", "data-exact": String(n.cache) }, toldBytes(n.cache))) : null,
-    n.state ? el("p", {}, "State, however long the text: ", el("b", { "data-number": "state", "data-exact": String(n.state) }, toldBytes(n.state))) : null,
-    el("details", {}, el("summary", {}, "how these are counted"), el("p", {}, `A multiply-add is two FLOPs. One more token is the last of ${scale.tokens.toLocaleString("en")}: weights are read once, keys and values of all tokens from the cache. `,
-      `Bound by what takes ${scale.device} longer at its peaks in ${scale.dtype}: ${told(N.devices[scale.device].rates[scale.dtype])}FLOP/s, ${told(N.devices[scale.device].memory)}B/s; `,
+    n.state ? el("p", {}, "State size (independent of text length): ", el("b", { "data-number": "state", "data-exact": String(n.state) }, toldBytes(n.state))) : null,
+    el("details", {}, el("summary", {}, "how these are counted"), el("p", {}, `A multiply-add is two FLOPs. The decode step is the last of ${scale.tokens.toLocaleString("en")} tokens: weights are read once, keys and values of all tokens from the cache. `,
+      `Roofline bound on ${scale.device} in ${scale.dtype} at peak rates: ${told(N.devices[scale.device].rates[scale.dtype])}FLOP/s, ${told(N.devices[scale.device].memory)}B/s; `,
       `memory below ${significant(all.ridge)} FLOPs a byte. Times are the least possible.`, shape.facts.unknown ? " The cost of some of its operations is not known." : "")),
   ];
 });

@@ -117,7 +117,7 @@ PARTED: dict[str, dict[str, Any]] = {
 
 
 def meaning(source: Any, **options: Any) -> np.ndarray:
-    """The logits of `IDS` by the float64 meaning of the graph of `source`."""
+    """The logits of `IDS` by the float64 reference of the graph of `source`."""
     graph = load_source(source, **options).graph
     ids = np.array([peft.IDS])
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(peft.IDS))[None]}
@@ -384,12 +384,15 @@ def test_refuses_what_cannot_be_merged(name: str, tiny: Path, tmp_path: Path) ->
 def test_refuses_where_an_adapter_has_no_place(tiny: Path, tmp_path: Path) -> None:
     given = ("--adapter", tiny / "adapter")
     assert "Hugging Face folder only" in refused("inspect", "gpt2", *given)
-    assert "is no adapter" in refused("inspect", tiny / "base", "--adapter", tiny / "base")
-    assert "is no adapter" in refused("inspect", tiny / "base", "--adapter", tmp_path / "nowhere")
+    assert "is not an adapter" in refused("inspect", tiny / "base", "--adapter", tiny / "base")
+    assert "is not an adapter" in refused("inspect", tiny / "base", "--adapter", tmp_path / "nowhere")
     done("compile", tiny / "base", "-o", tmp_path / "out")
     assert "--adapter goes with a source" in refused("run", tmp_path / "out", *given, "--ids", "3")
     shutil.copytree(tiny / "adapter", tmp_path / "adapter")
-    for name, told in (("else/where", "whose base 'else/where' is not here"), (None, "which does not name its base")):
+    for name, told in (
+        ("else/where", "whose base 'else/where' is not available locally"),
+        (None, "which does not name its base"),
+    ):
         peft.reconfigure(tmp_path / "adapter", base_model_name_or_path=name)
         assert told in refused("inspect", tmp_path / "adapter")
     peft.reconfigure(tmp_path / "adapter", base_model_name_or_path=str(tiny / "second"))

@@ -286,7 +286,7 @@ def test_a_local_hub_snapshot_is_found_by_its_id(folder: Path, tmp_path: Path, m
     found = load_source("someone/tiny-llama")
     assert found.graph.meta["model_type"] == "llama"
     assert found.spec == "someone/tiny-llama"
-    with pytest.raises(WeftError, match="'someone/else' is no preset and no such file or folder"):
+    with pytest.raises(WeftError, match="'someone/else' is neither a preset nor an existing file or folder"):
         load_source("someone/else")
 
 

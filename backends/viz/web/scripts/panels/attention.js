@@ -1,7 +1,7 @@
 // The page about attention: masks of every kind, a rolling cache step by step, and how far layers see together.
 if (DATA.panels?.attention) tab("attention", "Attention", () => {
   const { kinds, reach } = DATA.panels.attention;
-  return [...kinds.flatMap((kind) => [head(kind.title), maskOf(kind), kind.rolling ? rollingOf(kind) : null].filter(Boolean)), reach ? [head("How far layers see together"), reachOf(reach)] : []].flat();
+  return [...kinds.flatMap((kind) => [head(kind.title), maskOf(kind), kind.rolling ? rollingOf(kind) : null].filter(Boolean)), reach ? [head("Receptive field by layer"), reachOf(reach)] : []].flat();
 }, true);
 
 function maskOf(kind) {
@@ -36,10 +36,10 @@ function rollingOf(kind) {
 function reachOf({ context, steps: layers }) {
   const known = layers.filter(([, back]) => back !== null), most = Math.max(context ?? 1, ...known.map(([, back]) => back), 2);
   const all = layers.findIndex(([, back]) => back === null);
-  const text = all < 0 ? `After ${counted(layers.length, "layer")} a token knows of ${layers.at(-1)[1].toLocaleString("en")} tokens before it.`
-    : `From layer ${all} (${layers[all][2]}) on a token knows of all tokens before it.`;
-  return el("div", {}, el("p", {}, text, " What a layer sees has been made of what the layers below have seen."),
-    known.length ? chart({ titled: "Tokens that a token knows of, by layer", x: { title: "layers", low: 0, high: layers.length, format: String },
+  const text = all < 0 ? `After ${counted(layers.length, "layer")} the receptive field is ${layers.at(-1)[1].toLocaleString("en")} earlier tokens.`
+    : `From layer ${all} (${layers[all][2]}) on, the receptive field is the whole text.`;
+  return el("div", {}, el("p", {}, text, " Each layer extends the receptive field of the layers below."),
+    known.length ? chart({ titled: "Receptive field in tokens, by layer", x: { title: "layers", low: 0, high: layers.length, format: String },
       y: { title: "tokens before it", low: 0, high: most, format: (v) => v.toLocaleString("en") },
       series: [{ name: "reach", points: [[0, 0], ...layers.map(([, back], i) => [i + 1, back ?? most])] }], lines: context ? [{ y: context, name: `context ${context.toLocaleString("en")}` }] : [] }) : null);
 }

@@ -1,4 +1,4 @@
-// The page about caches: bytes against the length of the text, for this model and the same with other heads.
+// The page about caches: KV cache bytes by text length, for this model and the same with other head counts.
 const keptBytes = (kept, tokens, dtype = scale.dtype) => kept.reduce((sum, [width, window]) => sum + width * Math.min(window ?? tokens, tokens), 0) * N.dtypes[dtype];
 const stateBytes = ([numbers, bytes], dtype = scale.dtype) => numbers * N.dtypes[dtype] + bytes;
 
@@ -9,12 +9,12 @@ if (DATA.panels?.caches) tab("caches", "Cache", () => {
   const all = series.flatMap((s) => s.points.map(([, b]) => b)).filter((b) => b > 0), first = variants[0];
   const at = scale.tokens, windows = [...new Set(first.kept.map(([, w]) => w).filter(Boolean))];
   return [
-    el("p", {}, "For ", el("b", {}, counted(at, "token")), ` in ${scale.dtype}: `, el("b", { "data-number": "cache", "data-exact": keptBytes(first.kept, at) }, toldBytes(keptBytes(first.kept, at))), " of keys and values",
-      fixed ? [" and ", el("b", { "data-number": "state", "data-exact": fixed }, toldBytes(fixed)), " of state, however long the text"] : "", "."),
+    el("p", {}, "For ", el("b", {}, counted(at, "token")), ` in ${scale.dtype}: `, el("b", { "data-number": "cache", "data-exact": keptBytes(first.kept, at) }, toldBytes(keptBytes(first.kept, at))), " of KV cache",
+      fixed ? [" and ", el("b", { "data-number": "state", "data-exact": fixed }, toldBytes(fixed)), " of state (independent of text length)"] : "", "."),
     context ? el("p", {}, `For its context of ${context.toLocaleString("en")} tokens: ${toldBytes(bytes(first, context))}.`) : null,
-    same ? el("p", {}, `As to heads this model is ${same}.`) : null,
-    windows.length ? el("p", {}, `Layers with a window keep ${windows.map((w) => w.toLocaleString("en")).join(", ")} tokens at most.`) : null,
-    chart({ titled: "Bytes of the cache, by tokens", x: { title: "tokens", log: true, base: 2, low: 128, high, format: (v) => (v >= 1024 ? `${+(v / 1024).toPrecision(4)}k` : String(v)) },
+    same ? el("p", {}, `Attention type: ${same}.`) : null,
+    windows.length ? el("p", {}, `Layers with a window cache at most ${windows.map((w) => w.toLocaleString("en")).join(", ")} tokens.`) : null,
+    chart({ titled: "KV cache bytes by text length", x: { title: "tokens", log: true, base: 2, low: 128, high, format: (v) => (v >= 1024 ? `${+(v / 1024).toPrecision(4)}k` : String(v)) },
       y: { title: `bytes in ${scale.dtype}`, log: true, base: 2, low: Math.min(...all), high: Math.max(...all) * 1.2, format: toldBytes }, series,
       lines: context ? [{ x: context, name: "context" }] : [], height: 330 }),
     el("ul", {}, variants.slice(1).map((v) => el("li", {}, el("b", {}, v.name), `: ${v.about}. ${toldBytes(bytes(v, at))} for ${counted(at, "token")}, ${bytes(v, at) === bytes(first, at) ? "as much as" : `${significant(bytes(v, at) / bytes(first, at))} times`} this model.`))),

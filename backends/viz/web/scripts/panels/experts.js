@@ -13,7 +13,7 @@ if (DATA.panels?.experts) tab("experts", "Experts", () => DATA.panels.experts.fl
       box.replaceChildren(svg, told, el("p", {}, `Chosen: ${rule.examples[i].map(([e, w]) => `${e} (${w})`).join(", ")}`));
     };
     show(0);
-    parts.push(el("p", {}, el("small", {}, "What the rule chooses for tokens of random scores", rule.groups > 1 ? "; a row is a group" : "", ":")), box, el("div", { class: "choices" }, slider, el("span", {}, "another token")));
+    parts.push(el("p", {}, el("small", {}, "Experts selected for tokens with random scores", rule.groups > 1 ? "; a row is a group" : "", ":")), box, el("div", { class: "choices" }, slider, el("span", {}, "another token")));
   }
   return [...parts, el("p", {}, link(rule.at, "Show in the picture"))];
 }), true);

@@ -9,7 +9,7 @@ if (DATA.panels?.positions) tab("positions", "Positions", () => DATA.panels.posi
   const beyond = (p.after ?? p.before).filter((w) => w === null || w > (p.context ?? Infinity)).length;
   return [head(`RoPE${p.scaling === "none" ? "" : `, ${p.scaling}`}: ${p.where}`), ...p.said.map((text) => el("p", {}, text)),
     p.context ? el("p", {}, `${beyond} of ${p.before.length} pairs do not finish a turn within the context: they tell how far apart tokens are, the others repeat.`) : null,
-    chart({ titled: "Tokens that a pair needs for a turn", x: { title: "pair", low: 0, high: Math.max(1, p.before.length - 1), format: String },
+    chart({ titled: "Wavelength of each rotary pair, in tokens", x: { title: "pair", low: 0, high: Math.max(1, p.before.length - 1), format: String },
       y: { title: "tokens for a turn", log: true, low: Math.min(...values), high: Math.max(...values) * 1.3, format: (v) => told(v) }, series, lines, height: 300 }),
     el("p", {}, link(p.at, "Show in the picture"))].filter(Boolean);
 }), true);

@@ -1,4 +1,4 @@
-// The page about a prompt: what every head looks at, and what is expected next.
+// The page about a prompt: attention weights of every head, and predicted next tokens.
 const PROMPT = DATA.prompt;
 const look = { layer: 0, head: -1, token: 0 }; // head −1: the mean of all
 
@@ -27,7 +27,7 @@ function attentionOf() {
     return el("button", { "aria-pressed": h === look.head, title: h < 0 ? "mean of all heads" : `head ${h}`, onclick: () => { look.head = h; refresh(); } }, small, el("span", {}, h < 0 ? "mean" : h));
   });
   return [head("What a token looks at"), el("div", { class: "choices" }, slider, el("span", {}, `${layer.where}, ${headName()}`), link(layer.at, "show")), el("div", { class: "heads", role: "group", "aria-label": "Heads" }, heads),
-    tokensOf(at), heatOf(at, layer), el("p", {}, el("small", {}, "Computed in float64 for this prompt; weights are kept in steps of 1/255."))];
+    tokensOf(at), heatOf(at, layer), el("p", {}, el("small", {}, "Computed in float64 for this prompt; attention weights are stored in steps of 1/255."))];
 }
 
 // A head as a little picture: dark where a token looks.
@@ -47,7 +47,7 @@ function tokensOf(at) {
     const w = at(look.head, look.token, i);
     return el("button", { class: i === look.token ? "now" : "", style: `--w:${(65 * Math.sqrt(w)).toFixed(0)}%`, title: `${(100 * w).toFixed(1)} %`, "aria-pressed": i === look.token, onclick: () => { look.token = i; refresh(); } }, spelled(token));
   });
-  return el("div", { class: "tokens", role: "group", "aria-label": `Tokens, by how much token ${look.token} looks at them` }, chips);
+  return el("div", { class: "tokens", role: "group", "aria-label": `Tokens by attention weight from token ${look.token}` }, chips);
 }
 
 function heatOf(at, layer) {
@@ -75,7 +75,7 @@ function expected() {
   return [head(`What is expected after "${spelled(PROMPT.tokens[look.token])}"`),
     el("table", { class: "likely" }, el("tbody", {}, likely.map(([token, p]) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, spelled(token))), el("td", { class: "bar" }, el("span", { style: `width:${(100 * p).toFixed(1)}%` })), el("td", {}, `${(100 * p).toFixed(1)} %`))))),
     came === undefined ? null : el("p", {}, `What came, "${spelled(PROMPT.tokens[look.token + 1])}", was number ${rank} at ${(100 * came).toPrecision(3)} %.`),
-    asTable("Expected at every position", ["after", "expected first", "what came"], PROMPT.next.map((at, i) => [`${i} ${spelled(PROMPT.tokens[i])}`, `${spelled(at.likely[0][0])} ${(100 * at.likely[0][1]).toFixed(0)} %`, at.came === undefined ? "" : `${spelled(PROMPT.tokens[i + 1])} ${(100 * at.came).toPrecision(2)} %, number ${at.rank}`]))].filter(Boolean);
+    asTable("Predicted next token at every position", ["after", "predicted", "actual"], PROMPT.next.map((at, i) => [`${i} ${spelled(PROMPT.tokens[i])}`, `${spelled(at.likely[0][0])} ${(100 * at.likely[0][1]).toFixed(0)} %`, at.came === undefined ? "" : `${spelled(PROMPT.tokens[i + 1])} ${(100 * at.came).toPrecision(2)} %, number ${at.rank}`]))].filter(Boolean);
 }
 
 // How many tokens of the prompt every expert of every layer is asked for.
