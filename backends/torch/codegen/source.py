@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 import subprocess
@@ -73,6 +74,7 @@ def formatted(text: str) -> str:
     return done.stdout
 
 
+@functools.cache
 def template(name: str) -> jinja2.Template:
     """One of the templates in this folder."""
     folder = Path(__file__).parent / "templates"
