@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import pytest
@@ -18,6 +19,7 @@ from .geometry import faults
 LEAST = 11  # pixels of text
 
 
+@functools.cache  # by two tests
 def drawn(preset: str) -> Shape:
     return scene(network(load_source(preset).graph))
 
