@@ -34,11 +34,11 @@ class Rule:
 
 def data(network: Network) -> list[dict[str, Any]] | None:
     """Every distinct rule; nothing where there are no experts."""
-    found: dict[Rule, list[Vertex]] = {}
+    rules: dict[Rule, list[Vertex]] = {}
     for v in network.vertices:
         if v.meant.op == "moe" and v.weights:
-            found.setdefault(_rule(v, network), []).append(v)
-    return [_told(rule, vertices) for rule, vertices in found.items()] or None
+            rules.setdefault(_rule(v, network), []).append(v)
+    return [_told(rule, vertices) for rule, vertices in rules.items()] or None
 
 
 def _rule(v: Vertex, network: Network) -> Rule:
@@ -81,12 +81,12 @@ def _capacity(limit: Vertex | None) -> str:
     return f"An expert takes at most {most}; further tokens skip it (residual only)."
 
 
-def _told(rule: Rule, found: list[Vertex]) -> dict[str, Any]:
-    each = [sum(w.learned for w in v.weights) // rule.experts for v in found]
+def _told(rule: Rule, vertices: list[Vertex]) -> dict[str, Any]:
+    each = [sum(w.learned for w in v.weights) // rule.experts for v in vertices]
     return {
-        "where": layers(v.scope or v.name for v in found),
-        "at": found[0].name,
-        "layers": len(found),
+        "where": layers(v.scope or v.name for v in vertices),
+        "at": vertices[0].name,
+        "layers": len(vertices),
         "experts": rule.experts,
         "k": rule.k,
         "groups": rule.groups,

@@ -43,11 +43,11 @@ def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
     return known
 
 
-def _origins(found: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
+def _origins(origins: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
     """Return the distinct `modules` that made parts, and for each scope the modules that made its parts (`of`)."""
-    modules = list(dict.fromkeys(found.values()))
-    places = {made: i for i, made in enumerate(modules)}
-    return {"modules": modules, "of": {scope: places[made] for scope, made in found.items()}}
+    modules = list(dict.fromkeys(origins.values()))
+    places = {module: i for i, module in enumerate(modules)}
+    return {"modules": modules, "of": {scope: places[module] for scope, module in origins.items()}}
 
 
 def common() -> dict[str, Any]:
