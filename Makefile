@@ -17,7 +17,10 @@ INPUTS ?= 20000
 SEED ?= 0
 PROMPT ?= What is the capital of France? Answer in one sentence.
 
-.PHONY: help setup weights test kills fuzz stubs lint format demo docs licences lock newest bench clean
+# Where it is set, every process would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup weights test kills fuzz stubs lint style format demo docs licences lock newest bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -61,7 +64,8 @@ $(SMOLLM2) $(MINILM): | $(BIN)/python
 	$(BIN)/python tests/weights.py $(@F) $(CACHE)
 
 # `make test ISA=avx2` runs them as on a CPU without AVX-512, as far as PyTorch goes: oneDNN refuses to pack bf16 weights.
-test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) lint  ## every check: lint, types, tests
+# Types are checked by one of the tests, beside others on the other core.
+test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) style  ## every check: lint, types, tests
 	$(if $(ISA),ONEDNN_MAX_CPU_ISA=$(ISA) ATEN_CPU_CAPABILITY=$(ISA)) CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
@@ -73,10 +77,12 @@ fuzz: $(SETUP)  ## INPUTS mutated files and arguments by SEED: none may end in a
 stubs: $(SETUP)  ## the types of the public names, written from the code
 	$(BIN)/python -m tests.stubs
 
-lint: $(SETUP)  ## style and types
+lint: style  ## style and types
+	$(BIN)/mypy
+
+style: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(SETUP)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .

@@ -57,6 +57,10 @@ class Option(Argument):
         return tuple(word for word in typing.get_args(self.type) if word) if self.is_choice else ()
 
     @property
+    def type_text(self) -> str:
+        return " | ".join(self.choices) or super().type_text
+
+    @property
     def is_choice(self) -> bool:
         return typing.get_origin(self.type) is Literal
 

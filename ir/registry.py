@@ -6,6 +6,8 @@ Plugins are what other packages add, by entry points of the group `weft.plugins`
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
@@ -14,7 +16,7 @@ from .errors import WeftError, unknown
 T = TypeVar("T")
 GROUP = "weft.plugins"
 _depth = 0  # catalogues that are being imported: one may look up names of another
-_started = False  # the plugins are loaded, or being so
+_plugins = ""  # "loading", "loaded"
 _trouble = ""  # of the first plugin that failed
 
 
@@ -25,8 +27,9 @@ class DeclaredTwice(WeftError, ValueError):
 class Registry(Mapping[str, T]):
     """Things of one `kind` by name.
 
-    The first look imports `catalogue`, the package whose modules add weft's own, and then the plugins. Names keep the
-    order of addition. `hint` is what the error for an unknown name suggests.
+    The first look at all of them, or for a name that is not there yet, imports `catalogue`, the package whose modules
+    add weft's own, and then the plugins. Names keep the order of addition. `hint` is what the error for an unknown name
+    suggests.
     """
 
     def __init__(self, kind: str, catalogue: str, hint: str) -> None:
@@ -78,11 +81,11 @@ class Registry(Mapping[str, T]):
             finally:
                 _depth -= 1
         if not _depth:  # plugins may import any part of weft, so they wait until no part is half imported
-            load_plugins()
-            self._complete = True
+            self._complete = load_plugins()
 
     def __getitem__(self, name: str) -> T:
-        self.load()
+        if name not in self._items:  # so that what weft's modules name while they are imported imports no plugin
+            self.load()
         return self._items[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -102,18 +105,22 @@ class Alternatives(Registry[list[T]]):
         known = self._items.setdefault(name, [])
         known.insert(0 if first else len(known), item)
 
+    def __getitem__(self, name: str) -> list[T]:
+        self.load()  # a plugin may have put one there before weft's own
+        return self._items[name]
 
-def load_plugins() -> None:
-    """Import the plugins of all installed packages, once.
+
+def load_plugins() -> bool:
+    """Import the plugins of all installed packages, once; return whether all are there: not while they are imported.
 
     An entry point names a module, which registers what it adds when it is imported, or a callable, which then does so.
 
     Raises:
         WeftError: naming a plugin that fails; at every call, so that nothing runs with a part of the plugins.
     """
-    global _started, _trouble
-    if not _started:
-        _started = True  # before the import: plugins look names up
+    global _plugins, _trouble
+    if not _plugins:
+        _plugins = "loading"  # before the import: plugins look names up
         from importlib.metadata import entry_points  # costs more than the rest of `import weft`
 
         for point in entry_points(group=GROUP):
@@ -125,22 +132,27 @@ def load_plugins() -> None:
                 owner = f" of {point.dist.name}" if point.dist else ""
                 _trouble = f"the plugin {point.name}{owner} ({point.value}) cannot be loaded: {_sentence(error)}"
                 raise WeftError(_trouble) from error
+        _plugins = "loaded"
     if _trouble:
         raise WeftError(_trouble)
+    return _plugins == "loaded"
 
 
 def import_plugin(name: str) -> None:
-    """Import the module `name`, which registers what it adds.
+    """Import the module `name`, from the Python path or the working folder; it registers what it adds.
 
     Raises:
-        WeftError: if there is none on the Python path, or it fails.
+        WeftError: if there is none, or it fails.
     """
+    sys.path.append(folder := os.getcwd())  # at the end, where it hides no installed module
     try:
         importlib.import_module(name)
     except Exception as error:  # of anybody's code
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise WeftError(f"there is no module {name} on the Python path (PYTHONPATH adds folders to it)") from error
+            raise WeftError(f"there is no module {name} on the Python path or in the working folder") from error
         raise WeftError(f"the module {name} cannot be imported: {_sentence(error)}") from error
+    finally:
+        sys.path.remove(folder)
 
 
 def _sentence(error: Exception) -> str:

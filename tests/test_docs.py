@@ -2,7 +2,8 @@
 
 ``python`` blocks share a namespace; one that begins with the comment ``# name.py`` is that file. ``sh`` blocks run in a
 shell. A ``text`` block is what the block before it prints, where … stands for anything within a line, and for any lines
-on a line of its own; a ``mermaid`` block too. Behind the language, where readers of the page do not see it, may stand:
+on a line of its own; a ``mermaid`` block too. On a page that runs nothing they are drawings. Behind the language, where
+readers of the page do not see it, may stand:
 
 - ``exit=2``: the status the shell block ends with; ``raises``: the python block ends with an exception, shown by its
   last line
@@ -126,7 +127,8 @@ def main(page: Path) -> None:
     sys.modules["page"] = namespace
     sys.path.insert(0, "")
     printed = ""
-    for block in blocks(page):
+    drawings = all(block.language == "text" for block in blocks(page))
+    for block in [] if drawings else blocks(page):
         at = f"{page.name}:{block.line}"
         if block.language in ("text", "mermaid"):
             if not matches(block.text, printed):

@@ -89,6 +89,7 @@ COMMANDS = {  # as `weft --help` groups them
         catalog.presets_command,
         catalog.families_command,
         catalog.ops_command,
+        catalog.targets_command,
         passes_catalog.passes_command,
     ),
     "Change": (opting.opt_command,),

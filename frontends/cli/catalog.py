@@ -1,4 +1,4 @@
-"""`weft ops`, `weft presets`, `weft families`: what there is, from the registries themselves."""
+"""`weft ops`, `weft targets`, `weft presets`, `weft families`: what there is, from the registries themselves."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .completion import complete_families, complete_ops, complete_presets
-from .shown import count, echo, size, table
+from .completion import complete_families, complete_ops, complete_presets, complete_targets
+from .shown import as_json, count, echo, size, table
 
 if TYPE_CHECKING:
+    from weft.backends.targets import Backend
     from weft.ir.op import Op
 
 
@@ -105,6 +106,53 @@ def _narrow(array: Any) -> Any:
     return array.astype("float32") if array.dtype == "float64" else array
 
 
+@click.command("targets", short_help="List the targets of compile.")
+@click.argument("name", required=False, shell_complete=complete_targets)
+@click.option("--json", "wants_json", is_flag=True, help="All facts and options as JSON.")
+def targets_command(name: str | None, wants_json: bool) -> None:
+    """List the targets of `weft compile`, or show one of them with its facts and options.
+
+    \b
+    Examples:
+      weft targets
+      weft targets ort-cpu                     its facts, and what each of its options does
+      weft targets --json | jq '.[].name'
+    """
+    from weft.backends.targets import TARGETS
+
+    chosen = [*TARGETS.values()] if name is None else [TARGETS.lookup(name)]
+    if wants_json:
+        echo(as_json([target.describe() for target in chosen]))
+    elif name is None:
+        rows = []
+        for target in chosen:
+            flags = ", ".join(option.flag for option in target.options.listed().values())
+            rows.append((target.name, target.runtime, target.device, ", ".join(target.dtypes), flags, target.doc))
+        table(("target", "run by", "device", "dtypes", "options", "what it is"), rows)
+    else:
+        _show_target(chosen[0])
+
+
+def _show_target(target: Backend) -> None:
+    from weft.ir.recipes.spelling import spell
+
+    facts = {
+        "runs on": f"{target.device}, by {target.runtime}",
+        "dtypes": ", ".join(target.dtypes),
+        "operators": f"ONNX opset {target.opset}" * bool(target.opset) + ", com.microsoft" * target.contrib,
+        "phases of the default pipeline": ", ".join(target.phases) or "all",
+        "passes that it leaves out": ", ".join(target.slower),
+    }
+    echo(f"{target.name}: {target.doc}\n")
+    for key, value in facts.items():
+        if value:
+            echo(f"{key}: {value}")
+    if options := target.options.listed().values():
+        echo()
+        rows = [(o.flag, o.type_text, spell(o.default) if o.default else "", o.help) for o in options]
+        table(("option", "type", "default", "what it does"), rows)
+
+
 @click.command("presets", short_help="List published architectures.")
 @click.argument("name", required=False, shell_complete=complete_presets)
 def presets_command(name: str | None) -> None:
@@ -166,8 +214,7 @@ def families_command(name: str | None) -> None:
       weft families
       weft families gemma2
     """
-    from ..formats.gguf.family import FAMILIES as GGUF
-    from ..models.families import FAMILIES
+    from ..models.families import FAMILIES, architectures
     from ..models.tables.verified import Errors, read_verified
 
     unmeasured: Errors = {family: {"": {}} for family in sorted(FAMILIES)}
@@ -180,7 +227,7 @@ def families_command(name: str | None) -> None:
             rows.append((family if target == next(iter(targets)) else "", target, *errors))
     table(("family", "target", "full", "chunked", "decode"), rows)
     if name is None:
-        echo(f"\nin GGUF files: {', '.join(sorted(GGUF))}")
+        echo(f"\nin GGUF files: {', '.join(sorted(architectures()))}")
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:

@@ -91,14 +91,6 @@ class _Formula(NamedTuple):
     sentence: str
 
 
-def _same(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    return frequencies
-
-
-def _linear(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    return np.asarray(frequencies / s.factor)
-
-
 def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     dim = 2 * len(frequencies)
 
@@ -120,25 +112,22 @@ def _llama3(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     return (1 - smooth) * frequencies / s.factor + smooth * frequencies
 
 
-def _longrope(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    beyond = s.long_factors and s.length > s.original
-    return np.asarray(frequencies / np.array(s.long_factors if beyond else s.factors))
-
-
-def _proportional(s: RopeScaling, frequencies: Array, theta: float) -> Array:
-    return np.where(np.arange(len(frequencies)) < s.rotated, frequencies / s.factor, 0)
-
-
 _BLENDED = (
     "rotations over {original:,} tokens stay, those with fewer than {%s:g} are interpolated, those between are blended."
 )
 SCALINGS = {
-    "none": _Formula("", _same, ""),
-    "linear": _Formula("factor", _linear, "Linear interpolation (Chen 2023): all wavelengths times {factor:g}."),
-    "ntk": _Formula("factor", _same, "NTK: a larger base, by a factor {factor:g} at the longest wavelength."),
+    "none": _Formula("", lambda s, f, _: f, ""),
+    "linear": _Formula(
+        "factor",
+        lambda s, f, _: f / s.factor,
+        "Linear interpolation (Chen 2023): all wavelengths times {factor:g}.",
+    ),
+    "ntk": _Formula(
+        "factor", lambda s, f, _: f, "NTK: a larger base, by a factor {factor:g} at the longest wavelength."
+    ),
     "dynamic": _Formula(
         "factor original length",
-        _same,
+        lambda s, f, _: f,
         "Dynamic NTK: the base grows with the text length beyond {original:,} tokens.",
     ),
     "yarn": _Formula(
@@ -152,9 +141,15 @@ SCALINGS = {
         "Llama 3.1, factor {factor:g}: rotary pairs with more than {high_freq:g} " + _BLENDED % "low_freq",
     ),
     "longrope": _Formula(
-        "original factors long_factors length", _longrope, "LongRoPE (Ding 2024): a factor for every pair."
+        "original factors long_factors length",
+        lambda s, f, _: f / np.array(s.long_factors if s.long_factors and s.length > s.original else s.factors),
+        "LongRoPE (Ding 2024): a factor for every pair.",
     ),
-    "proportional": _Formula("factor rotated", _proportional, "Only the first {rotated} pairs rotate."),
+    "proportional": _Formula(
+        "factor rotated",
+        lambda s, f, _: np.where(np.arange(len(f)) < s.rotated, f / s.factor, 0),
+        "Only the first {rotated} pairs rotate.",
+    ),
 }
 
 

@@ -152,11 +152,7 @@ def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[.
     """
     param = rope.inputs[2]
     assert isinstance(param, Param)
-    fields = ("beta_fast", "beta_slow", "low_freq", "high_freq", "truncate")
-    wanted = oracle.frequencies(
-        *(recipe.dim, recipe.theta, recipe.scaling, recipe.factor, recipe.original),
-        **{name: getattr(recipe, name) for name in fields},
-    )
+    wanted = oracle.frequencies(recipe.dim, recipe.theta, **recipe.settings)
     found = param.recipe.evaluate(param.graph.reader).astype(np.float64)
     error = float(np.max(np.abs(found / wanted - 1)))
     if not error < 1e-6:

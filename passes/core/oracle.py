@@ -79,15 +79,16 @@ def temperature(scaling: str, factor: float) -> float:
 def frequencies(
     dim: int,
     theta: float,
+    *,
     scaling: str,
     factor: float,
     original: int,
-    *,
     beta_fast: float,
     beta_slow: float,
     low_freq: float,
     high_freq: float,
     truncate: bool,
+    **_: Any,
 ) -> Array:
     """RoPE frequencies [dim/2] after `scaling`, pair by pair as the papers put it: by wavelengths and turns.
 

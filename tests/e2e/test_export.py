@@ -16,7 +16,7 @@ import weft
 from weft.frontends import load_source
 from weft.frontends.api.export import export
 from weft.frontends.api.rewriting import rewrite
-from weft.frontends.export.hf.configs import CLASSES
+from weft.frontends.export.hf.configs import exported
 from weft.frontends.model import Model
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, WeftError, interpret
@@ -27,9 +27,9 @@ from .test_genai import generated
 
 IDS = np.random.default_rng(1).integers(3, VOCAB, (2, LENGTH))
 POSITIONS = np.tile(np.arange(LENGTH), (2, 1))
-PROPOSED = [name for name, row in ROWS.items() if row.family in CLASSES]
+PROPOSED = [name for name, row in ROWS.items() if row.family in exported()]
 FIRST = set({ROWS[name].family: name for name in reversed(PROPOSED)}.values())  # one of each family
-OTHERS = {row.family: name for name, row in ROWS.items() if row.is_decoder and row.family not in CLASSES}
+OTHERS = {row.family: name for name, row in ROWS.items() if row.is_decoder and row.family not in exported()}
 
 
 def loaded(folder: Path, attention: str = "eager") -> torch.nn.Module:

@@ -19,7 +19,7 @@ import pytest
 from weft.ir import Graph, WeftError, interpret, ops, parse, verify
 from weft.passes import Pass, Trace, all_passes, parse_pipeline
 from weft.passes.analysis.costs import cost
-from weft.passes.core.equivalence import EquivalenceCheck
+from weft.passes.core.equivalence import EquivalenceCheck, RandomReader
 from weft.passes.library.cleanup.dce import Dce
 
 from .zoo import ZOO
@@ -57,6 +57,22 @@ class Before(EquivalenceCheck):
         self.graph, self.text, self.cost = graph, str(graph), cost(graph)
         self.staged: dict[int, tuple[Graph, Graph, dict[str, np.ndarray]]] = {}  # by id: the graph, staged, weights
         self.ran: dict[object, dict[str, np.ndarray]] = {}  # outputs by the id of the graph and the inputs
+        self.drawn: dict[object, np.ndarray] = {}  # weights by what they depend on
+
+    def stage(self, graph: Graph) -> Graph:
+        staged = super().stage(graph)
+        reader = staged.reader
+        assert isinstance(reader, RandomReader)
+        draw = reader.draw
+
+        def remembered(key: str) -> np.ndarray:
+            asked = key, reader.shape(key), key in self.exact, self.signs.get(key)
+            if asked not in self.drawn:
+                self.drawn[asked] = draw(key)
+            return self.drawn[asked]
+
+        reader.draw = remembered
+        return staged
 
     def run(self, graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         if id(graph) not in self.staged:

@@ -14,6 +14,7 @@ from ..program.emitter import Emitter
 from ..program.positions import query_positions
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.states import cached_nodes, counts_keys
+from .members import member
 from .patterns import NormOf, Projection
 from .tables import TICKETS
 
@@ -22,8 +23,8 @@ Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for we
 
 @dataclass
 class Choice:
-    """What computes `node`, or a part of it, in a decode step: `kernel`, unless one of `refusals` gives a reason; or
-    torch, and `reason` says why. `parts` is what else of the model the kernel computes."""
+    """The choice of what computes `node`, or a part of it, in a decode step: `kernel`, unless one of `refusals` gives a
+    reason; or torch, and `reason` says why. `parts` is what else of the model the kernel computes."""
 
     node: Node
     kernel: str = ""
@@ -34,6 +35,8 @@ class Choice:
 
 class StepEmitter(Emitter):
     """An emitter whose modules are those of the model; `choices` tells what it chose for which node.
+
+    The `init` of its `Submodule`s is an expression in which ``{0}`` stands for the model's module around their path.
 
     One that `moves` lets a statement that keeps a state stand in a scope further out, with all weights it reads.
     """
@@ -54,7 +57,7 @@ class StepEmitter(Emitter):
 
     def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
         found = super().leaf(init, **weights)
-        return None if found is None else Submodule(f"{found.path}.module", "module", found.holds)
+        return None if found is None else Submodule(f"{found.path}.module", "{0}", found.holds)
 
     def _begin(self) -> None:
         """A step is given all there is: positions, and a cache, which counts the token."""
@@ -90,7 +93,7 @@ class StepEmitter(Emitter):
         self.choices.append(Choice(self.node, reason=reason))
 
     def reconsider(self) -> None:
-        """What was chosen for the node at hand is chosen anew."""
+        """Forget what was chosen for the node at hand."""
         self.choices = [choice for choice in self.choices if choice.node is not self.node]
 
     # -- what kernels read
@@ -113,7 +116,9 @@ class StepEmitter(Emitter):
         if kind not in ("weight", "bias"):
             return None
         name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
-        return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), f"pack:{kind}:{','.join(modules)}")
+        function = "pack" if kind == "weight" else "pack_bias"
+        init = f"{function}({', '.join('{0}' + member(m) for m in modules)})"
+        return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def norm(self, norm: NormOf) -> Submodule | None:
         """The norm before a product, if there is one, as kernels take it."""
@@ -125,11 +130,12 @@ class StepEmitter(Emitter):
         weights = node.operand("weight") if gain is None else gain, node.operand("bias") if kind == "layer" else None
         given = [w.name if isinstance(w, Param) else "" for w in weights]
         path = next((g.rpartition(".")[0] for g in given if g), None) or self._without_weights(node, kind)
-        names = ":".join(g.rpartition(".")[2] for g in given)
-        return Submodule(f"{path}.norm", f"norm:{kind}:{node.attrs['eps']!r}:{names}")
+        named = ((prefix, g.rpartition(".")[2]) for prefix, g in zip(("", "shift="), given, strict=True) if g)
+        arguments = [f'"{kind}"', *(f"{prefix}{{0}}{member(last)}" for prefix, last in named)]
+        return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={node.attrs['eps']!r})")
 
     def _without_weights(self, node: Node, kind: str) -> str:
-        """Where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
+        """Return where a norm without weights stands: one for all that are alike in a scope, which may be run again."""
         alike = self._norms.setdefault((node.scope, kind), [])
         if (eps := node.attrs["eps"]) not in alike:
             alike.append(eps)
@@ -139,13 +145,20 @@ class StepEmitter(Emitter):
     # -- where statements stand
 
     def within(self, *operands: Operand | None) -> None:
-        """What follows stands in the innermost scope that has all weights among `operands`."""
+        """Let what follows stand in the innermost scope that has all weights among `operands`."""
         self.scope = self.around(*operands)
 
     def around(self, *operands: Operand | None) -> str:
         """The innermost scope around the present one that has all weights among `operands`."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _module(_outer(self.scope, *paths), paths) if self.scope else self.scope
+
+
+def required(node: Node, name: str) -> Value:
+    """The operand of `node` called `name`, which it always has."""
+    value = node.operand(name)
+    assert value is not None
+    return value
 
 
 def _outer(*paths: str) -> str:
@@ -162,13 +175,3 @@ def _module(scope: str, paths: Sequence[str]) -> str:
     """`scope`, or what is around it if it only numbers its modules: a list computes nothing."""
     inner = (p.removeprefix(f"{scope}.").split(".")[0] for p in paths if p.startswith(f"{scope}."))
     return scope.rpartition(".")[0] if any(name.isdigit() for name in inner) else scope
-
-
-def options(operands: list[Value | Operand], **named: Value | Operand | None) -> str:
-    """The text of keyword arguments, whose values join `operands`; those that are None are left out."""
-    text = ""
-    for name, operand in named.items():
-        if operand is not None:
-            text += f", {name}={{{len(operands)}}}"
-            operands.append(operand)
-    return text

@@ -80,5 +80,5 @@ def _of_heads(value: Value | None) -> Ending | None:
 
 
 def _once(node: Node) -> bool:
-    """Whether what `node` makes is read once."""
+    """Tell whether what `node` makes is read once."""
     return len(node.output.uses) == 1 and not node.output.is_output

@@ -32,7 +32,7 @@ class Step:
 
 
 def refusal(graph: Graph) -> str | None:
-    """Why `graph` is not one that decode steps are made for; None if it is."""
+    """Say why `graph` is not one that decode steps are made for; None if it is."""
     if graph.meta.get("kind") != "decoder":
         return "the model is not a decoder"
     if not cached_nodes(graph):
@@ -61,7 +61,7 @@ def lower_step(graph: Graph) -> Step | str:
 
 
 def nesting(method: Method) -> object:
-    """What `new_cache` of a method makes, with the scopes and ops of what keeps states in the place of these."""
+    """Return what `new_cache` of a method makes, with the scopes and ops of what keeps states in the place of these."""
     found: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):

@@ -1,4 +1,4 @@
-"""What the classes of a decode step hold: attributes, and the lines that take them from the modules of the model."""
+"""Members of the classes of a decode step: attributes, and the lines that take them from the modules of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..program.statements import ParamRef, Submodule, relative
 
 
 def attributes(method: Method) -> dict[str, str]:
-    """What a class calls all that it holds, by path: each after its module, as far as that leaves them apart.
+    """Name all that a class holds, by path: each after its module, as far as that leaves them apart.
 
     What is in a list is reached by its number, as in ``layers[0]``.
     """
@@ -50,23 +50,16 @@ def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
 
 
 def _taken(held: Submodule | ParamRef, path: str) -> str:
-    """What an attribute is made of: ``kind:rest`` in the `init` of a leaf tells."""
-    if isinstance(held, ParamRef):
-        return reached(path)
+    """The expression that makes an attribute of the model's ``module``."""
     outer = path.rpartition(".")[0]
-    kind, _, rest = held.init.partition(":")
-    if kind == "pack":
-        which, _, modules = rest.partition(":")
-        places = (reached(f"{outer}.{p}" if outer else p) for p in modules.split(","))
-        return f"{'pack' if which == 'weight' else 'pack_bias'}({', '.join(places)})"
-    if kind == "norm":
-        which, eps, gain, shift = rest.split(":")
-        given = f", {reached(f'{outer}.{gain}')}" if gain else ""
-        given += f", shift={reached(f'{outer}.{shift}')}" if shift else ""
-        return f'Norm("{which}"{given}, eps={eps})'
-    return rest if kind == "made" else reached(path.removesuffix(".module"))
+    return reached(path) if isinstance(held, ParamRef) else held.init.format(reached(outer))
+
+
+def member(name: str) -> str:
+    """The text that takes `name` from a module, or the module of that number from a list."""
+    return f"[{name}]" if name.isdigit() else f".{name}"
 
 
 def reached(path: str) -> str:
     """The text that reaches `path` from ``module``."""
-    return "module" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
+    return "module" + "".join(member(part) for part in path.split(".") if part)

@@ -1,4 +1,4 @@
-"""What a kernel of the decode step computes at once, recognized in the graph."""
+"""Patterns in a graph that a kernel of the decode step computes at once."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class Mixture:
 
 
 def single(value: Value) -> bool:
-    """Whether `value` is read once."""
+    """Tell whether `value` is read once."""
     return len(value.uses) == 1 and not value.is_output
 
 
 def is_norm(node: Node) -> bool:
-    """Whether `node` is a norm over the last axis with weights of its own, or none."""
+    """Tell whether `node` is a norm over the last axis with weights of its own, or none."""
     return node.op in (ops.rms_norm, ops.layer_norm) and all(v is None or isinstance(v, Param) for v in node.inputs[1:])
 
 
@@ -101,7 +101,7 @@ def norm_of(value: Value, alone: bool = False) -> NormOf:
 
 
 def is_projection(node: Node) -> bool:
-    """Whether `node` is a linear map of tokens with weights of its own, which are numbers and not blocks of codes."""
+    """Tell whether `node` is a linear map of tokens with weights of its own, which are numbers, not blocks of codes."""
     weights = node.inputs[1:]
     return (
         node.op is ops.linear
@@ -112,7 +112,7 @@ def is_projection(node: Node) -> bool:
 
 
 def quantized(*values: Value | None) -> bool:
-    """Whether one of `values` is what a linear map with weights in blocks makes, split, normed and turned or not."""
+    """Tell whether a linear map with weights in blocks makes one of `values`, split, normed and turned or not."""
     made = [v.producer for v in values if v is not None and v.producer is not None]
     passing = (ops.split, ops.reshape, ops.rope, ops.rms_norm)
     return any(is_kept(n) or (n.op in passing and quantized(n.inputs[0])) for n in made)
@@ -129,7 +129,7 @@ def projection(value: Value | None) -> Projection | None:
 
 
 def seen(node: Node) -> Slopes | str:
-    """How kernels add distance to the scores of the attention `node`; or why they do not take its scores."""
+    """Return how kernels add distance to the scores of the attention `node`; or why they do not take its scores."""
     if node.op is ops.relative_attention:
         return "its keys and values depend on distances"
     if node.operand("key_mask") is not None:
@@ -159,7 +159,7 @@ def part(value: Value | None) -> Projection | None:
 
 
 def together(parts: Sequence[Projection]) -> bool:
-    """Whether `parts` have weights of their own, or are all that one projection is split into, in order."""
+    """Tell whether `parts` have weights of their own, or are all that one projection is split into, in order."""
     makers = [p.value.producer for p in parts]
     if all(made is not None and made.op is ops.linear for made in makers):
         return True
@@ -191,7 +191,7 @@ def self_attention(node: Node) -> SelfAttention | str:
 
 
 def _normed_alike(q: Node | None, k: Node | None) -> bool:
-    """Whether the heads of queries and keys have norms of one kind, or none."""
+    """Tell whether the heads of queries and keys have norms of one kind, or none."""
     if q is None or k is None:
         return q is k
     return q.attrs["eps"] == k.attrs["eps"] and (q.operand("weight") is None) == (k.operand("weight") is None)
@@ -267,7 +267,7 @@ def mixture(value: Value) -> Mixture | str | None:
 
 
 def activation_name(name: str) -> str | None:
-    """What kernels call the activation `name`, if they have it."""
+    """Return what kernels call the activation `name`, if they have it."""
     name = {"swish(1.702)": "gelu_quick", "swish(1.0)": "silu"}.get(name, name)
     return name if name in ACTIVATIONS else None
 

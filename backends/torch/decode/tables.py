@@ -1,4 +1,4 @@
-"""What a decode step makes when it is made, not at every token: tables that depend on nothing it is given."""
+"""Tables of a decode step that depend on nothing it is given, and so are made once, not at every token."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Sub
 from .members import reached
 
 DEVICE = "next(module.parameters())"
-TICKETS = Submodule("tickets", "tickets")
+TICKETS = Submodule("tickets", "Tickets")
 
 
 def made_once(program: Program, tickets: int) -> None:
     """Statements at the top that read nothing but the device of a token become what the step holds; so do counters,
     `tickets` for each row."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
-    found: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"made:Tickets({tickets})")}
+    found: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}
     for s in program.statements:
         for o in s.operands:
@@ -28,8 +28,13 @@ def made_once(program: Program, tickets: int) -> None:
             kept.append(s)
         else:
             taken = sum(leaf.path.startswith(f"{s.results[0].name}.table") for leaf in found.values())
-            found[s.results[0]] = Submodule(f"{s.results[0].name}.table{taken or ''}", f"made:{text}")
+            found[s.results[0]] = Submodule(f"{s.results[0].name}.table{taken or ''}", _escaped(text))
     program.statements = [replace(s, operands=tuple(found.get(o, o) for o in s.operands)) for s in kept]
+
+
+def _escaped(text: str) -> str:
+    """`text` as an `init` without places."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _text(s: Statement, tokens: Var, found: dict[Operand, Submodule]) -> str | None:
@@ -39,7 +44,7 @@ def _text(s: Statement, tokens: Var, found: dict[Operand, Submodule]) -> str | N
     texts = []
     for i, o in enumerate(s.operands):
         if o in found:
-            texts.append(found[o].init.removeprefix("made:"))
+            texts.append(found[o].init.format())
         elif isinstance(o, ParamRef) and o.constant:
             texts.append(reached(o.path))
         elif o is tokens and s.text.count(f"{{{i}}}") == s.text.count(f"{{{i}}}.device"):

@@ -7,12 +7,13 @@ so that heads which convolved for themselves would race for the state. Hence a k
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from .shared import launch
-from .shared.activation import ACTIVATIONS, activate
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
-from .shared.operands import wants_gradient
+from .shared.activation import ACTIVATIONS, activate, check_activation
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.operands import check_step, contiguous, refusal, side_by_side
 
 BLOCK = 128  # channels of a program
 
@@ -23,8 +24,7 @@ def _conv_kernel(
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     batch = tl.program_id(1).to(tl.int64)
     channel, tap = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TAPS)[None, :]
     mine, at = channel < CHANNELS, channel[:, None]
@@ -32,8 +32,7 @@ def _conv_kernel(
     y = tl.zeros((BLOCK,), tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + channel, mask=mine, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     state = batch * (WIDTH - 1) * CHANNELS + tap * CHANNELS + at
     before = tl.load(past_ptr + state, mask=mine[:, None] & (tap < WIDTH - 1), other=0.0)
     x = tl.load(x_ptr + batch * x_row + at, mask=mine[:, None], other=0.0)
@@ -45,42 +44,6 @@ def _conv_kernel(
     tl.store(y_ptr + batch * CHANNELS + channel, y, mask=mine)
 
 
-def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
-    if x.dtype == torch.float64:
-        return "the kernel computes in f32"
-    return "a gradient is wanted" if wants_gradient(x, *others) else launch.refusal(x)
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, past: torch.Tensor, activation: str) -> None:
-    batch, channels = x.shape
-    if weight.ndim != 2 or len(weight) != channels:
-        raise ValueError(f"weight {[*weight.shape]} must be [{channels}, width] for x {[*x.shape]}")
-    if past.shape != (batch, weight.shape[1] - 1, channels):
-        raise ValueError(f"past {[*past.shape]} must be {[batch, weight.shape[1] - 1, channels]}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
-
-
-def reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    past: torch.Tensor,
-    present: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `conv_step` computes, with torch."""
-    _check(x, weight, past, activation)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    seen = torch.cat([past.to(wide), x[:, None].to(wide)], 1)  # [batch, width, channels]
-    y = (seen * weight.T.to(wide)).sum(1)
-    y = ACTIVATIONS[activation](y if bias is None else y + bias.to(wide)).to(x.dtype)
-    after = seen[:, 1:].to(past.dtype)
-    return y, after if present is None else present.copy_(after)
-
-
 def conv_step(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -89,39 +52,51 @@ def conv_step(
     present: torch.Tensor | None = None,
     *,
     activation: str = "silu",
+    kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y = activation(Σ_j weight[:, j] · the input width − 1 − j tokens ago + bias), and the last width − 1 inputs.
 
     x [batch, channels], which may be a slice of a projection, weight [channels, width], bias [channels], past [batch,
     width − 1, channels] → y like x. What was seen is written to `present`, which may be `past` itself, or to a new
-    tensor like it.
+    tensor like it. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: the shapes do not fit, a state is not contiguous, or the activation is unknown.
     """
-    _check(x, weight, past, activation)
+    (batch, channels), width = x.shape, weight.shape[-1]
+    if weight.ndim != 2 or len(weight) != channels:
+        raise ValueError(f"weight {[*weight.shape]} must be [{channels}, width] for x {[*x.shape]}")
+    if past.shape != (batch, width - 1, channels):
+        raise ValueError(f"past {[*past.shape]} must be {[batch, width - 1, channels]}")
+    check_activation(activation)
+    check_step(x, past, present)
     target = torch.empty_like(past) if present is None else present
-    if target.shape != past.shape or not (past.is_contiguous() and target.is_contiguous()):
-        raise ValueError(f"past {[*past.shape]} and present {[*target.shape]} must be alike and contiguous")
-    if refusal(x, weight, bias, past) is not None:
-        return reference(x, weight, bias, past, target, activation=activation)
-    x = x if x.stride(1) == 1 else x.contiguous()
-    (batch, channels), width = x.shape, weight.shape[1]
+    if uses_torch(kernel, refusal, x, weight, bias, past):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        seen = torch.cat([past.to(wide), x[:, None].to(wide)], 1)  # [batch, width, channels]
+        y = (seen * weight.T.to(wide)).sum(1)
+        y = ACTIVATIONS[activation](y if bias is None else y + bias.to(wide)).to(x.dtype)
+        return y, target.copy_(seen[:, 1:])
+    x, weight, bias = side_by_side(x), weight.contiguous(), contiguous(bias)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _conv_kernel[(triton.cdiv(channels, BLOCK), batch)](
-        x, weight.contiguous(), None if bias is None else bias.contiguous(), past, y, target, x.stride(0),
-        CHANNELS=channels, WIDTH=width, TAPS=triton.next_power_of_2(width), ACTIVATION=activation, BLOCK=BLOCK,
-        PDL=has_pdl(x), **options(x),
+        x, weight, bias, past, y, target, x.stride(0), CHANNELS=channels, WIDTH=width,
+        TAPS=triton.next_power_of_2(width), ACTIVATION=activation, BLOCK=BLOCK, **options(x),
     )  # fmt: skip
     return y, target
 
 
+reference = partial(conv_step, kernel=False)
+
+
 def variants() -> list[Variant]:
     """Mamba-2.8B (5120 channels), Mamba-2-2.7B (5376), Falcon-Mamba-7B (8192). A few bytes per channel: no vectors."""
-    found = []
-    for kind, state, channels in (("*bf16", "*bf16", 5120), ("*fp16", "*fp32", 8192), ("*fp32", "*fp32", 5376)):
-        types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "y_ptr"), kind)
-        types |= {"past_ptr": state, "present_ptr": state, "x_row": "i32"}
-        sizes = {"CHANNELS": channels, "WIDTH": 4, "TAPS": 4, "ACTIVATION": "silu", "BLOCK": BLOCK, "PDL": True}
-        found.append(Variant(_conv_kernel, types, sizes, vectors=False, divisible=("x_row",)))
-    return found
+    sizes = {"WIDTH": 4, "TAPS": 4, "ACTIVATION": "silu", "BLOCK": BLOCK}
+    return [
+        variant(_conv_kernel, dtype, {"CHANNELS": channels, **sizes}, rows="x_row", types=state, vectors=False)
+        for dtype, state, channels in (
+            (BF16, {"past": "*bf16", "present": "*bf16"}, 5120),
+            (FP16, {}, 8192),
+            (FP32, {}, 5376),
+        )
+    ]

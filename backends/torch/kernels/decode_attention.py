@@ -13,15 +13,15 @@ cache is only prefetched to L2.
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import torch
 
-from .shared import cached_keys, split_keys
-from .shared.attend import DTYPES, attend, base2, learns, mixed_in, power_of_2, scaled
-from .shared.cached_keys import prefetch, slots, visible_range
-from .shared.launch import Variant, jit, tl
-from .shared.launch import refusal as device_refusal
+from .shared import cached_keys, launch, split_keys
+from .shared.attend import attend, base2, check_heads, mixed_in, scaled
+from .shared.cached_keys import check_positions, prefetch, slots, visible_range
+from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, uses_torch, variant, wait
+from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
 HEADS = 64  # query heads that a program takes at most
@@ -31,45 +31,14 @@ STAGE = 36 * 1024  # bytes of keys and values per stage: three programs fit on a
 
 @jit
 def decode_kernel(
-    q,
-    k,
-    v,
-    positions,
-    sinks,
-    slopes,
-    out,
-    partial,
-    state,
-    tickets,
-    k_batch,
-    k_head,
-    k_slot,
-    v_batch,
-    v_head,
-    v_slot,
-    capacity,
-    scale,
-    D: tl.constexpr,
-    D_PADDED: tl.constexpr,
-    DV: tl.constexpr,
-    DV_PADDED: tl.constexpr,
-    GROUP: tl.constexpr,
-    TAKEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    KEEP: tl.constexpr,
-    RING: tl.constexpr,
-    CHUNK: tl.constexpr,
-    STEP: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
-    MERGE_COLUMNS: tl.constexpr,
-    MERGE_STEP: tl.constexpr,
-    INSIDE: tl.constexpr,
-    PDL: tl.constexpr,
-    INTERP: tl.constexpr,
-):
+    q, k, v, positions, sinks, slopes, out, partial, state, tickets,
+    k_batch, k_head, k_slot, v_batch, v_head, v_slot, capacity, scale,
+    D: tl.constexpr, D_PADDED: tl.constexpr, DV: tl.constexpr, DV_PADDED: tl.constexpr,
+    GROUP: tl.constexpr, TAKEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, KEEP: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr,
+    SOFTCAP: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr,
+    INSIDE: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
+):  # fmt: skip
     """Grid [splits, kv_heads · blocks of heads, batch]: TAKEN of the GROUP query heads of a KV head, KEYS keys at a
     time."""
     split, splits, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
@@ -79,12 +48,12 @@ def decode_kernel(
     v += batch.to(tl.int64) * v_batch + kv_head.to(tl.int64) * v_head
     n = tl.arange(0, KEYS)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        start_next(PDL)
         kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
         at, slot = slots(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
         prefetch(k, slot, k_slot, capacity, D, D_PADDED)
         prefetch(v, slot, v_slot, capacity, DV, DV_PADDED)
-        tl.extra.cuda.gdc_wait()
+        wait(PDL)
 
     position = tl.load(positions + batch, cache_modifier=".cg")
     kept, first, keys = visible_range(position, WINDOW, KEEP, CHUNK, STEP)
@@ -124,52 +93,13 @@ def decode_kernel(
 
     group = batch * tl.num_programs(1) + tl.program_id(1)
     finish(
-        out,
-        partial,
-        state,
-        tickets,
-        acc,
-        m,
-        total,
-        group,
-        split,
-        splits,
-        used,
-        GROUP,
-        TAKEN,
-        DV,
-        MERGE_ROWS,
-        MERGE_COLUMNS,
-        MERGE_STEP,
-        INSIDE,
-    )
-
-
-def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    keep_first: int = 0,
-    softcap: float | None = None,
-    rolling: bool = False,
-    chunk: int | None = None,
-    dilation: int = 1,
-    sinks: torch.Tensor | None = None,
-    slopes: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`decode_attention` in plain torch, with gradients."""
-    there, distance = cached_keys.visible_mask(positions, k.shape[2], window, keep_first, rolling, chunk, dilation)
-    bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
-    y = attend(q[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
-    return y[:, :, 0]
+        out, partial, state, tickets, acc, m, total, group, split, splits, used,
+        GROUP, TAKEN, DV, MERGE_ROWS, MERGE_COLUMNS, MERGE_STEP, INSIDE,
+    )  # fmt: skip
 
 
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    """Say why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if (padded := power_of_2(head_dim) + power_of_2(value_dim)) > WIDEST // (dtype.itemsize // 2):
@@ -194,6 +124,7 @@ def decode_attention(
     slopes: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
     splits: int | None = None,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """softmax(scale · q kᵀ) v of one new token per row, whose key and value are in the cache already.
 
@@ -203,52 +134,45 @@ def decode_attention(
     `keep_first`; of a `chunk` those of the same run of so many positions; with `dilation` those that are a multiple of
     it behind. A `rolling` cache holds position p in slot p modulo its capacity, or behind its first `keep_first` slots,
     which stay; one smaller than the window shows what it holds. `softcap` bounds scores; `sinks` [heads] add a key of
-    that score with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `split_keys.counters`, batch · heads are
-    enough. `splits` of the keys are chosen by default. For inference: gradients come from `reference`.
+    that score with value 0; `slopes` [heads] are ALiBi's. `tickets`: see `tickets.counters`, batch · heads are enough.
+    `splits` of the keys are chosen by default. For inference: gradients come from torch. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes or dtypes do not fit, or `keep_first` is asked for with `chunk` or `dilation`.
     """
-    _check(q, k, v, positions)
+    check_heads(q, k, v, 3, "[batch, heads, d] and its caches")
+    check_positions(positions, q)
+    if k.stride(3) != 1 or v.stride(3) != 1:
+        raise ValueError(
+            f"the numbers of a key must lie one behind the other, not in strides {k.stride()}, {v.stride()}"
+        )
     batch, heads, d = q.shape
     kv_heads, capacity, dv = *k.shape[1:3], v.shape[3]
     if keep_first and (chunk is not None or dilation > 1):
         raise ValueError(f"keep_first={keep_first} does not go with chunk={chunk} and dilation={dilation}")
     mask = cached_keys.mask(capacity, window, keep_first, rolling)
-    if device_refusal(q) or refusal(d, dv, q.dtype) or learns(q, k, v, sinks, slopes):
-        masks: dict[str, Any] = {"window": window, "keep_first": keep_first, "softcap": softcap, "rolling": rolling}
-        masks |= {"chunk": chunk, "dilation": dilation}
-        return reference(q, k, v, positions, scale=scale, sinks=sinks, slopes=slopes, **masks)
+    if uses_torch(
+        kernel, lambda: launch.refusal(q) or refusal(d, dv, q.dtype) or gradient_refusal(q, k, v, sinks, slopes)
+    ):
+        there, distance = cached_keys.visible_mask(positions, capacity, window, keep_first, rolling, chunk, dilation)
+        bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
+        y = attend(q[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
+        return y[:, :, 0]
     shape = _shape(d, dv, heads // kv_heads, q.element_size())
-    groups = kv_heads * -(-shape["GROUP"] // shape["TAKEN"])
-    most = -(-cached_keys.reach(capacity, window, keep_first, chunk, dilation) // shape["KEYS"])
-    splits = splits or split_keys.count(q, batch * groups, most)
     return split_keys.launch(
         decode_kernel,
         (q.contiguous(), k, v, positions.contiguous(), sinks, slopes),
         (*k.stride()[:3], *v.stride()[:3], capacity, 1 / math.sqrt(d) if scale is None else scale),
         {**shape, **mask, "CHUNK": chunk or 0, "STEP": dilation, "SOFTCAP": softcap or 0.0},
         out=q.new_empty(batch, heads, dv),
-        groups=groups,
+        groups=kv_heads * -(-shape["GROUP"] // shape["TAKEN"]),
+        most=-(-cached_keys.reach(capacity, window, keep_first, chunk, dilation) // shape["KEYS"]),
         splits=splits,
         tickets=tickets,
     )
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> None:
-    """One clear sentence on what does not belong together."""
-    if q.dim() != 3 or k.dim() != 4 or k.shape[:3] != v.shape[:3] or q.shape[::2] != k.shape[::3]:
-        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no [batch, heads, d] and its caches")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
-    if k.stride(3) != 1 or v.stride(3) != 1:
-        raise ValueError(
-            f"the numbers of a key must lie one behind the other, not in strides {k.stride()}, {v.stride()}"
-        )
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
-    if positions.numel() != q.shape[0]:
-        raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
+reference = partial(decode_attention, kernel=False)
 
 
 def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
@@ -266,31 +190,22 @@ def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
 
 def variants() -> list[Variant]:
     """Head sizes, groups and dtypes that ship, and each kind of mask."""
-    plain = [("bf16", 128, 4), ("bf16", 64, 8), ("fp16", 256, 2), ("bf16", 80, 1), ("bf16", 16, 71), ("fp32", 128, 4)]
+    plain = [(BF16, 128, 4), (BF16, 64, 8), (FP16, 256, 2), (BF16, 80, 1), (BF16, 16, 71), (FP32, 128, 4)]
     found = [_variant(dtype, d, d, group) for dtype, d, group in plain]
-    found += [_variant("bf16", 576, 512, 16), _variant("fp32", 256, 256, 8), _variant("bf16", 128, 128, 48)]
+    found += [_variant(BF16, 576, 512, 16), _variant(FP32, 256, 256, 8), _variant(BF16, 128, 128, 48)]
     ring = cached_keys.mask(4096, 1024, 4, rolling=True)
     found += [
-        _variant("bf16", 256, 256, 4, (), **ring, SOFTCAP=50.0, INSIDE=False),
-        _variant("bf16", 64, 64, 8, ("sinks",), WINDOW=128),
-        _variant("bf16", 128, 128, 5, CHUNK=8192),
-        _variant("fp16", 64, 64, 1, WINDOW=4096, RING=4096, STEP=4),
+        _variant(BF16, 256, 256, 4, (), **ring, SOFTCAP=50.0, INSIDE=False),
+        _variant(BF16, 64, 64, 8, ("sinks",), WINDOW=128),
+        _variant(BF16, 128, 128, 5, CHUNK=8192),
+        _variant(FP16, 64, 64, 1, WINDOW=4096, RING=4096, STEP=4),
     ]
-    return [*found, _variant("bf16", 128, 128, 1, ("slopes",))]
+    return [*found, _variant(BF16, 128, 128, 1, ("slopes",))]
 
 
-def _variant(dtype: str, d: int, dv: int, group: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
-    strides = ("k_batch", "k_head", "k_slot", "v_batch", "v_head", "v_slot")
-    scratch = {"partial": "*fp32", "state": "*fp32", "tickets": "*i32"}
-    absent: dict[str, Any] = {name: None for name in ("sinks", "slopes") if name not in biases}
-    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "CHUNK": 0, "STEP": 1, "SOFTCAP": 0.0}
-    shape = _shape(d, dv, group, 4 if dtype == "fp32" else 2)
-    return Variant(
-        kernel=decode_kernel,
-        types={
-            **dict.fromkeys(("q", "k", "v", "out", *biases), f"*{dtype}"),
-            **{"positions": "*i64", **scratch, **dict.fromkeys((*strides, "capacity"), "i32"), "scale": "fp32"},
-        },
-        constants={**shape, **unmasked, "INSIDE": True, **mask, **absent, "PDL": True, "INTERP": False},
-        divisible=strides,
-    )
+def _variant(dtype: torch.dtype, d: int, dv: int, group: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
+    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "CHUNK": 0, "STEP": 1, "SOFTCAP": 0.0, "INSIDE": True}
+    strides = "k_batch k_head k_slot v_batch v_head v_slot"
+    absent = " ".join(name for name in ("sinks", "slopes") if name not in biases)
+    shape = _shape(d, dv, group, dtype.itemsize)
+    return variant(decode_kernel, dtype, {**shape, **unmasked, **mask}, "capacity", strides, absent)

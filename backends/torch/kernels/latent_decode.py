@@ -8,15 +8,15 @@ Splits, their merge in the same launch, and what is read before `gdc_wait` are t
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import torch
 
-from .shared import cached_keys, split_keys
-from .shared.attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
-from .shared.cached_keys import prefetch, slots, visible_range
-from .shared.launch import Variant, jit, tl
-from .shared.launch import refusal as device_refusal
+from .shared import cached_keys, launch, split_keys
+from .shared.attend import HOPPER, attend, base2, mixed_in, scaled, shared_memory
+from .shared.cached_keys import check_positions, prefetch, slots, visible_range
+from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, uses_torch, variant, wait
+from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
 
 HEADS = 64  # that a program takes at most
@@ -25,46 +25,23 @@ WIDEST = 512  # rank: sums of 64 heads then take half of the registers of 8 warp
 
 @jit
 def latent_kernel(
-    q,
-    cache,
-    positions,
-    sinks,
-    out,
-    partial,
-    state,
-    tickets,
-    batch_stride,
-    capacity,
-    scale,
-    RANK: tl.constexpr,
-    RANK_PADDED: tl.constexpr,
-    ROPE: tl.constexpr,
-    ROPE_PADDED: tl.constexpr,
-    GROUP: tl.constexpr,
-    TAKEN: tl.constexpr,
-    KEYS: tl.constexpr,
-    LEAN: tl.constexpr,
-    WINDOW: tl.constexpr,
-    KEEP: tl.constexpr,
-    RING: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
-    MERGE_COLUMNS: tl.constexpr,
-    MERGE_STEP: tl.constexpr,
-    INSIDE: tl.constexpr,
-    PDL: tl.constexpr,
-    INTERP: tl.constexpr,
-):
+    q, cache, positions, sinks, out, partial, state, tickets, batch_stride, capacity, scale,
+    RANK: tl.constexpr, RANK_PADDED: tl.constexpr, ROPE: tl.constexpr, ROPE_PADDED: tl.constexpr,
+    GROUP: tl.constexpr, TAKEN: tl.constexpr, KEYS: tl.constexpr, LEAN: tl.constexpr,
+    WINDOW: tl.constexpr, KEEP: tl.constexpr, RING: tl.constexpr, SOFTCAP: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
+    PDL: tl.constexpr, INTERP: tl.constexpr,
+):  # fmt: skip
     """Grid [splits, blocks of heads, batch]: TAKEN of the GROUP heads, which are all, KEYS keys at a time."""
     split, splits, block, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.program_id(2)
     cache += batch.to(tl.int64) * batch_stride
     n = tl.arange(0, KEYS)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        start_next(PDL)
         kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
         _, slot = slots(split * per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
         prefetch(cache, slot, RANK + ROPE, capacity, RANK + ROPE, 2 * RANK_PADDED)
-        tl.extra.cuda.gdc_wait()
+        wait(PDL)
 
     kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
     share = per_split(keys, splits, KEYS)
@@ -105,48 +82,13 @@ def latent_kernel(
 
     group = batch * tl.num_programs(1) + block
     finish(
-        out,
-        partial,
-        state,
-        tickets,
-        acc,
-        m,
-        total,
-        group,
-        split,
-        splits,
-        used,
-        GROUP,
-        TAKEN,
-        RANK,
-        MERGE_ROWS,
-        MERGE_COLUMNS,
-        MERGE_STEP,
-        INSIDE,
-    )
-
-
-def reference(
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    positions: torch.Tensor,
-    rank: int,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    keep_first: int = 0,
-    softcap: float | None = None,
-    rolling: bool = False,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`latent_decode` in plain torch, with gradients."""
-    there, _ = cached_keys.visible_mask(positions, cache.shape[2], window, keep_first, rolling)
-    y = attend(q[:, :, None], cache, cache[..., :rank], there[:, None, None], scale, softcap=softcap, sinks=sinks)
-    return y[:, :, 0]
+        out, partial, state, tickets, acc, m, total, group, split, splits, used,
+        GROUP, TAKEN, RANK, MERGE_ROWS, MERGE_COLUMNS, MERGE_STEP, INSIDE,
+    )  # fmt: skip
 
 
 def refusal(rank: int, rope_dim: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for rows of `rank` + `rope_dim` numbers; None if there is one."""
+    """Say why there is no kernel for rows of `rank` + `rope_dim` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     widest = WIDEST if dtype.itemsize == 2 else WIDEST // 4  # products of f32 take three times the registers
@@ -169,6 +111,7 @@ def latent_decode(
     sinks: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
     splits: int | None = None,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """softmax(scale · q kᵀ) v of one new token per row, whose latent is in the cache already.
 
@@ -179,25 +122,30 @@ def latent_decode(
     """
     _check(q, cache, positions, rank)
     (batch, heads, width), capacity = q.shape, cache.shape[2]
+    rope = width - rank
     mask = cached_keys.mask(capacity, window, keep_first, rolling)
-    if device_refusal(q) or refusal(rank, width - rank, q.dtype) or learns(q, cache, sinks):
-        masks: dict[str, Any] = {"window": window, "keep_first": keep_first, "softcap": softcap, "rolling": rolling}
-        return reference(q, cache, positions, rank, scale=scale, sinks=sinks, **masks)
-    shape, warps = _shape(rank, width - rank, heads, q.element_size(), shared_memory(q))
-    groups = -(-heads // shape["TAKEN"])
-    most = -(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"])
-    splits = splits or split_keys.count(q, batch * groups, most)
+    if uses_torch(
+        kernel, lambda: launch.refusal(q) or refusal(rank, rope, q.dtype) or gradient_refusal(q, cache, sinks)
+    ):
+        there, _ = cached_keys.visible_mask(positions, capacity, window, keep_first, rolling)
+        y = attend(q[:, :, None], cache, cache[..., :rank], there[:, None, None], scale, softcap=softcap, sinks=sinks)
+        return y[:, :, 0]
+    shape, warps = _shape(rank, rope, heads, q.element_size(), shared_memory(q))
     return split_keys.launch(
         latent_kernel,
         (q.contiguous(), cache, positions.contiguous(), sinks),
         (cache.stride(0), capacity, 1 / math.sqrt(width) if scale is None else scale),
         {**shape, **mask, "SOFTCAP": softcap or 0.0},
         out=q.new_empty(batch, heads, rank),
-        groups=groups,
+        groups=-(-heads // shape["TAKEN"]),
+        most=-(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"]),
         splits=splits,
         tickets=tickets,
         warps=warps,
     )
+
+
+reference = partial(latent_decode, kernel=False)
 
 
 def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: int) -> None:
@@ -211,8 +159,7 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
         raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
     if q.dtype != cache.dtype:
         raise ValueError(f"q {q.dtype} and cache {cache.dtype} differ in dtype")
-    if positions.numel() != q.shape[0]:
-        raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
+    check_positions(positions, q)
 
 
 def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict[str, int], int]:
@@ -236,25 +183,14 @@ def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict
 
 def variants() -> list[Variant]:
     """The published widths with 16 heads and more, and each kind of mask."""
-    found = [_variant("bf16", 512, 64, heads) for heads in (16, 32, 128)]
-    found += [_variant("fp16", 256, 32, 40), _variant("fp32", 128, 64, 16), _variant("bf16", 512, 64, 64, ("sinks",))]
+    found = [_variant(BF16, 512, 64, heads) for heads in (16, 32, 128)]
+    found += [_variant(FP16, 256, 32, 40), _variant(FP32, 128, 64, 16), _variant(BF16, 512, 64, 64, sinks=True)]
     ring = cached_keys.mask(4096, 1024, 4, rolling=True)
-    return [*found, _variant("bf16", 512, 64, 16, (), **ring, SOFTCAP=30.0, INSIDE=True)]
+    return [*found, _variant(BF16, 512, 64, 16, False, **ring, SOFTCAP=30.0, INSIDE=True)]
 
 
-def _variant(dtype: str, rank: int, rope: int, heads: int, biases: tuple[str, ...] = (), **mask: float) -> Variant:
-    absent: dict[str, Any] = {name: None for name in ("sinks",) if name not in biases}
-    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "SOFTCAP": 0.0}
-    shape, warps = _shape(rank, rope, heads, 4 if dtype == "fp32" else 2, HOPPER)
-    return Variant(
-        kernel=latent_kernel,
-        types={
-            **dict.fromkeys(("q", "cache", "out", *biases), f"*{dtype}"),
-            **{"positions": "*i64", "partial": "*fp32", "state": "*fp32", "tickets": "*i32"},
-            **dict.fromkeys(("batch_stride", "capacity"), "i32"),
-            "scale": "fp32",
-        },
-        constants={**shape, **unmasked, "INSIDE": False, **mask, **absent, "PDL": True, "INTERP": False},
-        warps=warps,
-        divisible=("batch_stride",),
-    )
+def _variant(dtype: torch.dtype, rank: int, rope: int, heads: int, sinks: bool = False, **mask: float) -> Variant:
+    unmasked = {"WINDOW": 0, "KEEP": 0, "RING": 0, "SOFTCAP": 0.0, "INSIDE": False}
+    shape, warps = _shape(rank, rope, heads, dtype.itemsize, HOPPER)
+    constants, absent = {**shape, **unmasked, **mask}, "" if sinks else "sinks"
+    return variant(latent_kernel, dtype, constants, "capacity", "batch_stride", absent, warps=warps)

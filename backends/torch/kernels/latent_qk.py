@@ -8,14 +8,16 @@ head; one block more does the token's own row.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 
 from .shared import gemv
-from .shared.gemv import DTYPES, flat
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.cached_keys import own_slot, write
+from .shared.gemv import flat
+from .shared.launch import DTYPES, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.norm import NO_NORM, Norm
+from .shared.operands import power_of_2
 from .shared.rotary import element, turned
 
 NUMBERS = 8192  # of the up-projection that a block of 16-bit weights takes, half as many of fp32
@@ -43,8 +45,7 @@ def latent_qk_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [blocks of BLOCK_R columns, heads + 1]; the last of the second axis is the token's own row."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1) - 1
     block, pair = tl.program_id(0), tl.arange(0, BLOCK_P)
     if head < heads:
@@ -52,8 +53,7 @@ def latent_qk_kernel(
         at = weight + (head.to(tl.int64) * PLAIN + o)[:, None] * RANK + i[None, :]
         inside = (o < PLAIN)[:, None] & (i < RANK)[None, :]
         w = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
-        if PDL:
-            tl.extra.cuda.gdc_wait()
+        wait(PDL)
         for m in range(M):
             given = q + m * q_row + head * (PLAIN + ROPE)
             made = out + (m * heads + head) * (RANK + ROPE)
@@ -63,14 +63,11 @@ def latent_qk_kernel(
             if block == 0:
                 store_turned(given + PLAIN, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
     else:
-        if PDL:
-            tl.extra.cuda.gdc_wait()
+        wait(PDL)
         if block == 0:
             i = tl.arange(0, BLOCK_I)
             for m in range(M):
-                slot = tl.load(positions + m)
-                if ROLLING:
-                    slot = tl.where(slot < keep, slot, keep + (slot - keep) % (capacity - keep))
+                slot = own_slot(tl.load(positions + m), capacity, keep, ROLLING)
                 if (slot >= 0) & (slot < capacity):
                     given = latent + m * latent_row
                     made = cache + tl.cast(m, tl.int64) * cache_row + slot * (RANK + ROPE)
@@ -83,40 +80,8 @@ def latent_qk_kernel(
                     store_turned(given + RANK, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
 
 
-def reference(
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    weight: torch.Tensor,
-    cache: torch.Tensor,
-    positions: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    *,
-    norm: Norm = NO_NORM,
-    interleaved: bool = False,
-    rolling: bool = False,
-    keep_first: int = 0,
-) -> torch.Tensor:
-    """What `latent_qk` computes and writes, with torch."""
-    batch, _, capacity, width = cache.shape
-    rank, rope = weight.shape[1], 2 * cos.shape[-1]
-    heads = _heads(q, weight, rope)
-    plain, rotary = q.reshape(batch, heads, -1).split([len(weight) // heads, rope], -1)
-    absorbed = torch.einsum("bho,hoi->bhi", plain, weight.unflatten(0, (heads, -1)))
-    made = torch.cat([absorbed, turned(rotary, cos, sin, interleaved)], -1)
-    compressed, shared = latent.reshape(batch, width).split([rank, rope], -1)
-    row = torch.cat([norm(compressed), turned(shared[:, None], cos, sin, interleaved)[:, 0]], -1).to(cache.dtype)
-    slot = positions.reshape(batch)
-    if rolling:
-        slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
-    inside, at = (slot >= 0) & (slot < capacity), torch.arange(batch, device=q.device)
-    slot = slot.clamp(0, capacity - 1)
-    cache[at, 0, slot] = torch.where(inside[:, None], row, cache[at, 0, slot])
-    return made
-
-
 def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for latents of `rank` and heads of `plain` + `rope` numbers; None if there is one."""
+    """Say why there is no kernel for latents of `rank` and heads of `plain` + `rope` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if rank > 8192 or plain > 1024 or rope > 1024:
@@ -137,6 +102,7 @@ def latent_qk(
     interleaved: bool = False,
     rolling: bool = False,
     keep_first: int = 0,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """[Wᵀ q_plain, RoPE(q_rope)] of one token per row; [norm(c), RoPE(k_rope)] of its latent goes into the cache.
 
@@ -144,32 +110,39 @@ def latent_qk(
     of a projection. weight [heads·plain, rank] makes keys of latents; cache [batch, 1, capacity, rank + rope],
     positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos, sin f32 [batch,
     rope/2] of the tokens' angles turn pairs as in `norm_qkv`, whose rules of slots these are, too.
+    `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is no RMS norm.
     """
     batch, heads, plain, rope = _check(q, latent, weight, cache, positions, cos, sin, norm)
     rank, capacity = weight.shape[1], cache.shape[2]
-    given = (weight, norm.gain)
-    if gemv.refusal(q, *given) or refusal(rank, plain, rope, q.dtype) or not q.dtype == latent.dtype == cache.dtype:
-        return reference(
-            q, latent, weight, cache, positions, cos, sin,
-            norm=norm, interleaved=interleaved, rolling=rolling, keep_first=keep_first,
-        )  # fmt: skip
+
+    def refused() -> str | None:
+        alike = q.dtype == latent.dtype == cache.dtype
+        reason = gemv.refusal(q, weight, norm.gain) or refusal(rank, plain, rope, q.dtype)
+        return reason or (None if alike else "queries, latents and the cache differ in dtype")
+
+    if uses_torch(kernel, refused):
+        own, rotary = q.reshape(batch, heads, -1).split([plain, rope], -1)
+        absorbed = torch.einsum("bho,hoi->bhi", own, weight.unflatten(0, (heads, -1)))
+        queries = torch.cat([absorbed, turned(rotary, cos, sin, interleaved)], -1)
+        compressed, shared = latent.reshape(batch, 1, -1).split([rank, rope], -1)
+        row = torch.cat([norm(compressed), turned(shared, cos, sin, interleaved)], -1)
+        write(cache, row, positions, rolling, keep_first)
+        return queries
     q, latent = flat(q), flat(latent)
     out = q.new_empty(batch, heads, rank + rope)
     sizes = _sizes(rank, plain, rope, q.element_size())
     latent_qk_kernel[(triton.cdiv(rank, sizes["BLOCK_R"]), heads + 1)](
         q, latent, weight, norm.gain, cos, sin, positions.contiguous(), out, cache,
         batch, q.stride(0), latent.stride(0), cache.stride(0), capacity, keep_first, norm.eps,
-        NORM=norm.kind, INTERLEAVED=interleaved, ROLLING=rolling, **sizes, PDL=has_pdl(q), **options(q, WARPS, 1),
+        NORM=norm.kind, INTERLEAVED=interleaved, ROLLING=rolling, **sizes, **options(q, WARPS, 1),
     )  # fmt: skip
     return out
 
 
-def _heads(q: torch.Tensor, weight: torch.Tensor, rope: int) -> int:
-    """How many heads have queries q of `rope` numbers beside those that `weight` has rows for."""
-    return (q.shape[-1] - len(weight)) // rope
+reference = partial(latent_qk, kernel=False)
 
 
 def _check(
@@ -189,7 +162,9 @@ def _check(
         raise ValueError(f"weight {[*weight.shape]} and cos {[*cos.shape]} do not fit a cache {[*cache.shape]}")
     if cache.stride()[2:] != (width, 1):
         raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
-    heads = _heads(q, weight, rope)
+    heads = (
+        q.shape[-1] - len(weight)
+    ) // rope  # of which each has `rope` numbers beside those that weight has rows for
     if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
         raise ValueError(f"q {[*q.shape]} are no heads of {rope} numbers and those of weight {[*weight.shape]}")
     if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):
@@ -201,12 +176,9 @@ def _check(
 
 
 def _sizes(rank: int, plain: int, rope: int, size: int) -> dict[str, int]:
-    def power(n: int) -> int:
-        return 1 << (n - 1).bit_length()
-
-    columns = max(16, 2 * NUMBERS // size // power(plain))
-    sizes = {"RANK": rank, "PLAIN": plain, "ROPE": rope, "BLOCK_I": power(rank), "BLOCK_R": min(columns, power(rank))}
-    return sizes | {"BLOCK_O": power(plain), "BLOCK_P": power(max(rope // 2, 1))}
+    columns, whole = max(16, 2 * NUMBERS // size // power_of_2(plain)), power_of_2(rank)
+    sizes = {"RANK": rank, "PLAIN": plain, "ROPE": rope, "BLOCK_I": whole, "BLOCK_R": min(columns, whole)}
+    return sizes | {"BLOCK_O": power_of_2(plain), "BLOCK_P": power_of_2(rope // 2)}
 
 
 def variants() -> list[Variant]:
@@ -222,18 +194,9 @@ def variants() -> list[Variant]:
 def _variant(
     m: int, dtype: torch.dtype, rank: int, plain: int, rope: int, norm: str = "rms", **switches: bool
 ) -> Variant:
-    given = "q latent weight out cache" + " gain" * (norm == "rms")
-    pointers, constants = gemv.typed(m, dtype, "q latent weight gain out cache", given)
-    strides = ("q_row", "latent_row", "cache_row")
-    forms: dict[str, Any] = {"NORM": norm, "INTERLEAVED": True, "ROLLING": False, "PDL": True}
-    return Variant(
-        latent_qk_kernel,
-        pointers
-        | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "eps": "fp32"}
-        | dict.fromkeys((*strides, "capacity", "keep"), "i32"),
-        constants | _sizes(rank, plain, rope, dtype.itemsize) | forms | switches,
-        warps=WARPS,
-        stages=1,
-        ahead=True,
-        divisible=strides,
+    constants = {**_sizes(rank, plain, rope, dtype.itemsize), "NORM": norm, "INTERLEAVED": True, "ROLLING": False}
+    constants |= switches | ({"M": 1} if m == 1 else {})  # Triton takes a 1 as a constant
+    strides, absent = "q_row latent_row cache_row", "" if norm == "rms" else "gain"
+    return variant(
+        latent_qk_kernel, dtype, constants, "M capacity keep", strides, absent, warps=WARPS, stages=1, ahead=True
     )

@@ -5,10 +5,12 @@ It is the product of `norm_linear` with another part of x for each head.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from .shared.gemv import Tile, first_weights, flat, products, refusal, tile, typed
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.gemv import first_weights, flat, products, refusal, tile
+from .shared.launch import Variant, jit, start_next, tl, triton, uses_torch, wait
 
 
 @jit
@@ -17,14 +19,12 @@ def linear_by_head_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [blocks of BLOCK_N of the N outputs of a head, heads]."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = head * N + tl.minimum(n, N - 1)
     first = first_weights(weight, rows, K, 0, K, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     out = products(
         first, x + head * K, x_row, weight, None, None, rows, M, K, 0, K, 0.0, "none", BLOCK_M, BLOCK_N, BLOCK_K, VECTOR
     )  # fmt: skip
@@ -32,37 +32,29 @@ def linear_by_head_kernel(
     tl.store(y + m * (heads * N) + head * N + n[None, :], out, mask=(m < M) & (n < N)[None, :])
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """What `linear_by_head` computes, with torch."""
-    return torch.einsum("...hi,hoi->...ho", x.unflatten(-1, (heads, -1)), weight.unflatten(0, (heads, -1))).flatten(-2)
-
-
-def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int) -> torch.Tensor:
+def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int, *, kernel: bool | None = None) -> torch.Tensor:
     """W_h x_h per head: x [..., heads·in], weight [heads·out, in] → [..., heads·out].
 
-    Sums are fp32, and only the result is rounded. What `refusal` names is computed with torch.
+    Sums are fp32, and only the result is rounded. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit.
     """
     if weight.ndim != 2 or len(weight) % heads or x.shape[-1] != heads * weight.shape[1]:
         raise ValueError(f"x {[*x.shape]} does not fit weight {[*weight.shape]} [{heads} heads·out, in]")
-    if refusal(x, weight):
-        return reference(x, weight, heads)
+    if uses_torch(kernel, refusal, x, weight):
+        parts = x.unflatten(-1, (heads, -1)), weight.unflatten(0, (heads, -1))
+        return torch.einsum("...hi,hoi->...ho", *parts).flatten(-2)
     (outputs, K), rows = weight.shape, flat(x)
     y = x.new_empty(*x.shape[:-1], outputs)
-    plan = _tile(len(rows), outputs, heads, K, x.dtype)
+    plan = tile(len(rows), outputs, K, x.dtype).within(outputs // heads)
     linear_by_head_kernel[(triton.cdiv(outputs // heads, plan.rows), heads)](
-        rows, weight, y, len(rows), outputs // heads, K, rows.stride(0), **plan.constants, PDL=has_pdl(x),
-        **options(x, plan.warps, 1),
+        rows, weight, y, len(rows), outputs // heads, K, rows.stride(0), **plan.options(x),
     )  # fmt: skip
     return y
 
 
-def _tile(batch: int, outputs: int, heads: int, inputs: int, dtype: torch.dtype) -> Tile:
-    """The tile of a block, which has no more rows than a head."""
-    plan, most = tile(batch, outputs, inputs, dtype), 1 << ((outputs // heads).bit_length() - 1)
-    return Tile(plan.batch, min(plan.rows, most), plan.columns, plan.vector, plan.warps)
+reference = partial(linear_by_head, kernel=False)
 
 
 def variants() -> list[Variant]:
@@ -75,14 +67,5 @@ def variants() -> list[Variant]:
 
 
 def _variant(m: int, heads: int, n: int, k: int, dtype: torch.dtype) -> Variant:
-    plan = _tile(m, heads * n, heads, k, dtype)
-    pointers, constants = typed(m, dtype, "x weight y", "x weight y")
-    return Variant(
-        linear_by_head_kernel,
-        pointers | dict.fromkeys(("N", "K", "x_row"), "i32"),
-        constants | plan.constants | {"PDL": True},
-        warps=plan.warps,
-        stages=1,
-        ahead=True,
-        divisible=("N", "K", "x_row"),
-    )
+    plan = tile(m, heads * n, k, dtype).within(n)
+    return plan.variant(linear_by_head_kernel, m, dtype, "N K x_row", {})

@@ -7,12 +7,15 @@ sandwich norms have (arXiv 2105.13290), needs all outputs; the last block of all
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .shared import gemv
-from .shared.gemv import Tile, check, first_weights, products, refusal, tile, typed
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.gemv import Tile, check, first_weights, products, refusal, tile
+from .shared.launch import Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
+from .shared.operands import power_of_2
 from .shared.rows import linear
 from .shared.tickets import counters, is_last
 
@@ -64,15 +67,13 @@ def linear_residual_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N outputs of all rows over `each` columns; SPLITS blocks share a row's columns."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     block, split = tl.program_id(0), tl.program_id(1)
     begin, end = split * each, tl.minimum(split * each + each, K)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
     first = first_weights(weight, rows, K, begin, end, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     m, n = tl.arange(0, BLOCK_M)[:, None], n[None, :]
     at, there = m * N + n, (m < M) & (n < N)
     before = tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
@@ -95,19 +96,6 @@ def linear_residual_kernel(
                 )  # fmt: skip
 
 
-def reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    residual: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    scale: float = 1.0,
-    norm: Norm = NO_NORM,
-) -> torch.Tensor:
-    """What `linear_residual` computes, with torch."""
-    return residual + scale * norm(linear(x, weight, bias))
-
-
 def linear_residual(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -117,11 +105,12 @@ def linear_residual(
     scale: float = 1.0,
     norm: Norm = NO_NORM,
     tickets: torch.Tensor | None = None,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [..., out].
 
     Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are the model's own counters
-    of blocks that are ready; without them launches on a stream share some. What `refusal` names is computed with torch.
+    of blocks that are ready; without them launches on a stream share some. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is unknown.
@@ -130,8 +119,8 @@ def linear_residual(
     norm.check(len(weight))
     if residual.shape != (*x.shape[:-1], len(weight)):
         raise ValueError(f"residual {list(residual.shape)} does not fit x {list(x.shape)} Wᵀ, {len(weight)} wide")
-    if refusal(x, weight, residual, bias, norm.gain, norm.shift):
-        return reference(x, weight, residual, bias, scale=scale, norm=norm)
+    if uses_torch(kernel, refusal, x, weight, residual, bias, norm.gain, norm.shift):
+        return residual + scale * norm(linear(x, weight, bias))
     N, K = weight.shape
     flat = x.reshape(-1, K).contiguous()
     M, plan = len(flat), tile(len(flat), N, K, x.dtype)
@@ -143,10 +132,12 @@ def linear_residual(
         tickets = counters(x, N) if tickets is None else tickets
     linear_residual_kernel[(triton.cdiv(N, plan.rows), splits)](
         flat, weight, bias, residual, norm.gain, norm.shift, y, partial, tickets,
-        M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=held(N, plan), **plan.constants,
-        PDL=has_pdl(x), **options(x, plan.warps, 1),
+        M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=held(N, plan), **plan.options(x),
     )  # fmt: skip
     return y
+
+
+reference = partial(linear_residual, kernel=False)
 
 
 def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
@@ -161,8 +152,8 @@ def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
 
 
 def held(outputs: int, plan: Tile) -> int:
-    """How many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
-    return min(1 << (outputs - 1).bit_length(), 64 * 32 * plan.warps // plan.batch)
+    """Return how many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
+    return min(power_of_2(outputs), 64 * 32 * plan.warps // plan.batch)
 
 
 def variants() -> list[Variant]:
@@ -180,19 +171,7 @@ def variants() -> list[Variant]:
 def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str = "none", bias: bool = False) -> Variant:
     plan = tile(m, n, k, dtype)
     splits, _ = columns(n, k, plan)
-    given = "x weight residual y" + " bias" * bias + {"none": "", "rms": " gain", "layer": " gain shift"}[norm]
-    pointers, constants = typed(m, dtype, "x weight bias residual gain shift y", given)
-    shared = {"partial": "*fp32", "tickets": "*i32"}
-    if splits > 1 or norm != "none":
-        pointers |= shared
-    else:
-        constants |= dict.fromkeys(shared)
-    return Variant(
-        linear_residual_kernel,
-        pointers | {"N": "i32", "K": "i32", "each": "i32", "scale": "fp32", "eps": "fp32"},
-        constants | plan.constants | {"NORM": norm, "SPLITS": splits, "BLOCK_H": held(n, plan), "PDL": True},
-        warps=plan.warps,
-        stages=1,
-        ahead=True,
-        divisible=("N", "K", "each"),
-    )
+    absent = {"none": "gain shift", "rms": "shift", "layer": ""}[norm] + " bias" * (not bias)
+    absent += " partial tickets" * (splits == 1 and norm == "none")
+    forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": held(n, plan)}
+    return plan.variant(linear_residual_kernel, m, dtype, "N K each", forms, absent=absent)

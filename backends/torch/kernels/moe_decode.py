@@ -9,13 +9,15 @@ its first weights, before the first has ended.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .shared import gemv
-from .shared.activation import ACTIVATIONS, activate, gated, open_gate
-from .shared.gemv import DTYPES, Tile, fold, tile
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
-from .shared.operands import wants_gradient
+from .shared.activation import ACTIVATIONS, activate, check_activation, gated, open_gate
+from .shared.gemv import Tile, fold, tile
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.operands import gradient_refusal
 
 
 @jit
@@ -32,9 +34,8 @@ def _open_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N of the H hidden numbers of one choice of one token; x [tokens, K], up and gate [experts, H, K]."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait(PDL)
+    start_next(PDL)
     slot, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.load(chosen + slot).to(tl.int64) * H + tl.minimum(n, H - 1)
     k, from_x = tl.arange(0, BLOCK_K)[None, None, :], x + (slot // CHOICES).to(tl.int64) * K
@@ -68,15 +69,13 @@ def _close_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N of the N outputs of one token; opened [tokens · CHOICES, K], down [experts, N, K]."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     token, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
     k, each = tl.arange(0, BLOCK_K)[None, None, :], tl.cdiv(K, BLOCK_K)
     expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # not what L1 may hold of an earlier launch
     some = _slice(down, expert * N + rows, k, K, K)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     total = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for step in range(CHOICES * each):
         ahead = tl.minimum(step + 1, CHOICES * each - 1)  # the weights of the next step, none after the last
@@ -96,60 +95,9 @@ def _close_kernel(
     tl.store(y + token * N + n, out.to(y.dtype.element_ty), mask=there)
 
 
-def reference(
-    x: torch.Tensor,
-    chosen: torch.Tensor,
-    weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    gate: torch.Tensor | None = None,
-    up_bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-    gate_bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    *,
-    activation: str = "silu",
-    limit: float | None = None,
-    shift: float = 0.0,
-) -> torch.Tensor:
-    """What `moe_decode` computes, expert by expert, with torch."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    total = x.new_zeros(x.shape, dtype=wide) if residual is None else residual.to(wide)
-    for expert in chosen.unique().tolist():
-        row, choice = torch.where(chosen == expert)
-
-        def project(v: torch.Tensor, stack: torch.Tensor, bias: torch.Tensor | None, e: int = expert) -> torch.Tensor:
-            y = v @ stack[e].to(wide).T
-            return y if bias is None else y + bias[e].to(wide)
-
-        hidden = project(x[row].to(wide), up, up_bias)
-        if gate is None:
-            hidden = ACTIVATIONS[activation](hidden)
-        else:
-            opened = project(x[row].to(wide), gate, gate_bias)
-            hidden = gated(opened, hidden, activation, limit, shift)
-        share = weights[row, choice, None].to(wide)
-        total = total.index_add(0, row, share * project(hidden, down, down_bias))
-    return total.to(x.dtype)
-
-
 def refusal(x: torch.Tensor, weights: torch.Tensor, *stacks: torch.Tensor | None) -> str | None:
-    """Why torch computes this instead of the kernels, in a few words; None if they do."""
-    return "a gradient is wanted" if wants_gradient(weights) else gemv.refusal(x, *stacks)
-
-
-def _check(
-    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor, activation: str
-) -> None:
-    experts, hidden, dim = up.shape
-    if x.ndim != 2 or x.shape[1] != dim:
-        raise ValueError(f"x {[*x.shape]} does not fit up {[*up.shape]} [experts, hidden, in]")
-    if down.shape != (experts, dim, hidden):
-        raise ValueError(f"down {[*down.shape]} must be {[experts, dim, hidden]}")
-    if chosen.ndim != 2 or len(chosen) != len(x) or chosen.shape != weights.shape:
-        raise ValueError(f"chosen {[*chosen.shape]} and weights {[*weights.shape]} must be [{len(x)}, k]")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
+    """Say why torch computes this instead of the kernels, in a few words; None if they do."""
+    return gradient_refusal(weights) or gemv.refusal(x, *stacks)
 
 
 def moe_decode(
@@ -167,40 +115,65 @@ def moe_decode(
     activation: str = "silu",
     limit: float | None = None,
     shift: float = 0.0,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """residual + Σ_j weights_j · E_e(x), e = chosen_j, E(x) = down(act(gate(x)) ⊙ (up(x) + shift)) or down(act(up(x))).
 
     x and residual [tokens, in], chosen i32 or i64 and weights [tokens, k], up and gate [experts, hidden, in], down
     [experts, in, hidden], biases [experts, hidden or in] → like x. With `limit`, gate(x) is first capped at it, up(x)
-    clipped to ±limit. Sums are fp32; the hidden numbers and the result are rounded to the dtype of x. What `refusal`
-    names is computed with torch.
+    clipped to ±limit. Sums are fp32; the hidden numbers and the result are rounded to the dtype of x. `kernel`: see
+    `uses_torch`; torch goes expert by expert.
 
     Raises:
         ValueError: the shapes do not fit, or the activation is unknown.
     """
-    _check(x, chosen, weights, up, down, activation)
-    stacks = (up, down, gate, up_bias, down_bias, gate_bias, residual)
-    if refusal(x, weights, *stacks) is not None:
-        more = (gate, up_bias, down_bias, gate_bias, residual)
-        return reference(x, chosen, weights, up, down, *more, activation=activation, limit=limit, shift=shift)
-    (tokens, choices), (_, hidden, dim) = chosen.shape, up.shape
+    experts, hidden, dim = up.shape
+    if x.ndim != 2 or x.shape[1] != dim:
+        raise ValueError(f"x {[*x.shape]} does not fit up {[*up.shape]} [experts, hidden, in]")
+    if down.shape != (experts, dim, hidden):
+        raise ValueError(f"down {[*down.shape]} must be {[experts, dim, hidden]}")
+    if chosen.ndim != 2 or len(chosen) != len(x) or chosen.shape != weights.shape:
+        raise ValueError(f"chosen {[*chosen.shape]} and weights {[*weights.shape]} must be [{len(x)}, k]")
+    check_activation(activation)
+    if uses_torch(kernel, refusal, x, weights, up, down, gate, up_bias, down_bias, gate_bias, residual):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        total = x.new_zeros(x.shape, dtype=wide) if residual is None else residual.to(wide)
+
+        def project(v: torch.Tensor, stack: torch.Tensor, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
+            y = v @ stack[expert].to(wide).T
+            return y if bias is None else y + bias[expert].to(wide)
+
+        for expert in chosen.unique().tolist():
+            row, choice = torch.where(chosen == expert)
+            inner = project(x[row].to(wide), up, up_bias, expert)
+            if gate is None:
+                inner = ACTIVATIONS[activation](inner)
+            else:
+                inner = gated(project(x[row].to(wide), gate, gate_bias, expert), inner, activation, limit, shift)
+            share = weights[row, choice, None].to(wide)
+            total = total.index_add(0, row, share * project(inner, down, down_bias, expert))
+        return total.to(x.dtype)
+    tokens, choices = chosen.shape
     x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
     opened, y = x.new_empty(tokens * choices, hidden), torch.empty_like(x)
     opens, closes = _tiles(tokens, choices, hidden, dim, x.dtype)
     _open_kernel[(tokens * choices, triton.cdiv(hidden, opens.rows))](
         x, chosen, up, gate, up_bias, gate_bias, opened, hidden, dim,
         CHOICES=choices, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **_constants(opens),
-        PDL=has_pdl(x), **options(x, opens.warps, 1),
+        **options(x, opens.warps, 1),
     )  # fmt: skip
     _close_kernel[(tokens, triton.cdiv(dim, closes.rows))](
         opened, chosen, weights, down, down_bias, residual, y, dim, hidden,
-        CHOICES=choices, **_constants(closes), PDL=has_pdl(x), **options(x, closes.warps, 1),
+        CHOICES=choices, **_constants(closes), **options(x, closes.warps, 1),
     )  # fmt: skip
     return y
 
 
+reference = partial(moe_decode, kernel=False)
+
+
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """How blocks of the two kernels work: those of one token, with as many outputs as all tokens and choices have."""
+    """The tiles of the two kernels: those of one token, with as many outputs as all tokens and choices have."""
     return tile(1, tokens * choices * hidden, dim, dtype), tile(1, tokens * dim, hidden, dtype)
 
 
@@ -211,10 +184,10 @@ def _constants(plan: Tile) -> dict[str, int]:
 def variants() -> list[Variant]:
     """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-20b with its biases, one that is small and ungated in fp32."""
     return [
-        *_variants(1, 2, 14336, 4096, torch.bfloat16),
-        *_variants(8, 8, 768, 2048, torch.float16),
-        *_variants(1, 4, 2880, 2880, torch.bfloat16, biased=True, activation="gelu_quick", limit=7.0, shift=1.0),
-        *_variants(2, 2, 1536, 576, torch.float32, gated=False, activation="relu"),
+        *_variants(1, 2, 14336, 4096, BF16),
+        *_variants(8, 8, 768, 2048, FP16),
+        *_variants(1, 4, 2880, 2880, BF16, biased=True, activation="gelu_quick", limit=7.0, shift=1.0),
+        *_variants(2, 2, 1536, 576, FP32, gated=False, activation="relu"),
     ]
 
 
@@ -230,19 +203,12 @@ def _variants(
     limit: float | None = None,
     shift: float = 0.0,
 ) -> list[Variant]:
-    opens, closes = _tiles(tokens, choices, hidden, dim, dtype)
-    given = "x up down y residual opened" + " gate" * gated + " up_bias gate_bias down_bias" * biased
-    choice = {"chosen": "*i64", "weights": "*fp32"}
-    found = []
-    for kernel, plan, pointers, more in (
-        (_open_kernel, opens, "x up gate up_bias gate_bias opened", {"H": "i32", "K": "i32"}),
-        (_close_kernel, closes, "opened down down_bias residual y", {"N": "i32", "K": "i32"}),
-    ):
-        types = {name: f"*{DTYPES[dtype]}" for name in pointers.split() if name in given.split()} | more
-        types |= {name: kind for name, kind in choice.items() if name in kernel.arg_names}
-        constants: dict[str, object] = {name: None for name in pointers.split() if name not in given.split()}
-        constants |= {**_constants(plan), "CHOICES": choices, "PDL": True}
-        if kernel is _open_kernel:
-            constants |= {"ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
-        found.append(Variant(kernel, types, constants, plan.warps, 1, divisible=tuple(more)))
-    return found
+    forms = {"CHOICES": choices, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
+    absent = "gate" * (not gated) + " up_bias gate_bias down_bias" * (not biased)
+    types = {"chosen": "*i64", "weights": "*fp32"}
+    return [
+        variant(kernel, dtype, _constants(plan) | forms, "", rows, absent, types, warps=plan.warps, stages=1)
+        for kernel, plan, rows in zip(
+            (_open_kernel, _close_kernel), _tiles(tokens, choices, hidden, dim, dtype), ("H K", "N K"), strict=True
+        )
+    ]

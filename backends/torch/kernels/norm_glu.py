@@ -6,11 +6,13 @@ The ungated form, act(norm(x) W_upᵀ), is `norm_linear` with an activation.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from .shared.activation import ACTIVATIONS, gated, open_gate
-from .shared.gemv import check, first_weights, products, refusal, tile, typed
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.activation import check_activation, gated, open_gate
+from .shared.gemv import affine, check, refusal, tile
+from .shared.launch import Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 
@@ -22,36 +24,15 @@ def norm_glu_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N / 2 gates of the N and the ups that they gate."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     HALF: tl.constexpr = BLOCK_N // 2
     begin = tl.program_id(0) * HALF
     both = tl.arange(0, BLOCK_N)
     rows = tl.minimum(begin + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
-    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    out = products(first, x, K, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
-    if bias is not None:
-        out += tl.load(bias + rows).to(tl.float32)[None, :]
+    out = affine(x, K, weight, gain, shift, bias, rows, M, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, PDL)
     gate, up = tl.split(tl.permute(tl.reshape(out, [BLOCK_M, 2, HALF]), [0, 2, 1]))
     m, n = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, HALF)[None, :]
     tl.store(y + m * N + n, open_gate(gate, up, ACTIVATION, LIMIT, SHIFT), mask=(m < M) & (n < N))
-
-
-def reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    norm: Norm = NO_NORM,
-    activation: str = "silu",
-    limit: float | None = None,
-    shift: float = 0.0,
-) -> torch.Tensor:
-    """What `norm_glu` computes, with torch."""
-    gate, up = linear(norm(x), weight, bias).chunk(2, -1)
-    return gated(gate, up, activation, limit, shift)
 
 
 def norm_glu(
@@ -63,12 +44,13 @@ def norm_glu(
     activation: str = "silu",
     limit: float | None = None,
     shift: float = 0.0,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b: x [..., in] → [..., hidden].
 
     weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, the gate is first capped
-    at it, up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. What `refusal`
-    names is computed with torch.
+    at it, up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. `kernel`: see
+    `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or activation is unknown.
@@ -76,20 +58,22 @@ def norm_glu(
     check(x, weight, norm, bias)
     if len(weight) % 2:
         raise ValueError(f"weight {list(weight.shape)} has no even number of rows: gates, then as many ups")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
-    if refusal(x, weight, norm.gain, norm.shift, bias):
-        return reference(x, weight, bias, norm=norm, activation=activation, limit=limit, shift=shift)
+    check_activation(activation)
+    if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
+        gate, up = linear(norm(x), weight, bias).chunk(2, -1)
+        return gated(gate, up, activation, limit, shift)
     N, K = len(weight) // 2, weight.shape[1]
     flat = x.reshape(-1, K).contiguous()
     y = x.new_empty(*x.shape[:-1], N)
     plan = tile(len(flat), 2 * N, K, x.dtype, least=2)
     norm_glu_kernel[(triton.cdiv(N, plan.rows // 2),)](
         flat, weight, norm.gain, norm.shift, bias, y, len(flat), N, K, norm.eps,
-        NORM=norm.kind, ACTIVATION=activation, LIMIT=limit, SHIFT=shift,
-        **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
+        NORM=norm.kind, ACTIVATION=activation, LIMIT=limit, SHIFT=shift, **plan.options(x),
     )  # fmt: skip
     return y
+
+
+reference = partial(norm_glu, kernel=False)
 
 
 def variants() -> list[Variant]:
@@ -113,15 +97,6 @@ def _variant(
     limit: float | None = None,
     shift: float = 0.0,
 ) -> Variant:
-    plan = tile(m, 2 * n, k, dtype, least=2)
-    given = "x weight gain y" + (" shift bias" if norm == "layer" else "")
-    pointers, absent = typed(m, dtype, "x weight gain shift bias y", given)
-    return Variant(
-        norm_glu_kernel,
-        pointers | {"N": "i32", "K": "i32", "eps": "fp32"},
-        absent | plan.constants | {"NORM": norm, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift, "PDL": True},
-        warps=plan.warps,
-        stages=1,
-        ahead=True,
-        divisible=("N", "K"),
-    )
+    forms = {"NORM": norm, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
+    absent = "" if norm == "layer" else "shift bias"
+    return tile(m, 2 * n, k, dtype, least=2).variant(norm_glu_kernel, m, dtype, "N K", forms, absent=absent)

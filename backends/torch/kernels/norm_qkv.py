@@ -6,12 +6,16 @@ A block owns pairs of elements that RoPE turns together. Where heads are normed 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .shared import gemv
-from .shared.gemv import DTYPES, Tile, check, first_weights, products, tile, typed
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.cached_keys import own_slot, write
+from .shared.gemv import Tile, check, first_weights, products, tile
+from .shared.launch import DTYPES, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
+from .shared.operands import power_of_2
 from .shared.rotary import angles, element, turned
 from .shared.rows import linear
 from .shared.tickets import counters, is_last
@@ -28,9 +32,7 @@ def store_head(
     if head < heads:
         at = q + (m * heads + head) * HEAD_DIM
     else:
-        slot = tl.load(positions + m, mask=m < M, other=-1)
-        if ROLLING:
-            slot = tl.where(slot < keep, slot, keep + (slot - keep) % (capacity - keep))
+        slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
         there = there & (slot >= 0) & (slot < capacity)
         cache = k_cache
         if head >= heads + kv_heads:
@@ -75,16 +77,14 @@ def norm_qkv_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block computes BLOCK_N / 2 pairs of a head: heads of queries first, then of keys, then of values."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
     head, begin = tl.program_id(0), tl.program_id(1) * PAIRS
     both = tl.arange(0, BLOCK_N)
     owned = tl.minimum(begin + both % PAIRS, HEAD_DIM // 2 - 1)
     rows = head * HEAD_DIM + element(owned, both // PAIRS, ROTARY, INTERLEAVED)
     first = first_weights(weight, rows, K, 0, K, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     m, pair = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, PAIRS)[None, :]
     is_value = head >= heads + kv_heads
     c, s = angles(cos, sin, m, pair, M, not is_value, ROTARY) if ROTARY > 0 else (1.0, 0.0)
@@ -107,46 +107,6 @@ def norm_qkv_kernel(
             )  # fmt: skip
 
 
-def reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    positions: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    norm: Norm = NO_NORM,
-    q_norm: Norm = NO_NORM,
-    k_norm: Norm = NO_NORM,
-    cos: torch.Tensor | None = None,
-    sin: torch.Tensor | None = None,
-    interleaved: bool = False,
-    rolling: bool = False,
-    keep_first: int = 0,
-) -> torch.Tensor:
-    """What `norm_qkv` computes and writes, with torch."""
-    batch, kv_heads, capacity, head_dim = k_cache.shape
-    projected = linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
-    heads = projected.shape[1] - 2 * kv_heads
-    q_and_k, v = projected.split([heads + kv_heads, kv_heads], dim=1)
-    if q_norm.kind != "none" or k_norm.kind != "none":
-        q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
-    if cos is not None and sin is not None:
-        q_and_k = turned(q_and_k, cos, sin, interleaved)
-    q: torch.Tensor = q_and_k[:, :heads]
-    k = q_and_k[:, heads:]
-    slot = positions.reshape(batch)
-    if rolling:
-        slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
-    inside = (slot >= 0) & (slot < capacity)
-    everywhere = not x.is_cuda and bool(inside.all())  # a GPU is not waited for
-    row, slot = torch.arange(batch, device=x.device), slot.clamp(0, capacity - 1)
-    for cache, new in ((k_cache, k), (v_cache, v)):
-        new = new.to(cache.dtype)
-        cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
-    return q
-
-
 def refusal(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -158,7 +118,7 @@ def refusal(
     q_norm: Norm = NO_NORM,
     k_norm: Norm = NO_NORM,
 ) -> str | None:
-    """Why there is no kernel for these, in a few words; None if there is."""
+    """Say why there is no kernel for these, in a few words; None if there is."""
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
@@ -189,6 +149,7 @@ def norm_qkv(
     rolling: bool = False,
     keep_first: int = 0,
     tickets: torch.Tensor | None = None,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """RoPE(q_norm(q)) of one token per row; RoPE(k_norm(k)) and v go into the caches; [q, k, v] = norm(x) Wᵀ + b.
 
@@ -197,19 +158,26 @@ def norm_qkv(
     heads, d]. cos, sin f32 [batch, pairs] of the tokens' angles turn the first 2·pairs elements of a head: element i
     with i + pairs, or 2i with 2i + 1 if `interleaved`; absent, nothing is turned. Position p goes to slot p, in a
     `rolling` cache to slot p if p < keep_first, else to keep_first + (p − keep_first) modulo (capacity − keep_first);
-    nowhere if there is no such slot. `tickets`: as in `linear_residual`, heads + kv_heads are enough.
+    nowhere if there is no such slot. `tickets`: as in `linear_residual`, heads + kv_heads are enough. `kernel`:
+    see `uses_torch`.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
     """
     batch, heads = _check(x, weight, k_cache, v_cache, positions, bias, (norm, q_norm, k_norm), cos, sin)
-    norms = {"norm": norm, "q_norm": q_norm, "k_norm": k_norm}
-    if refusal(x, weight, k_cache, v_cache, bias, **norms):
-        return reference(
-            x, weight, k_cache, v_cache, positions, bias, **norms,
-            cos=cos, sin=sin, interleaved=interleaved, rolling=rolling, keep_first=keep_first,
-        )  # fmt: skip
     kv_heads, capacity, head_dim = k_cache.shape[1:]
+    norms = {"norm": norm, "q_norm": q_norm, "k_norm": k_norm}
+    if uses_torch(kernel, refusal, x, weight, k_cache, v_cache, bias, **norms):
+        projected = linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
+        q_and_k, v = projected.split([heads + kv_heads, kv_heads], dim=1)
+        if q_norm.kind != "none" or k_norm.kind != "none":
+            q_and_k = torch.cat([q_norm(q_and_k[:, :heads]), k_norm(q_and_k[:, heads:])], 1)
+        if cos is not None and sin is not None:
+            q_and_k = turned(q_and_k, cos, sin, interleaved)
+        for cache, new in ((k_cache, q_and_k[:, heads:]), (v_cache, v)):
+            write(cache, new, positions, rolling, keep_first)
+        queries: torch.Tensor = q_and_k[:, :heads]
+        return queries
     plan, normed = _tile(batch, len(weight), x.shape[-1], head_dim, x.dtype), q_norm.kind != "none"
     raw = x.new_empty(batch, heads + kv_heads, head_dim, dtype=torch.float32) if normed else None
     q = x.new_empty(batch, heads, head_dim)
@@ -219,9 +187,12 @@ def norm_qkv(
         counters(x, heads + kv_heads) if normed and tickets is None else tickets,
         batch, x.shape[-1], heads, kv_heads, capacity, keep_first, *k_cache.stride()[:3], norm.eps, q_norm.eps,
         NORM=norm.kind, **_head(head_dim, 0 if cos is None else 2 * cos.shape[1]), INTERLEAVED=interleaved,
-        ROLLING=rolling, HEAD_NORM=normed, **plan.constants, PDL=has_pdl(x), **options(x, plan.warps, 1),
+        ROLLING=rolling, HEAD_NORM=normed, **plan.options(x),
     )  # fmt: skip
     return q
+
+
+reference = partial(norm_qkv, kernel=False)
 
 
 def _check(
@@ -254,14 +225,13 @@ def _check(
 
 
 def _tile(batch: int, outputs: int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """The tile of a block, which has no more rows than a head."""
-    plan = tile(batch, outputs, inputs, dtype, least=2)
-    return Tile(plan.batch, min(plan.rows, 1 << (head_dim.bit_length() - 1)), plan.columns, plan.vector, plan.warps)
+    """The tile of a block, which has no more rows than a head, and both elements of a pair."""
+    return tile(batch, outputs, inputs, dtype, least=2).within(head_dim)
 
 
 def _head(head_dim: int, rotary: int) -> dict[str, int]:
     """The constants that are sizes of a head."""
-    return {"HEAD_DIM": head_dim, "HALF": 1 << (head_dim // 2 - 1).bit_length(), "ROTARY": rotary}
+    return {"HEAD_DIM": head_dim, "HALF": power_of_2(head_dim // 2), "ROTARY": rotary}
 
 
 def variants() -> list[Variant]:
@@ -288,25 +258,11 @@ def _variant(
     head_norm: bool = False,
     **switches: bool,
 ) -> Variant:
+    forms = {"NORM": norm, "HEAD_NORM": head_norm, "INTERLEAVED": False, "ROLLING": False}
+    forms |= _head(head_dim, head_dim if rotary is None else rotary)
+    forms |= {name.upper(): value for name, value in switches.items()}
+    absent = " shift bias" * (norm != "layer") + " q_gain k_gain raw tickets" * (not head_norm)
     plan = _tile(m, (heads + 2 * kv_heads) * head_dim, k, head_dim, dtype)
-    given = "x weight gain q k_cache v_cache" + " shift bias" * (norm == "layer") + " q_gain k_gain" * head_norm
-    pointers, constants = typed(m, dtype, "x weight gain shift bias q_gain k_gain q k_cache v_cache", given)
-    shared = {"raw": "*fp32", "tickets": "*i32"}
-    pointers |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64"} | (shared if head_norm else {})
-    strides = ("stride_b", "stride_h", "stride_t")
-    return Variant(
-        norm_qkv_kernel,
-        pointers
-        | dict.fromkeys(("K", "heads", "kv_heads", "capacity", "keep", *strides), "i32")
-        | {"eps": "fp32", "head_eps": "fp32"},
-        constants
-        | ({} if head_norm else dict.fromkeys(shared))
-        | {"NORM": norm, "HEAD_NORM": head_norm, "INTERLEAVED": False, "ROLLING": False, "PDL": True}
-        | _head(head_dim, head_dim if rotary is None else rotary)
-        | {name.upper(): value for name, value in switches.items()}
-        | plan.constants,
-        warps=plan.warps,
-        stages=1,
-        ahead=True,
-        divisible=("K", *strides),
+    return plan.variant(
+        norm_qkv_kernel, m, dtype, "K stride_b stride_h stride_t", forms, "heads kv_heads capacity keep", absent=absent
     )

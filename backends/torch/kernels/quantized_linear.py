@@ -17,13 +17,14 @@ A code becomes a number without a conversion, of which a GPU does few: put into 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from .shared import gemv
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
-from .shared.operands import wants_gradient
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.operands import contiguous, gradient_refusal, power_of_2
 
 
 @jit
@@ -37,7 +38,7 @@ def _words(codes, n, N, start, words, BLOCK_B: tl.constexpr):
 
 @jit
 def _spread(values, start, n, N, words, RUN: tl.constexpr, BLOCK_B: tl.constexpr):
-    """What belongs to the groups of four words each, of [groups, N]: fp32 [1, BLOCK_N, BLOCK_B]."""
+    """Load what belongs to the groups of four words each, of [groups, N]: fp32 [1, BLOCK_N, BLOCK_B]."""
     at = start + tl.arange(0, BLOCK_B) * 4
     there = (n < N)[:, None] & (at < words)[None, :]
     return tl.load(values + (at // RUN)[None, :] * N + n[:, None], mask=there, other=0.0).to(tl.float32)[None]
@@ -49,15 +50,13 @@ def _linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N outputs of all rows; x [M, K], codes [N, K·BITS/32], scales and offsets [K/GROUP, N]."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     PER: tl.constexpr = 32 // BITS  # codes in a word
     RUN: tl.constexpr = GROUP // PER  # words in a group
     words = K // (4 * PER) * 4
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     some = _words(codes, n, N, 0, words, BLOCK_B)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     m = tl.minimum(tl.arange(0, BLOCK_M), M - 1)[:, None, None, None]
     four = (tl.arange(0, BLOCK_B)[:, None] * 4 + tl.arange(0, 4)[None, :])[None, None, :, :]
     total = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_B], tl.float32)
@@ -87,58 +86,11 @@ def _linear_kernel(
     tl.store(y + m * N + n[None, :], out.to(y.dtype.element_ty), mask=(m < M) & (n < N)[None, :])
 
 
-def pack(codes: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Unsigned codes [out, in] as words, i32 [out, in·bits/32].
-
-    Raises:
-        ValueError: bits is not 4 or 8, or rows do not fall into groups of a multiple of 128/bits codes.
-    """
-    width = codes.shape[1]
-    if bits not in (4, 8):
-        raise ValueError(f"bits={bits} is not 4 or 8")
-    if group < 1 or width % group or group % (128 // bits):
-        raise ValueError(
-            f"rows of {width} do not fall into groups of {group}, a multiple of {128 // bits} for {bits} bits"
-        )
-    runs = codes.long().reshape(len(codes), width // group, 32 // bits, -1)
-    words = (runs << torch.arange(0, 32, bits, device=codes.device)[:, None]).sum(2)
-    return (words - (words >> 31 << 32)).int().flatten(1)
-
-
 def unpack(words: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """The codes [out, in], i32, that `pack` made `words` of."""
+    """The codes [out, in], i32, that are packed in `words` [out, in·bits/32]; the module says how."""
     runs = words.reshape(len(words), -1, 1, group * bits // 32)
     codes = (runs >> torch.arange(0, 32, bits, device=words.device)[:, None]) & ((1 << bits) - 1)
     return codes.flatten(1)
-
-
-def quantize(
-    weight: torch.Tensor, bits: int, group: int | None = None, *, offsets: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """weight [out, in] rounded to the nearest: its words, and scales and offsets [in/group, out] in its dtype.
-
-    One group per row if `group` is none. Without `offsets` the number of a group that is farthest from 0 has code 0,
-    and what is as far on the other side is cut by up to a step; with them, the codes span the group's numbers evenly.
-
-    Raises:
-        ValueError: as `pack`.
-    """
-    group = weight.shape[1] if group is None else group
-    parts = (
-        weight.float().unflatten(1, (-1, group)) if weight.shape[1] % max(group, 1) == 0 else weight.float()[:, None]
-    )
-    half = 1 << (bits - 1)
-    low, high = parts.aminmax(dim=2)
-    if offsets:
-        scale = ((high - low) / (2 * half - 1)).to(weight.dtype)
-        offset = (low + half * scale.float()).to(weight.dtype)
-    else:
-        scale = (torch.where(high.abs() > low.abs(), high, low) / -half).to(weight.dtype)
-        offset = torch.zeros_like(scale)
-    step = scale.float()[..., None]
-    codes = (parts - offset.float()[..., None]) / torch.where(step == 0, 1.0, step)
-    codes = (codes.round() + half).clamp(0, 2 * half - 1).flatten(1)
-    return pack(codes, bits, group), scale.T.contiguous(), offset.T.contiguous() if offsets else None
 
 
 def dequantize(
@@ -155,7 +107,7 @@ def dequantize(
 def _bits(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bias: torch.Tensor | None
 ) -> int:
-    """How many bits a code has."""
+    """Check that operands fit, and return how many bits a code has."""
     (out, words), width = codes.shape, x.shape[-1]
     bits = 32 * words // width
     if bits not in (4, 8) or 32 * words % width or codes.dtype != torch.int32:
@@ -172,26 +124,13 @@ def _bits(
     return bits
 
 
-def reference(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    offsets: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What `quantized_linear` computes, with torch, in f32 (f64 for f64)."""
-    weight = dequantize(codes, scales, offsets, bits=_bits(x, codes, scales, offsets, bias))
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
-
-
 def refusal(
     x: torch.Tensor, codes: torch.Tensor, bias: torch.Tensor | None = None, *others: torch.Tensor | None
 ) -> str | None:
-    """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
-    if wants_gradient(*others):
-        return "a gradient is wanted"
-    return gemv.refusal(x, bias) or (None if codes.is_contiguous() else "the codes are not contiguous")
+    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
+    if reason := gradient_refusal(*others) or gemv.refusal(x, bias):
+        return reason
+    return None if codes.is_contiguous() else "the codes are not contiguous"
 
 
 def quantized_linear(
@@ -201,29 +140,36 @@ def quantized_linear(
     offsets: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     *,
-    otherwise: Callable[..., torch.Tensor] = reference,
+    otherwise: Callable[..., torch.Tensor] | None = None,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """x Wᵀ + b: x [..., in], codes i32 [out, in·bits/32], scales and offsets [in/group, out], bias [out] → [..., out].
 
     Bits and group follow from the shapes; see the module for the layout. Sums are fp32, and only the result is rounded.
-    What `refusal` names is computed with torch, by `otherwise`.
+    `kernel`: see `uses_torch`; torch computes in f32 (f64 for f64), or what `otherwise` does.
 
     Raises:
         ValueError: the shapes do not fit.
     """
     bits = _bits(x, codes, scales, offsets, bias)
-    if refusal(x, codes, bias, scales, offsets) is not None:
-        return otherwise(x, codes, scales, offsets, bias)
+    if uses_torch(kernel, refusal, x, codes, bias, scales, offsets):
+        if otherwise is not None:
+            return otherwise(x, codes, scales, offsets, bias)
+        weight, wide = dequantize(codes, scales, offsets, bits=bits), torch.promote_types(x.dtype, torch.float32)
+        return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
     width, out = x.shape[-1], len(codes)
     rows = x.reshape(-1, width).contiguous()
-    scales, offsets = scales.contiguous(), None if offsets is None else offsets.contiguous()
+    scales, offsets = scales.contiguous(), contiguous(offsets)
     y = x.new_empty(*x.shape[:-1], out)
     sizes, warps = _sizes(len(rows), out, width, bits)
     _linear_kernel[(triton.cdiv(out, sizes["BLOCK_N"]),)](
         rows, codes, scales, offsets, bias, y, len(rows), out, width, GROUP=width // len(scales), BITS=bits, **sizes,
-        PDL=has_pdl(x), **options(x, warps, 1),
+        **options(x, warps, 1),
     )  # fmt: skip
     return y
+
+
+reference = partial(quantized_linear, kernel=False)
 
 
 def _sizes(rows: int, out: int, width: int, bits: int) -> tuple[dict[str, int], int]:
@@ -233,7 +179,7 @@ def _sizes(rows: int, out: int, width: int, bits: int) -> tuple[dict[str, int], 
     less than two blocks.
     """
     warps = next(w for w in (4, 2, 1) if w == 1 or -width % (4096 // bits * w) <= width // 8)
-    block_m = 1 << (rows - 1).bit_length()
+    block_m = power_of_2(rows)
     outputs = next(r for r in (8, 4, 2, 1) if r == 1 or (r * block_m <= 8 and out // r >= 2 * gemv.PROCESSORS))
     return {"BLOCK_M": block_m, "BLOCK_N": outputs, "BLOCK_B": 32 * warps}, warps
 
@@ -242,18 +188,18 @@ def variants() -> list[Variant]:
     """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows; and
     blocks as GGUF files have them."""
     return [
-        _variant(1, 28672, 4096, torch.bfloat16, 4, 128),
-        _variant(1, 4096, 14336, torch.float16, 4, 32, offsets=True),
-        _variant(1, 6144, 4096, torch.bfloat16, 4, 64),
-        _variant(4, 4096, 4096, torch.bfloat16, 4, 128),
-        _variant(2, 6144, 4096, torch.bfloat16, 4, 128),
-        _variant(8, 2048, 2048, torch.float16, 8, 32),
-        _variant(8, 4096, 4096, torch.float32, 4, 32, offsets=True),
-        _variant(1, 4096, 14336, torch.bfloat16, 8, 14336),
-        _variant(1, 1536, 576, torch.float32, 8, 32),
-        _variant(2, 28672, 4096, torch.float32, 4, 128, offsets=True),
-        _variant(1, 4096, 4096, torch.bfloat16, 4, 32, offsets=True, stored=True),
-        _variant(1, 4096, 14336, torch.bfloat16, 8, 32, stored=True),
+        _variant(1, 28672, 4096, BF16, 4, 128),
+        _variant(1, 4096, 14336, FP16, 4, 32, offsets=True),
+        _variant(1, 6144, 4096, BF16, 4, 64),
+        _variant(4, 4096, 4096, BF16, 4, 128),
+        _variant(2, 6144, 4096, BF16, 4, 128),
+        _variant(8, 2048, 2048, FP16, 8, 32),
+        _variant(8, 4096, 4096, FP32, 4, 32, offsets=True),
+        _variant(1, 4096, 14336, BF16, 8, 14336),
+        _variant(1, 1536, 576, FP32, 8, 32),
+        _variant(2, 28672, 4096, FP32, 4, 128, offsets=True),
+        _variant(1, 4096, 4096, BF16, 4, 32, offsets=True, stored=True),
+        _variant(1, 4096, 14336, BF16, 8, 32, stored=True),
     ]
 
 
@@ -269,13 +215,7 @@ def _variant(
 ) -> Variant:
     """`stored`: scales are fp16 and offsets fp32, whatever x is."""
     sizes, warps = _sizes(rows, out, width, bits)
-    names = ("x", "scales", "y", *(("offsets", "bias") if offsets else ()))
-    types = {**dict.fromkeys(names, f"*{gemv.DTYPES[dtype]}"), "codes": "*i32", "N": "i32", "K": "i32"}
-    if stored:
-        types |= {"scales": "*fp16"} | ({"offsets": "*fp32"} if offsets else {})
-    constants = {"GROUP": group, "BITS": bits, "PDL": True, **({} if offsets else {"offsets": None, "bias": None})}
-    if rows > 1:
-        types["M"] = "i32"
-    else:
-        constants["M"] = 1  # Triton takes a 1 as a constant
-    return Variant(_linear_kernel, types, constants | sizes, warps, 1, divisible=("N", "K"))
+    sizes |= {"GROUP": group, "BITS": bits, **({"M": 1} if rows == 1 else {})}  # Triton takes a 1 as a constant
+    types = {"codes": "*i32", **({"scales": "*fp16", "offsets": "*fp32"} if stored else {})}
+    absent = "" if offsets else "offsets bias"
+    return variant(_linear_kernel, dtype, sizes, "M", "N K", absent, types, warps=warps, stages=1)

@@ -7,11 +7,12 @@ Groups of experts may compete first (DeepSeek-V2, arXiv 2405.04434): the best ar
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from .shared import launch
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
-from .shared.operands import wants_gradient
+from .shared import operands
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 
 MOST_EXPERTS = 512
 MOST_CHOICES = 16
@@ -39,8 +40,7 @@ def _route_kernel(
     GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Experts stand in GROUP_SLOTS · WIDE places, those of a group in WIDE of them."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     MEMBERS: tl.constexpr = EXPERTS // GROUPS
     token, slot, place = tl.program_id(0), tl.arange(0, SLOTS), tl.arange(0, GROUP_SLOTS * WIDE)
     e = place // WIDE * MEMBERS + place % WIDE
@@ -48,8 +48,7 @@ def _route_kernel(
     push = tl.zeros((GROUP_SLOTS * WIDE,), tl.float32)
     if bias is not None:
         push = tl.load(bias + e, mask=there, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     x = tl.load(logits + token.to(tl.int64) * row_stride + e, mask=there, other=float("-inf")).to(tl.float32)
     if SIGMOID:
         scores = tl.sigmoid(x)
@@ -72,14 +71,10 @@ def _route_kernel(
 
 
 def refusal(logits: torch.Tensor, k: int) -> str | None:
-    """Why torch computes this instead of the kernel, in a few words; None if the kernel does."""
-    if logits.dtype == torch.float64:
-        return "the kernel computes in f32"
+    """Say why torch computes this instead of the kernel, in a few words; None if the kernel does."""
     if logits.shape[-1] > MOST_EXPERTS or k > MOST_CHOICES:
         return f"more than {MOST_EXPERTS} experts or {MOST_CHOICES} choices"
-    if wants_gradient(logits):
-        return "a gradient is wanted"
-    return launch.refusal(logits)
+    return operands.refusal(logits)
 
 
 def _check(
@@ -110,36 +105,8 @@ def _check(
         raise ValueError("group_score='top2' needs two experts per group")
 
 
-def reference(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    k: int,
-    scoring: str = "softmax",
-    renormalize: bool = True,
-    scale: float = 1.0,
-    groups: int = 1,
-    top_groups: int = 1,
-    group_score: str = "top2",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `route` computes, with torch."""
-    _check(logits, bias, k, scoring, groups, top_groups, group_score)
-    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, -1)
-    ranked = scores if bias is None else scores + bias
-    if groups > 1:
-        members = ranked.unflatten(1, (groups, -1))
-        best = members.topk(1 if group_score == "max" else 2).values.sum(-1)
-        shut = torch.ones_like(best, dtype=torch.bool).scatter(1, _largest(best, top_groups), False)
-        ranked = members.masked_fill(shut[..., None], -torch.inf).flatten(1)
-    chosen = _largest(ranked, k)
-    weights = scores.gather(1, chosen)
-    weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
-    return chosen.int(), (weights * scale).float()
-
-
 def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the k largest of each row are, the largest first, the first of equals first."""
+    """Return where the k largest of each row are, the largest first, the first of equals first."""
     return x.argsort(dim=-1, descending=True, stable=True)[:, :k]
 
 
@@ -154,23 +121,32 @@ def route(
     groups: int = 1,
     top_groups: int = 1,
     group_score: str = "top2",
+    kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k experts with the largest score + bias, largest first, and scale · their scores.
 
     logits [tokens, experts], bias [experts] → chosen i32 [tokens, k] and weights f32 [tokens, k]. Scores are softmax or
     sigmoid of the logits; the chosen ones are divided by their sum if `renormalize`. With `groups`, runs of experts
     compete first, and only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) are chosen
-    from. Of equals the first wins.
+    from. Of equals the first wins. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: the shapes do not fit, or the scoring is unknown.
     """
     _check(logits, bias, k, scoring, groups, top_groups, group_score)
-    if refusal(logits, k) is not None:
-        return reference(
-            logits, bias, k=k, scoring=scoring, renormalize=renormalize, scale=scale,
-            groups=groups, top_groups=top_groups, group_score=group_score,
-        )  # fmt: skip
+    if uses_torch(kernel, refusal, logits, k):
+        x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, -1)
+        ranked = scores if bias is None else scores + bias
+        if groups > 1:
+            members = ranked.unflatten(1, (groups, -1))
+            best = members.topk(1 if group_score == "max" else 2).values.sum(-1)
+            shut = torch.ones_like(best, dtype=torch.bool).scatter(1, _largest(best, top_groups), False)
+            ranked = members.masked_fill(shut[..., None], -torch.inf).flatten(1)
+        chosen = _largest(ranked, k)
+        weights = scores.gather(1, chosen)
+        weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+        return chosen.int(), (weights * scale).float()
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     tokens, experts = logits.shape
     chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
@@ -178,9 +154,12 @@ def route(
     _route_kernel[(tokens,)](
         logits, bias, chosen, weights, logits.stride(0), scale, EXPERTS=experts, CHOICES=k,
         SIGMOID=scoring == "sigmoid", RENORMALIZE=renormalize, **_blocks(experts, k, groups, top_groups, group_score),
-        PDL=has_pdl(logits), **options(logits, warps=1),
+        **options(logits, warps=1),
     )  # fmt: skip
     return chosen, weights
+
+
+reference = partial(route, kernel=False)
 
 
 def _blocks(experts: int, k: int, groups: int, top_groups: int, group_score: str) -> dict[str, int | bool]:
@@ -194,18 +173,18 @@ def variants() -> list[Variant]:
     """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-120b, as many experts as there may be with a bias; DeepSeek-V3, V2, and
     groups that fill the most places. A few loads: no vectors."""
     found = []
-    for kind, bias, experts, k, sigmoid, groups in (
-        ("*bf16", None, 8, 2, False, (1, 1, "max")),
-        ("*fp32", None, 128, 8, False, (1, 1, "max")),
-        ("*fp16", None, 128, 4, False, (1, 1, "max")),
-        ("*fp32", "*fp32", 512, 16, True, (1, 1, "max")),
-        ("*bf16", "*fp32", 256, 8, True, (8, 4, "top2")),
-        ("*bf16", None, 160, 6, False, (8, 3, "max")),
-        ("*fp32", "*fp32", 495, 16, True, (33, 32, "top2")),
+    for dtype, bias, experts, k, sigmoid, groups in (
+        (BF16, False, 8, 2, False, (1, 1, "max")),
+        (FP32, False, 128, 8, False, (1, 1, "max")),
+        (FP16, False, 128, 4, False, (1, 1, "max")),
+        (FP32, True, 512, 16, True, (1, 1, "max")),
+        (BF16, True, 256, 8, True, (8, 4, "top2")),
+        (BF16, False, 160, 6, False, (8, 3, "max")),
+        (FP32, True, 495, 16, True, (33, 32, "top2")),
     ):
-        types = {"logits": kind, "chosen": "*i32", "weights": "*fp32", "row_stride": "i32", "scale": "fp32"}
         sizes = {"EXPERTS": experts, "CHOICES": k, "SIGMOID": sigmoid, "RENORMALIZE": True}
-        more = {**_blocks(experts, k, *groups), "PDL": True, **({} if bias else {"bias": None})}
-        types |= {"bias": bias} if bias else {}
-        found.append(Variant(_route_kernel, types, {**sizes, **more}, 1, vectors=False))
+        sizes |= _blocks(experts, k, *groups)
+        types = {"chosen": "*i32", "weights": "*fp32", "bias": "*fp32"}
+        absent = "" if bias else "bias"
+        found.append(variant(_route_kernel, dtype, sizes, "row_stride", "", absent, types, warps=1, vectors=False))
     return found

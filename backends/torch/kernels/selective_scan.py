@@ -12,12 +12,13 @@ warp would cost log₂(chunk) products and moves instead.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
-from .shared import launch
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
-from .shared.operands import rows, wants_gradient
+from .shared import operands
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.operands import contiguous, rows
 
 PROGRAMS = 1056  # warps that 132 processors hold at once: a prompt is cut into chunks until there are as many
 SHORTEST = 64  # tokens of a chunk: shorter ones are not worth the second reading
@@ -42,9 +43,8 @@ def _end_kernel(
     CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Per chunk but the last: the state it ends in if it starts from zero, and ΣΔ. a [states, channels] is A log₂ e."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start_next(PDL)
+    wait(PDL)
     part, batch = tl.program_id(0), tl.program_id(2)
     channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
     mine, known = channel < CHANNELS, n < STATES
@@ -73,9 +73,8 @@ def _scan_kernel(
     CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y of one chunk, and the state after the last."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start_next(PDL)
+    wait(PDL)
     part, parts, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
     mine, known = channel < CHANNELS, n < STATES
@@ -108,14 +107,10 @@ def _scan_kernel(
 
 
 def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
-    if torch.float64 in (x.dtype, a.dtype):
-        return "the kernel computes in f32"
+    """Say why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     if a.shape[1] > MOST_STATES:
         return f"more than {MOST_STATES} states per channel"
-    if wants_gradient(x, a, *others):
-        return "a gradient is wanted"
-    return launch.refusal(x)
+    return operands.refusal(x, a, *others)
 
 
 def check(
@@ -135,30 +130,6 @@ def check(
         raise ValueError(f"past {[*past.shape]} must be {[len(x), states, channels]}")
 
 
-def reference(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None = None,
-    past: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What `selective_scan` computes, token by token, in f32 (f64 for f64)."""
-    check(x, delta, a, b, c, past)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    xs, steps, rates, bs, cs = (t.to(wide) for t in (x, delta, a.T, b, c))
-    state = xs.new_zeros(len(x), *rates.shape) if past is None else past.to(wide)
-    ys = []
-    for t in range(x.shape[1]):
-        step = steps[:, t, None]
-        state = torch.exp(step * rates) * state + bs[:, t, :, None] * (step * xs[:, t, None])
-        ys.append((cs[:, t, :, None] * state).sum(1))
-    y = torch.stack(ys, 1)
-    y = (y if d is None else y + d.to(wide) * xs).to(x.dtype)
-    return y if past is None else (y, state.to(past.dtype))
-
-
 def _block(states: int) -> int:
     """Channels of a program of the prompt kernels: as many as leave its states in registers."""
     return max(32, min(128, 2048 // int(triton.next_power_of_2(states))))
@@ -174,20 +145,31 @@ def selective_scan(
     past: torch.Tensor | None = None,
     *,
     chunk: int | None = None,
+    kernel: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The recurrence over a prompt.
 
     x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels]; any
     floating dtypes, slices of a wider last axis included → y like x. With `past` [batch, states, channels], the state
     before x, also the one after x, a new tensor like past. `chunk`: tokens that one program goes through; chosen by
-    shape if none.
+    shape if none. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    if refusal(x, a, delta, b, c, d, past) is not None:
-        return reference(x, delta, a, b, c, d, past)
     check(x, delta, a, b, c, past)
+    if uses_torch(kernel, refusal, x, a, delta, b, c, d, past):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        xs, steps, rates, bs, cs = (t.to(wide) for t in (x, delta, a.T, b, c))
+        state = xs.new_zeros(len(x), *rates.shape) if past is None else past.to(wide)
+        ys = []
+        for t in range(x.shape[1]):
+            step = steps[:, t, None]
+            state = torch.exp(step * rates) * state + bs[:, t, :, None] * (step * xs[:, t, None])
+            ys.append((cs[:, t, :, None] * state).sum(1))
+        y = torch.stack(ys, 1)
+        y = (y if d is None else y + d.to(wide) * xs).to(x.dtype)
+        return y if past is None else (y, state.to(past.dtype))
     (batch, seq, channels), states = x.shape, a.shape[1]
     sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states)}
     blocks = triton.cdiv(channels, sizes["BLOCK_C"])
@@ -196,13 +178,13 @@ def selective_scan(
     parts = triton.cdiv(seq, chunk)
     x, delta, b, c = (rows(t) for t in (x, delta, b, c))
     rates = (a.T.float() * math.log2(math.e)).contiguous()
-    d, past = (None if t is None else t.contiguous() for t in (d, past))
+    d, past = contiguous(d), contiguous(past)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     present = None if past is None else torch.empty_like(past)
     ends = rates.new_empty(batch, parts, states, channels)
     sums = rates.new_empty(batch, parts, channels)
     strides = x.stride(1), delta.stride(1), b.stride(1)
-    more = {**sizes, "BLOCK_N": triton.next_power_of_2(states), "PDL": has_pdl(x), **options(x, warps=1)}
+    more = {**sizes, "BLOCK_N": triton.next_power_of_2(states), **options(x, warps=1)}
     if parts > 1:
         _end_kernel[(parts - 1, blocks, batch)](x, delta, rates, b, ends, sums, seq, chunk, *strides, **more)
     _scan_kernel[(parts, blocks, batch)](
@@ -211,16 +193,14 @@ def selective_scan(
     return y if present is None else (y, present)
 
 
+reference = partial(selective_scan, kernel=False)
+
+
 def variants() -> list[Variant]:
     """Mamba-130M and 2.8B (1536 and 5120 channels), Falcon-Mamba-7B (8192), and as many states as there may be."""
-    found = []
-    strides = dict.fromkeys(("x_row", "delta_row", "b_row", "c_row"), "i32")
-    for kind, channels, states in (("*bf16", 5120, 16), ("*fp16", 8192, 16), ("*fp32", 1536, 16), ("*bf16", 1024, 64)):
-        data = dict.fromkeys(("x_ptr", "delta_ptr", "b_ptr", "c_ptr", "y_ptr", "d_ptr"), kind)
-        state = dict.fromkeys(("a_ptr", "past_ptr", "present_ptr", "ends_ptr", "sums_ptr"), "*fp32")
-        offered = {**data, **state, "seq": "i32", "chunk": "i32", **strides}
-        for kernel in (_end_kernel, _scan_kernel):
-            types = {name: offered[name] for name in kernel.arg_names if name in offered}
-            sizes = {"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states), "BLOCK_N": states, "PDL": True}
-            found.append(Variant(kernel, types, sizes, 1, divisible=[name for name in strides if name in types]))
-    return found
+    return [
+        variant(kernel, dtype, sizes, "seq chunk", "x_row delta_row b_row c_row", types={"a": "*fp32"}, warps=1)
+        for dtype, channels, states in ((BF16, 5120, 16), (FP16, 8192, 16), (FP32, 1536, 16), (BF16, 1024, 64))
+        for sizes in [{"CHANNELS": channels, "STATES": states, "BLOCK_C": _block(states), "BLOCK_N": states}]
+        for kernel in (_end_kernel, _scan_kernel)
+    ]

@@ -8,18 +8,18 @@ ahead has ended. Each block norms B and C for itself: they are some 16 numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from . import selective_scan
 from .selective_scan import refusal
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.norm import NO_NORM, Norm
+from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
+from .shared.recurrence import advance, silu_gated, softplus
 from .shared.rows import linear
-from .shared.softplus import softplus
 
 CHANNELS = 32  # of a block, half of that where they make too few blocks
 PROCESSORS = 132  # streaming multiprocessors of an H200
@@ -70,8 +70,7 @@ def selective_step_kernel(
     BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [blocks of BLOCK_C channels, batch]. present may be past."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     batch = tl.program_id(1).to(tl.int64)
     channel, n, r = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
     mine, known = channel < CHANNELS, n < STATES
@@ -86,8 +85,7 @@ def selective_step_kernel(
         skip = tl.load(d + channel, mask=mine, other=0.0).to(tl.float32)
     if bias is not None:
         offset = tl.load(bias + channel, mask=mine, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     cell = (batch * STATES + n)[:, None] * CHANNELS + channel[None, :]
     state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
     if weight is not None:
@@ -100,44 +98,10 @@ def selective_step_kernel(
     driven = tl.load(x + batch * x_row + channel, mask=mine, other=0.0).to(tl.float32)
     into = vector(b + batch * b_row, b_gain, n, known, STATES, b_eps, B_NORM)
     out = vector(c + batch * c_row, c_gain, n, known, STATES, c_eps, C_NORM)
-    state = tl.exp2(rate * 1.4426950408889634 * step[None, :]) * state + into[:, None] * (step * driven)[None, :]
-    tl.debug_barrier()  # small states are held by several warps: all have read before one writes
-    tl.store(present + cell, state.to(present.dtype.element_ty), mask=both)
-    made = tl.sum(state * out[:, None], axis=0) + skip * driven
-    if gate is not None:
-        g = tl.load(gate + batch * gate_row + channel, mask=mine, other=0.0).to(tl.float32)
-        made *= g * tl.sigmoid(g)
+    power = rate * 1.4426950408889634 * step[None, :]
+    made = advance(state, power, into, step, driven, out, skip, present, cell, both)
+    made = silu_gated(made, gate, batch * gate_row + channel, mine)
     tl.store(y + batch * CHANNELS + channel, made.to(y.dtype.element_ty), mask=mine)
-
-
-def reference(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    past: torch.Tensor,
-    present: torch.Tensor | None = None,
-    *,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    softplus: bool = False,
-    gate: torch.Tensor | None = None,
-    norm: Norm = NO_NORM,
-    b_norm: Norm = NO_NORM,
-    c_norm: Norm = NO_NORM,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `selective_step` computes, with torch."""
-    if weight is not None:
-        delta = linear(norm(delta), weight, bias)
-    elif bias is not None:
-        delta = delta + bias
-    delta = F.softplus(delta) if softplus else delta
-    b, c = b_norm(b), c_norm(c)
-    y, after = selective_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
-    y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
-    return y, after if present is None else present.copy_(after)
 
 
 def selective_step(
@@ -157,6 +121,7 @@ def selective_step(
     norm: Norm = NO_NORM,
     b_norm: Norm = NO_NORM,
     c_norm: Norm = NO_NORM,
+    kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y = (C h + D x) ⊙ silu(gate) of one token and the new state h = exp(Δ A) h + Δ B x; without gate, y is not gated.
 
@@ -164,105 +129,74 @@ def selective_step(
     states, channels] → y like x, and h. Δ is `delta` [batch, channels], plus `bias` [channels]; or, with `weight`
     [channels, rank], norm(delta) Wᵀ + bias of delta [batch, rank]; its softplus, if that is wanted. B and C are normed
     by `b_norm` and `c_norm`. What has a row for each text may be a slice of a projection. h is written to `present`,
-    which may be `past` itself (in place), or to a new tensor. What `refusal` names is computed with torch.
+    which may be `past` itself (in place), or to a new tensor. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: the shapes do not fit, a norm is no RMS norm, or a state is not contiguous.
     """
-    _check(x, delta, a, b, c, past, weight, bias, gate, (norm, b_norm, c_norm))
-    present = torch.empty_like(past) if present is None else present
-    if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
-        raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
+    if weight is None:
+        selective_scan.check(x, delta, a, b, c, past)
+    else:
+        selective_scan.check(x, x, a, b, c, past)
+        if weight.shape != (len(a), delta.shape[-1]) or delta.shape != (len(x), weight.shape[1]):
+            raise ValueError(f"delta {[*delta.shape]} is not {len(x)} rows that weight {[*weight.shape]} projects")
+    check_step(x, past, present, len(a), bias, gate)
+    for each, vector in ((norm, delta), (b_norm, b), (c_norm, c)):
+        each.check(vector.shape[-1])
+        if each.kind == "layer" or (vector is delta and weight is None and each.kind != "none"):
+            raise ValueError("only what is projected, B and C are normed here, and by RMS norms")
     gains = norm.gain, b_norm.gain, c_norm.gain
-    if refusal(x, a, delta, b, c, d, weight, bias, gate, past, *gains) is not None:
-        return reference(
-            x, delta, a, b, c, d, past, present, weight=weight, bias=bias, softplus=softplus, gate=gate,
-            norm=norm, b_norm=b_norm, c_norm=c_norm,
-        )  # fmt: skip
+    if uses_torch(kernel, refusal, x, a, delta, b, c, d, weight, bias, gate, past, *gains):
+        if weight is not None:
+            delta = linear(norm(delta), weight, bias)
+        elif bias is not None:
+            delta = delta + bias
+        delta = F.softplus(delta) if softplus else delta
+        b, c = b_norm(b), c_norm(c)
+        y, after = selective_scan.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past)
+        y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
+        return y, after if present is None else present.copy_(after)
     (batch, channels), states = x.shape, a.shape[1]
-    x, delta, b, c = (_side_by_side(t) for t in (x, delta, b, c))
-    gate = None if gate is None else _side_by_side(gate)
-    d, weight, bias = (None if t is None else t.contiguous() for t in (d, weight, bias))
+    present = torch.empty_like(past) if present is None else present
+    x, delta, b, c = map(side_by_side, (x, delta, b, c))
+    gate, d, weight, bias = side_by_side(gate), contiguous(d), contiguous(weight), contiguous(bias)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sizes = _sizes(channels, states, 0 if weight is None else weight.shape[1])
     kinds = {"NORM": norm.kind, "B_NORM": b_norm.kind, "C_NORM": c_norm.kind}
     selective_step_kernel[(triton.cdiv(channels, sizes["BLOCK_C"]), batch)](
         x, delta, a.contiguous(), b, c, d, weight, bias, gate, *gains, past, y, present,
-        x.stride(0), delta.stride(0), b.stride(0), c.stride(0), 0 if gate is None else gate.stride(0),
-        norm.eps, b_norm.eps, c_norm.eps, SOFTPLUS=softplus, **kinds, **sizes, PDL=has_pdl(x),
-        **options(x, WARPS),
+        x.stride(0), delta.stride(0), b.stride(0), c.stride(0), row_stride(gate), norm.eps, b_norm.eps, c_norm.eps,
+        SOFTPLUS=softplus, **kinds, **sizes, **options(x, WARPS),
     )  # fmt: skip
     return y, present
 
 
-def _side_by_side(x: torch.Tensor) -> torch.Tensor:
-    """x, the numbers of a row beside each other; rows may be apart."""
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
-def _check(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    past: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    gate: torch.Tensor | None,
-    norms: Sequence[Norm],
-) -> None:
-    channels = len(a)
-    if weight is None:
-        selective_scan.check(x, delta, a, b, c, past)
-    else:
-        selective_scan.check(x, x, a, b, c, past)
-        if weight.shape != (channels, delta.shape[-1]) or delta.shape != (len(x), weight.shape[1]):
-            raise ValueError(f"delta {[*delta.shape]} is not {len(x)} rows that weight {[*weight.shape]} projects")
-    if bias is not None and bias.shape != (channels,):
-        raise ValueError(f"bias {[*bias.shape]} is not [{channels}]")
-    if gate is not None and gate.shape != x.shape:
-        raise ValueError(f"gate {[*gate.shape]} is not like x {[*x.shape]}")
-    for norm, vector in zip(norms, (delta, b, c), strict=True):
-        norm.check(vector.shape[-1])
-        if norm.kind == "layer" or (vector is delta and weight is None and norm.kind != "none"):
-            raise ValueError("only what is projected, B and C are normed here, and by RMS norms")
+reference = partial(selective_step, kernel=False)
 
 
 def _sizes(channels: int, states: int, rank: int) -> dict[str, int]:
     block = CHANNELS if channels >= CHANNELS * PROCESSORS else CHANNELS // 2
     sizes = {"CHANNELS": channels, "STATES": states, "RANK": rank, "BLOCK_C": block}
-    blocks = {"BLOCK_N": 1 << (states - 1).bit_length(), "BLOCK_R": min(RANKS, 1 << max(rank - 1, 0).bit_length())}
+    blocks = {"BLOCK_N": power_of_2(states), "BLOCK_R": min(RANKS, power_of_2(rank))}
     return sizes | blocks
 
 
 def variants() -> list[Variant]:
     """Mamba-130M and 2.8B, Falcon-Mamba-7B and Jamba-1.5-Large with their norms, and a bare recurrence."""
     return [
-        _variant("*fp32", 1536, 16, 48),
-        _variant("*bf16", 5120, 16, 160),
-        _variant("*fp16", 8192, 16, 256, "rms"),
-        _variant("*bf16", 16384, 16, 512, "rms", gains=True),
-        _variant("*bf16", 1024, 64, 0),
+        _variant(FP32, 1536, 16, 48),
+        _variant(BF16, 5120, 16, 160),
+        _variant(FP16, 8192, 16, 256, "rms"),
+        _variant(BF16, 16384, 16, 512, "rms", gains=True),
+        _variant(BF16, 1024, 64, 0),
     ]
 
 
-def _variant(kind: str, channels: int, states: int, rank: int, norm: str = "none", gains: bool = False) -> Variant:
-    strides = ("x_row", "delta_row", "b_row", "c_row", "gate_row")
-    given = ["x", "delta", "b", "c", "d", "y"] + ["weight", "bias", "gate"] * (rank > 0)
-    given += ["gain", "b_gain", "c_gain"] * gains
-    absent: dict[str, Any] = dict.fromkeys({"weight", "bias", "gate", "gain", "b_gain", "c_gain"}.difference(given))
-    return Variant(
-        selective_step_kernel,
-        dict.fromkeys(given, kind)
-        | dict.fromkeys(("a", "past", "present"), "*fp32")
-        | dict.fromkeys(strides, "i32")
-        | dict.fromkeys(("eps", "b_eps", "c_eps"), "fp32"),
-        absent
-        | {"SOFTPLUS": rank > 0, "NORM": norm, "B_NORM": norm, "C_NORM": norm}
-        | _sizes(channels, states, rank)
-        | {"PDL": True},
-        WARPS,
-        ahead=rank > 0,
-        divisible=strides,
-    )
+def _variant(
+    dtype: torch.dtype, channels: int, states: int, rank: int, norm: str = "none", gains: bool = False
+) -> Variant:
+    forms = {"SOFTPLUS": rank > 0, "NORM": norm, "B_NORM": norm, "C_NORM": norm}
+    absent = "weight bias gate" * (not rank) + " gain b_gain c_gain" * (not gains)
+    constants, strides = _sizes(channels, states, rank) | forms, "x_row delta_row b_row c_row gate_row"
+    ahead, types = rank > 0, {"a": "*fp32"}
+    return variant(selective_step_kernel, dtype, constants, "", strides, absent, types, warps=WARPS, ahead=ahead)

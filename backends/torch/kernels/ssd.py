@@ -11,11 +11,13 @@ within a block.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from .shared import launch
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
-from .shared.operands import rows, wants_gradient
+from .shared import operands
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.operands import contiguous, power_of_2, rows
 
 TOKENS = 64  # of a block
 CHUNK = 4  # blocks: longer chunks write fewer states, shorter ones have more programs
@@ -45,9 +47,8 @@ def _end_kernel(
     """Per chunk: BLOCK_P columns of the state [states, p] that it ends in if it starts from zero, and ΣΔ A log₂ e.
 
     SHARE heads read one B."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start_next(PDL)
+    wait(PDL)
     SPLITS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     head, heads, batch = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS, tl.program_id(2)
     part, n, p = tl.program_id(1), tl.arange(0, BLOCK_N), (tl.program_id(0) % SPLITS) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -74,10 +75,9 @@ def _end_kernel(
 def _start_kernel(
     ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """What a chunk from zero ends in gives way to what the chunk starts from; `present` is the end of the last one."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    """Replace what a chunk from zero ends in by what the chunk starts from; `present` is the end of the last one."""
+    start_next(PDL)
+    wait(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mine, own = cell < SIZE, (batch * heads + head).to(tl.int64) * SIZE
@@ -118,9 +118,8 @@ def _scan_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y of one block."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start_next(PDL)
+    wait(PDL)
     head, heads, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     p, within = tl.arange(0, BLOCK_P), tl.arange(0, TOKENS)
     wide, group = p < WIDTH, (head // SHARE) * STATES
@@ -158,17 +157,13 @@ def _scan_kernel(
 
 
 def refusal(x: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None, heads: int, groups: int = 1) -> str | None:
-    """Why torch computes these instead of a kernel, in a few words; None if a kernel does."""
-    if x.dtype == torch.float64:
-        return "the kernel computes in f32"
+    """Say why torch computes these instead of a kernel, in a few words; None if a kernel does."""
     states, width = b.shape[-1] // groups, x.shape[-1] // heads
     if states > MOST_STATES or width > MOST_WIDTH:
         return f"a state [{states}, {width}] is larger than [{MOST_STATES}, {MOST_WIDTH}]"
     if b.dtype != x.dtype:
         return f"x is {x.dtype} and b {b.dtype}"
-    if wants_gradient(x, b, *others):
-        return "a gradient is wanted"
-    return launch.refusal(x)
+    return operands.refusal(x, b, *others)
 
 
 def check(
@@ -198,39 +193,10 @@ def check(
     return states, width
 
 
-def reference(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None = None,
-    past: torch.Tensor | None = None,
-    *,
-    heads: int,
-    groups: int = 1,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What `ssd` computes, token by token, in f32 (f64 for f64)."""
-    states, width = check(x, delta, a, b, c, past, heads, groups)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    xs = x.to(wide).unflatten(2, (heads, width))
-    steps = delta.to(wide)[..., None, None]
-    bs, cs = (t.to(wide).unflatten(2, (groups, states)).repeat_interleave(heads // groups, 2) for t in (b, c))
-    decays = torch.exp(steps * a.to(wide)[:, None, None])
-    state = xs.new_zeros(len(x), heads, states, width) if past is None else past.to(wide)
-    ys = []
-    for t in range(x.shape[1]):
-        state = decays[:, t] * state + steps[:, t] * bs[:, t, :, :, None] * xs[:, t, :, None]
-        ys.append((state * cs[:, t, :, :, None]).sum(2))
-    y = torch.stack(ys, 1)
-    y = (y if d is None else y + d.to(wide)[:, None] * xs).to(x.dtype).flatten(2)
-    return y if past is None else (y, state.to(past.dtype))
-
-
 def _sizes(dtype: torch.dtype, states: int, width: int) -> tuple[dict[str, int], dict[str, int], int, int]:
     """Constants and warps of `_end_kernel` and of `_scan_kernel`: what fits in registers."""
     wide = dtype == torch.float32
-    block_n, block_p = (max(16, int(triton.next_power_of_2(n))) for n in (states, width))
+    block_n, block_p = (power_of_2(n, 16) for n in (states, width))
     both = {"STATES": states, "WIDTH": width, "CHUNK": CHUNK, "TOKENS": TOKENS, "BLOCK_N": block_n}
     end = {**both, "BLOCK_P": max(16, min(block_p, 8192 // block_n))}
     scan = {**both, "BLOCK_P": block_p, "BLOCK_K": min(block_n, 32 if wide else 64)}
@@ -248,35 +214,49 @@ def ssd(
     *,
     heads: int,
     groups: int = 1,
+    kernel: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The recurrence over a prompt.
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a (negative) and d [heads], b, c [batch, seq, groups·states]
     (head h reads group ⌊h·groups/heads⌋); slices of a wider last axis included → y like x. With `past` [batch, heads,
-    states, p], the state before x, also the one after x, a new tensor like past.
+    states, p], the state before x, also the one after x, a new tensor like past. `kernel`: see
+    `uses_torch`; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    if refusal(x, b, delta, a, c, d, past, heads=heads, groups=groups) is not None:
-        return reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
     states, width = check(x, delta, a, b, c, past, heads, groups)
+    if uses_torch(kernel, refusal, x, b, delta, a, c, d, past, heads=heads, groups=groups):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        xs = x.to(wide).unflatten(2, (heads, width))
+        steps = delta.to(wide)[..., None, None]
+        bs, cs = (t.to(wide).unflatten(2, (groups, states)).repeat_interleave(heads // groups, 2) for t in (b, c))
+        decays = torch.exp(steps * a.to(wide)[:, None, None])
+        state = xs.new_zeros(len(x), heads, states, width) if past is None else past.to(wide)
+        ys = []
+        for t in range(x.shape[1]):
+            state = decays[:, t] * state + steps[:, t] * bs[:, t, :, :, None] * xs[:, t, :, None]
+            ys.append((state * cs[:, t, :, :, None]).sum(2))
+        y = torch.stack(ys, 1)
+        y = (y if d is None else y + d.to(wide)[:, None] * xs).to(x.dtype).flatten(2)
+        return y if past is None else (y, state.to(past.dtype))
     batch, seq, _ = x.shape
     x, delta, b, c = (rows(t) for t in (x, delta, b, c))
-    a, (d, past) = a.contiguous(), (None if t is None else t.contiguous() for t in (d, past))
+    a, d, past = a.contiguous(), contiguous(d), contiguous(past)
     parts = triton.cdiv(seq, TOKENS * CHUNK)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     present = None if past is None else torch.empty_like(past)
     starts = torch.empty(batch, parts, heads, states, width, dtype=torch.float32, device=x.device)
     sums = torch.empty(batch, parts, heads, dtype=torch.float32, device=x.device)
     end, scan, end_warps, scan_warps = _sizes(x.dtype, states, width)
-    more = {"SHARE": heads // groups, "INTERP": not x.is_cuda, "PDL": has_pdl(x)}
+    more = {"SHARE": heads // groups, "INTERP": not x.is_cuda}
     strides, splits = (x.stride(1), delta.stride(1), b.stride(1)), triton.cdiv(width, end["BLOCK_P"])
     _end_kernel[(heads * splits, parts, batch)](
         x, delta, a, b, starts, sums, seq, *strides, **end, **more, **options(x, end_warps, stages=2)
     )
     _start_kernel[(triton.cdiv(states * width, 1024), heads, batch)](
-        starts, sums, past, present, parts, SIZE=states * width, BLOCK=1024, PDL=has_pdl(x), **options(x)
+        starts, sums, past, present, parts, SIZE=states * width, BLOCK=1024, **options(x)
     )
     _scan_kernel[(heads, triton.cdiv(seq, TOKENS), batch)](
         x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **more, **options(x, scan_warps, stages=2)
@@ -284,31 +264,27 @@ def ssd(
     return y if present is None else (y, present)
 
 
+reference = partial(ssd, kernel=False)
+
+
 def variants() -> list[Variant]:
     """Mamba-2 and Codestral-Mamba (128 states, heads of 64), Falcon-H1 (256 states), Nemotron-H (heads of 80)."""
     found = []
     for dtype, states, width, share in (
-        (torch.bfloat16, 128, 64, 80),
-        (torch.float16, 256, 64, 32),
-        (torch.bfloat16, 128, 80, 16),
-        (torch.bfloat16, 256, 128, 32),
-        (torch.float32, 128, 64, 80),
-        (torch.float32, 256, 64, 32),
+        (BF16, 128, 64, 80),
+        (FP16, 256, 64, 32),
+        (BF16, 128, 80, 16),
+        (BF16, 256, 128, 32),
+        (FP32, 128, 64, 80),
+        (FP32, 256, 64, 32),
     ):
-        kind = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}.get(dtype, "*fp32")
-        data = dict.fromkeys(("x_ptr", "delta_ptr", "b_ptr", "c_ptr", "y_ptr", "d_ptr", "a_ptr"), kind)
-        state = dict.fromkeys(("past_ptr", "present_ptr", "ends_ptr", "starts_ptr", "sums_ptr"), "*fp32")
-        distances = dict.fromkeys(("x_row", "b_row", "c_row", "delta_row"), "i32")
-        offered = {**data, **state, "seq": "i32", "parts": "i32", **distances}
         end, scan, end_warps, scan_warps = _sizes(dtype, states, width)
-        more = {"SHARE": share, "INTERP": False, "PDL": True, "SIZE": states * width, "BLOCK": 1024}
+        more = {"SHARE": share, "SIZE": states * width, "BLOCK": 1024}
         for kernel, sizes, warps, stages in (
             (_end_kernel, end, end_warps, 2),
             (_start_kernel, {}, 4, 3),
             (_scan_kernel, scan, scan_warps, 2),
         ):
-            types = {name: offered[name] for name in kernel.arg_names if name in offered}
-            constants = {name: value for name, value in {**sizes, **more}.items() if name in kernel.arg_names}
-            divisible = [name for name in ("x_row", "b_row", "c_row") if name in types]
-            found.append(Variant(kernel, types, constants, warps, stages, divisible=divisible))
+            counts, strides = "seq parts delta_row", "x_row b_row c_row"
+            found.append(variant(kernel, dtype, {**sizes, **more}, counts, strides, warps=warps, stages=stages))
     return found

@@ -7,15 +7,16 @@ gated, and the last of them norms it, in the same launch.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from . import ssd
-from .shared.launch import Variant, has_pdl, jit, options, tl, triton
+from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.norm import NO_NORM, Norm
-from .shared.softplus import softplus
+from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
+from .shared.recurrence import advance, silu_gated, softplus
 from .shared.tickets import counters, is_last
 from .ssd import refusal
 
@@ -50,8 +51,7 @@ def ssd_step_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid [blocks of BLOCK_P columns, heads, batch]. SHARE heads read one B; NORMED heads are normed together."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     known, wide = n < STATES, p < WIDTH
@@ -61,8 +61,7 @@ def ssd_step_kernel(
         skip = tl.load(d + head).to(tl.float32)
     if bias is not None:
         offset = tl.load(bias + head).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     cell = ((batch * heads + head) * STATES + n)[:, None] * WIDTH + p[None, :]
     state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
     step = tl.load(delta + batch * delta_row + head).to(tl.float32) + offset
@@ -72,13 +71,9 @@ def ssd_step_kernel(
     group = (head // SHARE) * STATES + n
     into = tl.load(b + batch * b_row + group, mask=known, other=0.0).to(tl.float32)
     out = tl.load(c + batch * c_row + group, mask=known, other=0.0).to(tl.float32)
-    state = tl.exp2(step * rate * 1.4426950408889634) * state + into[:, None] * (step * driven)[None, :]
-    tl.debug_barrier()  # past may be present, and small states are held by several warps: all have read
-    tl.store(present + cell, state.to(present.dtype.element_ty), mask=both)
-    made = tl.sum(state * out[:, None], axis=0) + skip * driven
-    if gate is not None:
-        g = tl.load(gate + batch * gate_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
-        made *= g * tl.sigmoid(g)
+    power = step * rate * 1.4426950408889634
+    made = advance(state, power, into, step, driven, out, skip, present, cell, both)
+    made = silu_gated(made, gate, batch * gate_row + head * WIDTH + p, wide)
     row = (batch * heads + head) * WIDTH
     if NORM == "none":
         tl.store(y + row + p, made.to(y.dtype.element_ty), mask=wide)
@@ -91,35 +86,6 @@ def ssd_step_kernel(
                 own = gain + first
             start = batch * heads * WIDTH + first
             store_normed(raw + start, own, y + start, eps, NORMED * WIDTH, BLOCK)
-
-
-def reference(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor | None,
-    past: torch.Tensor,
-    present: torch.Tensor | None = None,
-    *,
-    heads: int,
-    groups: int = 1,
-    bias: torch.Tensor | None = None,
-    softplus: bool = False,
-    gate: torch.Tensor | None = None,
-    norm: Norm = NO_NORM,
-    norm_groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `ssd_step` computes, with torch."""
-    delta = delta if bias is None else delta + bias
-    delta = F.softplus(delta) if softplus else delta
-    y, after = ssd.reference(x[:, None], delta[:, None], a, b[:, None], c[:, None], d, past, heads=heads, groups=groups)
-    y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
-    if norm.kind != "none":
-        y = Norm(norm.kind, eps=norm.eps)(y.unflatten(1, (norm_groups, -1))).flatten(1)
-        y = y if norm.gain is None else y * norm.gain
-    return y, after if present is None else present.copy_(after)
 
 
 def ssd_step(
@@ -140,6 +106,7 @@ def ssd_step(
     norm: Norm = NO_NORM,
     norm_groups: int = 1,
     tickets: torch.Tensor | None = None,
+    kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """norm((hᵀ C + D x) ⊙ silu(gate)) of one token and the new state h = exp(Δ A) h + Δ B xᵀ per head.
 
@@ -147,83 +114,70 @@ def ssd_step(
     past [batch, heads, states, p] → y like x, and h. Δ is delta + bias, or the softplus of that. An RMS norm is one of
     each of `norm_groups` parts of y, its gain [heads·p]. What has a row for each text may be a slice of a projection.
     h is written to `present`, which may be `past` itself (in place), or to a new tensor. `tickets`: as in
-    `linear_residual`, batch·norm_groups are enough. What `refusal` names is computed with torch.
+    `linear_residual`, batch·norm_groups are enough. `kernel`: see `uses_torch`.
 
     Raises:
         ValueError: the shapes do not fit, the norm is no RMS norm, or a state is not contiguous.
     """
     states, width = ssd.check(x, delta, a, b, c, past, heads, groups)
-    _check(x, bias, gate, norm, heads, norm_groups)
+    check_step(x, past, present, heads, bias, gate)
+    norm.check(x.shape[1])
+    if norm.kind == "layer":
+        raise ValueError("y is normed by an RMS norm here")
+    if heads % norm_groups:
+        raise ValueError(f"{heads} heads do not fall into {norm_groups} groups that are normed")
+    operands = (x, b, delta, a, c, d, past, bias, gate, norm.gain)
+    if uses_torch(kernel, refusal, *operands, heads=heads, groups=groups):
+        delta = delta if bias is None else delta + bias
+        delta = F.softplus(delta) if softplus else delta
+        x, delta, b, c = (t[:, None] for t in (x, delta, b, c))
+        y, after = ssd.reference(x, delta, a, b, c, d, past, heads=heads, groups=groups)
+        y = y[:, 0] if gate is None else y[:, 0] * F.silu(gate)
+        if norm.kind != "none":
+            y = Norm(norm.kind, eps=norm.eps)(y.unflatten(1, (norm_groups, -1))).flatten(1)
+            y = y if norm.gain is None else y * norm.gain
+        return y, after if present is None else present.copy_(after)
     present = torch.empty_like(past) if present is None else present
-    if present.shape != past.shape or not (past.is_contiguous() and present.is_contiguous()):
-        raise ValueError(f"past {[*past.shape]} and present {[*present.shape]} must be alike and contiguous")
-    if refusal(x, b, delta, a, c, d, past, bias, gate, norm.gain, heads=heads, groups=groups) is not None:
-        return reference(
-            x, delta, a, b, c, d, past, present, heads=heads, groups=groups, bias=bias, softplus=softplus, gate=gate,
-            norm=norm, norm_groups=norm_groups,
-        )  # fmt: skip
-    x, delta, b, c = (t if t.stride(1) == 1 else t.contiguous() for t in (x, delta, b, c))
-    gate = gate if gate is None or gate.stride(1) == 1 else gate.contiguous()
-    a, (d, bias, gain) = a.contiguous(), (None if t is None else t.contiguous() for t in (d, bias, norm.gain))
+    x, delta, b, c = map(side_by_side, (x, delta, b, c))
+    gate, a, d = side_by_side(gate), a.contiguous(), contiguous(d)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     raw = None
     if norm.kind != "none":
         raw = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         tickets = counters(x, len(x) * norm_groups) if tickets is None else tickets
     ssd_step_kernel[(triton.cdiv(width, WIDTH), heads, len(x))](
-        x, delta, a, b, c, d, bias, gate, gain, past, y, present, raw, tickets,
-        x.stride(0), delta.stride(0), b.stride(0), c.stride(0), 0 if gate is None else gate.stride(0), norm.eps,
-        SOFTPLUS=softplus, NORM=norm.kind, **_sizes(heads, states, width, groups, norm_groups), PDL=has_pdl(x),
-        **options(x, WARPS),
+        x, delta, a, b, c, d, contiguous(bias), gate, contiguous(norm.gain), past, y, present, raw, tickets,
+        x.stride(0), delta.stride(0), b.stride(0), c.stride(0), row_stride(gate), norm.eps,
+        SOFTPLUS=softplus, NORM=norm.kind, **_sizes(heads, states, width, groups, norm_groups), **options(x, WARPS),
     )  # fmt: skip
     return y, present
 
 
-def _check(
-    x: torch.Tensor, bias: torch.Tensor | None, gate: torch.Tensor | None, norm: Norm, heads: int, norm_groups: int
-) -> None:
-    if bias is not None and bias.shape != (heads,):
-        raise ValueError(f"bias {[*bias.shape]} is not [{heads}]")
-    if gate is not None and gate.shape != x.shape:
-        raise ValueError(f"gate {[*gate.shape]} is not like x {[*x.shape]}")
-    norm.check(x.shape[1])
-    if norm.kind == "layer":
-        raise ValueError("y is normed by an RMS norm here")
-    if heads % norm_groups:
-        raise ValueError(f"{heads} heads do not fall into {norm_groups} groups that are normed")
+reference = partial(ssd_step, kernel=False)
 
 
 def _sizes(heads: int, states: int, width: int, groups: int, norm_groups: int) -> dict[str, int]:
     normed = heads // norm_groups
     sizes = {"STATES": states, "WIDTH": width, "SHARE": heads // groups, "NORMED": normed}
-    blocks = {"BLOCK_N": 1 << (states - 1).bit_length(), "BLOCK_P": WIDTH}
-    return sizes | blocks | {"BLOCK": min(MOST, 1 << (normed * width - 1).bit_length())}
+    return sizes | {"BLOCK_N": power_of_2(states), "BLOCK_P": WIDTH, "BLOCK": min(MOST, power_of_2(normed * width))}
 
 
 def variants() -> list[Variant]:
     """Mamba-2-2.7B, Granite 4 and Nemotron-H, whose norms have groups; Falcon-H1 and the largest state without one."""
     return [
-        _variant("bf16", 80, 128, 64, 1, "rms"),
-        _variant("bf16", 128, 128, 80, 8, "rms", norm_groups=8),
-        _variant("fp16", 48, 256, 64, 1, "rms"),
-        _variant("fp32", 80, 128, 64, 1, "rms"),
-        _variant("bf16", 32, 256, 128, 1, "none"),
-        _variant("fp32", 32, 256, 64, 1, "none"),
+        _variant(BF16, 80, 128, 64, 1, "rms"),
+        _variant(BF16, 128, 128, 80, 8, "rms", norm_groups=8),
+        _variant(FP16, 48, 256, 64, 1, "rms"),
+        _variant(FP32, 80, 128, 64, 1, "rms"),
+        _variant(BF16, 32, 256, 128, 1, "none"),
+        _variant(FP32, 32, 256, 64, 1, "none"),
     ]
 
 
-def _variant(dtype: str, heads: int, states: int, width: int, groups: int, norm: str, norm_groups: int = 1) -> Variant:
-    strides = ("x_row", "b_row", "c_row", "gate_row")
-    shared = {"gain": f"*{dtype}", "raw": "*fp32", "tickets": "*i32"}
-    absent: dict[str, Any] = dict.fromkeys(shared) if norm == "none" else {}
-    return Variant(
-        ssd_step_kernel,
-        dict.fromkeys(("x", "delta", "b", "c", "d", "bias", "gate", "y"), f"*{dtype}")
-        | dict.fromkeys(("a", "past", "present"), "*fp32")
-        | ({} if absent else shared)
-        | dict.fromkeys((*strides, "delta_row"), "i32")
-        | {"eps": "fp32"},
-        absent | {"SOFTPLUS": True, "NORM": norm} | _sizes(heads, states, width, groups, norm_groups) | {"PDL": True},
-        WARPS,
-        divisible=strides,
-    )
+def _variant(
+    dtype: torch.dtype, heads: int, states: int, width: int, groups: int, norm: str, norm_groups: int = 1
+) -> Variant:
+    constants = _sizes(heads, states, width, groups, norm_groups) | {"SOFTPLUS": True, "NORM": norm}
+    absent, types = "gain raw tickets" * (norm == "none"), {"a": "*fp32"}
+    strides = "x_row b_row c_row gate_row"
+    return variant(ssd_step_kernel, dtype, constants, "delta_row", strides, absent, types, warps=WARPS)

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from .shared.attend import DTYPES, HOPPER, attend, base2, learns, mixed_in, power_of_2, scaled, shared_memory
-from .shared.launch import Variant, has_pdl, jit, options, tl
-from .shared.launch import refusal as device_refusal
+from .shared import launch
+from .shared.attend import HOPPER, attend, base2, check_heads, mixed_in, scaled, shared_memory
+from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, options, start_next, tl, uses_torch, variant, wait
+from .shared.operands import gradient_refusal, power_of_2
 
 WIDEST = 256  # numbers of a key or value, of 2 bytes; half as many of 4
 MARGIN = 2048  # bytes of shared memory for all but tiles
@@ -26,23 +28,9 @@ MARGIN = 2048  # bytes of shared memory for all but tiles
 
 @jit
 def through(
-    m,
-    total,
-    acc,
-    query,
-    k,
-    v,
-    head,
-    lo,
-    hi,
-    distance,
-    scale,
-    KEYS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
-    INTERP: tl.constexpr,
-):
+    m, total, acc, query, k, v, head, lo, hi, distance, scale,
+    KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERP: tl.constexpr,
+):  # fmt: skip
     """The running softmax (m, total, acc) of `query` [queries, d] after the keys lo to hi − 1 of the KV head `head`.
 
     k, v describe tensors [batch, kv_heads, keys, d] by blocks [1, 1, KEYS, d]; numbers outside are 0. The `distance` of
@@ -70,37 +58,15 @@ def through(
 
 @jit
 def window_kernel(
-    q,
-    k,
-    v,
-    sinks,
-    out,
-    q_batch,
-    q_head,
-    q_token,
-    queries,
-    keys,
-    start,
-    shift,
-    scale,
-    D: tl.constexpr,
-    D_PADDED: tl.constexpr,
-    DV: tl.constexpr,
-    DV_PADDED: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    KEEP: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    PDL: tl.constexpr,
-    INTERP: tl.constexpr,
-):
+    q, k, v, sinks, out, q_batch, q_head, q_token, queries, keys, start, shift, scale,
+    D: tl.constexpr, D_PADDED: tl.constexpr, DV: tl.constexpr, DV_PADDED: tl.constexpr,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, KEEP: tl.constexpr,
+    SOFTCAP: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
+):  # fmt: skip
     """Grid [tiles of queries, heads, batch]. Query i is at position start + i; key j is at position j if j < KEEP, else
     at j + shift."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start_next(PDL)
+    wait(PDL)
     begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
     r, d, dv = tl.arange(0, QUERIES), tl.arange(0, D_PADDED), tl.arange(0, DV_PADDED)
     real = (begin + r < queries)[:, None]
@@ -139,30 +105,8 @@ def window_kernel(
     tl.store(out + row[:, None] * DV + dv[None, :], y.to(out.dtype.element_ty), real & (dv < DV)[None, :])
 
 
-def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    window: int,
-    *,
-    start: int = 0,
-    first_key: int | None = None,
-    keep_first: int = 0,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`window_attention` in plain torch, with gradients; it makes all [seq, keys] scores."""
-    key = torch.arange(k.shape[2], device=k.device)
-    if first_key is not None:
-        key = torch.where(key < keep_first, key, key + first_key - keep_first)
-    distance = torch.arange(start, start + q.shape[2], device=q.device)[:, None] - key
-    seen = (distance >= 0) & ((distance < window) | (key < keep_first))
-    return attend(q, k, v, seen, scale, softcap=softcap, sinks=sinks)
-
-
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
+    """Say why there is no kernel for keys of `head_dim` and values of `value_dim` numbers; None if there is one."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if max(head_dim, value_dim) * dtype.itemsize > WIDEST * 2:
@@ -173,9 +117,14 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
 
 
 def has_window_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> bool:
-    """Whether `window_attention` of these operands is computed by the kernel: of this size and dtype, on this device,
+    """Tell whether the kernel computes `window_attention` of these operands: of this size and dtype, on this device,
     without gradients."""
-    return not (device_refusal(q) or refusal(q.shape[3], v.shape[3], q.dtype) or learns(q, k, v, sinks))
+    return _refusal(q, k, v, sinks) is None
+
+
+def _refusal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> str | None:
+    device = launch.refusal(q)
+    return device or refusal(q.shape[3], v.shape[3], q.dtype) or gradient_refusal(q, k, v, sinks)
 
 
 def window_attention(
@@ -190,6 +139,7 @@ def window_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    kernel: bool | None = None,
 ) -> torch.Tensor:
     """softmax(scale · q kᵀ) v of consecutive tokens over the last `window` keys of each, its own among them.
 
@@ -197,61 +147,44 @@ def window_attention(
     memory [batch, seq, heads, dv]. Queries are at positions from `start` on. Keys are those of positions from
     `first_key` on, behind those of the first `keep_first` positions, which all see; by default all keys of the text.
     Keys behind the last query are not seen. `scale` is 1/√d by default; `softcap` bounds scores; `sinks` [heads] add a
-    key of that score with value 0. A query that sees no key comes out as 0. Gradients come from `reference`.
+    key of that score with value 0. A query that sees no key comes out as 0. Gradients come from torch, which
+    makes all [seq, keys] scores. `kernel`: see `uses_torch`.
     """
-    _check(q, k, v, window, start, first_key, keep_first)
+    check_heads(q, k, v, 4, "[batch, heads, seq, d]")
+    if window < 1 or start < 0 or keep_first < 0:
+        raise ValueError(f"window={window} must be positive, start={start} and keep_first={keep_first} not negative")
+    if first_key is not None and first_key < keep_first:
+        raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
     (batch, heads, queries, d), (kv_heads, keys, dv) = q.shape, (*k.shape[1:3], v.shape[3])
     shift = 0 if first_key is None else first_key - keep_first
-    keys = min(keys, start + queries - shift)  # what is behind the last query may never have been written
-    if keys < 1 or not has_window_kernel(q, k, v, sinks):
-        given: dict[str, Any] = {"start": start, "first_key": first_key, "keep_first": keep_first, "softcap": softcap}
-        return reference(q, k, v, window, **given, scale=scale, sinks=sinks)
+    known = min(keys, start + queries - shift)  # what is behind the last query may never have been written
+    if known < 1 or uses_torch(kernel, _refusal, q, k, v, sinks):
+        key = torch.arange(keys, device=k.device)
+        if first_key is not None:
+            key = torch.where(key < keep_first, key, key + shift)
+        distance = torch.arange(start, start + queries, device=q.device)[:, None] - key
+        seen = (distance >= 0) & ((distance < window) | (key < keep_first))
+        return attend(q, k, v, seen, scale, softcap=softcap, sinks=sinks)
+    keys = known
     size, wide = q.element_size(), power_of_2(max(d, dv), 16)
     tile = _tile(wide, window, size, shared_memory(q))
     q = q if q.stride(3) == 1 else q.contiguous()
     out = q.new_empty(batch, queries, heads, dv)
     window_kernel[-(-queries // tile.queries), heads, batch](
-        q,
-        _described(k[:, :, :keys], tile.keys),
-        _described(v[:, :, :keys], tile.keys),
-        sinks,
-        out,
-        *q.stride()[:3],
-        queries,
-        keys,
-        start,
-        shift,
-        1 / math.sqrt(d) if scale is None else scale,
-        **_constants(d, dv, heads // kv_heads, tile),
-        WINDOW=window,
-        KEEP=keep_first,
-        SOFTCAP=softcap or 0.0,
-        PDL=has_pdl(q),
-        INTERP=not q.is_cuda,
-        **options(q, tile.warps, tile.stages),
-    )
+        q, _described(k[:, :, :keys], tile.keys), _described(v[:, :, :keys], tile.keys), sinks, out,
+        *q.stride()[:3], queries, keys, start, shift, 1 / math.sqrt(d) if scale is None else scale,
+        **_constants(d, dv, heads // kv_heads, tile), WINDOW=window, KEEP=keep_first, SOFTCAP=softcap or 0.0,
+        INTERP=not q.is_cuda, **options(q, tile.warps, tile.stages),
+    )  # fmt: skip
     return out.transpose(1, 2)
 
 
-def _check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, start: int, first_key: int | None, keep_first: int
-) -> None:
-    """One clear sentence on what does not belong together."""
-    if q.dim() != 4 or k.dim() != 4 or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3]:
-        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no [batch, heads, seq, d]")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
-    if window < 1 or start < 0 or keep_first < 0:
-        raise ValueError(f"window={window} must be positive, start={start} and keep_first={keep_first} not negative")
-    if first_key is not None and first_key < keep_first:
-        raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
+reference = partial(window_attention, kernel=False)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program takes at a time, and with what."""
+    """Queries and keys that a program takes at a time, its warps, and the stages of its loads."""
 
     queries: int
     keys: int
@@ -285,30 +218,28 @@ def _described(x: torch.Tensor, rows: int) -> Any:
 
 def variants() -> list[Variant]:
     """Head sizes, windows and dtypes that ship, and each kind of mask."""
-    plain = [("bf16", 128, 4096), ("bf16", 128, 128), ("fp16", 64, 2048), ("bf16", 256, 1024), ("bf16", 80, 4096)]
-    found = [_variant(dtype, d, window) for dtype, d, window in [*plain, ("fp32", 64, 512), ("fp32", 128, 512)]]
-    found += [_variant("bf16", 64, 128, sinks="*bf16"), _variant("bf16", 256, 4096, SOFTCAP=50.0)]
-    return [*found, _variant("bf16", 128, 4096, sinks="*bf16", KEEP=4, SOFTCAP=30.0)]
+    plain = [(BF16, 128, 4096), (BF16, 128, 128), (FP16, 64, 2048), (BF16, 256, 1024), (BF16, 80, 4096)]
+    found = [_variant(dtype, d, window) for dtype, d, window in [*plain, (FP32, 64, 512), (FP32, 128, 512)]]
+    found += [_variant(BF16, 64, 128, sinks=True), _variant(BF16, 256, 4096, SOFTCAP=50.0)]
+    return [*found, _variant(BF16, 128, 4096, sinks=True, KEEP=4, SOFTCAP=30.0)]
 
 
-def _variant(dtype: str, d: int, window: int, sinks: str | None = None, KEEP: int = 0, SOFTCAP: float = 0.0) -> Variant:
-    size, wide = 4 if dtype == "fp32" else 2, power_of_2(d, 16)
-    tile = _tile(wide, window, size, HOPPER)
-    strides = ("q_batch", "q_head", "q_token")
-    described = f"tensordesc<{dtype}[1, 1, {tile.keys}, {wide}]>"
-    mask = {"WINDOW": window, "KEEP": KEEP, "SOFTCAP": SOFTCAP, **({} if sinks else {"sinks": None})}
-    return Variant(
-        kernel=window_kernel,
-        types={
-            **{"q": f"*{dtype}", "k": described, "v": described, "out": f"*{dtype}"},
-            **({"sinks": sinks} if sinks else {}),
-            **dict.fromkeys((*strides, "queries", "keys", "start", "shift"), "i32"),
-            "scale": "fp32",
-        },
-        constants={**_constants(d, d, 4, tile), **mask, "PDL": True, "INTERP": False},
+def _variant(
+    dtype: torch.dtype, d: int, window: int, sinks: bool = False, KEEP: int = 0, SOFTCAP: float = 0.0
+) -> Variant:
+    wide = power_of_2(d, 16)
+    tile = _tile(wide, window, dtype.itemsize, HOPPER)
+    described = f"tensordesc<{DTYPES[dtype]}[1, 1, {tile.keys}, {wide}]>"
+    return variant(
+        window_kernel,
+        dtype,
+        {**_constants(d, d, 4, tile), "WINDOW": window, "KEEP": KEEP, "SOFTCAP": SOFTCAP},
+        "queries keys start shift",
+        "q_batch q_head q_token",
+        "" if sinks else "sinks",
+        {"k": described, "v": described},
         warps=tile.warps,
         stages=tile.stages,
-        divisible=strides,
     )
 
 

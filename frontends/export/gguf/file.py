@@ -24,13 +24,12 @@ from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ...formats.gguf.family import FAMILIES
 from ...model import Model
 from ...models.families import describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import read_settings
 from ..inversion import Made
-from .keys import ARCHITECTURES, INTERNAL, divide_frequencies, factors, propose, tensors_there
+from .keys import INTERNAL, divide_frequencies, exported, factors, propose, tensors_there
 from .tokens import tokenizer_metadata
 
 if TYPE_CHECKING:
@@ -69,11 +68,10 @@ def write_gguf(
 
 def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     settings = read_settings(graph)
-    own = graph.meta.get("model_type")
-    for name in sorted(ARCHITECTURES, key=lambda name: own not in ARCHITECTURES[name].split()):
+    for name, table, loader in exported(graph.meta.get("model_type")):
         with contextlib.suppress(WeftError):  # an architecture that cannot say this
-            config = propose(name, settings)
-            loaded = describe(FAMILIES[name], config, tensors_there(name, settings), f"the metadata of a {name} model")
+            config = propose(name, loader, settings)
+            loaded = describe(table, config, tensors_there(loader, settings), f"the metadata of a {name} model")
             besides = {**divide_frequencies(graph, loaded.graph), **factors(settings)}
             yield Candidate(name, config, loaded, besides=besides)
 

@@ -11,69 +11,44 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Literal, Map, Scale
 from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ...formats.gguf.sparse import RECURRENT, SPARSE
-from ...models.families import Settings
+from ...models.families import FAMILIES, Architecture, Settings, architectures
+from ...models.tables.family import Loader
+from ...models.tables.gguf import RECURRENT, SPARSE
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, gguf_rope
 from ..inversion import Made
 
-# The architectures that can be proposed, the plainest first, and whose names they have in transformers.
-ARCHITECTURES = {
-    "llama": "llama mistral mixtral",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma": "gemma",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3 gemma3_text",
-    "phi2": "phi",
-    "phi3": "phi3",
-    "gpt2": "gpt2 gpt_bigcode",
-    "gptneox": "gpt_neox",
-    "starcoder2": "starcoder2",
-    "stablelm": "stablelm",
-    "olmo2": "olmo2",
-    "olmo": "olmo",
-    "granite": "granite",
-    "smollm3": "smollm3",
-    "command-r": "cohere",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "olmoe": "olmoe",
-    "granitemoe": "granitemoe",
-}
-_MIXED = ("llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # may have experts; all but llama must
-# What llama.cpp's graphs and loaders of an architecture take: heads that turn in part, heads that are not the width
-# divided by their number, norms of queries and keys.
-_PARTLY = ("gptneox", "phi2", "phi3", "stablelm")
-_FREE = ("llama", "granite", "granitemoe", "smollm3", "gemma", "gemma2", "gemma3", "qwen3", "qwen3moe")
-_NORMED = ("qwen3", "qwen3moe", "gemma3", "stablelm", "command-r", "olmo2", "olmoe")
-# The biases that llama.cpp's loaders want, and those they take: of norms, q k v, output, feed-forward, head.
-_BIASES = {
-    **dict.fromkeys(("llama", "granite", "granitemoe"), ("", "qof")),
-    **dict.fromkeys(("gpt2", "gptneox", "starcoder2"), ("nqof", "")),
-    **dict.fromkeys(("qwen2", "qwen2moe"), ("q", "")),
-    "phi2": ("nqofh", ""),
-    "stablelm": ("n", "q"),
-}
-_WINDOWED = ("gemma2", "gemma3")  # llama.cpp reads a window in others too, but does not apply it
+# Of all architectures that express a graph the first is proposed: these in this order, the plainest first, then others.
+_FIRST = (
+    *("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi2", "phi3", "gpt2", "gptneox", "starcoder2"),
+    *("stablelm", "olmo2", "olmo", "granite", "smollm3", "command-r", "qwen2moe", "qwen3moe", "olmoe", "granitemoe"),
+)
 INTERNAL = (SPARSE, RECURRENT, SHORT, LONG)  # what the importer finds in the tensors, not in the metadata
 _MANY = 131_072  # positions, where the model does not say
 
 
-def propose(architecture: str, s: Settings) -> dict[str, Any]:
+def exported(own: str | None) -> list[tuple[str, Architecture, Loader]]:
+    """Return the architectures that llama.cpp loads: that of the family `own`, then the others, the plainest first."""
+    known, family = architectures(), FAMILIES.get(own or "")
+    first = own if family is None or family.gguf is None else family.gguf.model_types[0]
+    names = sorted(dict.fromkeys((*_FIRST, *known)), key=lambda name: name != first)
+    return [(name, known[name], loader) for name in names if (loader := known[name].loader) is not None]
+
+
+def propose(architecture: str, loader: Loader, s: Settings) -> dict[str, Any]:
     """The keys of `s`, without the architecture before them; what is not said stands for nothing special.
 
     Raises:
         WeftError: if the architecture cannot say something of the kind.
     """
     partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in _each(s, "rope"))
-    if (s.moe is not None and architecture not in _MIXED) or (s.moe is None and architecture in _MIXED[1:]):
+    if loader.experts == ("none" if s.moe is not None else "required"):
         raise WeftError(f"{architecture} has {'no' if s.moe is not None else 'only'} experts")
-    if partial and architecture not in _PARTLY:
+    if partial and not loader.partial_rope:
         raise WeftError(f"{architecture} turns whole heads")
-    if s.head_size * (s.heads or 1) != s.dim and architecture not in _FREE:
+    if s.head_size * (s.heads or 1) != s.dim and not loader.free_heads:
         raise WeftError(f"{architecture} has heads of the width divided by their number")
     eps = "layer_norm_rms_epsilon" if s.norm == "rms" else "layer_norm_epsilon"
-    windows = [w for w in _each(s, "window") if w is not None and architecture in _WINDOWED]
+    windows = [w for w in _each(s, "window") if w is not None and loader.windows]
     plain = s.head_size**-0.5
     unusual = s.scale is not None and not isinstance(s.scale, tuple) and abs(s.scale / plain - 1) > 1e-6
     said = {
@@ -115,9 +90,8 @@ def _logit_scale(architecture: str, s: Settings) -> dict[str, Any]:
     return {"logit_scale": s.logit_scale} if architecture == "command-r" else {}
 
 
-def tensors_there(architecture: str, s: Settings) -> frozenset[str]:
+def tensors_there(loader: Loader, s: Settings) -> frozenset[str]:
     """Tensors whose presence decides settings, which are in a checkpoint of `s`: biases if llama.cpp loads them."""
-    must, may = _BIASES.get(architecture, ("", ""))
     biases = {
         "n": ("blk.0.attn_norm.bias", s.norm_bias),
         "q": ("blk.0.attn_q.bias", s.qkv_bias),
@@ -125,10 +99,13 @@ def tensors_there(architecture: str, s: Settings) -> frozenset[str]:
         "f": ("blk.0.ffn_up.bias", s.ffn_bias),
         "h": ("output.bias", s.head_bias),
     }
-    there = {name: letter in must or (letter in may and has) for letter, (name, has) in biases.items()}
+    there = {
+        name: letter in loader.biases or (letter in loader.optional_biases and has)
+        for letter, (name, has) in biases.items()
+    }
     there |= {
         "output.weight": not s.tie,
-        "blk.0.attn_q_norm.weight": s.qk_norm != "none" and architecture in _NORMED,
+        "blk.0.attn_q_norm.weight": s.qk_norm != "none" and loader.qk_norm,
         "blk.0.ffn_norm.weight": s.arrangement != "parallel",
     }
     return frozenset(name for name, is_there in there.items() if is_there)

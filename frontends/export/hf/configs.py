@@ -7,40 +7,16 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...models.families import Family, Settings
+from ...models.families import FAMILIES, Family, Settings
 from ...models.tables.rope_config import rope_parameters
 from ...models.tables.settings import ACTIVATIONS
 
-# The families whose configs can be proposed and their classes in transformers, the plainest first.
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "phi": "PhiForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo": "OlmoForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "cohere": "CohereForCausalLM",
-    "gptj": "GPTJForCausalLM",
-    "gpt_neo": "GPTNeoForCausalLM",
-    "gpt_bigcode": "GPTBigCodeForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM",
-}
-_PARTIAL = ("gpt_neox", "phi", "stablelm")  # turn a part of each head unless told otherwise
+# Of all families that express a graph the first is proposed: these in this order, the plainest first, then others.
+_FIRST = (
+    *("llama", "mistral", "qwen3", "qwen2", "gpt2", "gpt_neox", "phi", "gemma", "gemma2", "gemma3_text", "olmo2"),
+    *("olmo", "granite", "smollm3", "starcoder2", "stablelm", "cohere", "gptj", "gpt_neo", "gpt_bigcode", "phi3"),
+    *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "granitemoe"),
+)
 _NAMES = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {"gelu_tanh": "gelu_pytorch_tanh"}
 _SYNONYMS = {
     key: keys for keys in (("num_experts", "num_local_experts"),) for key in keys
@@ -49,15 +25,29 @@ _TWICE = ("original_max_position_embeddings",)  # also in rope_parameters, which
 _MANY = 131_072  # positions, where the model does not say
 
 
-def propose(name: str, family: Family, s: Settings) -> dict[str, Any]:
+def exported() -> list[str]:
+    """Return the families that transformers loads, the plainest first."""
+    return [name for name in dict.fromkeys((*_FIRST, *FAMILIES)) if FAMILIES[name].transformers]
+
+
+def propose(name: str, s: Settings) -> dict[str, Any]:
     """The config of the family `name` that says what `s` does, as far as the family asks for it.
 
     Raises:
         WeftError: if something in `s` is in no config.
     """
-    said = _said(s, partial=name in _PARTIAL)
+    family = FAMILIES[name]
+    said = _said(s, partial=False)
+    read = _outcome(family, said)
+    if read is not None and _rotated(read) != _rotated(s):  # its heads rotate in part unless a config says otherwise
+        said = _said(s, partial=True)
     config = {key: value for key, value in said.items() if key in _TWICE or _asked(family, said, key)}
-    return {"architectures": [CLASSES[name]], "model_type": name, **config}
+    return {"architectures": [family.transformers], "model_type": name, **config}
+
+
+def _rotated(s: Settings) -> set[int]:
+    """Return how many numbers of a head the RoPE of some layer rotates."""
+    return {r.dim or int(r.fraction * s.head_size) for r in _each(s.rope, s.layers) if r is not None}
 
 
 def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
@@ -70,7 +60,7 @@ def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
     return any(_outcome(family, other) != usual for other in (rest, {**rest, key: object()}, {**rest, key: None}))
 
 
-def _outcome(family: Family, config: Mapping[str, Any]) -> Any:
+def _outcome(family: Family, config: Mapping[str, Any]) -> Settings | None:
     try:
         return family.read(config, frozenset(), "config.json")
     except WeftError:

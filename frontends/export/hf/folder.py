@@ -25,7 +25,7 @@ from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import read_settings
 from ..inversion import Shape
 from .checkpoint import CONFIG_NAMES
-from .configs import CLASSES, propose
+from .configs import exported, propose
 
 
 def write_huggingface(
@@ -78,8 +78,8 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     def unlikely(name: str) -> tuple[bool, bool]:
         return name != graph.meta.get("model_type"), ("moe" in FAMILIES[name].settings) != sparse
 
-    for name in sorted(CLASSES, key=unlikely):
-        config = propose(name, FAMILIES[name], settings)
+    for name in sorted(exported(), key=unlikely):
+        config = propose(name, settings)
         with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
             yield _candidate(name, {**config, **_tokens(model)}, {})
 

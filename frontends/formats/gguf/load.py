@@ -12,11 +12,10 @@ from weft.ir.documents import shown
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 
-from ...models.families import Loaded, load
+from ...models.families import Loaded, architectures, load
+from ...models.tables.gguf import RECURRENT, SPARSE
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
-from .family import FAMILIES
 from .reader import GGUFTensors
-from .sparse import RECURRENT, SPARSE
 from .tokenizer import TokenIds, has_tokenizer, token_ids
 
 
@@ -27,13 +26,13 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
         WeftError: naming the file and the key or tensor that is missing, unsound or not supported.
     """
     reader = GGUFTensors(path)
-    name = reader.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in FAMILIES:
+    name, known = reader.metadata.get("general.architecture"), architectures()
+    if not isinstance(name, str) or name not in known:
         raise WeftError(
-            f"{path}: architecture {shown(name)} is not known; weft imports {', '.join(sorted(FAMILIES))} from GGUF"
+            f"{path}: architecture {shown(name)} is not known; weft imports {', '.join(sorted(known))} from GGUF"
         )
     config = _config(reader, f"{name}.")
-    loaded = load(FAMILIES[name], config, reader, str(path))
+    loaded = load(known[name], config, reader, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
     if frequencies is not None and FREQUENCIES in loaded.ignored:
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))

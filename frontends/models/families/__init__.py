@@ -1,12 +1,13 @@
 """Model families as tables of differences: config keys to settings, checkpoint names to parameters.
 
 One vocabulary of settings describes every family, `build` turns settings into a model once, and a `Family` says only
-where the settings and the weights are found. Never here: file formats.
+where the settings and the weights are found, in folders of Hugging Face and in GGUF files, and who loads an export.
+Never here: file formats.
 """
 
 from __future__ import annotations
 
-from ..tables.family import Families, Family, Loaded, describe, key, load
+from ..tables.family import Architecture, Families, Family, Loaded, describe, key, load
 from ..tables.rope_config import rope_of
 from ..tables.settings import Settings, build
 from . import bart, bert, bloom, deepseek, eleuther, experts, gemma, gpt2, gpt_oss, llama, mamba, opt, switch, t5
@@ -17,4 +18,22 @@ FAMILIES = Families("family", __name__, "see `weft families`")  # by model_type
 for _module in _TABLES:
     FAMILIES.register(*vars(_module).values())
 
-__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "build", "describe", "key", "load", "rope_of"]
+
+def architectures() -> dict[str, Architecture]:
+    """Return the GGUF architectures of all families, by their names in files."""
+    return {family.gguf.model_types[0]: family.gguf for family in FAMILIES.values() if family.gguf is not None}
+
+
+__all__ = [
+    "FAMILIES",
+    "Architecture",
+    "Family",
+    "Loaded",
+    "Settings",
+    "architectures",
+    "build",
+    "describe",
+    "key",
+    "load",
+    "rope_of",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..tables import gguf
 from ..tables.family import Config, Family, key
 
 LAYER = "encoder.layer.{i}"
@@ -48,6 +49,17 @@ BERT = Family(
     unused=("*embeddings.position_ids", "cls.*"),
     refuse={"is_decoder": (False, None), "position_embedding_type": ("absolute", None)},
     aliases={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+    gguf=gguf.UNGATED.but(
+        "bert",
+        names={"layers.{i}.attn_norm": "blk.{i}.attn_output_norm", "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm"},
+        kind="encoder",
+        arrangement="post",
+        activation="gelu",
+        rope=None,
+        embed_norm=True,
+        learned_positions=key("context_length"),
+        token_types=lambda c: c["token_types"],
+    ),
 )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...dsl import ALiBi
+from ..tables import gguf
 from ..tables.family import Config, Family, key
 from ..tables.rope_config import context_of, rope_of
 from ..tables.templates import by_arrangement, packed_parts
 
+BLOOM_GGUF = gguf.UNGATED.but("bloom", names=gguf.PACKED, rope=None, bias=lambda c: ALiBi(), embed_norm=True)
 BLOOM = Family(
     model_types=("bloom",),
     settings={
@@ -44,6 +46,7 @@ BLOOM = Family(
     prefix="transformer.",
     unused=("lm_head.weight",),
     refuse={"apply_residual_connection_post_layernorm": (False, None)},
+    gguf=BLOOM_GGUF,
 )
 
 
@@ -87,6 +90,16 @@ FALCON = BLOOM.but(
     ffn_bias=key("bias", default=False),
     bias=_scaled_alibi,
     rope=lambda c: None if c.get("alibi") else rope_of(c),
+    gguf=gguf.UNGATED.but(
+        "falcon",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.attn_norm": "blk.{i}.attn_norm_2",
+            "layers.{i}.ffn_norm": "blk.{i}.attn_norm",
+        },
+        found={"arrangement": lambda keys: "parallel_norms" if "blk.0.attn_norm_2.weight" in keys else "parallel"},
+        activation="gelu",
+    ),
 )
 
 # What transformers computes, whatever an attn_config says.
@@ -136,4 +149,11 @@ MPT = BLOOM.but(
     ffn_bias=False,
     clip=_attention("clip_qkv"),
     scale=_attention("softmax_scale"),
+    gguf=BLOOM_GGUF.but(
+        "mpt",
+        activation="gelu",
+        embed_norm=False,
+        bias=lambda c: ALiBi(c.get("attention.max_alibi_bias") or 8.0),
+        clip=key("attention.clamp_kqv", default=None),
+    ),
 )

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.recipes import Recipe, Reshape, Slice
+from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 from weft.ir.recipes.frequencies import yarn_temperature
 
 from ...dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
+from ..tables import gguf
 from ..tables.family import Config, Fetch, Rule, Template, in_layers, key
-from ..tables.rope_config import rope_of, rope_settings
+from ..tables.rope_config import rope_of, rope_of_gguf, rope_settings
 from ..tables.settings import Settings
 from .experts import SPARSE, activation
 from .llama import LLAMA
 
 _NORM = RMSNorm(1e-6)  # of the latents, whatever the config says of the other norms
+_SIGMOID = 2  # expert_gating_func
 
 
 def _rows_of_heads(name: str, which: str) -> Template:
@@ -100,6 +103,67 @@ def _v3(config: Config) -> dict[str, Any]:
     }
 
 
+def _heads_of(name: str, turned: bool = False) -> Template:
+    """The rows of all heads, stored as a matrix each, `turned` if [rank, rows]."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        mla: MLA = settings.mixer
+        found, rows = fetch(f"{name}.{part}"), mla.head_dim if turned else mla.v_head_dim
+        return Reshape(Permute(found, (0, 2, 1)) if turned else found, (mla.heads * rows, -1))
+
+    return template
+
+
+def _gguf_mla(config: Config) -> MLA:
+    """Keys are as long as the latent's where files say key_length, not in MLA."""
+    rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
+    factor = config.get("rope.scaling.factor", 1.0)
+    strength = 1 + config.get("rope.scaling.yarn_log_multiplier", 0.0) * math.log(factor)  # of YaRN on the scores
+    return MLA(
+        key("attention.head_count")(config),
+        key("attention.kv_lora_rank")(config),
+        width - rotary,
+        rotary,
+        key("attention.value_length_mla")(config),
+        replace(rope_of_gguf(config), interleaved=True, amplitude=1.0),
+        config.get("attention.q_lora_rank"),
+        RMSNorm(key("attention.layer_norm_rms_epsilon")(config)),
+        None if strength == 1 else width**-0.5 * strength**2,
+    )
+
+
+def _gguf_experts(config: Config) -> MoE:
+    sigmoid = config.get("expert_gating_func") == _SIGMOID
+    hidden, groups = key("expert_feed_forward_length")(config), config.get("expert_group_count", 1)
+    return MoE(
+        key("expert_count")(config),
+        hidden,
+        key("expert_used_count")(config),
+        scoring="sigmoid" if sigmoid else "softmax",
+        correction=sigmoid,
+        renormalize=config.get("expert_weights_norm", False),
+        scale=config.get("expert_weights_scale", 1.0),
+        groups=groups,
+        top_groups=config.get("expert_group_used_count", 1),
+        group_score="max" if groups > 1 and not sigmoid else "top2",
+        shared=GatedMLP(hidden * key("expert_shared_count")(config)),
+    )
+
+
+DEEPSEEK_GGUF = gguf.MIXED.but(
+    "deepseek2",
+    names={
+        "layers.{i}.attn.q_down": "blk.{i}.attn_q_a",
+        "layers.{i}.attn.q_norm": "blk.{i}.attn_q_a_norm",
+        "layers.{i}.attn.q_up": "blk.{i}.attn_q_b",
+        "layers.{i}.attn.kv_down": "blk.{i}.attn_kv_a_mqa",
+        "layers.{i}.attn.kv_norm": "blk.{i}.attn_kv_a_norm",
+        "layers.{i}.attn.k_up": _heads_of("blk.{i}.attn_k_b", turned=True),
+        "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
+    },
+    mixer=_gguf_mla,
+    moe=gguf.per_layer(_gguf_experts, gguf.SPARSE),
+)
 DEEPSEEK_V2 = LLAMA.but(
     "deepseek_v2",
     names={
@@ -127,6 +191,7 @@ DEEPSEEK_V2 = LLAMA.but(
     rope=_rope,
     mixer=_mla,
     moe=_layers(_v2, first_dense=0),
+    gguf=DEEPSEEK_GGUF,
 )
 DEEPSEEK_V3 = DEEPSEEK_V2.but(
     "deepseek_v3",
@@ -138,4 +203,5 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
     },
     unused=(*LLAMA.unused, "model.layers.61.*"),  # a further layer, trained to predict two tokens ahead
     moe=_layers(_v3, first_dense=3),
+    gguf=DEEPSEEK_GGUF,
 )

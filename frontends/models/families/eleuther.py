@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...dsl import RoPE
-from ..tables.family import Config, Family, key
+from ..tables import gguf
+from ..tables.family import Config, Family, Loader, key
 from ..tables.rope_config import context_of, rope_of, rope_with
 from ..tables.templates import packed_parts
 from .gpt2 import GPT2
@@ -38,6 +39,7 @@ GPT_NEO = GPT2.but(
     qkv_bias=False,
     window=_local_layers,
     scale=1.0,
+    transformers="GPTNeoForCausalLM",
 )
 GPTJ = GPT2.but(
     "gptj",
@@ -56,6 +58,7 @@ GPTJ = GPT2.but(
     out_bias=False,
     head_bias=True,
     tie=key("tie_word_embeddings", default=False),
+    transformers="GPTJForCausalLM",
 )
 
 
@@ -97,6 +100,14 @@ GPT_NEOX = Family(
     },
     prefix="gpt_neox.",
     unused=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq", "embed_out.weight"),
+    transformers="GPTNeoXForCausalLM",
+    gguf=gguf.UNGATED.but(
+        "gptneox",
+        names=gguf.PACKED,
+        activation="gelu",
+        arrangement=lambda c: "parallel_norms" if c.get("use_parallel_residual", True) else "pre",
+        loader=Loader("nqof", partial_rope=True),
+    ),
 )
 PHI = LLAMA.but(
     "phi",
@@ -120,4 +131,6 @@ PHI = LLAMA.but(
     out_bias=True,
     ffn_bias=True,
     head_bias=True,
+    transformers="PhiForCausalLM",
+    gguf=gguf.UNGATED.but("phi2", arrangement="parallel", loader=Loader("nqofh", partial_rope=True)),
 )

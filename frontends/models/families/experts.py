@@ -9,10 +9,11 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Concat, Recipe, Reshape, Slice
 
 from ...dsl import GatedMLP, MoE
-from ..tables.family import Config, Fetch, Names, Rule, Template, in_layers, key
+from ..tables import gguf
+from ..tables.family import Config, Fetch, Loader, Names, Rule, Template, in_layers, key
 from ..tables.rope_config import rope_with
 from ..tables.settings import ACTIVATIONS, Settings
-from .llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, windows
+from .llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, windows
 
 
 def stacked(name: str) -> Template:
@@ -118,6 +119,8 @@ MIXTRAL = MISTRAL.but(
     rope=rope_with(rope_theta=1e6),
     window=lambda config: config.get("sliding_window"),
     moe=_plain("intermediate_size", renormalize=True),
+    transformers="MixtralForCausalLM",
+    gguf=LLAMA_GGUF,
 )
 SPARSE = {
     "layers.{i}.ffn.router": "layers.{i}.mlp.gate",
@@ -135,6 +138,12 @@ QWEN2_MOE = QWEN2.but(
     qkv_bias=key("qkv_bias", default=True),
     window=_qwen2_moe_windows,
     moe=in_layers(_with_shared, _sparse),
+    transformers="Qwen2MoeForCausalLM",
+    gguf=gguf.MIXED.but(
+        "qwen2moe",
+        moe=gguf.experts(renormalize=False, shared_gate=True),
+        loader=Loader(biases="q", experts="required"),
+    ),
 )
 QWEN3_MOE = QWEN3.but(
     "qwen3_moe",
@@ -142,6 +151,12 @@ QWEN3_MOE = QWEN3.but(
     head_dim=key("head_dim", default=None),
     window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,
     moe=in_layers(_plain("moe_intermediate_size"), _sparse),
+    transformers="Qwen3MoeForCausalLM",
+    gguf=gguf.MIXED.but(
+        "qwen3moe",
+        moe=gguf.experts(renormalize=True),
+        loader=Loader(experts="required", free_heads=True, qk_norm=True),
+    ),
 )
 OLMOE = LLAMA.but(
     "olmoe",
@@ -150,6 +165,13 @@ OLMOE = LLAMA.but(
     eps=key("rms_norm_eps", default=1e-5),
     qk_norm="full",
     moe=_plain("intermediate_size"),
+    transformers="OlmoeForCausalLM",
+    gguf=gguf.MIXED.but(
+        "olmoe",
+        found={"qk_norm": lambda keys: "full"},
+        moe=gguf.experts(renormalize=False),
+        loader=Loader(experts="required", qk_norm=True),
+    ),
 )
 GRANITE_MOE = GRANITE.but(
     "granitemoe",
@@ -165,4 +187,6 @@ GRANITE_MOE = GRANITE.but(
         "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
     },
     moe=_plain("intermediate_size", renormalize=True),
+    transformers="GraniteMoeForCausalLM",
+    gguf=GRANITE_GGUF.but("granitemoe", loader=Loader(optional_biases="qof", experts="required", free_heads=True)),
 )

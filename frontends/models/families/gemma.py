@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ...dsl import RoPE
-from ..tables.family import Config, key
-from ..tables.rope_config import rope_of
+from ..tables import gguf
+from ..tables.family import Config, Loader, key
+from ..tables.rope_config import rope_of, rope_of_gguf
 from ..tables.templates import shifted
 from .llama import LLAMA, windows
 
@@ -40,6 +42,31 @@ def _two_ropes(config: Config) -> tuple[RoPE, ...]:
     return tuple(both[window is not None] for window in _windows(6)(config))
 
 
+def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
+    """By the size of the heads, but for the model of 27 B, whose heads are smaller than their share of the width."""
+
+    def rule(config: Config) -> float:
+        share = key("embedding_length")(config) // key("attention.head_count")(config)
+        wide = config["block_count"] == layers_of_27b
+        return float((share if wide else config.get("attention.key_length", share)) ** -0.5)
+
+    return rule
+
+
+def _gguf_ropes(config: Config) -> Any:
+    """Local layers have a base of their own and no scaling."""
+    wide = rope_of_gguf(config)
+    local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
+    windows = gguf.windows(6)(config)
+    return wide if windows is None else tuple(wide if window is None else local for window in windows)
+
+
+GEMMA_GGUF = gguf.BASE.but(
+    "gemma",
+    activation="gelu_pytorch_tanh",
+    embed_scale=lambda c: math.sqrt(c["embedding_length"]),
+    loader=Loader(free_heads=True),
+)
 GEMMA = LLAMA.but(
     "gemma",
     names={
@@ -53,6 +80,17 @@ GEMMA = LLAMA.but(
     activation=_activation,
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     tie=key("tie_word_embeddings", default=True),
+    transformers="GemmaForCausalLM",
+    gguf=GEMMA_GGUF,
+)
+GEMMA2_GGUF = GEMMA_GGUF.but(
+    "gemma2",
+    arrangement="sandwich",
+    scale=_gguf_scale(46),
+    softcap=lambda c: c.get("attn_logit_softcapping", 50.0) or None,
+    logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
+    window=lambda c: gguf.windows(2)({"attention.sliding_window": 4096, **c}),
+    loader=Loader(free_heads=True, windows=True),
 )
 GEMMA2 = GEMMA.but(
     "gemma2",
@@ -67,6 +105,8 @@ GEMMA2 = GEMMA.but(
     softcap=lambda c: c.get("attn_logit_softcapping", 50.0),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0),
     window=_windows(2),
+    transformers="Gemma2ForCausalLM",
+    gguf=GEMMA2_GGUF,
 )
 GEMMA3 = GEMMA2.but(
     "gemma3_text",
@@ -80,4 +120,14 @@ GEMMA3 = GEMMA2.but(
     window=_windows(6),
     softcap=None,  # of attention: the config has it, transformers does not apply it
     logit_softcap=key("final_logit_softcapping", default=None),
+    transformers="Gemma3ForCausalLM",
+    gguf=GEMMA2_GGUF.but(
+        "gemma3",
+        scale=_gguf_scale(62),
+        softcap=None,
+        logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
+        rope=_gguf_ropes,
+        window=gguf.windows(6),
+        loader=Loader(free_heads=True, qk_norm=True, windows=True),
+    ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tables.family import Config, Family, key
+from ..tables import gguf
+from ..tables.family import Config, Family, Loader, key
 from ..tables.templates import packed_parts, transposed
 
 
@@ -16,6 +17,9 @@ def _scales(config: Config) -> Any:
     return tuple(plain / (i + 1) for i in range(config["n_layer"]))
 
 
+GPT2_GGUF = gguf.UNGATED.but(
+    "gpt2", names=gguf.PACKED, rope=None, learned_positions=key("context_length"), loader=Loader("nqof")
+)
 GPT2 = Family(
     model_types=("gpt2",),
     settings={
@@ -51,6 +55,8 @@ GPT2 = Family(
     prefix="transformer.",
     unused=("*.attn.bias", "*.attn.masked_bias", "lm_head.weight"),
     refuse={"add_cross_attention": (False, None)},
+    transformers="GPT2LMHeadModel",
+    gguf=GPT2_GGUF,
 )
 
 # GPT-2 with one key/value head, its weights stored [out, in].
@@ -64,4 +70,6 @@ GPT_BIGCODE = GPT2.but(
     },
     kv_heads=lambda c: 1 if c.get("multi_query", True) else None,
     activation=key("activation_function", default="gelu_pytorch_tanh"),
+    transformers="GPTBigCodeForCausalLM",
+    gguf=GPT2_GGUF.but("starcoder"),
 )

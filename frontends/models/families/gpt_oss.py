@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from weft.ir.recipes import Permute, Recipe, Slice
 
 from ...dsl import MoE, RoPE
+from ..tables import gguf
 from ..tables.family import Config, Fetch, Template, key
-from ..tables.rope_config import rope_of
+from ..tables.rope_config import rope_of, rope_of_gguf
 from ..tables.settings import Settings
 from .experts import experts_of
 from .llama import LLAMA, windows
@@ -76,4 +78,15 @@ GPT_OSS = LLAMA.but(
     window=_windows,
     sinks=True,
     moe=_moe,
+    gguf=gguf.MIXED.but(
+        "gpt-oss",
+        names={
+            "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
+            "layers.{i}.ffn_norm": "blk.{i}.post_attention_norm",
+        },
+        rope=lambda c: replace(rope_of_gguf(c), truncate=False),
+        window=gguf.windows(2),
+        sinks=True,
+        moe=gguf.experts(True, activation="swish(1.702)", bias=True, router_bias=True, limit=7.0, shift=1.0),
+    ),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...dsl import RoPE
-from ..tables.family import Config, Family, key
-from ..tables.rope_config import context_of, rope_of, rope_with
+from ..tables import gguf
+from ..tables.family import Config, Family, Loader, key
+from ..tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
 from ..tables.templates import flattened, half, joined, packed_parts
 
 NAMES = {
@@ -26,6 +28,12 @@ NAMES = {
     "lm_head": "lm_head",
 }
 
+LLAMA_GGUF = gguf.MIXED.but(
+    "llama",
+    names=gguf.INTERLEAVED,
+    moe=gguf.experts(renormalize=True),  # of Mixtral
+    loader=Loader(optional_biases="qof", experts="optional", free_heads=True),
+)
 LLAMA = Family(
     model_types=("llama",),
     settings={
@@ -48,6 +56,8 @@ LLAMA = Family(
     names=NAMES,
     prefix="model.",
     unused=("*.rotary_emb.inv_freq", "lm_head.weight"),
+    transformers="LlamaForCausalLM",
+    gguf=LLAMA_GGUF,
 )
 
 
@@ -66,10 +76,28 @@ def layer_windows(config: Config) -> Any:
 
 
 MISTRAL = LLAMA.but(
-    "mistral", kv_heads=key("num_key_value_heads", default=8), window=lambda c: c.get("sliding_window", 4096)
+    "mistral",
+    kv_heads=key("num_key_value_heads", default=8),
+    window=lambda c: c.get("sliding_window", 4096),
+    transformers="MistralForCausalLM",
+    gguf=LLAMA_GGUF,
 )
-QWEN2 = LLAMA.but("qwen2", window=layer_windows, qkv_bias=True, out_bias=False)
-QWEN3 = LLAMA.but("qwen3", window=layer_windows, head_dim=key("head_dim", default=128), qk_norm="head")
+QWEN2 = LLAMA.but(
+    "qwen2",
+    window=layer_windows,
+    qkv_bias=True,
+    out_bias=False,
+    transformers="Qwen2ForCausalLM",
+    gguf=gguf.BASE.but("qwen2", loader=Loader(biases="q")),
+)
+QWEN3 = LLAMA.but(
+    "qwen3",
+    window=layer_windows,
+    head_dim=key("head_dim", default=128),
+    qk_norm="head",
+    transformers="Qwen3ForCausalLM",
+    gguf=gguf.BASE.but("qwen3", loader=Loader(free_heads=True, qk_norm=True)),
+)
 OLMO2 = LLAMA.but(
     "olmo2",
     names={
@@ -79,6 +107,10 @@ OLMO2 = LLAMA.but(
     eps=key("rms_norm_eps", default=1e-5),
     arrangement="post_sublayer",
     qk_norm="full",
+    transformers="Olmo2ForCausalLM",
+    gguf=gguf.BASE.but(
+        "olmo2", found={"qk_norm": lambda keys: "full"}, arrangement="post_sublayer", loader=Loader(qk_norm=True)
+    ),
 )
 OLMO = LLAMA.but(
     "olmo",
@@ -86,6 +118,18 @@ OLMO = LLAMA.but(
     norm_weight=False,
     eps=1e-5,
     clip=key("clip_qkv", default=None),
+    transformers="OlmoForCausalLM",
+    gguf=LLAMA_GGUF.but(
+        "olmo", norm="layer", norm_weight=False, clip=key("attention.clamp_kqv", default=None), loader=Loader()
+    ),
+)
+GRANITE_GGUF = LLAMA_GGUF.but(
+    "granite",
+    embed_scale=key("embedding_scale", default=1.0),
+    scale=key("attention.scale", default=None),
+    residual_scale=key("residual_scale", default=1.0),
+    logit_scale=lambda c: 1 / key("logit_scale")(c),
+    loader=Loader(optional_biases="qof", free_heads=True),
 )
 GRANITE = LLAMA.but(
     "granite",
@@ -93,6 +137,8 @@ GRANITE = LLAMA.but(
     scale=key("attention_multiplier", default=1.0),
     residual_scale=key("residual_multiplier", default=1.0),
     logit_scale=lambda c: 1 / c.get("logits_scaling", 1.0),
+    transformers="GraniteForCausalLM",
+    gguf=GRANITE_GGUF,
 )
 
 
@@ -117,6 +163,12 @@ SMOLLM3 = LLAMA.but(
     rope=_smollm3_ropes,
     window=_smollm3_windows,
     tie=key("tie_word_embeddings", default=True),
+    transformers="SmolLM3ForCausalLM",
+    gguf=LLAMA_GGUF.but(
+        "smollm3",
+        rope=lambda c: tuple(rope_of_gguf(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
+        loader=Loader(free_heads=True),
+    ),
 )
 PHI3 = LLAMA.but(
     "phi3",
@@ -129,6 +181,17 @@ PHI3 = LLAMA.but(
     window=key("sliding_window", default=None),
     qkv_bias=False,
     out_bias=False,
+    transformers="Phi3ForCausalLM",
+    gguf=gguf.BASE.but(
+        "phi3",
+        names={
+            **gguf.PACKED,
+            "layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0),
+            "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1),
+        },
+        window=lambda c: c.get("attention.sliding_window") or None,
+        loader=Loader(partial_rope=True),
+    ),
 )
 STARCODER2 = LLAMA.but(
     "starcoder2",
@@ -143,6 +206,14 @@ STARCODER2 = LLAMA.but(
     out_bias=key("use_bias", default=True),
     ffn_bias=key("use_bias", default=True),
     tie=key("tie_word_embeddings", default=True),
+    transformers="Starcoder2ForCausalLM",
+    gguf=gguf.UNGATED.but("starcoder2", loader=Loader("nqof")),
+)
+
+EACH_HEAD = gguf.BASE.but(  # norms of each head, one tensor for all
+    names={f"layers.{{i}}.attn.{x}_norm": flattened(f"blk.{{i}}.attn_{x}_norm") for x in "qk"},
+    found={"qk_norm": lambda keys: "each" if "blk.0.attn_q_norm.weight" in keys else "none"},
+    norm="layer",
 )
 STABLELM = LLAMA.but(
     "stablelm",
@@ -158,6 +229,12 @@ STABLELM = LLAMA.but(
     qk_norm=lambda c: "each" if c.get("qk_layernorm") else "none",
     qkv_bias=key("use_qkv_bias", default=False),
     out_bias=False,
+    transformers="StableLmForCausalLM",
+    gguf=EACH_HEAD.but(
+        "stablelm",
+        found={"arrangement": lambda keys: "pre" if "blk.0.ffn_norm.weight" in keys else "parallel"},
+        loader=Loader("n", "q", partial_rope=True, qk_norm=True),
+    ),
 )
 COHERE = LLAMA.but(
     "cohere",
@@ -174,4 +251,12 @@ COHERE = LLAMA.but(
     qk_norm=lambda c: "each" if c.get("use_qk_norm") else "none",
     logit_scale=key("logit_scale", default=0.0625),
     tie=key("tie_word_embeddings", default=True),
+    transformers="CohereForCausalLM",
+    gguf=EACH_HEAD.but(
+        "command-r",
+        arrangement="parallel",
+        rope=lambda c: replace(rope_of_gguf(c), interleaved=True),
+        logit_scale=key("logit_scale"),
+        loader=Loader(qk_norm=True),
+    ),
 )

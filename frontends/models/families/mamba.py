@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.recipes import Recipe, Reshape
+from weft.ir.recipes import Map, Recipe, Reshape
 
 from ...dsl import GatedMLP, Mamba, Mamba2, MoE, RMSNorm, RoPE
-from ..tables.family import Config, Family, Fetch, Names, Template, in_layers, key
+from ..tables import gguf
+from ..tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key
 from ..tables.rope_config import rope_of, rope_with
 from ..tables.settings import Settings
 from ..tables.templates import half
@@ -89,6 +90,70 @@ def _mamba2(config: Config) -> Mamba2:
     )
 
 
+def _log_rates(*dims: int) -> Template:
+    """A_log, of shape `dims` if given, of the A = −e^A_log that is stored."""
+
+    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+        stored = fetch("blk.{i}.ssm_a")
+        return Map(Map(Reshape(stored, dims) if dims else stored, "neg"), "log")
+
+    return template
+
+
+_STATES: Names = {
+    **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.ssm_{n}" for n in ("in", "x", "dt", "out", "d")},
+    **{f"layers.{{i}}.attn.{n}_norm": f"blk.{{i}}.ssm_{n}_norm" for n in ("dt", "b", "c")},
+    "layers.{i}.attn.a_log": _log_rates(),
+    "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
+}
+_HEADED_STATES = {
+    **_STATES,
+    "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
+    "layers.{i}.attn.a_log": _log_rates(-1),
+    "layers.{i}.attn.d": gguf.shaped("blk.{i}.ssm_d", -1),
+    "layers.{i}.attn.norm.weight": gguf.shaped("blk.{i}.ssm_norm.weight", -1),
+}
+
+
+def _gguf_mamba(normed: bool = False) -> Rule:
+    """The rule for `mixer` of Mamba, its step, B and C `normed` or as the file says (Falcon Mamba)."""
+
+    def make(config: Config) -> Mamba:
+        norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
+        return Mamba(
+            key("ssm.inner_size")(config),
+            key("ssm.state_size")(config),
+            key("ssm.conv_kernel")(config),
+            key("ssm.time_step_rank")(config),
+            norms=norm if normed or config.get("ssm.dt_b_c_rms") else None,
+        )
+
+    return gguf.per_layer(make, gguf.RECURRENT)
+
+
+def _gguf_mamba2(config: Config) -> Mamba2:
+    groups = key("ssm.group_count")(config)
+    return Mamba2(
+        key("ssm.inner_size")(config),
+        key("ssm.time_step_rank")(config),
+        key("ssm.state_size")(config),
+        groups,
+        key("ssm.conv_kernel")(config),
+        norm=RMSNorm(key("attention.layer_norm_rms_epsilon")(config)),
+        norm_groups=groups,
+    )
+
+
+MAMBA_GGUF = gguf.BASE.but(
+    "mamba",
+    names=_STATES,
+    heads=None,
+    kv_heads=None,
+    ffn=None,
+    rope=None,
+    context=None,  # the file's number is arbitrary
+    mixer=_gguf_mamba(),
+)
 MAMBA = Family(
     model_types=("mamba",),
     settings={
@@ -110,13 +175,15 @@ MAMBA = Family(
     unused=("lm_head.weight",),
     refuse=_PLAIN,
     aliases={"embeddings.weight": "embedding.weight"},
+    gguf=MAMBA_GGUF,
 )
-FALCON_MAMBA = MAMBA.but("falcon_mamba", mixer=_falcon_mamba)
+FALCON_MAMBA = MAMBA.but("falcon_mamba", mixer=_falcon_mamba, gguf=MAMBA_GGUF)
 MAMBA2 = MAMBA.but(
     "mamba2",
     names=_mamba2_names("layers.{i}.mixer"),
     mixer=_mamba2,
     tie=key("tie_word_embeddings", default=False),
+    gguf=MAMBA_GGUF.but("mamba2", names=_HEADED_STATES, mixer=gguf.per_layer(_gguf_mamba2, gguf.RECURRENT)),
 )
 
 
@@ -190,6 +257,14 @@ JAMBA = LLAMA.but(
     rope=None,
     mixer=in_layers(_jamba_mamba, lambda c: (not attention for attention in _every("attn", 8, 4)(c))),
     moe=in_layers(_jamba_experts, _every("expert", 2, 1)),
+    gguf=gguf.MIXED.but(
+        "jamba",
+        names=_STATES,
+        kv_heads=lambda c: max(key("attention.head_count_kv")(c)),  # 0 where a layer has no attention
+        rope=None,
+        mixer=_gguf_mamba(normed=True),
+        moe=gguf.experts(renormalize=False),
+    ),
 )
 BAMBA = LLAMA.but(
     "bamba",

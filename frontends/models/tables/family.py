@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from weft.ir.documents import fits, shown
 from weft.ir.errors import WeftError
@@ -101,16 +101,19 @@ def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
     return rule
 
 
-@dataclass(frozen=True)
-class Family:
+_OWN = ("transformers", "gguf", "loader")  # fields that no table inherits: what a loader takes is known of it alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
     """A table of differences.
 
-    `settings`: each setting's `key` in the config, a constant, or a function of the config. `names`: checkpoint name
-    (or `Template`) of each parameter, {i} being the layer; a name without its last part stands for weight and bias.
-    Checkpoint names may stand with or without `prefix`. `found`: settings that the checkpoint's keys decide. `unused`:
-    patterns of checkpoint keys that are known to be of no use (masks, buffers, training heads). `refuse`: config keys
-    (`outer.inner` for one inside a mapping) and the values of each that the family can express. `aliases`: other
-    spellings inside checkpoint names.
+    `model_types`: its names in files. `settings`: each setting's `key` in the config, a constant, or a function of the
+    config. `names`: checkpoint name (or `Template`) of each parameter, {i} being the layer; a name without its last
+    part stands for weight and bias. Checkpoint names may stand with or without `prefix`. `found`: settings that the
+    checkpoint's keys decide. `unused`: patterns of checkpoint keys that are known to be of no use (masks, buffers,
+    training heads). `refuse`: config keys (`outer.inner` for one inside a mapping) and the values of each that the
+    table can express. `aliases`: other spellings inside checkpoint names.
     """
 
     model_types: tuple[str, ...]
@@ -122,32 +125,22 @@ class Family:
     refuse: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def but(
-        self,
-        *model_types: str,
-        names: Mapping[str, str | Template | None] | None = None,
-        refuse: Mapping[str, tuple[Any, ...] | None] | None = None,
-        prefix: str | None = None,
-        found: Mapping[str, Callable[[frozenset[str]], Any]] | None = None,
-        unused: tuple[str, ...] | None = None,
-        aliases: Mapping[str, str] | None = None,
-        **settings: Any,
-    ) -> Family:
-        """This table for other `model_types`, with other settings; names and refusals (None takes one out), aliases and
-        what is found are added, `prefix` and `unused` replaced."""
-        merged = {**self.names, **(names or {})}
-        refused = {**self.refuse, **(refuse or {})}
-        return replace(
-            self,
-            model_types=model_types,
-            settings={**self.settings, **settings},
-            names={k: v for k, v in merged.items() if v is not None},
-            refuse={k: v for k, v in refused.items() if v is not None},
-            prefix=self.prefix if prefix is None else prefix,
-            found={**self.found, **(found or {})},
-            unused=self.unused if unused is None else unused,
-            aliases={**self.aliases, **(aliases or {})},
-        )
+    def but(self, *model_types: str, **changes: Any) -> Self:
+        """Return this table for other `model_types` with other settings or fields.
+
+        Fields that are mappings are added to (None takes an entry out), others replaced; those of export are not
+        inherited.
+        """
+        settings = dict(self.settings)
+        values: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in _OWN}
+        for name, change in changes.items():
+            if name in _HINTS:
+                settings[name] = change
+            elif isinstance(change, Mapping):
+                values[name] = {k: v for k, v in {**getattr(self, name), **change}.items() if v is not None}
+            else:
+                values[name] = change
+        return replace(self, model_types=model_types, settings=settings, **values)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
         """The settings of a `config` (called `source` in errors) and the checkpoint names `keys`.
@@ -173,8 +166,44 @@ class Family:
         return Settings(**values)
 
 
+@dataclass(frozen=True)
+class Loader:
+    """The models that llama.cpp's loader of an architecture takes; the default is dense and as plain as Llama.
+
+    `biases` are those it needs, `optional_biases` those it takes besides: letters for those of n norms, q queries (keys
+    and values), o attention outputs, f feed-forwards, h the head. `experts` are none, optional or required.
+    """
+
+    biases: str = ""
+    optional_biases: str = ""
+    experts: str = "none"
+    partial_rope: bool = False  # heads that rotate in part
+    free_heads: bool = False  # heads of another size than the width divided by their number
+    qk_norm: bool = False
+    windows: bool = False  # others read a window from the file, but do not apply it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture(Table):
+    """A table of llama.cpp's keys and tensor names; models are exported to it if it has a `loader`."""
+
+    loader: Loader | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Table):
+    """All that weft knows of a model family: the table of its Hugging Face folders and what it is elsewhere.
+
+    `transformers` is the class that loads an exported folder (without one nothing is exported to the family), `gguf`
+    the architecture of its GGUF files.
+    """
+
+    transformers: str = ""
+    gguf: Architecture | None = None
+
+
 class Families(Registry[Family]):
-    """Families by the name that a config or file states: its model_type or architecture."""
+    """Families by the model_type that a config states."""
 
     def register(self, *tables: object) -> None:
         """Add the families among `tables`, each under all its model_types.
@@ -238,29 +267,29 @@ class Loaded:
     ignored: list[str] = field(default_factory=list)
 
 
-def load(family: Family, config: Config, reader: TensorReader, source: str) -> Loaded:
+def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loaded:
     """Build the model of `config` and point its parameters at `reader`; `source` is what errors call the config.
 
     Raises:
         WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
     """
     keys, read = frozenset(reader.keys()), set[str]()
-    _check_depth(family, config, keys, source)
+    _check_depth(table, config, keys, source)
 
     def check(param: Param) -> None:
         _check(param, reader, keys)
         read.update(param.recipe.sources())
 
-    loaded = describe(family, config, keys, source, check)
+    loaded = describe(table, config, keys, source, check)
     loaded.graph.reader = reader
     left = sorted(keys - read)
-    ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in family.unused)]
+    ignored = [k for k in left if any(fnmatch.fnmatch(k, pattern) for pattern in table.unused)]
     return replace(loaded, unread=[k for k in left if k not in ignored], ignored=ignored)
 
 
-def _check_depth(family: Family, config: Config, keys: frozenset[str], source: str) -> None:
+def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
     """Raise WeftError if `config` counts more layers than the tensors `keys` can be of, before a rule counts to it."""
-    most = MOST_LAYERS if not keys or "shared_layers" in family.settings else len(keys)
+    most = MOST_LAYERS if not keys or "shared_layers" in table.settings else len(keys)
     for name in _DEPTHS:
         value = config.get(name)
         if isinstance(value, int) and value > most:
@@ -273,7 +302,7 @@ def _check_depth(family: Family, config: Config, keys: frozenset[str], source: s
 
 
 def describe(
-    family: Family,
+    table: Table,
     config: Config,
     keys: frozenset[str],
     source: str,
@@ -285,37 +314,37 @@ def describe(
     Raises:
         WeftError: if a setting is missing or not supported.
     """
-    settings = family.read(config, keys, source)
+    settings = table.read(config, keys, source)
 
     def model(config: Config) -> tuple[Decoder | Encoder | EncoderDecoder, Graph]:
-        module = build(family.read(config, keys, source))
-        return module, module.graph(name=family.model_types[0])
+        module = build(table.read(config, keys, source))
+        return module, module.graph(name=table.model_types[0])
 
     try:
         module, graph = model(config)
     except (WeftError, *_UNFIT) as e:
         raise WeftError(f"{source}: {_blaming(e, model, config)}") from e
     for param in graph.params.values():
-        recipe = _recipe(family, settings, param, keys)
+        recipe = _recipe(table, settings, param, keys)
         if recipe is not None:
             param.recipe = recipe
             check(param)
     return Loaded(graph, module, settings)
 
 
-def _recipe(family: Family, settings: Settings, param: Param, keys: frozenset[str]) -> Recipe | None:
+def _recipe(table: Table, settings: Settings, param: Param, keys: frozenset[str]) -> Recipe | None:
     pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", param.name)
     index = re.search(r"(?<=\.)\d+(?=\.)", param.name)
     stem, _, part = pattern.rpartition(".")
-    fetch = Fetch(keys, family.prefix, family.aliases, index.group() if index else "")
-    for found, suffix in ((family.names.get(pattern), ""), (family.names.get(stem), f".{part}")):
+    fetch = Fetch(keys, table.prefix, table.aliases, index.group() if index else "")
+    for found, suffix in ((table.names.get(pattern), ""), (table.names.get(stem), f".{part}")):
         if isinstance(found, str):
             return fetch(found + suffix)
         if found is not None:
             return found(fetch, part, settings)
     if not param.recipe.constant:
         raise WeftError(
-            f"the table of {family.model_types[0]} models says no checkpoint name for parameter {param.name}"
+            f"the table of {table.model_types[0]} models says no checkpoint name for parameter {param.name}"
         )
     return None
 

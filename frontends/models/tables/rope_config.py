@@ -25,7 +25,8 @@ _NAMES = {
     "factors": "short_factor",
     "long_factors": "long_factor",
 }
-_TEMPERED = ("yarn", "longrope")  # they say attention_factor, and may leave it and factor to be derived
+_NEEDED = ("factor", "low_freq", "high_freq", "factors", "long_factors")  # the others may be left out
+_TEMPERED = ("yarn", "longrope")  # they have an amplitude, and a factor that follows from the two contexts
 
 FREQUENCIES = "rope_freqs.weight"  # tensors of GGUF files: divisors of all frequencies, and LongRoPE's
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -50,16 +51,27 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
         WeftError: if the type is unknown or lacks a number.
     """
     given = rope_settings(config)
-    scaling = _scaling(config, given)
-    amplitude = 1.0
-    if scaling.scaling in _TEMPERED:
-        said, mscales = given.get("attention_factor"), (given.get("mscale") or 1.0, given.get("mscale_all_dim") or 0.0)
-        extended = replace(scaling, factor=_factor(config, given, scaling.original))
-        amplitude = float(extended.attention_factor(*mscales) if said is None else said)
+    kind = _kind(given)
+    if kind not in _KINDS:
+        raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
+    plain = RopeScaling(scaling=_KINDS[kind])
+    said = {name: given[key] for name, key in _NAMES.items() if given.get(key) or given.get(key) is False}
+    if "original" in plain.used:
+        said["original"] = config["max_position_embeddings"] if kind == "dynamic" else _original(config, given)
+    if kind in _TEMPERED and "factor" not in said:
+        said["factor"] = config["max_position_embeddings"] / said["original"]
+    for name in plain.used:
+        if name in _NEEDED and name not in said:
+            raise WeftError(f"RoPE of type {kind} needs {_NAMES[name]!r}")
+    scaling = replace(plain, **{name: _as(getattr(plain, name), said[name]) for name in plain.used if name in said})
+    amplitude = given.get("attention_factor") if kind in _TEMPERED else 1.0
+    if amplitude is None:
+        mscales = given.get("mscale") or 1.0, given.get("mscale_all_dim") or 0.0
+        amplitude = replace(scaling, factor=float(said["factor"])).attention_factor(*mscales)
     return RoPE(
         theta=float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0),
         fraction=float(given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
-        amplitude=amplitude,
+        amplitude=float(amplitude),
         **scaling.settings,
     )
 
@@ -105,37 +117,15 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     return None if context is None else int(context)
 
 
-def _scaling(config: Mapping[str, Any], given: Mapping[str, Any]) -> RopeScaling:
-    kind = _kind(given)
-    if kind not in _KINDS:
-        raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
-
-    def read(name: str, default: Any) -> Any:
-        key, value = _NAMES[name], given.get(_NAMES[name])
-        if name == "original":
-            return int(config["max_position_embeddings"]) if kind == "dynamic" else _original(config, given)
-        if name == "truncate":
-            return bool(given.get(key, default))
-        if name in ("beta_fast", "beta_slow"):
-            return float(value or default)
-        if name == "factor" and kind == "yarn":
-            return _factor(config, given, _original(config, given))
-        if value is None or (default == () and not value):
-            raise WeftError(f"RoPE of type {kind} needs {key!r}")
-        return tuple(map(float, value)) if default == () else float(value)
-
-    plain = RopeScaling(scaling=_KINDS[kind])
-    return replace(plain, **{name: read(name, getattr(plain, name)) for name in plain.used if name in _NAMES})
+def _as(default: Any, value: Any) -> Any:
+    """Return `value` as the kind of number, or list of numbers, that `default` is."""
+    return tuple(map(float, value)) if default == () else type(default)(value)
 
 
 def _kind(given: Mapping[str, Any]) -> str:
     kind = str(given.get("rope_type") or given.get("type") or "default")
     older = kind == "su" or (kind == "yarn" and "short_factor" in given)  # the first names of longrope
     return "longrope" if older else kind
-
-
-def _factor(config: Mapping[str, Any], given: Mapping[str, Any], original: int) -> float:
-    return float(given.get("factor") or config["max_position_embeddings"] / original)
 
 
 def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
@@ -168,20 +158,19 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
     Raises:
         WeftError: if the type is unknown.
     """
-    plain = RoPE(config.get("rope.freq_base", 10_000.0), config.get("rope.dimension_count"))
-    kind, factor = config.get("rope.scaling.type", "none"), config.get(_GGUF["factor"], 1.0)
+    kind = "none" if config.get(_GGUF["factor"], 1.0) in (0, 1) else config.get("rope.scaling.type", "none")
     if SHORT in config and LONG in config:
         kind = "longrope"
-    elif kind == "none" or factor in (0, 1):
-        return plain
-    elif kind not in ("linear", "yarn"):
+    elif kind not in ("none", "linear", "yarn"):
         raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
-    said = {name: config[key] for name, key in _GGUF.items() if key in config}
-    said["original"] = int(said.get("original") or config.get("context_length") or 0)
-    names = RopeScaling(scaling=kind).used
-    scaling = RopeScaling(scaling=kind, **{name: value for name, value in said.items() if name in names})
+    plain = RopeScaling(scaling=kind)
+    said = {name: config[key] for name, key in _GGUF.items() if name in plain.used and config.get(key)}
+    if "original" in plain.used:
+        said["original"] = int(said.get("original") or config.get("context_length") or 0)
+    scaling = replace(plain, **said)
     amplitude = config.get(_ATTENTION, 1.0) * scaling.attention_factor() if kind in _TEMPERED else 1.0
-    return replace(plain, amplitude=amplitude, **scaling.settings)
+    theta, dim = config.get("rope.freq_base", 10_000.0), config.get("rope.dimension_count")
+    return RoPE(theta, dim, amplitude=amplitude, **scaling.settings)
 
 
 def gguf_rope(rope: RoPE) -> dict[str, Any]:

@@ -36,20 +36,25 @@ def pixels(data: bytes, most: int | None = None) -> np.ndarray:
     w, h, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", head)
     assert (depth, colour, interlace) == (8, 6, 0)
     rows = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(h, 1 + 4 * w)[:most]
-    h = len(rows)
-    made = np.zeros((h + 1, w + 1, 4), np.int64)  # a row above and a column at the left of zeros
-    for y in range(h):
-        line = rows[y, 1:].reshape(w, 4).astype(np.int64)
-        if rows[y, 0] in (0, 2):
-            made[y + 1, 1:] = (line + (made[y, 1:] if rows[y, 0] == 2 else 0)) % 256
-            continue
-        for x in range(w):
-            a, b, c = made[y + 1, x], made[y, x + 1], made[y, x]
-            p = a + b - c
-            near = np.abs(np.stack([p - a, p - b, p - c])).argmin(0)  # ties go to the first: as Paeth has it
-            guess = {1: a, 3: (a + b) // 2, 4: np.choose(near, [a, b, c])}[int(rows[y, 0])]
-            made[y + 1, x + 1] = (line[x] + guess) % 256
-    return made[1:, 1:]
+    return unfiltered(rows[:, 0], rows[:, 1:].reshape(len(rows), w, 4).astype(np.int64))
+
+
+def unfiltered(filters: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """Undo the filter of every row, which adds what its neighbours at the left, above and above left predict.
+
+    A pixel waits for these three alone, so those of an antidiagonal, one in each row, are computed at once.
+    """
+    h, w, _ = image.shape
+    padded = np.zeros((h + 1, w + 1, 4), np.int64)  # a row above and a column at the left of zeros
+    for diagonal in range(h + w - 1):
+        y = np.arange(max(0, diagonal - w + 1), min(h, diagonal + 1))
+        x = diagonal - y
+        a, b, c = padded[y + 1, x], padded[y, x + 1], padded[y, x]
+        p = a + b - c
+        near = np.abs(np.stack([p - a, p - b, p - c])).argmin(0)  # ties go to the first: as Paeth has it
+        guesses = [np.zeros_like(a), a, b, (a + b) // 2, np.choose(near, [a, b, c])]
+        padded[y + 1, x + 1] = (image[y, x] + np.choose(filters[y, None], guesses)) % 256
+    return padded[1:, 1:]
 
 
 def rgb(colour: str) -> list[int]:

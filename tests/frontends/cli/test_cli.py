@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from ..command import WATCHDOG, done, refused, start, weft_command
 
 COMMANDS = (
     *("compile", "run", "inspect", "opt", "export", "verify", "eval"),
-    *("ops", "passes", "presets", "families", "completion"),
+    *("ops", "targets", "passes", "presets", "families", "completion"),
 )
 
 
@@ -76,6 +77,34 @@ def test_every_kind_of_op_can_be_shown(name: str) -> None:
     assert done("ops", name).stdout.startswith(f"{name}(")
 
 
+def test_targets_are_listed_and_shown() -> None:
+    from weft.backends.options import OptionKeywords
+    from weft.backends.targets import TARGETS, all_options
+
+    rows = {line.split()[0]: line for line in done("targets").stdout.splitlines()[2:]}
+    assert [*rows] == [*TARGETS] == ["ort-cpu", "ort-cuda", "onnx", "torch"]
+    assert "f16, bf16" in rows["ort-cuda"] and "--tensor-parallel" in rows["torch"]
+    shown = done("targets", "ort-cpu").stdout
+    assert shown.startswith("ort-cpu: ONNX Runtime on a CPU\n\nruns on: cpu, by ONNX Runtime\n")
+    assert "passes that it leaves out: pack-gate-up" in shown and "head | all" in shown
+    listed = json.loads(done("targets", "--json").stdout)
+    assert [target["name"] for target in listed] == [*TARGETS]
+    (one,) = json.loads(done("targets", "torch", "--json").stdout)
+    assert one["options"]["tensor_parallel"]["default"] == 1 and one["dtypes"] == ["f32", "bf16", "f16"]
+    assert "did you mean onnx" in refused("targets", "onx")
+    assert set(OptionKeywords.__annotations__) == set(all_options())
+
+
+def test_options_of_targets_are_flags_of_compile() -> None:
+    from weft.backends.targets import all_options
+
+    text = " ".join(done("compile", "--help").stdout.split())
+    assert "What the model is for: ort-cpu, ort-cuda, onnx, torch;" in text
+    for option, targets in all_options().values():
+        assert f"{option.flag} " in text
+        assert text.replace("- ", "-").count(f"(target{'s' * (len(targets) > 1)} {', '.join(targets)})")
+
+
 def test_passes_are_listed_and_shown() -> None:
     listed = done("passes").stdout
     assert "kv-cache" in listed and "default, of encoders" in listed
@@ -127,6 +156,9 @@ def test_completion_scripts(shell: str) -> None:
         (["eval", "-p"], "mine=kv", ["mine=kv-cache"]),
         (["eval", "-p"], "mine=cse,kv", ["mine=cse,kv-cache"]),
         (["ops"], "rms", ["rms_norm"]),
+        (["targets"], "ort", ["ort-cpu", "ort-cuda"]),
+        (["compile"], "--keep", ["--keep-blocks"]),
+        (["compile", "--keep-blocks"], "", ["head", "all"]),
         (["passes"], "kv", ["kv-cache"]),
         (["families"], "gemma", ["gemma", "gemma2", "gemma3_text"]),
         (["presets"], "gp", ["gpt2", "gpt3-175b"]),

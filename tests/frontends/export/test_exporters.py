@@ -14,7 +14,8 @@ from weft.frontends import load_source
 from weft.frontends.api.export import export
 from weft.frontends.cli import cli
 from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
-from weft.frontends.export.hf.configs import CLASSES
+from weft.frontends.export.gguf import keys
+from weft.frontends.export.hf.configs import exported
 from weft.frontends.export.infer_settings import read_settings
 from weft.frontends.export.inversion import Made, inverted
 from weft.frontends.export.matching import canonical, match
@@ -183,8 +184,18 @@ def test_an_order_of_additions_is_no_difference() -> None:
 def test_classes_are_those_of_transformers() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    assert {name: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] for name in CLASSES} == CLASSES
-    assert set(CLASSES) <= set(FAMILIES)
+    classes = {name: FAMILIES[name].transformers for name in exported()}
+    assert {name: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] for name in classes} == classes
+
+
+def test_the_plainest_family_is_proposed_first() -> None:
+    families = """llama mistral qwen3 qwen2 gpt2 gpt_neox phi gemma gemma2 gemma3_text olmo2 olmo granite smollm3
+        starcoder2 stablelm cohere gptj gpt_neo gpt_bigcode phi3 mixtral qwen3_moe qwen2_moe olmoe granitemoe"""
+    architectures = """llama qwen2 qwen3 gemma gemma2 gemma3 phi2 phi3 gpt2 gptneox starcoder2 stablelm olmo2 olmo
+        granite smollm3 command-r qwen2moe qwen3moe olmoe granitemoe"""
+    assert exported() == families.split()
+    assert [name for name, *_ in keys.exported(None)] == architectures.split()
+    assert [name for name, *_ in keys.exported("gemma3_text")][:2] == ["gemma3", "llama"]
 
 
 def test_settings_are_read_off_a_graph() -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from weft.ir.graph import Node, Value
+from weft.ir.graph import Node
 
 from ...kernels import decode_attention, latent_decode
-from ...kernels.shared import gemv
+from ...kernels.shared.launch import DTYPES
 from ...ops.elementwise import number
 from ...program.positions import rolled
-from ...program.statements import CacheSlot, Operand, Var
+from ...program.statements import CacheSlot, Var
 from .. import patterns
-from ..emitter import Refusal, StepEmitter, options
+from ..calls import Call
+from ..emitter import Refusal, StepEmitter, required
 from ..patterns import SelfAttention, Slopes
 from . import latents
 from .latents import Absorbed
-from .products import few_rows
+from .products import few_rows, packed
 
-Operands = list[Value | Operand]
 CACHE = CacheSlot("cache", "", "")
 
 
@@ -39,100 +39,109 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
 
 def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | None:
     """`norm_qkv`, which writes the cache, then `decode_attention`."""
-    parts = (found.q, found.k, found.v)
-    biases = [h.projection.bias for h in parts if h.projection.bias is not None]
-    weight = e.packed([h.projection.weight for h in parts])
-    bias = e.packed(biases) if biases else None
-    if weight is None or (biases and bias is None):
+    held = packed(e, [h.projection for h in (found.q, found.k, found.v)])
+    if held is None:
         return None
-    norm = e.norm(found.q.projection.source)
-    head_norms = [None if h.norm is None else e.norm_node(h.norm) for h in parts[:2]]
-    scope = e.around(weight, norm, bias, *head_norms)
+    (weight, bias), source, rope = held, found.q.projection.source, found.q.rope
+    norm = e.norm(source)
+    q_norm, k_norm = (None if h.norm is None else e.norm_node(h.norm) for h in (found.q, found.k))
+    scope = e.around(weight, norm, bias, q_norm, k_norm)
     if scope != e.scope and not e.moves:
         return None
-    operands: Operands = [found.q.projection.source.x, weight, CACHE, e.positions]
-    text = options(operands, bias=bias, norm=norm, q_norm=head_norms[0], k_norm=head_norms[1])
-    rope = found.q.rope
+    qkv = Call("norm_qkv").give(source.x, weight)
+    cache, positions = qkv.place(CACHE), qkv.place(e.positions)
+    qkv.give(f"{cache}.k", f"{cache}.v", positions).named(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
     if rope is not None:
         cos, sin = _tables(e, rope)
-        text += options(operands, cos=cos, sin=sin) + (", interleaved=True" if rope.attrs["interleaved"] else "")
-    text += _rolling(found.node)
-    if head_norms[0] is not None:
-        text += options(operands, tickets=e.tickets(found.node.attrs["heads"] + found.node.attrs["kv_heads"]))
-    qkv = f"norm_qkv({{0}}, {{1}}, {{2}}.k, {{2}}.v, {{3}}{text})"
-    more = _scores(e, found.node, slopes, operands)
+        qkv.named(cos=cos, sin=sin).set("interleaved", rope.attrs["interleaved"], default=False)
+    _roll(qkv, found.node)
+    if q_norm is not None:
+        qkv.named(tickets=e.tickets(found.node.attrs["heads"] + found.node.attrs["kv_heads"]))
+    call = Call("decode_attention", qkv.operands).give(str(qkv), f"{cache}.k", f"{cache}.v", positions)
+    _score(e, call, found.node, slopes)
     e.scope = scope
     done = ["norm"] * (norm is not None) + ["projections"] + ["rotation"] * (rope is not None) + ["cache"]
-    e.chose("norm_qkv", _heads(found), few_rows(found.q.projection), parts=", ".join(done))
+    e.chose("norm_qkv", _heads(found), few_rows, parts=", ".join(done))
     e.chose("decode_attention", _attends(found.node))
-    text = f"decode_attention({qkv}, {{2}}.k, {{2}}.v, {{3}}{more})"
-    return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
+    return _attended(e, call)
 
 
 def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
     """`decode_attention` of queries, keys and values that other statements make."""
-    heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
-    q, k, v = e.heads(_value(node, "q"), heads), *(e.heads(_value(node, n), kv_heads) for n in "kv")
-    operands: Operands = [q, k, v, CACHE, e.positions]
-    more = _scores(e, node, slopes, operands)
+    call, a = Call("decode_attention"), node.attrs
+    q, k, v = (call.place(e.heads(required(node, n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
+    cache, positions = call.place(CACHE), call.place(e.positions)
+    call.give(f"{q}[:, :, 0]", f"*written({cache}, {k}, {v}, {positions})", positions)
+    _score(e, call, node, slopes)
     e.declined(f"norm_qkv does not make its operands: {reason}")
     e.chose("decode_attention", _attends(node))
-    text = f"decode_attention({{0}}[:, :, 0], *written({{3}}, {{1}}, {{2}}, {{4}}), {{4}}{more})"
-    return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
+    return _attended(e, call)
 
 
 def _latent(e: StepEmitter, node: Node) -> Var:
     """Attention whose keys are also its values: latent attention with weights absorbed."""
-    rank, width = node.attrs["value_dim"], _value(node, "k").width
+    rank, width = node.attrs["value_dim"], required(node, "k").width
     found = latents.absorbed(node)
-    operands: list[Value | Operand] = [CACHE, e.positions]
-    queries = None if isinstance(found, str) else _against_latents(e, node, found, operands)
-    if queries is None:
+    call = Call("latent_decode")
+    cache, positions = call.place(CACHE), call.place(e.positions)
+    queries = None if isinstance(found, str) else _against_latents(e, node, found, call)
+    if queries is not None:
+        call.give(str(queries), f"{cache}.k")
+    else:
         e.declined(f"latent_qk does not make its operands: {found if isinstance(found, str) else 'weights lie apart'}")
-        operands += [e.heads(_value(node, "q"), node.attrs["heads"]), e.heads(_value(node, "k"), 1)]
-        queries = "{2}[:, :, 0], written_latent({0}, {3}, {1})"
-    more = _scores(e, node, Slopes(None), operands)
+        q = call.place(e.heads(required(node, "q"), node.attrs["heads"]))
+        k = call.place(e.heads(required(node, "k"), 1))
+        call.give(f"{q}[:, :, 0]", f"written_latent({cache}, {k}, {positions})")
+    call.give(positions, str(rank))
+    _score(e, call, node, Slopes(None))
     e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, width - rank, dtype))
-    text = f"latent_decode({queries}, {{1}}, {rank}{more})"
-    return e.emit(f"{text}.flatten(1)[:, None]", *operands, name="attended")
+    return _attended(e, call)
 
 
-def _against_latents(e: StepEmitter, node: Node, found: Absorbed, operands: list[Value | Operand]) -> str | None:
-    """The text of `latent_qk`, which writes the cache, and of that; None where its weights are not in this scope."""
+def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -> Call | None:
+    """`latent_qk`, which writes the cache, within the call `outer`; None where its weights are not in this scope."""
     weight, norm = e.weight(found.weight), e.norm(found.norm)
     if e.around(weight, norm) != e.scope:
         return None
-    first = len(operands)
-    operands += [found.q, found.kv, weight, *_tables(e, found.rope)]
-    q, kv, up, cos, sin = (f"{{{i}}}" for i in range(first, len(operands)))
-    text = options(operands, norm=norm) + (", interleaved=True" if found.rope.attrs["interleaved"] else "")
+    call = Call("latent_qk", outer.operands)
+    call.give(found.q, found.kv, weight, f"{call.place(CACHE)}.k", e.positions, *_tables(e, found.rope))
+    call.named(norm=norm).set("interleaved", found.rope.attrs["interleaved"], default=False)
+    _roll(call, node)
     done = ["absorption"] + ["norm"] * (norm is not None) + ["rotation", "cache"]
     e.chose("latent_qk", latents.refusal(found, node.attrs["heads"]), parts=", ".join(done))
-    return f"latent_qk({q}, {kv}, {up}, {{0}}.k, {{1}}, {cos}, {sin}{text}{_rolling(node)}), {{0}}.k"
+    return call
 
 
-def _scores(e: StepEmitter, node: Node, slopes: Slopes, operands: Operands) -> str:
-    """The keywords that say which keys are seen and how they are scored; their values join `operands`."""
+def _attended(e: StepEmitter, call: Call) -> Var:
+    """Emit `call`, whose result [batch, heads, width] is one token of each row."""
+    return call.emit(e, ".flatten(1)[:, None]", name="attended")
+
+
+def _score(e: StepEmitter, call: Call, node: Node, slopes: Slopes) -> None:
+    """Add the keywords that say which keys are seen and how they are scored."""
     a = node.attrs
-    text = "".join(f", {n}={number(a[n])}" for n in ("scale", "softcap") if a[n] is not None)
-    text += options(operands, sinks=node.operand("sinks"), slopes=slopes.slopes)
+    call.set("scale", a["scale"]).set("softcap", a["softcap"])
+    call.named(sinks=node.operand("sinks"), slopes=slopes.slopes)
     if a["window"] is not None:
-        keep = f", keep_first={a['keep_first']}" if a["keep_first"] else ""
-        text += f", window={a['window']}{_rolling(node) or keep}"
+        call.set("window", a["window"])
+        if not _roll(call, node):
+            call.set("keep_first", a["keep_first"], default=0)
     if (name := patterns.SKIPPING.get(a["pattern"])) is not None:
-        text += f", {name}={a['stride']}"
-    return text + options(operands, tickets=e.tickets(a["heads"]))
+        call.set(name, a["stride"])
+    call.named(tickets=e.tickets(a["heads"]))
 
 
-def _rolling(node: Node) -> str:
-    """The keywords that say that a cache rolls."""
+def _roll(call: Call, node: Node) -> bool:
+    """Add the keywords that say that a cache rolls, if it does."""
     room = rolled(node)
-    return "" if room is None else ", rolling=True" + (f", keep_first={room[1]}" if room[1] else "")
+    if room is not None:
+        call.set("rolling", True).set("keep_first", room[1], default=0)
+    return room is not None
 
 
 def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
     """cos and sin [batch, pairs] of the angles of the token of each row."""
-    positions, frequencies = _value(rope, "positions"), _value(rope, "frequencies")
+    positions, frequencies = required(rope, "positions"), required(rope, "frequencies")
     amplitude = rope.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     text = f"(table[:, 0, 0] for table in {text})"
@@ -142,7 +151,7 @@ def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
 
 def _attends(node: Node) -> Refusal:
     a = node.attrs
-    width, value_width = _value(node, "k").width // a["kv_heads"], _value(node, "v").width // a["kv_heads"]
+    width, value_width = required(node, "k").width // a["kv_heads"], required(node, "v").width // a["kv_heads"]
     return lambda dtype: decode_attention.refusal(width, value_width, dtype)
 
 
@@ -152,12 +161,6 @@ def _heads(found: SelfAttention) -> Refusal:
     def refusal(dtype: torch.dtype) -> str | None:
         if width % 2:
             return "an odd number of elements per head"
-        return None if dtype in gemv.DTYPES else f"caches are {dtype}"
+        return None if dtype in DTYPES else f"caches are {dtype}"
 
     return refusal
-
-
-def _value(node: Node, name: str) -> Value:
-    value = node.operand(name)
-    assert value is not None
-    return value

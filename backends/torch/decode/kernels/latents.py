@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.op import Op
 from weft.passes.analysis.rotary import unlike
 
 from ...kernels import latent_qk
-from ...kernels.shared import gemv
 from ..emitter import Refusal
 from ..patterns import NormOf, is_norm
+from .products import few_rows
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,9 @@ def absorbed(node: Node) -> Absorbed | str:
 
 
 def refusal(found: Absorbed, heads: int) -> Refusal:
-    """Why the kernel does not take it."""
+    """Say why the kernel does not take it."""
     rows, rank = found.weight.type.concrete({})
-    rope = found.rope.output.width
-
-    def refused(dtype: torch.dtype) -> str | None:
-        q = torch.empty(1, found.q.width, dtype=dtype, device="meta")
-        return gemv.refusal(q) or latent_qk.refusal(rank, rows // heads, rope, dtype)
-
-    return refused
+    return lambda dtype: few_rows(dtype) or latent_qk.refusal(rank, rows // heads, found.rope.output.width, dtype)
 
 
 def _norm(c: Value) -> NormOf:
@@ -73,19 +65,19 @@ def _norm(c: Value) -> NormOf:
 
 
 def _made(value: Value | None, op: Op) -> Node | None:
-    """What makes `value`, if that is a node of `op`."""
+    """Return what makes `value`, if that is a node of `op`."""
     node = None if value is None else value.producer
     return node if node is not None and node.op is op else None
 
 
 def _flat(value: Value | None) -> Value | None:
-    """What `value` is another shape of."""
+    """Return what `value` is another shape of."""
     node = _made(value, ops.reshape)
     return value if node is None else node.inputs[0]
 
 
 def _halves(first: Value | None, second: Value | None) -> Value | None:
-    """What is split into `first` and `second` along its last axis."""
+    """Return what is split into `first` and `second` along its last axis."""
     node = _made(first, ops.split)
     if node is None or node.outputs != (first, second) or node.attrs["axis"] not in (-1, len(node.output.shape) - 1):
         return None

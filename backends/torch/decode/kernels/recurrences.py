@@ -10,12 +10,14 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.passes.analysis.states import states
 
-from ...kernels import conv_step, selective_scan, ssd
+from ...kernels import selective_scan, ssd
+from ...kernels.shared import operands
 from ...ops.elementwise import activation
 from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Submodule, Var
 from .. import patterns
-from ..emitter import StepEmitter, options
+from ..calls import Call
+from ..emitter import StepEmitter, required
 from ..gates import Ending, ending
 
 KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
@@ -25,7 +27,7 @@ BY_TOKEN = ("x", "delta", "b", "c")  # operands with a row for each token
 
 @dataclass(frozen=True)
 class Given:
-    """What a kernel makes an operand of: `value`, projected by `weight` after the `norm`, plus `bias`, through softplus
+    """The source of a kernel's operand: `value`, projected by `weight` after the `norm`, plus `bias`, through softplus
     where that is; any of these may be absent."""
 
     value: Value
@@ -63,14 +65,11 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _convolved(e: StepEmitter, node: Node) -> Var:
-    operands: list[Value | Operand] = [_value(node, "x"), _value(node, "weight")]
-    bias = node.operand("bias")
-    operands += [] if bias is None else [bias]
-    known = activation_of(node)
-    text = ("{0}[:, 0], {1}, None" if bias is None else "{0}[:, 0], {1}, {2}") + _state(node, operands)
-    text += "" if known == "silu" else f", activation={known or 'identity'!r}"
+    call, bias, known = Call("conv_step"), node.operand("bias"), activation_of(node)
+    call.give(f"{call.place(required(node, 'x'))}[:, 0]", required(node, "weight"), "None" if bias is None else bias)
+    _in_place(call, node).set("activation", known or "identity", default="silu")
     e.chose("conv_step", lambda dtype: _refusal(node, dtype), parts="state")
-    made = e.emit(f"conv_step({text})[0][:, None]", *operands)
+    made = call.emit(e, "[0][:, None]")
     return made if known else e.emit(activation(node.attrs["activation"]), made, replaces=0)
 
 
@@ -79,29 +78,27 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
     node = found.node
     given = _operands(node)
     if e.around(*(o for g in given.values() for o in _weights(e, g))) != e.scope:
-        given = {name: Given(_value(node, name)) for name in BY_TOKEN}
-    operands: list[Value | Operand] = []
-    texts = []
+        given = {name: Given(required(node, name)) for name in BY_TOKEN}
+    call = Call(KERNELS[node.op])
     for operand in node.op.operands[:6]:
-        value = given[operand.name].value if operand.name in given else node.operand(operand.name)
-        texts.append("None" if value is None else f"{{{len(operands)}}}{'[:, 0]' * (operand.name in given)}")
-        operands += [] if value is None else [value]
-    text = ", ".join(texts) + _state(node, operands) + _more(e, given, operands)
+        if operand.name in given:
+            call.give(f"{call.place(given[operand.name].value)}[:, 0]")
+        else:
+            call.give(node.operand(operand.name) or "None")
+    _prepare(e, _in_place(call, node), given)
     if node.op is ops.ssd:
-        text += f", heads={node.attrs['heads']}, groups={node.attrs['groups']}"
+        call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"])
     if found.gate is not None:
-        text += f", gate={{{len(operands)}}}[:, 0]"
-        operands.append(found.gate)
+        call.give(f"gate={call.place(found.gate)}[:, 0]")
     if (norm := _norm(e, found)) is not None:
-        text += options(operands, norm=norm, tickets=e.tickets(found.groups))
-        text += f", norm_groups={found.groups}" if found.groups > 1 else ""
+        call.named(norm=norm, tickets=e.tickets(found.groups)).set("norm_groups", found.groups, default=1)
     e.chose(KERNELS[node.op], lambda dtype: _refusal(node, dtype), parts=", ".join(_parts(given, found)))
-    return e.emit(f"{KERNELS[node.op]}({text})[0][:, None]", *operands, name=name)
+    return call.emit(e, "[0][:, None]", name=name)
 
 
 def _operands(node: Node) -> dict[str, Given]:
-    """What `node` reads of each token, and what its kernel does with that."""
-    found = {name: Given(_value(node, name)) for name in BY_TOKEN}
+    """Return what `node` reads of each token, and what its kernel does with that."""
+    found = {name: Given(required(node, name)) for name in BY_TOKEN}
     found["delta"] = _step_size(node, found["delta"])
     if node.op is ops.selective_scan:
         found |= {name: _normed(found[name].value) for name in "bc"}
@@ -133,18 +130,17 @@ def _normed(value: Value) -> Given:
     node = value.producer
     if node is None or node.op is not ops.rms_norm or not patterns.is_norm(node) or not patterns.single(value):
         return Given(value)
-    return Given(_value(node, "x"), node)
+    return Given(required(node, "x"), node)
 
 
-def _more(e: StepEmitter, given: dict[str, Given], operands: list[Value | Operand]) -> str:
-    """The keywords that say what is done with what a kernel reads; their values join `operands`."""
+def _prepare(e: StepEmitter, call: Call, given: dict[str, Given]) -> None:
+    """Add the keywords that say what is done with what a kernel reads."""
     delta = given["delta"]
-    text = options(operands, **{n: None if w is None else e.weight(w) for n, w in _projects(delta).items()})
-    text += ", softplus=True" if delta.softplus else ""
+    call.named(**{name: None if w is None else e.weight(w) for name, w in _projects(delta).items()})
+    call.set("softplus", delta.softplus, default=False)
     for name, keyword in (("delta", "norm"), ("b", "b_norm"), ("c", "c_norm")):
         if (node := given[name].norm) is not None:
-            text += options(operands, **{keyword: e.norm_node(node)})
-    return text
+            call.named(**{keyword: e.norm_node(node)})
 
 
 def _projects(given: Given) -> dict[str, Param | None]:
@@ -163,7 +159,7 @@ def _norm(e: StepEmitter, found: Ending) -> Submodule | None:
 
 
 def _parts(given: dict[str, Given], found: Ending) -> list[str]:
-    """What a kernel computes beside the recurrence, as it is told."""
+    """Name what a kernel computes beside the recurrence."""
     delta = given["delta"]
     told = {
         "norms": any(g.norm is not None for g in given.values()),
@@ -176,11 +172,10 @@ def _parts(given: dict[str, Given], found: Ending) -> list[str]:
     return [name for name, does in told.items() if does]
 
 
-def _state(node: Node, operands: list[Value | Operand]) -> str:
-    """The text of the state as it is before and after the token, the same place in the cache."""
-    place = f"{{{len(operands)}}}.values[0]"
-    operands.append(CacheSlot(next(iter(states(node))), "", ""))
-    return f", {place}, {place}"
+def _in_place(call: Call, node: Node) -> Call:
+    """`call` with the state before the token and where that after it goes, the same place in the cache."""
+    place = f"{call.place(CacheSlot(next(iter(states(node))), '', ''))}.values[0]"
+    return call.give(place, place)
 
 
 def activation_of(node: Node) -> str | None:
@@ -189,21 +184,15 @@ def activation_of(node: Node) -> str | None:
 
 
 def _refusal(node: Node, dtype: torch.dtype) -> str | None:
-    """Why no kernel computes one token of `node`, its weights in `dtype`."""
+    """Say why no kernel computes one token of `node`, its weights in `dtype`."""
 
     def like(name: str) -> torch.Tensor:
-        value = _value(node, name)
+        value = required(node, name)
         sizes = [s if isinstance(s, int) else 1 for s in value.shape]
         return torch.empty(sizes if name not in BY_TOKEN else sizes[::2], dtype=dtype, device="meta")
 
     if node.op is ops.causal_conv:
-        return conv_step.refusal(like("x"))
+        return operands.refusal(like("x"))
     if node.op is ops.selective_scan:
         return selective_scan.refusal(like("x"), like("a"))
     return ssd.refusal(like("x"), like("b"), heads=node.attrs["heads"], groups=node.attrs["groups"])
-
-
-def _value(node: Node, name: str) -> Value:
-    value = node.operand(name)
-    assert value is not None
-    return value

@@ -22,6 +22,16 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def check_activation(name: str) -> None:
+    """Check that kernels have the activation `name`.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
+
+
 def gated(
     gate: torch.Tensor, up: torch.Tensor, activation: str, limit: float | None = None, shift: float = 0.0
 ) -> torch.Tensor:
@@ -57,7 +67,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @jit
 def open_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
-    """What `gated` computes, of fp32 of any shape."""
+    """Compute `gated` of fp32 of any shape."""
     if LIMIT is not None:
         gate, up = tl.minimum(gate, LIMIT), tl.clamp(up, -LIMIT, LIMIT)
     return activate(gate, ACTIVATION) * (up + SHIFT)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: scores for powers of 2, and softmax attention in plain torch.
+"""Attention in kernels: scores for powers of 2, and softmax attention in plain torch.
 
 Kernels take powers of 2, as the hardware does: a score in natural units counts log2(e) times.
 """
@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from .launch import capability, jit, tl
+from .operands import learns as learns
 
 HOPPER = 227 * 1024  # bytes of shared memory that a program may have there
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels, as Triton names them
 
 
 @jit
@@ -83,20 +83,25 @@ def attend(
     return mixed.flatten(1, 2).to(q.dtype)
 
 
-def power_of_2(n: int, least: int = 1) -> int:
-    """The smallest power of 2 that is neither below n nor `least`."""
-    return max(least, 1 << (n - 1).bit_length())
+def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str) -> None:
+    """Check that queries of `dims` axes, which are called `axes`, fit k, v [batch, kv_heads, keys, d].
+
+    Raises:
+        ValueError: if they do not.
+    """
+    alike = q.dim() == dims and k.dim() == 4 and k.shape[:3] == v.shape[:3]
+    if not alike or (q.shape[0], q.shape[-1]) != k.shape[::3]:
+        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no {axes}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """How many bytes of shared memory a program may have on the device of x (CUDA C++ Programming Guide, table of
-    compute capabilities)."""
+    """Return the bytes of shared memory that a program may have on the device of x (CUDA C++ Programming Guide, table
+    of compute capabilities)."""
     found = capability(x.get_device()) if x.is_cuda else (9, 0)
     if found[0] in (9, 10):
         return HOPPER
     return 163 * 1024 if found in ((8, 0), (8, 7)) else 99 * 1024
-
-
-def learns(*tensors: torch.Tensor | None) -> bool:
-    """Whether gradients are wanted, which kernels for inference do not give."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -1,4 +1,4 @@
-"""Which keys of a cache the newest token of a text sees, and in which slots they are: what the decode kernels share.
+"""The keys of a cache that the newest token of a text sees, and the slots that hold them.
 
 Position p is in slot p. In a rolling cache it is in slot p modulo the capacity; if the first `keep` slots stay, in slot
 keep + (p − keep) modulo the others.
@@ -13,9 +13,9 @@ from .launch import jit, tl
 
 @jit
 def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
-    """What the query at `position` sees: the number of keys at the start of the text, the first position of the other
-    keys, and the number of all, i32. Without WINDOW (0) all keys are others; of these those of its CHUNK (0: all), and
-    of these every STEP-th, counted from the query."""
+    """Return what the query at `position` sees: the number of keys at the start of the text, the first position of the
+    other keys, and the number of all, i32. Without WINDOW (0) all keys are others; of these those of its CHUNK (0:
+    all), and of these every STEP-th, counted from the query."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
@@ -38,6 +38,14 @@ def slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.const
     if RING > 0:
         return at, tl.where(at < KEEP, at, KEEP + (at - KEEP) % RING)
     return at, at
+
+
+@jit
+def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
+    """The slot that the key of a new token at `position` goes to, in a cache of `capacity`; outside of it: nowhere."""
+    if ROLLING:
+        position = tl.where(position < keep, position, keep + (position - keep) % (capacity - keep))
+    return position
 
 
 @jit
@@ -64,7 +72,7 @@ def visible_mask(
     chunk: int | None = None,
     dilation: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether tokens at `positions` [batch] see each slot, bool [batch, capacity], and how far behind it is (≤ 0)."""
+    """Return which slots tokens at `positions` [batch] see, bool [batch, capacity], and the distance to each (≤ 0)."""
     newest = positions.reshape(-1, 1)
     at = torch.arange(capacity, device=positions.device)[None]
     if rolling:
@@ -78,6 +86,18 @@ def visible_mask(
     if dilation > 1:
         there &= (newest - at) % dilation == 0
     return there, at - newest
+
+
+def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int) -> None:
+    """Write one token per row, `new` [batch, heads, d], into its slot of `cache` [batch, heads, capacity, d], if there
+    is such a slot: what `own_slot` says."""
+    capacity, slot = cache.shape[2], positions.reshape(len(cache))
+    if rolling:
+        slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
+    inside = (slot >= 0) & (slot < capacity)
+    everywhere = not cache.is_cuda and bool(inside.all())  # a GPU is not waited for
+    row, slot, new = torch.arange(len(cache), device=cache.device), slot.clamp(0, capacity - 1), new.to(cache.dtype)
+    cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
 
 
 def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> dict[str, int]:
@@ -96,7 +116,17 @@ def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> d
     return {"WINDOW": window or 0, "KEEP": keep, "RING": capacity - keep if rolling else 0}
 
 
+def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
+    """Check that `positions` are one per row of q.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if positions.numel() != q.shape[0]:
+        raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
+
+
 def reach(capacity: int, window: int | None, keep_first: int, chunk: int | None = None, dilation: int = 1) -> int:
-    """How many keys a query sees at most."""
+    """Return how many keys a query sees at most."""
     most = capacity if window is None else min(capacity, window + keep_first)
     return -(-min(most, chunk or most) // dilation)

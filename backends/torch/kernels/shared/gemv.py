@@ -1,4 +1,4 @@
-"""What the products of few rows share: norm(x) Wᵀ for up to 8 rows x, read from W once, on CUDA cores.
+"""Products of few rows: norm(x) Wᵀ for up to 8 rows x, read from W once, on CUDA cores.
 
 At batch 1 a linear layer is as fast as its weights arrive. So each block owns a few rows of W and streams them with
 16-byte loads, each thread several at a time, and multiplies in fp32. The norm costs no pass of its own: an RMS norm
@@ -9,23 +9,23 @@ so weights must not be what a kernel of the same step writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from . import launch
-from .launch import jit, tl
+from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
+from .operands import gradient_refusal, power_of_2
 
 MOST_ROWS = 8  # of x; for more, tensor cores are due
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 PROCESSORS = 132  # streaming multiprocessors of an H200
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a block works: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load."""
+    """The work of a block: `rows` of W for `batch` rows of x, `columns` at a time, `vector` of them per load."""
 
     batch: int
     rows: int
@@ -37,6 +37,31 @@ class Tile:
     def constants(self) -> dict[str, int]:
         """The constants of the kernels that this is."""
         return {"BLOCK_M": self.batch, "BLOCK_N": self.rows, "BLOCK_K": self.columns, "VECTOR": self.vector}
+
+    def within(self, outputs: int) -> Tile:
+        """The tile of a block that must not have more rows than a head, which has so many `outputs`."""
+        return replace(self, rows=min(self.rows, 1 << (outputs.bit_length() - 1)))
+
+    def options(self, x: torch.Tensor) -> dict[str, Any]:
+        """The keywords of a launch on the device of x; loops have no stages, as they ask ahead for what comes next."""
+        return {**self.constants, **options(x, self.warps, 1)}
+
+    def variant(
+        self,
+        kernel: Any,
+        m: int,
+        dtype: torch.dtype,
+        rows: str,
+        constants: dict[str, Any],
+        counts: str = "",
+        **more: Any,
+    ) -> Variant:
+        """The Variant of `kernel` for m rows of x; `rows`, `counts` and `more` are as in `launch.variant`."""
+        single = {"M": 1} if m == 1 else {}  # which Triton takes as a constant
+        given = {**self.constants, **single, **constants}
+        return variant(
+            kernel, dtype, given, f"M {counts}", rows, **{"warps": self.warps, "stages": 1, "ahead": True, **more}
+        )
 
 
 def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1) -> Tile:
@@ -53,7 +78,7 @@ def tile(batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int =
     columns = 32 * vector * warps
     while wide > 1 and columns < inputs:
         columns, wide = 2 * columns, wide // 2
-    return Tile(1 << (batch - 1).bit_length(), rows, columns, vector, warps)
+    return Tile(power_of_2(batch), rows, columns, vector, warps)
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, norm: Norm, bias: torch.Tensor | None) -> None:
@@ -76,7 +101,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
-    """Why these kernels do not take x [..., in] with weights and whatever `others`, in a few words; None if they do."""
+    """Say why these kernels do not take x [..., in] with weights and `others`, in a few words; None if they do."""
     given = [tensor for tensor in others if tensor is not None]
     if reason := launch.refusal(x):
         return reason
@@ -88,18 +113,7 @@ def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
         return f"not 1 to {MOST_ROWS} rows"
     if not all(tensor.is_contiguous() for tensor in given):
         return "not all is contiguous"
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *given)):
-        return "a gradient is wanted"
-    return None
-
-
-def typed(m: int, dtype: torch.dtype, pointers: str, given: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """For a Variant: types of M, unless it is the 1 that Triton takes as a constant, and of the `pointers` that are
-    `given`; and the constants that the others are."""
-    names, there = pointers.split(), given.split()
-    types = {name: f"*{DTYPES[dtype]}" for name in names if name in there}
-    absent: dict[str, Any] = dict.fromkeys(name for name in names if name not in there)
-    return (types, absent | {"M": 1}) if m == 1 else (types | {"M": "i32"}, absent)
+    return gradient_refusal(x, *given)
 
 
 @jit
@@ -138,7 +152,7 @@ def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VE
 
 @jit
 def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
-    """What `products` begins with, asked for before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
+    """Load the first weights of `products` before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
     k = begin + tl.arange(0, BLOCK_K)[None, None, :]
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
@@ -167,3 +181,17 @@ def products(
         squares += part_squares
     y = tl.sum(total, axis=2)
     return y * tl.rsqrt(tl.sum(squares, axis=2) / K + eps) if NORM == "rms" else y
+
+
+@jit
+def affine(
+    x, x_row, weight, gain, shift, bias, rows, M, K, eps, NORM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`products` over all K columns, plus bias; it waits for the kernel ahead, with the first weights on their way."""
+    first = first_weights(weight, rows, K, 0, K, BLOCK_K)
+    wait(PDL)
+    out = products(first, x, x_row, weight, gain, shift, rows, M, K, 0, K, eps, NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR)
+    if bias is not None:
+        out += tl.load(bias + rows).to(tl.float32)[None, :]
+    return out

@@ -1,4 +1,4 @@
-"""What every kernel here needs to know: whether Triton can run on a tensor, on which device, and with which launch.
+"""The launch of kernels: whether Triton can run on a tensor, with which options, and what is compiled offline.
 
 The kernels stand beside a generated model as a package of their own and import nothing but torch and Triton. Where
 Triton cannot run, a launcher computes the same with torch, and `refusal` says why. Where `refusal` is None, a tensor
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 
@@ -21,12 +21,16 @@ try:
 except ImportError:  # a CPU-only machine: launchers compute with torch
     triton = tl = None
 
-__all__ = ["INTERPRETED", "Variant", "assumed", "has_pdl", "jit", "options", "refusal", "tl", "triton"]
+__all__ = ["INTERPRETED", "Variant", "assumed", "jit", "options", "refusal", "tl", "triton", "uses_torch", "variant"]
 
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
 _assumed: tuple[int, int] | None = None  # what `assumed` says
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+DTYPES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}  # of the kernels, as Triton names them
+
+Operands = ParamSpec("Operands")
 
 
 def jit(fn: Callable[..., Any]) -> Any:
@@ -41,7 +45,7 @@ def capability(index: int) -> tuple[int, int]:
 
 
 def refusal(x: torch.Tensor) -> str | None:
-    """Why Triton cannot run on the device of `x`, in a few words; None if it can."""
+    """Say why Triton cannot run on the device of `x`, in a few words; None if it can."""
     if _assumed is None:
         if triton is None:
             return "Triton is not installed"
@@ -65,14 +69,49 @@ def assumed(found: tuple[int, int]) -> Iterator[None]:
         _assumed = before
 
 
+def uses_torch(
+    kernel: bool | None, refusal: Callable[Operands, str | None], *operands: Operands.args, **more: Operands.kwargs
+) -> bool:
+    """Tell whether a launcher computes with torch: `kernel` is False, or `refusal` gives a reason for the operands.
+
+    Every launcher has a keyword `kernel`. None, the default, takes the kernel where it can run. False takes the same
+    formula in torch, which is the `reference` of a kernel file.
+
+    Raises:
+        ValueError: `kernel` is True, which asks for the kernel and nothing else, and there is a reason against it.
+    """
+    if kernel is False:
+        return True
+    reason = refusal(*operands, **more)
+    if kernel and reason:
+        raise ValueError(f"the kernel does not compute this: {reason}")
+    return reason is not None
+
+
 def has_pdl(x: torch.Tensor) -> bool:
-    """Whether kernels on the device of `x` may start before the ones before them have ended."""
+    """Tell whether kernels on the device of `x` may start before the ones before them have ended."""
     return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
 
 
 def options(x: torch.Tensor, warps: int = 4, stages: int = 3) -> dict[str, Any]:
-    """The keywords of a launch that are not arguments of the kernel; a multiply-add is one instruction."""
-    return {"num_warps": warps, "num_stages": stages, "launch_pdl": has_pdl(x), "enable_fp_fusion": True}
+    """The keywords that every launch has: whether it is a dependent one, which the kernel must know as PDL, and how
+    Triton compiles; a multiply-add is one instruction."""
+    pdl = has_pdl(x)
+    return {"PDL": pdl, "launch_pdl": pdl, "num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+
+
+@jit
+def start_next(PDL: tl.constexpr):
+    """Let the next kernel start, which then runs up to its own `wait`; so this comes first."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def wait(PDL: tl.constexpr):
+    """Wait for the kernel ahead. What it writes is read after this; before it, weights are asked for."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
 
 
 @dataclass(frozen=True)
@@ -95,3 +134,39 @@ class Variant:
     vectors: bool = True
     ahead: bool = False
     divisible: Sequence[str] = field(default=())
+
+
+KINDS = {  # Triton types of pointers and numbers by their names in all kernels; what is not here has the data's type
+    **dict.fromkeys(("partial", "state", "raw", "past", "present", "ends", "starts", "sums", "cos", "sin"), "*fp32"),
+    **{"tickets": "*i32", "used": "*i32", "positions": "*i64"},
+    **dict.fromkeys(("scale", "eps", "head_eps", "b_eps", "c_eps"), "fp32"),
+}
+
+
+def variant(
+    kernel: Any,
+    data: torch.dtype,
+    constants: Mapping[str, Any],
+    counts: str = "",
+    rows: str = "",
+    absent: str = "",
+    types: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Variant:
+    """The Variant of `kernel` for pointers to `data`: how its arguments are typed follows from their names.
+
+    `counts` are its whole numbers, `rows` those that are multiples of 16, as distances between rows are; `absent` are
+    the pointers that are not given. `types` come before KINDS. Of `constants` the kernel takes those that it knows;
+    PDL and INTERP need not be among them. `more` are fields of the Variant.
+    """
+    constants = {"PDL": True, "INTERP": False, **constants, **dict.fromkeys(absent.split())}
+    plain = [name for name in kernel.arg_names if name not in constants]
+    whole = {*counts.split(), *rows.split()}
+    known = {**KINDS, **(types or {})}
+    return Variant(
+        kernel,
+        {n: "i32" if n in whole else known.get(n.removesuffix("_ptr"), f"*{DTYPES[data]}") for n in plain},
+        {name: value for name, value in constants.items() if name in kernel.arg_names},
+        divisible=[name for name in rows.split() if name in plain],
+        **more,
+    )

@@ -9,7 +9,7 @@ from .launch import jit, tl
 
 @jit
 def element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Where in its head the first (`side` 0) or second (1) element of a pair is; pairs not turned are neighbours."""
+    """Return where in its head the first (`side` 0) or second (1) of a pair is; pairs not turned are neighbours."""
     apart: tl.constexpr = 0 if INTERLEAVED else ROTARY // 2
     return tl.where(pair < apart, pair + side * apart, 2 * pair + side)
 

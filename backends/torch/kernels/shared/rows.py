@@ -28,7 +28,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether packed weights are used: on a CPU, for few rows, where nobody wants gradients."""
+    """Tell whether packed weights are used: on a CPU, for few rows, where nobody wants gradients."""
     few = x.device.type == "cpu" and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     return few and not wanted and weight.dtype == x.dtype and refusal(x.dtype) is None

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from .attend import power_of_2
-from .launch import Variant, has_pdl, jit, options, tl
+from .launch import Variant, jit, options, start_next, tl, variant, wait
+from .operands import power_of_2
+from .tickets import counters, is_last
 
 MOST = 256  # splits
 PROGRAMS = 2  # per multiprocessor at the least: loads of one pass the time of another's arithmetic
@@ -22,12 +23,10 @@ INTERPRETED = 3  # multiprocessors of the device that the interpreter plays
 INSIDE = 128 * 1024  # bytes of partial sums that one program merges in the time of a launch
 MERGED = 4096  # numbers that a program merges at a time: 32 registers of each of 128 threads
 
-_counters: dict[tuple[int, int], torch.Tensor] = {}
-
 
 @jit
 def per_split(keys, splits, LEAST: tl.constexpr):
-    """How many of `keys` keys a split takes: LEAST or more, a multiple of 16."""
+    """Return how many of `keys` keys a split takes: LEAST or more, a multiple of 16."""
     return tl.maximum(tl.cdiv(tl.cdiv(keys, splits), 16) * 16, LEAST)
 
 
@@ -37,16 +36,6 @@ def rows_of(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     block = group % BLOCKS
     return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
-
-
-@jit
-def is_last(ticket, programs):
-    """Whether this is the last of `programs` programs to come here; what all of them stored is then visible to it."""
-    tl.debug_barrier()  # all threads have stored before one of them takes the ticket
-    last = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == programs - 1
-    if last:
-        tl.store(ticket, 0)
-    return last
 
 
 @jit
@@ -80,18 +69,9 @@ def merged(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.co
 
 @jit
 def merge_inside(
-    out,
-    partial,
-    state,
-    ticket,
-    splits,
-    rows,
-    TAKEN: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    out, partial, state, ticket, splits, rows,
+    TAKEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """The merge of a group, `out` [rows, WIDTH], if this is the last of its programs."""
     if is_last(ticket, splits):
         row = tl.arange(0, ROWS)
@@ -104,25 +84,10 @@ def merge_inside(
 
 @jit
 def finish(
-    out,
-    partial,
-    state,
-    tickets,
-    acc,
-    m,
-    total,
-    group,
-    split,
-    splits,
-    used,
-    GROUP: tl.constexpr,
-    TAKEN: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
-    MERGE_COLUMNS: tl.constexpr,
-    MERGE_STEP: tl.constexpr,
-    INSIDE: tl.constexpr,
-):
+    out, partial, state, tickets, acc, m, total, group, split, splits, used,
+    GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
+):  # fmt: skip
     """Bring what a split makes of its keys into `out` […, GROUP, WIDTH]; called by each of the `used` programs that
     take the same TAKEN rows of a GROUP, which are number `group` of all such blocks.
 
@@ -155,23 +120,14 @@ def finish(
 
 @jit
 def merge_kernel(
-    out,
-    partial,
-    state,
-    used,
-    splits,
-    GROUP: tl.constexpr,
-    TAKEN: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
+    out, partial, state, used, splits,
+    GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     """Grid [TAKEN, blocks of COLUMNS, groups]: one row of a group, from what its programs left in scratch."""
     group = tl.program_id(2)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start_next(PDL)
+    wait(PDL)
     programs = tl.load(used + group)
     first, rows = rows_of(group, GROUP, TAKEN)
     if (programs == 1) | (tl.program_id(0) >= rows):
@@ -185,7 +141,7 @@ def merge_kernel(
 
 
 def merging(rows: int, width: int) -> dict[str, int]:
-    """How the last program merges `rows` rows of `width` columns (powers of 2): columns and splits at a time."""
+    """Return how the last program merges `rows` rows of `width` columns (powers of 2): columns and splits at a time."""
     columns = min(width, max(32, MERGED // rows // 8))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
@@ -203,14 +159,17 @@ def launch(
     constants: dict[str, Any],
     out: torch.Tensor,
     groups: int,
-    splits: int,
+    most: int,
+    splits: int | None,
     tickets: torch.Tensor | None,
     warps: int = 4,
 ) -> torch.Tensor:
     """kernel(*operands, out, partial, state, tickets, *numbers) on the grid [splits, groups, batch], where it calls
-    `finish`, and the merge, if it takes a second launch; `out` [batch, heads, width] is returned."""
+    `finish`, and the merge, if it takes a second launch; `out` [batch, heads, width] is returned. Keys fall into so
+    many `splits`, or by default into as many as occupy the device, up to `most`."""
     batch, _, width = out.shape
     taken, blocks = constants["TAKEN"], batch * groups
+    splits = splits or count(out, blocks, most)
     inside = splits * taken * width * 4 <= INSIDE
     partial = out.new_empty(blocks * splits * taken * width, dtype=torch.float32)
     state = out.new_empty(blocks * splits * taken * 2, dtype=torch.float32)
@@ -218,13 +177,12 @@ def launch(
         tickets = out.new_empty(blocks, dtype=torch.int32)
     elif tickets is None:
         tickets = counters(out, blocks)
-    pdl = has_pdl(out)
-    constants = {**constants, "INSIDE": inside, "PDL": pdl, "INTERP": not out.is_cuda}
+    constants = {**constants, "INSIDE": inside, "INTERP": not out.is_cuda}
     kernel[splits, groups, batch](*operands, out, partial, state, tickets, *numbers, **constants, **options(out, warps))
     if not inside:
         shape = _merge_shape(constants["GROUP"], taken, width)
         grid = (taken, -(-width // shape["COLUMNS"]), blocks)
-        merge_kernel[grid](out, partial, state, tickets, splits, **shape, PDL=pdl, **options(out))
+        merge_kernel[grid](out, partial, state, tickets, splits, **shape, **options(out))
     return out
 
 
@@ -235,20 +193,5 @@ def _merge_shape(group: int, taken: int, width: int) -> dict[str, int]:
 
 def variants() -> list[Variant]:
     """The merge of widths that need a second launch."""
-    types = {"out": "*bf16", "partial": "*fp32", "state": "*fp32", "used": "*i32", "splits": "i32"}
     shapes = [_merge_shape(16, 16, 512), _merge_shape(4, 4, 256), _merge_shape(71, 36, 64)]
-    return [Variant(merge_kernel, types, {**shape, "PDL": True}) for shape in shapes]
-
-
-def counters(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """Counters i32 [groups] at 0 on the device of x, which all launches on a stream share, since they come in turn.
-
-    In a CUDA graph under capture they are new, and each replay first sets them to 0, a kernel more. A model that is
-    captured saves that if it keeps `torch.zeros(groups, dtype=torch.int32)` of its own.
-    """
-    if not x.is_cuda or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(groups, dtype=torch.int32, device=x.device)
-    key = (x.get_device(), torch.cuda.current_stream(x.device).cuda_stream)
-    if key not in _counters or len(_counters[key]) < groups:
-        _counters[key] = torch.zeros(groups, dtype=torch.int32, device=x.device)
-    return _counters[key]
+    return [variant(merge_kernel, torch.bfloat16, shape, "splits") for shape in shapes]

@@ -1,4 +1,4 @@
-"""How blocks that share a result find out which of them is the last, without a second launch.
+"""Tickets tell blocks that share a result which of them is the last, without a second launch.
 
 Each stores its part and takes a ticket; the one with the last ticket sees all parts, adds them in their order, so that
 the result does not depend on who came last, and puts the counter back to 0 for the next launch or replay of a graph.
@@ -15,7 +15,7 @@ _counters: dict[tuple[int, int], torch.Tensor] = {}
 
 @jit
 def is_last(ticket, blocks):
-    """Whether this is the last of `blocks` blocks to come here; what all of them stored is then visible to it.
+    """Tell whether this is the last of `blocks` blocks to come here; what all of them stored is then visible to it.
 
     Read that with the cache modifier ".cg": a first-level cache may hold what was there before.
     """

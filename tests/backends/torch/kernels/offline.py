@@ -28,9 +28,10 @@ VECTOR_LOADS = re.compile(r"ld\.global\S*\.(v4\.[bfsu]32|v2\.[bfsu]64)|cp\.async
 
 
 def names() -> list[str]:
-    """The kernel files that ship: all in the folder that list variants."""
-    files = sorted(Path(kernels.__path__[0]).glob("[a-z]*.py"))
-    return [file.stem for file in files if "\ndef variants(" in file.read_text()]
+    """The kernel files that ship: all that list variants, those that kernels share included."""
+    folder = Path(kernels.__path__[0])
+    files = [file for file in sorted(folder.rglob("[a-z]*.py")) if "\ndef variants(" in file.read_text()]
+    return [".".join(file.relative_to(folder).with_suffix("").parts) for file in files]
 
 
 def label(name: str, variant: Variant) -> str:

@@ -31,11 +31,10 @@ def packed(codes: NDArray[np.int64], bits: int, group: int) -> NDArray[np.int32]
 
 
 @pytest.mark.parametrize(("bits", "group", "width"), [(4, 32, 96), (4, 128, 128), (8, 16, 48), (8, 96, 96)])
-def test_packing(bits: int, group: int, width: int) -> None:
+def test_unpacking(bits: int, group: int, width: int) -> None:
     codes = np.random.default_rng(0).integers(0, 1 << bits, (3, width))
-    words = kernel.pack(torch.from_numpy(codes), bits, group)
+    words = torch.from_numpy(packed(codes, bits, group))
     assert words.dtype == torch.int32
-    assert np.array_equal(words.numpy(), packed(codes, bits, group))
     assert np.array_equal(kernel.unpack(words, bits, group).numpy(), codes)
 
 
@@ -72,28 +71,38 @@ def test_few_rows(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, None), (8, 32), (8, None)])
 @pytest.mark.parametrize("offsets", [False, True])
-def test_quantizing_is_rounding(bits: int, group: int | None, dtype: torch.dtype, offsets: bool) -> None:
-    rng = np.random.default_rng(0)
-    weight = rounded(rng.normal(size=(7, 192)) + 0.5, dtype, torch.device("cpu"))
-    words, scales, shifts = kernel.quantize(weight, bits, group, offsets=offsets)
-    size = 192 if group is None else group
-    assert scales.shape == (192 // size, 7)
-    assert scales.dtype == weight.dtype
-    assert (shifts is not None) is offsets
-    error = np.abs(exact(kernel.dequantize(words, scales, shifts, bits=bits)) - exact(weight)).reshape(7, -1, size)
-    step = np.abs(exact(scales)).T[..., None]
-    # Half a step, but a whole one at the far end; and scale and offset are rounded, which the codes at the ends feel.
-    slack = (1 << bits) * torch.finfo(dtype).eps * step
-    assert (error <= (0.5 + 1e-3 if offsets else 1) * step + slack).all()
-    assert (error / step).mean() <= 0.3  # a quarter, for numbers that are spread evenly
+def test_dequantizing_takes_codes_to_numbers(bits: int, group: int | None, dtype: torch.dtype, offsets: bool) -> None:
+    """What is rounded to the nearest code comes back within half a step, up to the rounding of scales and offsets."""
+    rng, half = np.random.default_rng(0), 1 << (bits - 1)
+    size = group or 192
+    weight = (rng.normal(size=(7, 192)) + 0.5).reshape(7, -1, size)
+    low, high = weight.min(2), weight.max(2)
+    most = np.maximum(abs(low), abs(high))
+    scales = rounded(((high - low) / (2 * half - 1) if offsets else most / (half - 1)).T, dtype, torch.device("cpu"))
+    shifts = rounded((low.T + half * exact(scales)), dtype, torch.device("cpu")) if offsets else None
+    step = exact(scales).T[..., None]
+    base = 0.0 if shifts is None else exact(shifts).T[..., None]
+    codes = np.clip(np.rint((weight - base) / step) + half, 0, 2 * half - 1).astype(np.int64).reshape(7, 192)
+    words = torch.from_numpy(packed(codes, bits, size))
+    made = exact(kernel.dequantize(words, scales, shifts, bits=bits)).reshape(weight.shape)
+    assert np.abs(made - (step * (codes.reshape(weight.shape) - half) + base)).max() <= 1e-5  # it computes in f32
+    assert (np.abs(made - weight) <= (0.5 + 1e-3 + (1 << bits) * torch.finfo(dtype).eps) * step).all()
 
 
 def test_groups_of_one_number_and_of_zeros() -> None:
-    weight = torch.zeros(2, 64)
-    weight[1] = 3.0
-    for offsets in (False, True):
-        words, scales, shifts = kernel.quantize(weight, 4, 32, offsets=offsets)
-        assert torch.equal(kernel.dequantize(words, scales, shifts, bits=4), weight)
+    words = torch.from_numpy(packed(np.array([[8] * 64, [7] * 64]), 4, 32))
+    scales = torch.tensor([[0.0, 3.0]] * 2)
+    for offsets, want in ((None, -3.0), (torch.full((2, 2), 6.0), 3.0)):
+        made = kernel.dequantize(words, scales, offsets, bits=4)
+        assert torch.equal(made[1], torch.full((64,), want))
+        assert torch.equal(made[0], torch.full((64,), 0.0 if offsets is None else 6.0))
+
+
+def drawn(bits: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The words and scales of some weights [5, 64] in groups of 32."""
+    rng = np.random.default_rng(0)
+    words = torch.from_numpy(packed(rng.integers(0, 1 << bits, (5, 64)), bits, 32))
+    return words.to(device), rounded(rng.normal(size=(2, 5)), torch.float32, device)
 
 
 def test_the_blocks_of_gguf_are_taken_as_they_are(device: torch.device) -> None:
@@ -103,13 +112,12 @@ def test_the_blocks_of_gguf_are_taken_as_they_are(device: torch.device) -> None:
     x = rounded(rng.normal(size=(1, 64)), torch.float32, device)
     want = exact(x) @ (low.repeat(32, 1) + scale.repeat(32, 1) * codes).T
     scales, offsets = (rounded(t.T, torch.float32, device).contiguous() for t in (scale, low + 8 * scale))
-    words = kernel.pack(torch.from_numpy(codes), 4, 32).to(device)
+    words = torch.from_numpy(packed(codes, 4, 32)).to(device)
     assert_close(kernel.quantized_linear(x, words, scales, offsets), want, terms=64)
 
 
 def test_what_torch_computes_instead(device: torch.device) -> None:
-    weight = torch.linspace(-1, 1, 5 * 64).reshape(5, 64).to(device)
-    words, scales, _ = kernel.quantize(weight, 4, 32)
+    words, scales = drawn(4, device)
     for x, reason in (
         (torch.ones(9, 64, device=device), "not 1 to 8 rows"),
         (torch.ones(1, 64, dtype=torch.float64, device=device), "torch.float64 is none of bf16, fp16, fp32"),
@@ -122,11 +130,7 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
 
 
 def test_wrong_operands(device: torch.device) -> None:
-    weight = torch.ones(5, 64)
-    for bits, group, words in ((3, 32, "bits=3 is not 4 or 8"), (4, 48, "groups of 48"), (4, 16, "a multiple of 32")):
-        with pytest.raises(ValueError, match=words):
-            kernel.quantize(weight, bits, group)
-    codes, scales, _ = kernel.quantize(weight, 8, 32)
+    codes, scales = drawn(8, torch.device("cpu"))
     x = torch.ones(1, 64)
     for computed in (kernel.quantized_linear, kernel.reference):
         with pytest.raises(ValueError, match=r"codes \[5, 16\] torch.int32 must be int32 \[out, 48·bits/32\]"):
@@ -140,7 +144,7 @@ def test_wrong_operands(device: torch.device) -> None:
 
 
 def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
-    words, scales, _ = kernel.quantize(torch.ones(5, 64, device=device), 4, 32)
+    words, scales = drawn(4, device)
     x = torch.ones(1, 64, device=device)
     scales.requires_grad_()
     assert kernel.refusal(x, words, None, scales) == "a gradient is wanted"

@@ -1,0 +1,156 @@
+"""The vocabulary of GGUF tables: llama.cpp's metadata keys and tensor names.
+
+llama.cpp calls the same thing by the same name in every architecture, so one table of names and of what the tensors
+decide serves them all; an architecture adds what neither its metadata nor its tensors say. Which layers have experts or
+a state space only the tensors say: the reader of a file adds that to its config, under the keys SPARSE and RECURRENT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.ir.recipes import Permute, Recipe, Reshape
+
+from ...dsl import GatedMLP, MoE
+from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key
+from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
+from .settings import Settings
+from .templates import packed_parts
+
+SPARSE, RECURRENT = "layers with experts", "layers with a state"
+Keys = frozenset[str]
+
+
+def half_split(name: str, which: str) -> Template:
+    """Rows of q or k from llama.cpp's order, pairs interleaved in every head, back to first and second halves."""
+
+    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
+        heads = s.groups if which == "k" else s.heads or 1
+        half = s.head_size // 2
+        rest = (-1,) if part == "weight" else ()
+        axes = (0, 2, 1, 3)[: 3 + len(rest)]
+        split = Permute(Reshape(fetch(f"{name}.{part}"), (heads, half, 2, *rest)), axes)
+        return Reshape(split, (heads * half * 2, *rest))
+
+    return template
+
+
+def _context(config: Config) -> Any:
+    """The original context where longer texts need other frequencies."""
+    return config.get("rope.scaling.original_context_length" if LONG in config else "context_length")
+
+
+def _has(*names: str) -> Callable[[Keys], bool]:
+    return lambda keys: not keys.isdisjoint(names)
+
+
+def windows(every: int) -> Callable[[Config], Any]:
+    """Local layers: those that attention.sliding_window_pattern says, or all but each `every`-th."""
+
+    def rule(config: Config) -> tuple[int | None, ...] | None:
+        window = config.get("attention.sliding_window")
+        if not window:
+            return None
+        pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
+        local = pattern if isinstance(pattern, list) else [(i + 1) % pattern != 0 for i in layers]
+        return tuple(window if found else None for found in local)
+
+    return rule
+
+
+BASE = Architecture(
+    model_types=(),
+    settings={
+        "vocab": key("vocab_size"),
+        "dim": key("embedding_length"),
+        "layers": key("block_count"),
+        "heads": key("attention.head_count"),
+        "kv_heads": key("attention.head_count_kv", default=None),
+        "head_dim": key("attention.key_length", default=None),
+        "ffn": key("feed_forward_length"),
+        "eps": key("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+        "context": _context,
+        "rope": rope_of_gguf,
+    },
+    names={
+        "embed": "token_embd",
+        "embed_norm": "token_embd_norm",
+        "positions": "position_embd",
+        "token_types": "token_types",
+        "layers.{i}.norm": "blk.{i}.attn_norm",
+        "layers.{i}.attn_norm": "blk.{i}.attn_norm",
+        "layers.{i}.attn.q": "blk.{i}.attn_q",
+        "layers.{i}.attn.k": "blk.{i}.attn_k",
+        "layers.{i}.attn.v": "blk.{i}.attn_v",
+        "layers.{i}.attn.o": "blk.{i}.attn_output",
+        "layers.{i}.attn.q_norm": "blk.{i}.attn_q_norm",
+        "layers.{i}.attn.k_norm": "blk.{i}.attn_k_norm",
+        "layers.{i}.attn_post_norm": "blk.{i}.post_attention_norm",
+        "layers.{i}.ffn_norm": "blk.{i}.ffn_norm",
+        "layers.{i}.ffn.gate": "blk.{i}.ffn_gate",
+        "layers.{i}.ffn.up": "blk.{i}.ffn_up",
+        "layers.{i}.ffn.down": "blk.{i}.ffn_down",
+        "layers.{i}.ffn_post_norm": "blk.{i}.post_ffw_norm",
+        "final_norm": "output_norm",
+        "lm_head": "output",
+    },
+    found={
+        "tie": lambda keys: "output.weight" not in keys,
+        "qkv_bias": _has("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
+        "out_bias": _has("blk.0.attn_output.bias"),
+        "ffn_bias": _has("blk.0.ffn_up.bias"),
+        "head_bias": _has("output.bias"),
+        "norm_bias": _has("blk.0.attn_norm.bias", "blk.0.attn_output_norm.bias"),
+        "qk_norm": lambda keys: "head" if "blk.0.attn_q_norm.weight" in keys else "none",
+    },
+    unused=("*.attn_rot_embd", FREQUENCIES, SHORT, LONG),
+    refuse={"expert_count": (0, None)},
+)
+UNGATED = BASE.but(norm="layer", activation="gelu_new", gated=False)
+INTERLEAVED = {f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"}
+PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
+
+# -- experts
+
+
+def per_layer(make: Rule, where: str) -> Rule:
+    """Restrict the rule `make` to the layers that the config lists under `where`."""
+
+    return in_layers(make, lambda c: (i in c[where] for i in range(key("block_count")(c))))
+
+
+def shaped(name: str, *dims: int) -> Template:
+    """Tensor `name` in another shape; the last size may be -1."""
+    return lambda fetch, part, settings: Reshape(fetch(name), dims)
+
+
+def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rule:
+    """The rule for `moe` of an architecture whose files say how many experts there are and how wide."""
+
+    def make(config: Config) -> MoE:
+        wide = config.get("expert_shared_feed_forward_length")
+        return MoE(
+            key("expert_count")(config),
+            key("expert_feed_forward_length", "feed_forward_length")(config),
+            key("expert_used_count")(config),
+            renormalize=renormalize,
+            shared=GatedMLP(wide) if wide else None,
+            shared_gate=shared_gate,
+            **options,
+        )
+
+    return per_layer(make, SPARSE)
+
+
+MIXED = BASE.but(
+    names={
+        "layers.{i}.ffn.router": "blk.{i}.ffn_gate_inp",
+        "layers.{i}.ffn.router.correction": "blk.{i}.exp_probs_b.bias",
+        **{f"layers.{{i}}.ffn.experts.{n}": f"blk.{{i}}.ffn_{n}_exps.weight" for n in ("gate", "up", "down")},
+        **{f"layers.{{i}}.ffn.experts.{n}_bias": f"blk.{{i}}.ffn_{n}_exps.bias" for n in ("gate", "up", "down")},
+        **{f"layers.{{i}}.ffn.shared.{n}": f"blk.{{i}}.ffn_{n}_shexp" for n in ("gate", "up", "down")},
+        "layers.{i}.ffn.shared_gate.weight": shaped("blk.{i}.ffn_gate_inp_shexp.weight", 1, -1),
+    },
+    refuse={"expert_count": None},
+)

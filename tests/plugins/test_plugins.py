@@ -1,0 +1,224 @@
+"""What is added to weft from outside: an op, a pass, a family and targets, by entry points and by --import."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weft.ir.errors import WeftError
+from weft.ir.registry import DeclaredTwice, Registry
+
+HERE = Path(__file__).parent
+ENTRIES = """
+[weft.plugins]
+op = weft_extras.hard_sigmoid
+pass = weft_extras.swap_adds
+family = weft_extras.lama
+targets = weft_extras.targets:add
+"""
+MODEL = """
+from weft import Attention, Block, Decoder, RMSNorm, RoPE, linear, module
+from weft_extras.hard_sigmoid import hard_sigmoid
+
+
+@module
+class Gate:
+    hidden: int
+
+    def __call__(self, x):
+        return linear(hard_sigmoid(linear(x, self.hidden, "up")), x.width, "down")
+
+
+model = Decoder(97, 32, 2, Block(Attention(4, rope=RoPE()), Gate(48), RMSNorm()), context=64)
+"""
+Weft = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run Python with `folder` and weft on its path, in `folder`."""
+    paths = (str(folder), str(HERE.parents[1] / "src"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+    command = [sys.executable, *map(str, args)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def install(folder: Path, entries: str, **modules: str) -> Path:
+    """Write what an installed package has: its metadata, and `modules` by name."""
+    metadata = folder / "weft_extras-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: weft-extras\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(entries)
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages that holds weft_extras."""
+    folder = install(tmp_path_factory.mktemp("site"), ENTRIES, model=MODEL)
+    shutil.copytree(HERE / "weft_extras", folder / "weft_extras", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weft(installed: Path) -> Weft:
+    """The command where weft_extras is installed."""
+
+    def done(*args: object) -> subprocess.CompletedProcess[str]:
+        process = run(installed, "-m", "weft", *args)
+        assert process.returncode == 0, process.stderr
+        return process
+
+    return done
+
+
+def test_an_op_from_outside(weft: Weft, installed: Path) -> None:
+    assert "hard_sigmoid" in weft("ops").stdout
+    shown = weft("ops", "hard_sigmoid").stdout
+    assert "Courbariaux" in shown and "  ort-cpu: its body\n" in shown and "  text: text\n" in shown
+    weft("compile", "model.py", "-o", "out", "--max-length", 16)
+    assert "hard_sigmoid" in run(installed, "-c", "import weft; print(weft.hard_sigmoid.name)").stdout
+    passed = weft("verify", "out", "--trust", "--tokens", 2)
+    assert "FAILED" not in passed.stdout
+
+
+def test_a_pass_from_outside(weft: Weft) -> None:
+    assert "swap-adds" in weft("passes").stdout
+    assert weft("passes", "swap-adds").stdout.startswith("swap-adds (exact)")
+    trace = weft("compile", "model.py", "-o", "swapped", "-p", "default, swap-adds", "--trace", "--verify").stderr
+    assert "swap-adds" in trace
+
+
+def test_a_family_from_outside(weft: Weft, installed: Path) -> None:
+    assert "lama" in [line.split(" ")[0] for line in weft("families").stdout.splitlines()]
+    dense = MODEL.replace("Gate(48)", "GatedMLP(48)").replace("Decoder,", "Decoder, GatedMLP,")
+    (installed / "dense.py").write_text(dense)
+    weft("export", "dense.py", "-o", "checkpoint")
+    config = json.loads((installed / "checkpoint" / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    renamed = installed / "renamed"
+    shutil.copytree(installed / "checkpoint", renamed)
+    (renamed / "config.json").write_text(json.dumps(config | {"model_type": "lama"}))
+    weft("compile", "renamed", "-o", "family")
+    weft("compile", "checkpoint", "-o", "usual")
+    one, two = ((installed / name / "model.onnx.data").read_bytes() for name in ("family", "usual"))
+    assert one == two
+
+
+def test_targets_from_outside(weft: Weft, installed: Path) -> None:
+    rows = {line.split()[0]: line for line in weft("targets").stdout.splitlines() if line}
+    assert [*rows][2:] == ["ort-cpu", "ort-cuda", "onnx", "torch", "onnx-half", "text"]
+    assert "--case, --heading" in rows["text"]
+    assert "--heading TEXT" in (text := weft("compile", "--help").stdout) and "[lower|upper]" in text
+    done = weft("compile", "model.py", "--target", "text", "--heading", "gates", "--case", "upper", "-o", "text")
+    assert "for text in f32" in done.stdout and "its texts have 64 tokens at most" in done.stderr
+    assert (installed / "text" / "model.weft").read_text().startswith("# GATES\n")
+    assert json.loads((installed / "text" / "weft.json").read_text())["heading"] == "GATES"
+    weft("compile", "model.py", "--target", "onnx-half", "-o", "half")
+    assert json.loads((installed / "half" / "weft.json").read_text())["dtype"] == "f16"
+    assert "weft:" in weft("run", "half", "--ids", "1,2,3", "--max-tokens", 2, "--device", "cpu").stderr
+    offered = run(installed, "-c", COMPLETION).stdout.split()
+    assert offered == ["onnx", "onnx-half"]
+
+
+COMPLETION = """
+from click.shell_completion import ShellComplete
+from weft.frontends.cli import cli
+items = ShellComplete(cli, {}, "weft", "_WEFT_COMPLETE").get_completions(["compile", "--target"], "onnx")
+print(*(item.value for item in items))
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--heading", "x"], "--heading is for target text, not for ort-cpu; leave it out"),
+        (["--target", "text", "--prepack"], "--prepack is for the kernels of the targets ort-cpu"),
+        (["--target", "text", "--dtype", "f16"], "target text cannot compute in f16; it takes f32"),
+        (["--target", "text", "--case", "odd"], "Invalid value for '--case'"),
+    ],
+)
+def test_options_from_outside_are_checked(args: list[str], words: str, installed: Path) -> None:
+    done = run(installed, "-m", "weft", "compile", "model.py", "-o", "none", *args)
+    assert done.returncode == 2 and words.replace("the targets ort-cpu", "target ort-cpu") in done.stderr
+
+
+def test_what_no_runtime_runs_says_so(weft: Weft, installed: Path) -> None:
+    weft("compile", "model.py", "--target", "text", "-o", "unrun")
+    done = run(installed, "-m", "weft", "run", "unrun", "--ids", "1")
+    assert done.returncode == 2
+    assert done.stderr == "weft: error: unrun is compiled for text, which weft does not run\n"
+
+
+def test_modules_are_imported_by_name(tmp_path: Path, installed: Path) -> None:
+    """Without being installed, from the working folder."""
+    shutil.copytree(installed / "weft_extras", tmp_path / "weft_extras")
+    assert "hard_sigmoid" not in run(tmp_path, "-m", "weft", "ops").stdout
+    given = ["--import", "weft_extras.hard_sigmoid", "--import", "weft_extras.swap_adds"]
+    assert "hard_sigmoid" in run(tmp_path, "-m", "weft", *given, "ops").stdout
+    assert "swap-adds" in run(tmp_path, "-m", "weft", *given, "passes").stdout
+    one = run(tmp_path, "-m", "weft", "--import", "weft_extras.lama", "families").stdout
+    assert "lama" in [line.split(" ")[0] for line in one.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("entry", "text", "words"),
+    [
+        ("broken", "1 / 0", "(broken) cannot be loaded: ZeroDivisionError: division by zero"),
+        ("broken:missing", "", "(broken:missing) cannot be loaded: AttributeError"),
+        ("absent", "", "(absent) cannot be loaded: ModuleNotFoundError: No module named 'absent'"),
+        (
+            "broken",
+            "from weft.ir.op import op\n@op()\ndef linear(x): ...",
+            "(broken) cannot be loaded: op linear is declared twice",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_named(tmp_path: Path, entry: str, text: str, words: str) -> None:
+    folder = install(tmp_path / "site", f"[weft.plugins]\nmine = {entry}\n", broken=text)
+    done = run(folder, "-m", "weft", "ops")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"weft: error: the plugin mine of weft-extras {words}")
+    assert run(folder, "-m", "weft", "--help").returncode == 0  # it needs none
+    again = "import weft.ir\nfor _ in 1, 2:\n    try: len(weft.ir.OPS)\n    except weft.WeftError as e: print(e)"
+    assert run(folder, "-c", again).stdout.count("the plugin mine") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "there is no module mine on the Python path or in the working folder"),
+        ("1 / 0", "the module mine cannot be imported: ZeroDivisionError: division by zero"),
+        ("import absent", "the module mine cannot be imported: ModuleNotFoundError: No module named 'absent'"),
+        ("from weft.ir.op import op\n@op()\ndef linear(x): ...", "op linear is declared twice"),
+    ],
+)
+def test_a_broken_module_is_named(tmp_path: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    done = run(tmp_path, "-m", "weft", "--import", "mine", "ops")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line
+
+
+def test_registries() -> None:
+    numbers: Registry[object] = Registry("number", "weft.ir.errors", "count")
+    numbers.add("one", 1)
+    numbers.add("one", 1)
+    with pytest.raises(DeclaredTwice, match="number one is declared twice: 1 and 2"):
+        numbers.add("one", 2)
+    assert dict(numbers) == {"one": 1} and isinstance(DeclaredTwice(), WeftError)
+    with pytest.raises(WeftError, match="unknown number 'on'; did you mean one"):
+        numbers.lookup("on")
+    numbers.remove("one")
+    assert not numbers
