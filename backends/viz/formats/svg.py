@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
 from ..layout.font import faces, width, wrapped
-from ..layout.positions import GAP, HEAD, PAD, Placed, Point, place
+from ..layout.positions import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
 from .sheet import Sheet, in_words, kinds
@@ -25,7 +25,7 @@ ARROW = (
 
 def svg(root: Shape, opened: Collection[str], sheet: Sheet | None = None, dark: bool = False) -> str:
     """The picture of `root`, the shapes in `opened` open, and its fact sheet."""
-    placed = place(root, opened)
+    placed = layout(root, opened)
     wide, high = drawn_size(placed)
     head = list(_head(sheet, wide + BESIDE + SHEET)) if sheet else []
     top = AROUND + (head[-1][0] + 24 if head else 0)
@@ -133,7 +133,7 @@ def _box(p: Placed) -> Iterator[str]:
         yield f'<g class="times"><rect x="{left:.1f}" y="{p.y + 5:.1f}" width="{pill:.1f}" height="19" rx="9.5"/>'
         yield _line(times, left + pill / 2, p.y + 19, "t m") + "</g>"
     if not p.open:
-        lines = [(line, "m") for line in label.lines] + [(line, "m s") for line in p.shape.said]
+        lines = [(line, "m") for line in label.lines] + [(line, "m s") for line in p.shape.captions]
         for i, (line, style) in enumerate(lines, 1):
             yield _line(line, p.x + p.width / 2, p.y + 19 + LEADING * i, style)
 

@@ -44,7 +44,7 @@ def plain_tree(placed: Placed, sheet: Sheet | None = None) -> str:
 def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
     """The line of a part, and those of what is in it."""
     label, part = p.shape.label, p.shape.part
-    lines = [line for line in (*label.lines, *p.shape.said) if line]
+    lines = [line for line in (*label.lines, *p.shape.captions) if line]
     known = bool(lines) and lines[0] == part.name
     name = part.name if known or label.symbol else label.title
     words = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines

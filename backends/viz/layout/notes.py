@@ -9,7 +9,7 @@ from ..model.outline import Part
 PAST = "past"  # what names of inputs begin with that hold what was computed of earlier tokens
 
 
-def said(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
+def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
     """Lines for `part`: what it reads besides what lines bring, and what it makes besides what they take:
     outputs of the model that belong to its layer (`gives`), values that others read (`leaves`)."""
     names = list(dict.fromkeys(called(name, part.path, name in part.shared) for name in read))

@@ -81,7 +81,7 @@ class _Inside:
     rooms: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
 
-def place(root: Shape, opened: Collection[str]) -> Placed:
+def layout(root: Shape, opened: Collection[str]) -> Placed:
     """`root` with its corner at 0, 0, the shapes whose keys are in `opened` open; a key with ALL behind it opens a
     repeat as often as it is computed."""
     return _Placer(opened).placed(root, 0, 0)
@@ -96,13 +96,13 @@ class _Placer:
     def placed(self, shape: Shape, x: float, y: float) -> Placed:
         """`shape` at a corner, with all that is in it."""
         shape, size = self.shown(shape), self.size(shape)
-        layout = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
-        if layout.open and shape.arrangement is not None:
+        result = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
+        if result.open and shape.arrangement is not None:
             inside = _Inside(shape, shape.arrangement)
             self._put(inside, shape.arrangement.box, x + PAD, y + HEAD + GAP, ())
-            layout.inner = [inside.spots[i] for i in sorted(inside.spots)]
-            layout.wires = list(_wires(layout, inside))
-        return layout
+            result.inner = [inside.spots[i] for i in sorted(inside.spots)]
+            result.wires = list(_wires(result, inside))
+        return result
 
     def shown(self, shape: Shape) -> Shape:
         """`shape`, or all its repetitions where these are asked for."""

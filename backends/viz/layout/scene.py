@@ -10,7 +10,7 @@ from ..model.network import Network
 from ..model.outline import Part, outline
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
 from .font import width
-from .notes import said
+from .notes import captions
 
 TITLE, LINE = 13.0, 11.0  # sizes of text
 LEADING = 15.0  # from line to line
@@ -54,9 +54,9 @@ class Shape:
     network: Network | None = None
 
     @property
-    def said(self) -> list[str]:
+    def captions(self) -> list[str]:
         """The lines about what it reads and makes without a line."""
-        return list(said(self.part, self.notes, self.gives, self.leaves))
+        return list(captions(self.part, self.notes, self.gives, self.leaves))
 
     def all(self) -> Iterator[Shape]:
         """The shape and all that may be drawn in it, of repeats the first time only."""
@@ -180,7 +180,7 @@ def _shape(
         for i, child in enumerate(body.children):
             extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
             inner.append(_shape(child, *_borders(child, needed), *extra))
-    lines = [*text.lines, *said(part, notes, gives, leaves)]
+    lines = [*text.lines, *captions(part, notes, gives, leaves)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
         beside = ICON + (ICON if inner else 0) + (BADGE if part.count > 1 else 0)

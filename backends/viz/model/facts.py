@@ -34,7 +34,7 @@ class Facts:
         """FLOPs for all tokens of a text."""
         return self.work.flops
 
-    def told(self, tokens: int, item: int) -> dict[str, int]:
+    def to_dict(self, tokens: int, item: int) -> dict[str, int]:
         """The numbers that a page shows for a text of so many tokens, where a number takes `item` bytes.
 
         `flops`, `read` and `written` (bytes) are of all tokens at once; `step_flops`, … of one token that is the last

@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from ..model.network import Network, Vertex, Weight
 from .constants import Constant, constant, copied, formula, initializer
 from .operators import MICROSOFT, OPERANDS, VIEWS, alike, gates
-from .scopes import fresh, named, told
+from .scopes import exported_scope, fresh, named
 from .types import described, dtype_name, type_text
 
 BIG = 1 << 10  # bytes of a weight that is no part of a shape
@@ -229,7 +229,7 @@ def _captured(node: onnx.NodeProto) -> tuple[str, ...]:
 
 def _scopes(node: onnx.NodeProto) -> tuple[str, ...] | None:
     """The modules that the exporter says the node is in, as PyTorch's does."""
-    return told({p.key: p.value for p in node.metadata_props})
+    return exported_scope({p.key: p.value for p in node.metadata_props})
 
 
 def _check(path: Path, ops: list[Op], known: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:

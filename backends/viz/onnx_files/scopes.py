@@ -33,7 +33,7 @@ class Named(Operation, Protocol):
     scopes: tuple[str, ...] | None
 
 
-def told(metadata: Mapping[str, str]) -> Scope | None:
+def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
     """The modules that a node is in, from the metadata of PyTorch's exporter; None where it says nothing.
 
     `name_scopes` is a list as "['', 'model', 'model.layers.0', 'linear_3']", of which the last is the operation itself;

@@ -27,12 +27,12 @@ def data(network: Network) -> dict[str, Any] | None:
     if not kinds:
         return None
     return {
-        "kinds": [_told(kind, vertices, network.context) for kind, vertices in kinds.items()],
+        "kinds": [_to_dict(kind, vertices, network.context) for kind, vertices in kinds.items()],
         "reach": reach(network),
     }
 
 
-def _told(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[str, Any]:
+def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[str, Any]:
     small = shrunk(kind)
     scaled = small != kind
     return {
@@ -40,7 +40,7 @@ def _told(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[str, 
         "where": layers(v.scope or v.name for v in vertices),
         "count": len(vertices),
         "at": vertices[0].name,
-        "said": list(_said(kind, small, context)),
+        "sentences": list(_sentences(kind, small, context)),
         "scaled": scaled,
         "mask": ["".join(map(str, row.astype(int))) for row in mask(small)],
         "sinks": kind.sinks,
@@ -83,7 +83,7 @@ def mask(kind: Kind) -> Any:
     return kind.keys.mask(query, key)
 
 
-def _said(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
+def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
     """The true numbers, in sentences."""
     if kind.cross:
         yield "Every token attends to all source tokens."

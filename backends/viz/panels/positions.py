@@ -22,17 +22,17 @@ def data(network: Network) -> list[dict[str, Any]] | None:
             if rotary is not None:
                 amplitude = float(str(v.meant.attrs.get("amplitude", 1.0)))
                 uses.setdefault(rotary, []).append((v.scope or v.name, v.name, amplitude))
-    return [_told(f, places, network.context) for f, places in uses.items()] or None
+    return [_to_dict(f, places, network.context) for f, places in uses.items()] or None
 
 
-def _told(rotary: RopeFrequencies, places: list[tuple[str, str, float]], context: int | None) -> dict[str, Any]:
+def _to_dict(rotary: RopeFrequencies, places: list[tuple[str, str, float]], context: int | None) -> dict[str, Any]:
     plain = replace(rotary, scaling="none")
     after, before = wavelengths(rotary), wavelengths(plain)
     return {
         "where": layers(scope for scope, _, _ in places),
         "at": places[0][1],
         "scaling": rotary.scaling,
-        "said": _said(rotary, places[0][2]),
+        "sentences": _sentences(rotary, places[0][2]),
         "before": before,
         "after": after if rotary.scaling != "none" else None,
         "original": rotary.original or None,
@@ -46,7 +46,7 @@ def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
     return [None if f == 0 else float(f"{2 * math.pi / f:.6g}") for f in frequencies]
 
 
-def _said(rotary: RopeFrequencies, amplitude: float) -> list[str]:
+def _sentences(rotary: RopeFrequencies, amplitude: float) -> list[str]:
     """The settings, in sentences."""
     sentences = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
     if rotary.scaling != "none":

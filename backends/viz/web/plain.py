@@ -32,7 +32,7 @@ def shape(s: Shape) -> dict[str, Any]:
     }
     optional = {
         "symbol": s.label.symbol,
-        "notes": s.said,
+        "notes": s.captions,
         "ops": [_vertex(v) for v in s.part.vertices],
         "facts": facts.data(facts.facts(s.part)),
     }

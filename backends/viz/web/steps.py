@@ -60,8 +60,8 @@ def _record(record: Record) -> dict[str, Any]:
         "difference": record.difference,
         "idle": record.idle.removeprefix(f"{applied} rewrote nothing: "),
         "rewrites": record.rewrites,
-        "lines": record.told[:LINES],
-        "more": max(0, len(record.told) - LINES),
+        "lines": record.summary[:LINES],
+        "more": max(0, len(record.summary) - LINES),
     }
 
 
