@@ -111,6 +111,13 @@ def test_a_family_from_outside(weft: Weft, installed: Path) -> None:
     weft("compile", "checkpoint", "-o", "usual")
     one, two = ((installed / name / "model.onnx.data").read_bytes() for name in ("family", "usual"))
     assert one == two
+    assert (
+        "again is a lama model" in weft("export", "renamed", "-p", "replace-activation{to=relu}", "-o", "again").stderr
+    )
+    assert json.loads((installed / "again" / "config.json").read_text())["architectures"] == ["LamaForCausalLM"]
+    assert "out.gguf is a lama-gguf model" in weft("export", "renamed", "-o", "out.gguf").stderr
+    weft("compile", "out.gguf", "-o", "read")
+    assert (installed / "read" / "model.onnx.data").read_bytes() == two
 
 
 def test_targets_from_outside(weft: Weft, installed: Path) -> None:
