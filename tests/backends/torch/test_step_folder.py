@@ -67,7 +67,8 @@ def test_memory_is_not_filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("reason", ["Triton is not installed", None])
 def test_a_gpu_that_runs_no_kernels_is_named(folder: Path, reason: str | None) -> None:
     """The model itself steps then."""
-    (folder / "kernels" / "launch.py").write_text(f"def refusal(x): return {reason!r}")
+    (folder / "kernels" / "shared").mkdir()
+    (folder / "kernels" / "shared" / "launch.py").write_text(f"def refusal(x): return {reason!r}")
     if reason is None:
         assert computes(OnAGPU(), folder) == "decode.py"
         return
