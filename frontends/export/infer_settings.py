@@ -6,7 +6,7 @@ compared afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from weft.ir import Graph, Node, Op, Param, Value, ops
@@ -16,9 +16,23 @@ from weft.passes.analysis.projections import Projections, projections
 from weft.passes.analysis.rotary import recipe_of
 
 from ..dsl import GatedMLP, MoE, RoPE
+from ..model import Model
 from ..models.families import Settings
 
 _NORMS = (ops.rms_norm, ops.layer_norm)
+
+
+def proposals(model: Model, graph: Graph, own: str | None, names: Sequence[str]) -> Iterator[tuple[str, Settings]]:
+    """Yield what `names` may say of the canonical `graph`: its `own` family the settings that `model` was read with,
+    then each those inferred from the graph.
+
+    Raises:
+        WeftError: if none can be inferred.
+    """
+    if own is not None and own in names and model.settings is not None:
+        yield own, model.settings.explicit
+    settings = read_settings(graph)
+    yield from ((name, settings) for name in names)
 
 
 def read_settings(graph: Graph) -> Settings:
