@@ -15,11 +15,15 @@ import onnx
 import pytest
 
 import weft
+from weft.backends.runtime.carried import growth_of
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.ort import session as sessions
 from weft.backends.runtime.ort.decoder import OrtDecoder
 from weft.backends.targets import TARGETS
+from weft.backends.torch.snippets import caches
+from weft.backends.torch.snippets.states import State
 from weft.ir.errors import WeftError
+from weft.ir.schema.states import Growth
 
 from ..handmade import LONGEST, MANIFEST, VOCAB, decoder, encoder, opened, save
 
@@ -272,3 +276,32 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(WeftError, match=r"ONNX Runtime cannot be imported .*weft\[cpu\]"):
         sessions.onnxruntime()
+
+
+def test_states_are_those_that_the_manifest_records(tmp_path: Path) -> None:
+    """Without a record, as in older folders, the names of the inputs tell."""
+    cache = (1, ["batch", 1, 4, 8])
+    names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
+    model = decoder(**dict.fromkeys(names, cache))
+
+    def record(growth: str) -> list[dict[str, str]]:
+        return [{"input": a, "output": b, "growth": growth} for a, b in zip(names[:2], names[2:], strict=True)]
+
+    def rewinds(**manifest: Any) -> bool:
+        return opened(save(tmp_path, model, **manifest)).decoder.rewinds
+
+    assert rewinds() and rewinds(carried=record("text"))
+    assert not rewinds(cache=[{"rolling": True}]) and not rewinds(carried=record("window"))
+    with pytest.raises(WeftError, match="growth is 'sideways'"):
+        rewinds(carried=record("sideways"))
+    extra = {"input": "past_states.0.ssm", "output": "present_states.0.ssm", "growth": "constant"}
+    with pytest.raises(WeftError, match=r"does not take past_states\.0\.ssm, which its manifest records"):
+        rewinds(carried=[*record("text"), extra])
+    with pytest.raises(WeftError, match=rf"asks for the input {names[1]}, which the runtime does not know"):
+        rewinds(carried=record("text")[:1])
+
+
+def test_cache_classes_of_older_modules_are_known_by_name() -> None:
+    for name in ("KVCache", "KeyCache", "RollingKVCache", "RollingKeyCache", "CrossCache"):
+        assert growth_of(type(name, (), {})()) is growth_of(object.__new__(getattr(caches, name)))
+    assert growth_of(type("State", (), {})()) is growth_of(State()) is Growth.CONSTANT
