@@ -6,19 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from weft.backends.storage import Stamp, check_unchanged, scratch_folder
 from weft.backends.storage.contents import sha256
 from weft.ir.display import Displayable
 from weft.ir.graph import Graph
 
+if TYPE_CHECKING:
+    from .models.families import Settings
+
 
 @dataclass(frozen=True)
 class Model(Displayable):
     """A graph and where it comes from.
 
-    `spec` and `seed` are what it was asked for by. `tokenizer` writes the tokenizer's files into a folder. `unread` are
+    `spec` and `seed` are what it was asked for by. `settings` are those of a family's table, as long as the graph
+    computes what they describe. `tokenizer` writes the tokenizer's files into a folder. `unread` are
     checkpoint keys that nothing reads, `ignored` those known to be useless. `files` are what it was read from, `stamps`
     tell whether they are still the same. `random_init`: the weights are the declared random initialization, not a
     checkpoint's. `pipeline` is what rewrote the graph since it was read, `provenance` the record that a model folder
@@ -31,6 +35,7 @@ class Model(Displayable):
     description: str
     seed: int = 0
     module: Any = None
+    settings: Settings | None = None
     tokenizer: Callable[[Path], None] | None = None
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)

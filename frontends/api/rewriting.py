@@ -69,4 +69,5 @@ def rewrite(
         return model
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, hooks=hooks, progress=progress)
     done = "; ".join(text for text in (model.pipeline, str(pipeline)) if text)
-    return replace(model, graph=graph, module=None, pipeline=done)
+    exact = all(step.effect == "exact" for step in pipeline.passes)
+    return replace(model, graph=graph, module=None, pipeline=done, settings=model.settings if exact else None)

@@ -204,6 +204,8 @@ def _preset_row(name: str) -> tuple[str, ...]:
 def families_command(name: str | None) -> None:
     """List the families of Hugging Face folders (their model_type) and GGUF files, and the numerical error of each.
 
+    One by name: its GGUF architecture, and what a model is exported to.
+
     Families from outside weft are listed without errors.
 
     The errors are those of tiny models with random parameters, run as one full pass, in chunks, and token by token
@@ -227,7 +229,16 @@ def families_command(name: str | None) -> None:
             rows.append((family if target == next(iter(targets)) else "", target, *errors))
     table(("family", "target", "full", "chunked", "decode"), rows)
     if name is None:
-        echo(f"\nin GGUF files: {', '.join(sorted(architectures()))}")
+        exported = sorted(name for name, family in FAMILIES.items() if family.transformers)
+        written = sorted(name for name, table in architectures().items() if table.loader)
+        echo(f"\nexported to Hugging Face folders: {', '.join(exported)}")
+        echo(f"exported to GGUF files: {', '.join(written)}")
+        echo(f"in GGUF files: {', '.join(sorted(architectures()))}")
+    else:
+        gguf, loaded_by = FAMILIES[name].gguf, FAMILIES[name].transformers
+        echo(f"\nHugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")
+        if gguf is not None:
+            echo(f"GGUF files of {gguf.model_types[0]}: {'read and exported' if gguf.loader else 'read'}")
 
 
 def _check_known(name: str | None, known: Collection[str], kind: str, command: str) -> None:

@@ -180,8 +180,8 @@ def clumsy(by: float, trade: str = "", *, counts: bool = True, once: bool = Fals
         tradeoff = trade
 
         def run(self, graph: Graph, trace: Trace) -> None:
-            norm = next(node for node in graph.nodes if node.op.name == "rms_norm")
-            if once and norm.output.users[0].op.name == "affine":
+            norm = next(node for node in graph.nodes if node.op is ops.rms_norm)
+            if once and norm.output.users[0].op is ops.affine:
                 raise WeftError("it is multiplied already")
             with graph.inserting(after=norm):
                 product = ops.affine(norm.output, by=by)

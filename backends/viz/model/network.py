@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.graph.analysis import attributes
 from weft.ir.graph.origins import Origin
-from weft.ir.op import Cost, Trait
+from weft.ir.op import OPS, Cost, Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.spelling import spell
@@ -75,6 +75,11 @@ class Vertex:
     def meant(self) -> Vertex:
         """The operation in the words of weft, where there is one."""
         return self.like or self
+
+    @property
+    def attends(self) -> bool:
+        """Whether this is an attention with a softmax over keys."""
+        return self.op in OPS and Trait.ATTENTION in OPS[self.op].traits
 
 
 @dataclass(frozen=True)

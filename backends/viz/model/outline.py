@@ -11,8 +11,6 @@ from functools import cached_property
 
 import networkx as nx
 
-from weft.ir.ops.softmax_attention import ATTENTIONS
-
 from .network import Network, Vertex
 
 NUMBERED = re.compile(r"[._]\d+([._]|$)")
@@ -124,7 +122,7 @@ def outline(network: Network) -> Part:
 
 def _reach(v: Vertex) -> str:
     """Describe an attention's span, a window or the whole text; empty for other operations."""
-    return "" if v.meant.op not in ATTENTIONS else "local" if v.meant.attrs.get("window") else "global"
+    return "" if not v.meant.attends else "local" if v.meant.attrs.get("window") else "global"
 
 
 def _tell_reach(part: Part) -> None:

@@ -74,7 +74,7 @@ def step(work: Work, node: Node) -> Work:
     if not any(TOKENS in sizes.names(getattr(work, f.name)) for f in fields(work)):
         return NONE
     found = Work(*(_of_one(getattr(work, f.name)) for f in fields(work)))
-    if _goes_on(node):
+    if has_state(node):
         return found  # a cache or a state is among what it reads
     length, texts = sizes.sym(TOKENS), sizes.sym("batch")
     for width, window in cached([node]):
@@ -88,12 +88,6 @@ def state(node: Node) -> tuple[int, int]:
     """Return the size of a recurrence's state: numbers in the model's dtype, and bytes in other dtypes."""
     fixed = state_bytes([node], 0)
     return state_bytes([node], 1) - fixed, fixed
-
-
-def _goes_on(node: Node) -> bool:
-    """Check that a node already takes the past as an operand."""
-    past = "past_k" in (o.name for o in node.op.operands) and node.operand("past_k") is not None
-    return past or has_state(node)
 
 
 def _of_one(size: Size) -> Size:

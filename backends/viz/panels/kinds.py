@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..model.network import Network, Vertex
@@ -35,7 +34,7 @@ def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
     """Every softmax attention with its kind, in order."""
     lengths = _lengths(network)
     for v in network.vertices:
-        if v.meant.op in ATTENTIONS:
+        if v.meant.attends:
             yield v, _kind(v.meant, lengths)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.errors import WeftError
 from weft.ir.interpreter import interpret, widen
-from weft.ir.ops.softmax_attention import ATTENTIONS
+from weft.ir.op import Trait
 from weft.ir.recipes.readers import Array
 
 from .kinds import layers
@@ -43,9 +43,9 @@ class Seen:
         for value, array in zip(node.outputs, outputs, strict=True):
             if any(_looked_at(user) for user in value.users):
                 self.kept[value] = array
-        if node.op.name in ATTENTIONS:
+        if Trait.ATTENTION in node.op.traits:
             self.weights[node] = attention_weights(node, self._operands(node))
-        elif node.op.name == "moe":
+        elif node.op is ops.moe:
             combine = self._value(node.operand("combine"))
             assert combine is not None
             self.choices[node] = combine.reshape(-1, combine.shape[-1])
@@ -64,7 +64,7 @@ class Seen:
 
 
 def _looked_at(node: Node) -> bool:
-    return node.op.name in (*ATTENTIONS, "moe")
+    return node.op is ops.moe or Trait.ATTENTION in node.op.traits
 
 
 def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
@@ -114,7 +114,7 @@ def check(graph: Graph, count: int) -> None:
     context = graph.meta.get("context")
     if context and count > context:
         raise WeftError(f"the prompt has {count} tokens; {graph.name} is made for {context}")
-    heads = sum(node.attrs["heads"] for node in graph.nodes if node.op.name in ATTENTIONS)
+    heads = sum(node.attrs["heads"] for node in graph.nodes if Trait.ATTENTION in node.op.traits)
     most = int(((8 * MOST / max(1, heads) + 1) ** 0.5 - 1) / 2) if _predicts(graph) else int((MOST / heads) ** 0.5)
     if count > most:
         raise WeftError(f"the prompt has {count} tokens; a page shows the {heads} heads of at most {most}: shorten it")

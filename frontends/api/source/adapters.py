@@ -52,6 +52,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
         str(source),
         f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
         module=loaded.module,
+        settings=loaded.settings,
         tokenizer=partial(copy_tokenizer, home) if tokenizer_files(home) else None,
         unread=loaded.unread,
         ignored=loaded.ignored,

@@ -80,6 +80,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
         spec,
         f"GGUF file {path.name}",
         module=loaded.module,
+        settings=loaded.settings,
         tokenizer=(lambda out: write_tokenizer(reader.metadata, out)) if has_tokenizer(reader.metadata) else None,
         unread=loaded.unread,
         ignored=loaded.ignored,

@@ -25,9 +25,9 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from ...model import Model
-from ...models.families import describe
+from ...models.families import architectures, describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
-from ..infer_settings import read_settings
+from ..infer_settings import proposals
 from ..inversion import Made
 from .keys import INTERNAL, divide_frequencies, exported, factors, propose, tensors_there
 from .tokens import tokenizer_metadata
@@ -67,11 +67,11 @@ def write_gguf(
 
 
 def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    settings = read_settings(graph)
-    for name, table, loader in exported(graph.meta.get("model_type")):
+    known, (own, names) = architectures(), exported(graph.meta.get("model_type"))
+    for name, settings in proposals(model, graph, own, names):
         with contextlib.suppress(WeftError):  # an architecture that cannot say this
-            config = propose(name, loader, settings)
-            loaded = describe(table, config, tensors_there(loader, settings), f"the metadata of a {name} model")
+            config, tensors = propose(known[name], settings), tensors_there(known[name], settings)
+            loaded = describe(known[name], config, tensors, f"the metadata of a {name} model")
             besides = {**divide_frequencies(graph, loaded.graph), **factors(settings)}
             yield Candidate(name, config, loaded, besides=besides)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Literal, Map, Scale
 from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ...models.families import FAMILIES, Architecture, Settings, architectures
-from ...models.tables.family import Loader
+from ...models.families import FAMILIES, Settings, architectures
+from ...models.tables.family import Architecture, Loader
 from ...models.tables.gguf import RECURRENT, SPARSE
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, gguf_rope
 from ..inversion import Made
@@ -26,20 +27,21 @@ INTERNAL = (SPARSE, RECURRENT, SHORT, LONG)  # what the importer finds in the te
 _MANY = 131_072  # positions, where the model does not say
 
 
-def exported(own: str | None) -> list[tuple[str, Architecture, Loader]]:
-    """Return the architectures that llama.cpp loads: that of the family `own`, then the others, the plainest first."""
+def exported(own: str | None) -> tuple[str | None, list[str]]:
+    """Return the architecture of the family `own` and those that llama.cpp loads: this one, then the plainest first."""
     known, family = architectures(), FAMILIES.get(own or "")
     first = own if family is None or family.gguf is None else family.gguf.model_types[0]
     names = sorted(dict.fromkeys((*_FIRST, *known)), key=lambda name: name != first)
-    return [(name, known[name], loader) for name in names if (loader := known[name].loader) is not None]
+    return first, [name for name in names if known[name].loader is not None]
 
 
-def propose(architecture: str, loader: Loader, s: Settings) -> dict[str, Any]:
+def propose(table: Architecture, s: Settings) -> dict[str, Any]:
     """The keys of `s`, without the architecture before them; what is not said stands for nothing special.
 
     Raises:
         WeftError: if the architecture cannot say something of the kind.
     """
+    architecture, loader = table.model_types[0], table.loader or Loader()
     partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in _each(s, "rope"))
     if loader.experts == ("none" if s.moe is not None else "required"):
         raise WeftError(f"{architecture} has {'no' if s.moe is not None else 'only'} experts")
@@ -47,30 +49,20 @@ def propose(architecture: str, loader: Loader, s: Settings) -> dict[str, Any]:
         raise WeftError(f"{architecture} turns whole heads")
     if s.head_size * (s.heads or 1) != s.dim and not loader.free_heads:
         raise WeftError(f"{architecture} has heads of the width divided by their number")
-    eps = "layer_norm_rms_epsilon" if s.norm == "rms" else "layer_norm_epsilon"
     windows = [w for w in _each(s, "window") if w is not None and loader.windows]
     plain = s.head_size**-0.5
     unusual = s.scale is not None and not isinstance(s.scale, tuple) and abs(s.scale / plain - 1) > 1e-6
     said = {
-        "vocab_size": s.vocab,
+        **table.says(replace(s, scale=s.scale if unusual else None)),
         "context_length": s.learned_positions or s.context or _MANY,
-        "embedding_length": s.dim,
-        "block_count": s.layers,
         "feed_forward_length": s.ffn or (s.moe is not None and s.first("moe").hidden) or None,
-        "attention.head_count": s.heads,
-        "attention.head_count_kv": s.groups,
-        "attention.key_length": s.head_dim,
         "attention.value_length": s.head_dim,
-        f"attention.{eps}": s.eps,
+        "attention.layer_norm_rms_epsilon": s.eps if s.norm == "rms" else None,
+        "attention.layer_norm_epsilon": s.eps if s.norm != "rms" else None,
         "attention.sliding_window": windows[0] if windows else None,
-        "attention.scale": s.scale if unusual else None,
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,
         "use_parallel_residual": s.arrangement.startswith("parallel"),
-        "embedding_scale": s.embed_scale if s.embed_scale != 1 else None,
-        "residual_scale": s.residual_scale if s.residual_scale != 1 else None,
-        "attention.clamp_kqv": s.clip,
-        **_logit_scale(architecture, s),
         **_ropes(s),
         **_experts(s),
     }
@@ -90,8 +82,9 @@ def _logit_scale(architecture: str, s: Settings) -> dict[str, Any]:
     return {"logit_scale": s.logit_scale} if architecture == "command-r" else {}
 
 
-def tensors_there(loader: Loader, s: Settings) -> frozenset[str]:
+def tensors_there(table: Architecture, s: Settings) -> frozenset[str]:
     """Tensors whose presence decides settings, which are in a checkpoint of `s`: biases if llama.cpp loads them."""
+    loader = table.loader or Loader()
     biases = {
         "n": ("blk.0.attn_norm.bias", s.norm_bias),
         "q": ("blk.0.attn_q.bias", s.qkv_bias),

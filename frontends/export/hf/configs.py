@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
@@ -37,10 +38,15 @@ def propose(name: str, s: Settings) -> dict[str, Any]:
         WeftError: if something in `s` is in no config.
     """
     family = FAMILIES[name]
-    said = _said(s, partial=False)
+    activation = _NAMES.get(ACTIVATIONS.get(s.activation, s.activation))
+    if activation is None:
+        raise WeftError(f"no config has a name for the activation {s.activation}")
+    positions = s.learned_positions or s.context or _MANY
+    s = replace(s, activation=activation, context=positions, learned_positions=positions)
+    said = {**family.says(s), **_said(s, partial=False)}
     read = _outcome(family, said)
     if read is not None and _rotated(read) != _rotated(s):  # its heads rotate in part unless a config says otherwise
-        said = _said(s, partial=True)
+        said |= _ropes(s, partial=True)
     config = {key: value for key, value in said.items() if key in _TWICE or _asked(family, said, key)}
     return {"architectures": [family.transformers], "model_type": name, **config}
 
@@ -68,37 +74,16 @@ def _outcome(family: Family, config: Mapping[str, Any]) -> Settings | None:
 
 
 def _said(s: Settings, partial: bool) -> dict[str, Any]:
-    """All that configs of any family say of `s`, by every name that they have for it."""
-    activation = _NAMES.get(s.activation)
-    if activation is None:
-        raise WeftError(f"no config has a name for the activation {s.activation}")
-    bias, context = s.qkv_bias or s.out_bias, s.context or s.learned_positions or _MANY
+    """The keys of any family that stand for more or less than one setting, with what they say of `s`."""
     return {
-        **_same("vocab_size", s.vocab),
-        **_same("hidden_size n_embd", s.dim),
-        **_same("num_hidden_layers n_layer num_layers", s.layers),
-        **_same("num_attention_heads n_head num_heads", s.heads),
-        **_same("num_key_value_heads", s.groups),
-        **_same("multi_query", s.groups == 1),
-        **_same("head_dim", s.head_dim),
+        "multi_query": s.groups == 1,
         **_same("intermediate_size n_inner", s.ffn),
-        **_same("hidden_act hidden_activation activation_function", activation),
-        **_same("max_position_embeddings n_positions", s.learned_positions or context),
-        **_same("rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon", s.eps),
-        **_same("attention_bias", bias),
-        **_same("use_qkv_bias qkv_bias", s.qkv_bias),
-        **_same("use_bias", bias or s.ffn_bias),
-        **_same("mlp_bias", s.ffn_bias),
-        **_same("tie_word_embeddings", s.tie),
-        **_same("use_parallel_residual", s.arrangement.startswith("parallel")),
+        "hidden_activation": s.activation,
+        "max_position_embeddings": s.context,
+        "use_parallel_residual": s.arrangement.startswith("parallel"),
         **_same("qk_layernorm use_qk_norm", s.qk_norm != "none"),
-        **_same("clip_qkv", s.clip),
-        **_same("attn_logit_softcapping", s.softcap),
-        **_same("final_logit_softcapping", s.logit_softcap),
-        **_same("embedding_multiplier", s.embed_scale),
-        **_same("residual_multiplier", s.residual_scale),
-        **_same("logit_scale", s.logit_scale),
-        **_same("logits_scaling", 1 / s.logit_scale if s.logit_scale else None),
+        "attn_logit_softcapping": s.softcap,
+        "final_logit_softcapping": s.logit_softcap,
         **_scales(s),
         **_windows(s),
         **_ropes(s, partial),

@@ -22,7 +22,7 @@ from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
-from ..infer_settings import read_settings
+from ..infer_settings import proposals
 from ..inversion import Shape
 from .checkpoint import CONFIG_NAMES
 from .configs import exported, propose
@@ -72,13 +72,12 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         config = {key: value for key, value in source.config.items() if key not in gone}
         weights = source.weights()
         yield _candidate(config["model_type"], config, {key: weights.shape(key) for key in list(weights.keys())})
-    settings = read_settings(graph)
-    sparse = settings.moe is not None
+    sparse, family = any(node.op.name == "moe" for node in graph.nodes), graph.meta.get("model_type")
 
     def unlikely(name: str) -> tuple[bool, bool]:
-        return name != graph.meta.get("model_type"), ("moe" in FAMILIES[name].settings) != sparse
+        return name != family, ("moe" in FAMILIES[name].settings) != sparse
 
-    for name in sorted(exported(), key=unlikely):
+    for name, settings in proposals(model, graph, family, sorted(exported(), key=unlikely)):
         config = propose(name, settings)
         with contextlib.suppress(WeftError):  # a family that cannot say this, whatever else it can
             yield _candidate(name, {**config, **_tokens(model)}, {})

@@ -8,7 +8,6 @@ Never here: file formats.
 from __future__ import annotations
 
 from ..tables.family import Architecture, Families, Family, Loaded, describe, key, load
-from ..tables.rope_config import rope_of
 from ..tables.settings import Settings, build
 from . import bart, bert, bloom, deepseek, eleuther, experts, gemma, gpt2, gpt_oss, llama, mamba, opt, switch, t5
 
@@ -24,16 +23,4 @@ def architectures() -> dict[str, Architecture]:
     return {family.gguf.model_types[0]: family.gguf for family in FAMILIES.values() if family.gguf is not None}
 
 
-__all__ = [
-    "FAMILIES",
-    "Architecture",
-    "Family",
-    "Loaded",
-    "Settings",
-    "architectures",
-    "build",
-    "describe",
-    "key",
-    "load",
-    "rope_of",
-]
+__all__ = ["FAMILIES", "Family", "Loaded", "Settings", "architectures", "build", "describe", "key", "load"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...dsl import RoPE
 from ..tables import gguf
-from ..tables.family import Config, Family, Loader, key
-from ..tables.rope_config import context_of, rope_of, rope_with
+from ..tables.family import Config, Loader, key
+from ..tables.rope_config import rope_of, rope_with
 from ..tables.templates import packed_parts
 from .gpt2 import GPT2
 from .llama import LLAMA
@@ -67,26 +67,19 @@ def _neox_rope(config: Config) -> Any:
     return rope_of({**older, **config})
 
 
-GPT_NEOX = Family(
-    model_types=("gpt_neox",),
-    settings={
-        "vocab": key("vocab_size"),
-        "dim": key("hidden_size"),
-        "layers": key("num_hidden_layers"),
-        "heads": key("num_attention_heads"),
-        "ffn": key("intermediate_size"),
-        "context": context_of,
-        "norm": "layer",
-        "eps": key("layer_norm_eps", default=1e-5),
-        "arrangement": lambda c: "parallel_norms" if c.get("use_parallel_residual", True) else "pre",
-        "activation": key("hidden_act", default="gelu"),
-        "gated": False,
-        "qkv_bias": key("attention_bias", default=True),
-        "out_bias": key("attention_bias", default=True),
-        "ffn_bias": True,
-        "rope": _neox_rope,
-        "tie": key("tie_word_embeddings", default=False),
-    },
+GPT_NEOX = LLAMA.but(
+    "gpt_neox",
+    kv_heads=None,
+    head_dim=None,
+    norm="layer",
+    eps=key("layer_norm_eps", default=1e-5),
+    arrangement=lambda c: "parallel_norms" if c.get("use_parallel_residual", True) else "pre",
+    activation=key("hidden_act", default="gelu"),
+    gated=False,
+    qkv_bias=key("attention_bias", default=True),
+    out_bias=key("attention_bias", default=True),
+    ffn_bias=True,
+    rope=_neox_rope,
     names={
         "embed": "embed_in",
         "layers.{i}.attn_norm": "layers.{i}.input_layernorm",

@@ -128,7 +128,7 @@ GRANITE_GGUF = LLAMA_GGUF.but(
     embed_scale=key("embedding_scale", default=1.0),
     scale=key("attention.scale", default=None),
     residual_scale=key("residual_scale", default=1.0),
-    logit_scale=lambda c: 1 / key("logit_scale")(c),
+    logit_scale=key("logit_scale", reciprocal=True),
     loader=Loader(optional_biases="qof", free_heads=True),
 )
 GRANITE = LLAMA.but(
@@ -136,7 +136,7 @@ GRANITE = LLAMA.but(
     embed_scale=key("embedding_multiplier", default=1.0),
     scale=key("attention_multiplier", default=1.0),
     residual_scale=key("residual_multiplier", default=1.0),
-    logit_scale=lambda c: 1 / c.get("logits_scaling", 1.0),
+    logit_scale=key("logits_scaling", default=1.0, reciprocal=True),
     transformers="GraniteForCausalLM",
     gguf=GRANITE_GGUF,
 )

@@ -71,23 +71,22 @@ Names = dict[str, str | Template]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A setting read from the first of the config keys `keys` that is there and not null."""
+    """A setting read from the first of the config keys `keys` that is there and not null, or its `reciprocal`."""
 
     keys: tuple[str, ...]
     default: Any = REQUIRED
+    reciprocal: bool = False
 
     def __call__(self, config: Config) -> Any:
-        for key in self.keys:
-            if config.get(key) is not None:
-                return config[key]
-        if self.default is REQUIRED:
+        value = next((config[key] for key in self.keys if config.get(key) is not None), self.default)
+        if value is REQUIRED:
             raise WeftError(f"no key {self.keys[0]!r}")
-        return self.default
+        return 1 / value if self.reciprocal else value
 
 
-def key(*keys: str, default: Any = REQUIRED) -> Lookup:
+def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup:
     """The setting under the first of `keys` that is present; required unless there is a `default`."""
-    return Lookup(keys, default)
+    return Lookup(keys, default, reciprocal)
 
 
 def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
@@ -164,6 +163,15 @@ class Table:
                     told = _blaming(e, rule, config)
                     raise WeftError(f"{source}: {told} (needed for {f.name} of a {self.model_types[0]} model)") from e
         return Settings(**values)
+
+    def says(self, s: Settings) -> dict[str, Any]:
+        """Return the config keys that settings of `s` stand under; one for several biases is true if any is there."""
+        said: dict[str, Any] = {}
+        for name, rule in self.settings.items():
+            if isinstance(rule, Lookup):
+                value = getattr(s, name)
+                said[rule.keys[0]] = said.get(rule.keys[0]) or (1 / value if rule.reciprocal and value else value)
+        return said
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from .settings import Settings
 from .templates import packed_parts
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
-Keys = frozenset[str]
 
 
 def half_split(name: str, which: str) -> Template:
@@ -41,7 +40,7 @@ def _context(config: Config) -> Any:
     return config.get("rope.scaling.original_context_length" if LONG in config else "context_length")
 
 
-def _has(*names: str) -> Callable[[Keys], bool]:
+def _has(*names: str) -> Callable[[frozenset[str]], bool]:
     return lambda keys: not keys.isdisjoint(names)
 
 
@@ -116,7 +115,6 @@ PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
 
 def per_layer(make: Rule, where: str) -> Rule:
     """Restrict the rule `make` to the layers that the config lists under `where`."""
-
     return in_layers(make, lambda c: (i in c[where] for i in range(key("block_count")(c))))
 
 

@@ -111,6 +111,18 @@ class Settings:
         """The width of one attention head."""
         return self.head_dim or self.dim // (self.heads or 1)
 
+    @property
+    def explicit(self) -> Settings:
+        """These settings, with those that follow from others, and one value where all layers have the same."""
+
+        def rotating(rope: RoPE | None) -> RoPE | None:
+            return rope and replace(rope, dim=rope.dim or int(rope.fraction * self.head_size), fraction=1.0)
+
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["rope"] = tuple(map(rotating, self.rope)) if isinstance(self.rope, tuple) else rotating(self.rope)
+        same = {name: v[0] for name, v in values.items() if isinstance(v, tuple) and v == v[:1] * len(v)}
+        return replace(self, **{**values, **same, "kv_heads": self.groups, "head_dim": self.head_size})
+
     def first(self, name: str) -> Any:
         """The setting `name` of the first layer that has it."""
         return next(value for value in _each(getattr(self, name), None) if value is not None)

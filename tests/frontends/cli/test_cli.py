@@ -118,10 +118,16 @@ def test_families_are_listed_with_their_errors() -> None:
     rows = lines[2 : lines.index("")]
     families = [line.split()[0] for line in rows if not line.startswith(" ")]
     assert lines[-1].startswith("in GGUF files: bert, bloom, ")
+    assert lines[-2].startswith("exported to GGUF files: command-r, gemma, ")
+    assert lines[-3].startswith("exported to Hugging Face folders: cohere, gemma, ")
     assert {"llama", "gemma2", "bert"} <= set(families)
     assert len(rows) == 2 * len(families)
     shown = done("families", "bert").stdout.splitlines()
-    assert [line.split()[:-1] for line in shown[2:]] == [["bert", "onnx"], ["ort-cpu"]]
+    assert [line.split()[:-1] for line in shown[2:4]] == [["bert", "onnx"], ["ort-cpu"]]
+    assert shown[4:] == ["", "Hugging Face folders: read", "GGUF files of bert: read"]
+    shown = done("families", "mistral").stdout.splitlines()
+    assert shown[-2] == "Hugging Face folders: read, and exported for MistralForCausalLM"
+    assert shown[-1] == "GGUF files of llama: read and exported"
     assert "did you mean gemma2" in refused("families", "gema2")
 
 

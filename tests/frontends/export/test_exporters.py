@@ -172,7 +172,7 @@ def test_differences_are_named_where_they_are(changes: dict[str, Any], told: tup
 def test_an_order_of_additions_is_no_difference() -> None:
     ours = decoder()
     for node in ours.nodes:
-        if node.op.name == "add":
+        if node.op is ops.add:
             a, b = node.inputs
             node.set_input(0, b), node.set_input(1, a)
     assert differences(ours, decoder()) == []
@@ -194,8 +194,8 @@ def test_the_plainest_family_is_proposed_first() -> None:
     architectures = """llama qwen2 qwen3 gemma gemma2 gemma3 phi2 phi3 gpt2 gptneox starcoder2 stablelm olmo2 olmo
         granite smollm3 command-r qwen2moe qwen3moe olmoe granitemoe"""
     assert exported() == families.split()
-    assert [name for name, *_ in keys.exported(None)] == architectures.split()
-    assert [name for name, *_ in keys.exported("gemma3_text")][:2] == ["gemma3", "llama"]
+    assert keys.exported(None) == (None, architectures.split())
+    assert keys.exported("gemma3_text")[1][:2] == ["gemma3", "llama"]
 
 
 def test_settings_are_read_off_a_graph() -> None:

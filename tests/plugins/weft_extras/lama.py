@@ -1,6 +1,8 @@
-"""A family: that of Llama, by a name that transformers does not know."""
+"""A family: that of Llama, by a name that transformers and llama.cpp do not know."""
 
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.families.llama import LLAMA
+from weft.frontends.models.tables import gguf
+from weft.frontends.models.tables.family import Loader
 
-FAMILIES.register(LLAMA.but("lama"))
+FAMILIES.register(LLAMA.but("lama", transformers="LamaForCausalLM", gguf=gguf.BASE.but("lama-gguf", loader=Loader())))
