@@ -87,10 +87,10 @@ def _marked(part: Part, text: Label) -> Label:
     sign = common(marks)
     if sign in ("", KEPT):
         return replace(text, kind=sign_kind(sign)) if sign else text
-    told = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
+    words = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
     alike = all(mark is None or mark.sign == sign for mark in marks)
     plain = sign if alike and (part.vertices or sign != CHANGED) else counted(marks)
-    return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(told or [plain])))
+    return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(words or [plain])))
 
 
 def _leaf(part: Part) -> Label:

@@ -123,8 +123,8 @@ def _made(origin: Origin) -> tuple[str, str | None]:
 def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
     """Convert `node` to a vertex that owns the parameters it is the first to read; they are removed from `unseen`."""
     read = list(_read(node))
-    kept = cached([node])
-    found = of_node(node)
+    cache = cached([node])
+    facts = of_node(node)
     return Vertex(
         node.output.name,
         node.op.name,
@@ -137,10 +137,10 @@ def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
         tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
         node.op.node_cost(node),
         Trait.VIEW in node.op.traits,
-        kept[0] if kept else None,
+        cache[0] if cache else None,
         state(node),
-        work=found,
-        step=step(found, node),
+        work=facts,
+        step=step(facts, node),
     )
 
 
