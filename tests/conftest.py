@@ -29,7 +29,8 @@ hypothesis.settings.register_profile("weft", derandomize=True, deadline=None, da
 hypothesis.settings.load_profile("weft")
 
 
-LONG = ("test_docs.py", "test_offline.py")  # their tests take longest: they begin first, so no worker ends with one
+# Their tests take longest: they begin first, so that no worker ends with one.
+LONG = ("test_docs.py", "test_offline.py", "test_typing.py")
 
 
 @pytest.hookimpl(tryfirst=True)
