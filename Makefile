@@ -20,11 +20,11 @@ PROMPT ?= What is the capital of France? Answer in one sentence.
 # Where it is set, every process would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup weights test kills fuzz stubs lint style format demo docs licences lock newest bench clean
+.PHONY: help setup weights test test-all kills fuzz stubs lint style format demo docs licences lock newest bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 10
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 10
 
 setup: $(SETUP)  ## a virtual environment in .venv with weft and all its tools
 
@@ -67,6 +67,10 @@ $(SMOLLM2) $(MINILM): | $(BIN)/python
 # Types are checked by one of the tests, beside others on the other core.
 test: $(SETUP) $(SMOLLM2) $(MINILM) $(CHROMIUM) style  ## every check: lint, types, tests
 	$(if $(ISA),ONEDNN_MAX_CPU_ISA=$(ISA) ATEN_CPU_CAPABILITY=$(ISA)) CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+# What `make test` samples, because all of it takes minutes: tests that ask for WEFT_TESTS.
+test-all: export WEFT_TESTS := all
+test-all: test  ## the same, and every pass checked on every graph that it rewrites
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
 	$(BIN)/python -m tests.fuzz.kills --out benchmarks/results/kills.json

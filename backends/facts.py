@@ -5,6 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.ir.schema.states import Growth
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A state of a graph: the input that takes it, the output that makes it, and how it grows."""
+
+    input: str
+    output: str
+    growth: Growth
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -18,7 +29,8 @@ class Facts:
     max_length: int
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # of the caches, where the graph leaves it open
-    rolling: frozenset[int] = frozenset()  # the caches that roll
+    carried: tuple[Carried, ...] = ()  # its states; none where the folder does not record them
+    rolling: frozenset[int] = frozenset()  # the numbers of caches that roll
     compares: bool = False  # tokens of a call compete with each other, so that padding would too
     pooling: str = "mean"  # how an encoder makes one vector of a text
     normalize: bool = False  # and whether it has unit length

@@ -135,18 +135,18 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
-        if (held := sum(map(text.count, _STRUCTURE))) > values:
-            raise WeftError(f"it holds {held} values, more than the {values} that JSON may have here")
-        found, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
+        if (count := sum(map(text.count, _STRUCTURE))) > values:
+            raise WeftError(f"it holds {count} values, more than the {values} that JSON may have here")
+        value, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
     except UnicodeDecodeError as error:
         raise WeftError(f"{name}: not valid JSON: byte {error.start} is no UTF-8") from None
     except (WeftError, json.JSONDecodeError) as error:
         raise WeftError(f"{name}: not valid JSON: {error}") from None
     if text[end:].strip(_BLANKS):
         raise WeftError(f"{name}: not valid JSON: more text stands behind its end, at character {end}")
-    if not isinstance(found, kind):
-        raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_json_name(found)}")
-    return found
+    if not isinstance(value, kind):
+        raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_json_name(value)}")
+    return value
 
 
 def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
@@ -157,22 +157,22 @@ def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
         WeftError: if it exceeds a limit.
     """
     try:
-        found, end = (_UNIQUE if unique else _DECODER).raw_decode(text, start)
+        value, end = (_UNIQUE if unique else _DECODER).raw_decode(text, start)
     except RecursionError:
         raise WeftError(_TOO_DEEP) from None
-    level = [found]
+    level = [value]
     for _ in range(DEEPEST):
-        level = [item for held in level for item in _contained(held)]
+        level = [item for outer in level for item in _contained(outer)]
         if not level:
             break
     else:
         raise WeftError(_TOO_DEEP)
     if _HALF.search(text, start, end):
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise WeftError("it holds half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
-    return found, end
+    return value, end
 
 
 def _contained(value: Any) -> Iterator[Any]:
@@ -184,11 +184,11 @@ def _contained(value: Any) -> Iterator[Any]:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique_pairs = dict(pairs)
+    if len(unique_pairs) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise WeftError(f"the key {shown(twice)} is there twice")
-    return found
+    return unique_pairs
 
 
 def _integer(text: str) -> int:
@@ -320,9 +320,9 @@ class Record:
             raise self.misfit(key, "it must hold token ids")
         return ids
 
-    def misfit(self, key: str, wanted: str) -> WeftError:
-        """Return the error that the value of `key` is not what is `wanted`."""
-        return WeftError(f"{self.source}: {self.prefix}{key} is {shown(self.data.get(key))}, but {wanted}")
+    def misfit(self, key: str, expected: str) -> WeftError:
+        """Return the error that the value of `key` is not what is `expected`."""
+        return WeftError(f"{self.source}: {self.prefix}{key} is {shown(self.data.get(key))}, but {expected}")
 
 
 def type_name(hint: Any) -> str:

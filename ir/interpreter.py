@@ -53,13 +53,13 @@ def interpret(
     for value, node in last_use.items():
         if not value.is_output:
             dying.setdefault(node, []).append(value)
-    given = params or {}
+    overrides = params or {}
 
     def fetch(v: Value | None) -> Array | None:
         if v is None or v in env:
             return None if v is None else env[v]
         param = graph.params[v.name]
-        return widen(np.asarray(given[v.name] if v.name in given else param.recipe.evaluate(graph.reader)))
+        return widen(np.asarray(overrides[v.name] if v.name in overrides else param.recipe.evaluate(graph.reader)))
 
     for node in graph.nodes:
         results = run_node(node.op, [fetch(v) for v in node.inputs], node.attrs, binding)

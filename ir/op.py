@@ -14,6 +14,7 @@ from .schema.checks import axis_of, broadcast, fixed, show, total, want
 from .schema.op import OPS as SCHEMAS
 from .schema.op import Cost, Trait
 from .schema.signature import OpCall, Operand
+from .schema.states import Growth, StateKind, StateSpec, caches, constant_state, cross_states
 from .types import Shape, TensorType, sizes
 from .types.dtypes import DType
 from .types.sizes import Poly, Size
@@ -28,6 +29,7 @@ __all__ = [
     "Case",
     "Cost",
     "DType",
+    "Growth",
     "Op",
     "OpCall",
     "Operand",
@@ -35,13 +37,18 @@ __all__ = [
     "Sample",
     "Shape",
     "Size",
+    "StateKind",
+    "StateSpec",
     "TensorType",
     "Trait",
     "Value",
     "axis_of",
     "bools",
     "broadcast",
+    "caches",
     "case",
+    "constant_state",
+    "cross_states",
     "fixed",
     "ints",
     "lookup",

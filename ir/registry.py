@@ -73,8 +73,10 @@ class Registry(Mapping[str, T]):
             return
         if not self._loaded:
             self._loaded, _depth = True, _depth + 1  # before the import: its modules may look names up
+            early, self._items = self._items, {}
             try:
                 importlib.import_module(self.catalogue)
+                self._append(early)  # what others have added stands behind weft's own
             except BaseException:
                 self._loaded = False
                 raise
@@ -82,6 +84,10 @@ class Registry(Mapping[str, T]):
                 _depth -= 1
         if not _depth:  # plugins may import any part of weft, so they wait until no part is half imported
             self._complete = load_plugins()
+
+    def _append(self, items: dict[str, T]) -> None:
+        for name, item in items.items():
+            self.add(name, item)
 
     def __getitem__(self, name: str) -> T:
         if name not in self._items:  # so that what weft's modules name while they are imported imports no plugin
@@ -100,14 +106,26 @@ class Registry(Mapping[str, T]):
 class Alternatives(Registry[list[T]]):
     """Things of one `kind` of which several may serve one name, in the order in which they are tried."""
 
+    def __init__(self, kind: str, catalogue: str, hint: str) -> None:
+        super().__init__(kind, catalogue, hint)
+        self._first: dict[str, list[T]] = {}
+
     def put(self, name: str, item: T, first: bool = False) -> None:
         """Add `item` behind those of the same name, or as the `first`."""
         known = self._items.setdefault(name, [])
-        known.insert(0 if first else len(known), item)
+        if first:
+            self._first.setdefault(name, []).insert(0, item)
+        else:
+            known.append(item)
+
+    def _append(self, items: dict[str, list[T]]) -> None:
+        for name, known in items.items():
+            self._items.setdefault(name, []).extend(known)
 
     def __getitem__(self, name: str) -> list[T]:
         self.load()  # a plugin may have put one there before weft's own
-        return self._items[name]
+        known = self._items[name]
+        return [*self._first.get(name, ()), *known]
 
 
 def load_plugins() -> bool:

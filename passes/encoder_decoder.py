@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from weft.ir import Graph, Node, Param, Value, WeftError
+from weft.ir.op import Growth
 
+from .analysis.states import SOURCE, specs
 from .core.trace import Trace
 from .library.cleanup.dce import Dce
-
-SOURCE = ("encoder_input_ids", "encoder_attention_mask")
 
 
 def split_encoder(graph: Graph, source: Collection[str] = SOURCE) -> tuple[Graph, Graph]:
@@ -70,11 +70,11 @@ def _crossing(graph: Graph, early: set[Value]) -> dict[str, Value]:
     for node in graph.nodes:
         if early.issuperset(node.outputs):
             continue
+        cross = {node.op.operand_index(s.taken): s.part for s in specs(node) if s.growth is Growth.SOURCE}
         for place, value in enumerate(node.inputs):
             if value not in early or value.producer is None or value in found:
                 continue
             found[value] = value.name
-            if node.op.name == "attention" and place in (1, 2):
-                i = attentions.setdefault(node, len(attentions))
-                found[value] = f"cross.{i}.{'key' if place == 1 else 'value'}"
+            if place in cross:
+                found[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[place]}"
     return {name: value for value, name in found.items()}

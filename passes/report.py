@@ -53,14 +53,14 @@ class Record:
         return tuple(self.trace.lines)
 
     @property
-    def told(self) -> list[str]:
-        """The lines of the trace, those that say of another layer what one before them says counted instead."""
+    def summary(self) -> list[str]:
+        """Lines of the trace, with lines that repeat for other layers counted instead."""
         return _folded(self.lines)
 
     @property
     def warnings(self) -> list[str]:
         """Warnings for the user even without a trace."""
-        return [line for line in self.told if ": warning: " in line]
+        return [line for line in self.summary if ": warning: " in line]
 
     @property
     def idle(self) -> str:
@@ -79,7 +79,7 @@ class Record:
             lines.append(f"  {flops} FLOPs for {TEXT['seq']} tokens, {weights} bytes of parameters")
         if self.shown:
             lines.append(f"  shown ({self.applied.effect}): {self.shown}")
-        return "\n".join([*lines, *(f"  {line}" for line in self.told)])
+        return "\n".join([*lines, *(f"  {line}" for line in self.summary)])
 
 
 @dataclass

@@ -91,8 +91,8 @@ def run_passes(
             if report is not None:
                 dear, price = price, Price.of(current) if priced else None
                 prices = (dear, price) if dear is not None and price is not None else None
-                shown = applied.shows() if verify else ""
-                done = Record(phase.name, applied, seconds, trace, step.nodes, prices, shown, equivalence.largest)
+                evidence = applied.shows() if verify else ""
+                done = Record(phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest)
                 report.records.append(done)
             for hook in hooks:
                 hook(step)

@@ -157,7 +157,7 @@ def matches(expected: str, printed: str) -> bool:
 
 
 def _check_setup(at: str, text: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for line in text.splitlines():
         match line.split():
             case [] | ["pip", "install", *_] | [".", ".venv/bin/activate", *_]:

@@ -113,7 +113,7 @@ def _at(names: tuple[str, ...], index: int) -> str:
 
 
 def _parse(domain: str, text: str) -> dict[tuple[str, str], Kernel]:
-    found: dict[tuple[str, str], Kernel] = {}
+    kernels: dict[tuple[str, str], Kernel] = {}
     for line in text.strip().splitlines():
         names, signature, constraints = line.split("|")
         ins, outs = (side.split() for side in signature.split("->"))
@@ -123,8 +123,8 @@ def _parse(domain: str, text: str) -> dict[tuple[str, str], Kernel]:
             types[variable.strip()] = frozenset(t for name in allowed.split() for t in _SETS.get(name, name).split())
         host = frozenset(i for i, name in enumerate(ins) if name.startswith("@"))
         kernel = Kernel(tuple(name.lstrip("@") for name in ins), tuple(outs), host, types)
-        found |= {(domain, name): kernel for name in names.split()}
-    return found
+        kernels |= {(domain, name): kernel for name in names.split()}
+    return kernels
 
 
 KERNELS = _parse("", _STANDARD) | _parse("com.microsoft", _MICROSOFT)

@@ -129,8 +129,8 @@ class Emitter:
         """Cache the result of `make` under `key`, to share subgraphs."""
         if key not in self._memo:
             self._memo[key] = make()
-        found: T = self._memo[key]
-        return found
+        cached: T = self._memo[key]
+        return cached
 
     # -- nodes
 
@@ -138,8 +138,8 @@ class Emitter:
         self, op_type: str, *inputs: onnx.Value | None, domain: str = "", hint: str = "", **attrs: Any
     ) -> onnx.Value:
         """Append a node of one output, which is returned; attributes of None are left out."""
-        made: onnx.Value = self.many(op_type, *inputs, outputs=1, domain=domain, hint=hint, **attrs)[0]
-        return made
+        output: onnx.Value = self.many(op_type, *inputs, outputs=1, domain=domain, hint=hint, **attrs)[0]
+        return output
 
     def many(
         self,
@@ -155,17 +155,17 @@ class Emitter:
         Attributes of None are left out. `outputs` as a list of booleans tells which optional outputs exist; the others
         come back as None.
         """
-        wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
+        present = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.fresh(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
-        made = [
+        values = [
             onnx.Value(name=self.fresh(f"{name}.{i}" if i else name + ".out")) if w else None
-            for i, w in enumerate(wanted)
+            for i, w in enumerate(present)
         ]
-        named = [onnx.Value(name="") if v is None else v for v in _trimmed(made)]
+        named = [onnx.Value(name="") if v is None else v for v in _trimmed(values)]
         kept = {k: v for k, v in attrs.items() if v is not None}
         attributes = {a.name: a for a in onnx.convenience.convert_attributes(kept)}
         self.nodes.append(onnx.Node(domain, op_type, _trimmed(inputs), attributes, outputs=named, name=name))
-        return made
+        return values
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
         """A Scan of `step` along axis 1 of `parts`: step(*states, *parts at one index) → next states, then outputs.
@@ -176,15 +176,15 @@ class Emitter:
         self.nodes, self._memo = [], dict(self._memo)  # what the step shares exists in its subgraph only
         try:
             entries = [onnx.Value(name=self.fresh("scan.in")) for _ in (*states, *parts)]
-            made = list(step(*entries))
-            body = onnx.Graph(entries, made, nodes=self.nodes, name=self.fresh("scan"))
+            results = list(step(*entries))
+            body = onnx.Graph(entries, results, nodes=self.nodes, name=self.fresh("scan"))
         finally:
             self.nodes, self._memo = outer
         axes: dict[str, Any] = {
             "scan_input_axes": [1] * len(parts),
-            "scan_output_axes": [1] * (len(made) - len(states)),
+            "scan_output_axes": [1] * (len(results) - len(states)),
         }
-        return self.many("Scan", *states, *parts, outputs=len(made), body=body, num_scan_inputs=len(parts), **axes)
+        return self.many("Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes)
 
     def range(self, size: onnx.Value) -> onnx.Value:
         """0, 1, … below `size` [1]."""
@@ -241,8 +241,8 @@ class Emitter:
                 self._scope = node.scope
                 self._name(node, chosen[node](self, node))
 
-    def _name(self, node: Node, made: Emitted) -> None:
-        results = [made] if isinstance(made, onnx.Value) else list(made)
+    def _name(self, node: Node, emitted: Emitted) -> None:
+        results = [emitted] if isinstance(emitted, onnx.Value) else list(emitted)
         for value, result in zip(node.outputs, results, strict=True):
             if result is None:
                 continue
@@ -258,13 +258,13 @@ class Emitter:
         """The ONNX model; weights are initializers without data yet (see `write`)."""
         outputs = []
         for name, value in self.graph.outputs.items():
-            made = self[value]
-            if made.producer() is None or (made.name != name and made.name in self.graph.outputs):
-                made = self.op("Identity", made)
-            made.name = name
+            output = self[value]
+            if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
+                output = self.op("Identity", output)
+            output.name = name
             typed = self._typed(name, value.type)
-            made.type, made.shape = typed.type, typed.shape
-            outputs.append(made)
+            output.type, output.shape = typed.type, typed.shape
+            outputs.append(output)
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
         imports = {"": self.target.opset}
         if any(n.domain == "com.microsoft" for n in self.nodes):
@@ -282,7 +282,7 @@ class Emitter:
 
 def _trimmed(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
     """`values` up to the last that is there."""
-    given = list(values)
-    while given and given[-1] is None:
-        given.pop()
-    return given
+    numbers = list(values)
+    while numbers and numbers[-1] is None:
+        numbers.pop()
+    return numbers

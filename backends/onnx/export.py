@@ -116,11 +116,11 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
 
 def _distinct(models: Iterable[Built]) -> Iterable[list[Weight]]:
     """The weights of `models`, those of equal bytes together."""
-    found: dict[tuple[Recipe, DType], list[Weight]] = {}
+    groups: dict[tuple[Recipe, DType], list[Weight]] = {}
     for built in models:
         for w in built.weights:
-            found.setdefault((w.recipe, w.dtype), []).append(w)
-    return found.values()
+            groups.setdefault((w.recipe, w.dtype), []).append(w)
+    return groups.values()
 
 
 def _reserve(file: int, folder: Path, size: int) -> None:

@@ -8,17 +8,18 @@ from typing import Any
 
 import onnx_ir as onnx
 
-from weft.ir import ops
 from weft.ir.graph import Graph
-from weft.passes.analysis.states import cache_records, state_records
+from weft.ir.op import Trait
+from weft.passes.analysis.states import cache_records, state_records, taken_states
 
 from ..targets import Backend
 
 
 def refusal(graph: Graph) -> str | None:
     """Return why onnxruntime-genai cannot run a graph with caches; None if it can, perhaps with some `cautions`."""
-    layers = cache_records(graph)
-    if state_records(graph):
+    carried = list(taken_states(graph))
+    layers = cache_records(carried)
+    if state_records(carried):
         return "its states of recurrences are those of a few model types only"
     if any(layer["latent"] for layer in layers):
         return "it has no latent caches"
@@ -30,14 +31,14 @@ def refusal(graph: Graph) -> str | None:
 
 def cautions(graph: Graph, model: onnx.Model) -> list[str]:
     """List the limits of onnxruntime-genai with the caches of `graph`, lowered to `model`, which it can run."""
-    rolling = [layer for layer in cache_records(graph) if layer["rolling"]]
+    rolling = [layer for layer in cache_records(taken_states(graph)) if layer["rolling"]]
     found = []
     if any("sliding_window_cache" in node.attributes for node in model.graph):
         found.append(
             "onnxruntime-genai needs prompts of equal length for rolling caches: for other batches "
             'compile with -p "default, -rolling-buffer", or for target onnx'
         )
-    if _sliding_window(cache_records(graph)):
+    if _sliding_window(cache_records(taken_states(graph))):
         found.append(
             f"onnxruntime-genai needs a max_length of at least {rolling[0]['capacity']}, the size of its rolling caches"
         )
@@ -64,8 +65,8 @@ def config(graph: Graph, target: Backend, max_length: int, capture: bool = True)
 
     `capture`: decoding may be captured as a CUDA graph, on targets that have them.
     """
-    meta, layers = graph.meta, cache_records(graph)
-    attention = next(n for n in graph.nodes if n.op in (ops.attention, ops.relative_attention))
+    meta, layers = graph.meta, cache_records(taken_states(graph))
+    attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
     if "position_ids" in graph.inputs:

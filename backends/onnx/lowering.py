@@ -116,22 +116,22 @@ def select(graph: Graph, target: Backend) -> Selection:
     Raises:
         WeftError: naming an op that no lowering takes, with each refusal.
     """
-    wanted: set[Value] = set(graph.outputs.values())
-    found = Selection({}, [])
+    needed: set[Value] = set(graph.outputs.values())
+    selection = Selection({}, [])
     for node in reversed(graph.nodes):
-        if not wanted.intersection(node.outputs):
+        if not needed.intersection(node.outputs):
             continue
         for candidate in LOWERINGS.get(node.op.name, []):
             if not candidate.targets(target):
                 continue
             if (reason := candidate.when(node, target)) is None:
-                found.chosen[node] = candidate
-                wanted.update(candidate.reads(node, target))
+                selection.chosen[node] = candidate
+                needed.update(candidate.reads(node, target))
                 break
             if reason:
-                found.trace.append(f"{node.outputs[0].name}: {candidate.name} refused: {reason}")
+                selection.trace.append(f"{node.outputs[0].name}: {candidate.name} refused: {reason}")
         else:
             reasons = "; ".join(refusals(node, target) or [])
             raise WeftError(f"target {target.name} cannot run {node.op.name} in {node.scope or 'the model'}: {reasons}")
-    found.trace.reverse()
-    return found
+    selection.trace.reverse()
+    return selection

@@ -12,6 +12,7 @@ from ..facts import Facts
 from ..storage import MANIFEST as MANIFEST
 from ..storage import check_format
 from ..targets import TARGETS
+from .carried import recorded
 
 GENAI = "genai_config.json"
 GENAI_TARGET = "onnx"  # its builder names no target: such a model is bound to no device
@@ -72,6 +73,7 @@ def _from_manifest(folder: Path) -> Facts:
         eos=frozenset(data.tokens("eos_token_ids")),
         compares=data.flag("compares_tokens", False),
         keeps_blocks=bool(data.text("kept_blocks", "")),
+        carried=recorded(data),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **more,
     )

@@ -59,10 +59,10 @@ def check_contents(folder: Path) -> int:
     if manifest is None:
         raise WeftError(f"{folder} has no {' or '.join(MANIFESTS)} with checksums: its files cannot be checked")
     check_format(path, manifest)
-    found = [f"{name} {what}" for name, what in _damage(folder, path, manifest)]
-    if found:
-        rest = f" ({len(found)} such)" if len(found) > 1 else ""
-        raise WeftError(f"{folder}: {found[0]}{rest}; compile it again")
+    damages = [f"{name} {what}" for name, what in _damage(folder, path, manifest)]
+    if damages:
+        rest = f" ({len(damages)} such)" if len(damages) > 1 else ""
+        raise WeftError(f"{folder}: {damages[0]}{rest}; compile it again")
     return len(manifest["files"])
 
 
@@ -74,7 +74,7 @@ def unlisted(folder: Path) -> list[str]:
     path, manifest = _manifest(folder)
     listed = {path.name, *manifest["files"]} if manifest is not None else set()
     inner = {str(parent) for name in listed for parent in PurePosixPath(name).parents}
-    found: list[str] = []
+    foreign: list[str] = []
 
     def visit(prefix: str) -> None:
         with os.scandir(folder / prefix) as entries:
@@ -84,12 +84,12 @@ def unlisted(folder: Path) -> list[str]:
                     if name in inner:
                         visit(f"{name}/")
                     elif not (entry.name == "__pycache__" and _compiled_from(folder, prefix, listed)):
-                        found.append(f"{name}/")
+                        foreign.append(f"{name}/")
                 elif name not in listed or entry.is_symlink():
-                    found.append(name)
+                    foreign.append(name)
 
     visit("")
-    return found
+    return foreign
 
 
 def altered(folder: Path) -> list[str]:
@@ -139,11 +139,11 @@ def _manifest(folder: Path) -> tuple[Path, dict[str, Any] | None]:
         if path.is_symlink() or not path.is_file():
             continue
         try:
-            found = read_json(path)
+            manifest = read_json(path)
         except WeftError:  # not ours, whatever it is
             continue
-        if isinstance(found.get("weft"), str) and _lists(found.get("files")):
-            return path, found
+        if isinstance(manifest.get("weft"), str) and _lists(manifest.get("files")):
+            return path, manifest
     return folder / MANIFEST, None
 
 

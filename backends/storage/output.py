@@ -68,8 +68,8 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
                 partial = stack.enter_context(scratch_folder()) / "output"
             yield partial
             if not plain:
-                with partial.open("rb") as made, out.open("wb") as device:
-                    shutil.copyfileobj(made, device)
+                with partial.open("rb") as source_file, out.open("wb") as device:
+                    shutil.copyfileobj(source_file, device)
                 return
             partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666 & ~umask())
             flush(partial)

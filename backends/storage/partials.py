@@ -142,8 +142,8 @@ def sweep(parent: Path, prefix: str = PARTIAL) -> None:
     for path in sorted(parent.glob(f"{prefix}*")):
         lock = None
         try:
-            found = path.lstat()
-            if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
                 continue
             lock = _lock(path)
             if lock is None:  # no telling whether its process lives

@@ -71,10 +71,10 @@ def parse_stored(dtype: str) -> DType:
     Raises:
         WeftError: if it is none of f32, f16 and bf16.
     """
-    found = dtypes.parse(dtype, map(str, STORED))
-    if found not in STORED:
-        raise WeftError(f"a checkpoint cannot be written in {found}; choose {', '.join(map(str, STORED))}")
-    return found
+    parsed = dtypes.parse(dtype, map(str, STORED))
+    if parsed not in STORED:
+        raise WeftError(f"a checkpoint cannot be written in {parsed}; choose {', '.join(map(str, STORED))}")
+    return parsed
 
 
 def write_shards(

@@ -40,5 +40,5 @@ def check_unchanged(before: Mapping[Path, Stamp]) -> None:
 
 
 def _stamp(path: Path) -> Stamp:
-    found = os.stat(path)
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
+    status = os.stat(path)
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)

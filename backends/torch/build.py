@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph
-from weft.ir.ops.softmax_attention import ATTENTIONS
+from weft.ir.graph import Graph, Node
+from weft.ir.op import Growth, StateSpec
 from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
-from weft.passes import run_passes
-from weft.passes.analysis.states import cache_records, has_cache, state_records
+from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
 from ..options import KEEP_BLOCKS
 from ..storage.safetensors import Tensor, write_shards
@@ -74,14 +74,16 @@ class TorchFolder:
 
 def _kept(graph: Graph) -> dict[str, Any]:
     """Describe the model's caches and states for the manifest."""
-    rooms = {node.output.name: rolled(node) for node in cached_nodes(graph) if node.op.name in ATTENTIONS}
-    cached = run_passes(graph, "kv-cache")
-    caches = cache_records(cached)
-    for i, record in enumerate(caches):
-        (node, _), *_ = cached.inputs[f"past_key_values.{i}.key"].uses
-        if (room := rooms[node.output.name]) is not None:
-            record |= {"rolling": True, "capacity": room[0]}
-    return {"cache": caches, "states": state_records(cached)}
+    cached = cached_nodes(graph)
+    return manifest_records(graph, named_states(_states(node) for node in graph.nodes if node in cached))
+
+
+def _states(node: Node) -> tuple[StateSpec, ...]:
+    """List the states of `node`; the caches of attentions with windows roll wherever they can."""
+    room = rolled(node)
+    if room is None:
+        return caches(node) or states(node)
+    return tuple(replace(s, growth=Growth.WINDOW, type=s.type.with_axis(2, room[0])) for s in caches(node))
 
 
 def _leave_out_losses(graph: Graph, notes: list[str]) -> None:

@@ -138,15 +138,15 @@ def compile(
     )
 
 
-def _max_length(graph: Graph, wanted: int | None, notes: list[str]) -> int:
+def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
     context = graph.meta.get("context")
-    if wanted is None:
+    if requested is None:
         if context is None:
             notes.append(f"the model states no context length: compiled for {MAX_LENGTH} tokens (see --max-length)")
         return int(context or MAX_LENGTH)
-    if wanted < 1:
-        raise WeftError(f"--max-length {wanted} must be positive")
-    return wanted
+    if requested < 1:
+        raise WeftError(f"--max-length {requested} must be positive")
+    return requested
 
 
 def _note_context(graph: Graph, length: int, notes: list[str]) -> None:

@@ -73,21 +73,21 @@ def export(
     return ""
 
 
-def _format(out: str | Path, given: str | None) -> str:
-    """The format to write, `given` or by the suffix of `out`; a folder that is there, or a name that ends in /, is one.
+def _format(out: str | Path, kind: str | None) -> str:
+    """The format to write, `kind` or by the suffix of `out`; a folder that is there, or a name that ends in /, is one.
 
     Raises:
         WeftError: if there is no such format, or the suffix says another.
     """
-    if given is not None and given not in FORMATS:
-        raise WeftError(f"unknown format {given!r}; weft exports {', '.join(FORMATS)}")
+    if kind is not None and kind not in FORMATS:
+        raise WeftError(f"unknown format {kind!r}; weft exports {', '.join(FORMATS)}")
     suffix = Path(out).suffix.lower()
     if str(out).endswith(os.sep) or Path(out).is_dir():
-        return given or "hf"
+        return kind or "hf"
     named = _FILES.get(suffix)
-    if given is None and named is None and suffix in _OTHERS:
+    if kind is None and named is None and suffix in _OTHERS:
         raise WeftError(f"{out} is called what {_OTHERS[suffix]}; name a folder, or a file .gguf or .safetensors")
-    if given is not None and named not in (None, given):
-        what = "a folder" if given == "hf" else f"a file .{given}"
-        raise WeftError(f"{out} is called a file of {named}, but --format {given} writes {what}: change one of them")
-    return given or named or "hf"
+    if kind is not None and named not in (None, kind):
+        what = "a folder" if kind == "hf" else f"a file .{kind}"
+        raise WeftError(f"{out} is called a file of {named}, but --format {kind} writes {what}: change one of them")
+    return kind or named or "hf"

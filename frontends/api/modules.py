@@ -88,8 +88,8 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
                 f"dtype {dtype} is for whole numbers, which no weights are: torch.float32, torch.bfloat16, …"
             )
         return dtype
-    found: Dtype = getattr(framework, NAMES[TARGETS["torch"].dtype(dtype)])
-    return found
+    torch_dtype: Dtype = getattr(framework, NAMES[TARGETS["torch"].dtype(dtype)])
+    return torch_dtype
 
 
 def _graph(source: SourceLike, seed: int, passes: str, keep_blocks: str) -> Graph:

@@ -27,10 +27,10 @@ def by_purpose() -> dict[str, list[str]]:
     return {purpose: names for purpose, names in groups.items() if names}
 
 
-def signature(found: type[Pass]) -> str:
+def signature(pass_type: type[Pass]) -> str:
     """The arguments of a pass with their defaults, as a pipeline spells them."""
-    given = found.arguments()
-    return ", ".join(a.name if a.required else f"{a.name}={spell(a.default)}" for a in given)
+    arguments = pass_type.arguments()
+    return ", ".join(a.name if a.required else f"{a.name}={spell(a.default)}" for a in arguments)
 
 
 def write_pages(folder: Path) -> int:
@@ -40,31 +40,32 @@ def write_pages(folder: Path) -> int:
         WeftError: if the example of a pass does not do what its effect promises.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {f"{name}.md": page(found) for name, found in all_passes().items()} | {INDEX: index()}
+    pages = {f"{name}.md": page(pass_type) for name, pass_type in all_passes().items()} | {INDEX: index()}
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8")
     return len(pages)
 
 
-def page(found: type[Pass]) -> str:
+def page(pass_type: type[Pass]) -> str:
     """The page of one pass, in Markdown.
 
     Raises:
         WeftError: if its example does not do what its effect promises.
     """
-    parts = found.documentation()
-    before = str(parse(parts.graph, f"the example of {found.name}"))
+    parts = pass_type.documentation()
+    before = str(parse(parts.graph, f"the example of {pass_type.name}"))
     after = str(run_passes(parse(parts.graph), parts.pipeline, verify=True))
     sections = [
-        f"# {found.name}",
+        f"# {pass_type.name}",
         parts.summary,
-        f"**{found.effect.capitalize()}**: {PROMISES[found.effect]}. `--verify` shows: {_sentence(found.shows())}",
+        f"**{pass_type.effect.capitalize()}**: {PROMISES[pass_type.effect]}. "
+        f"`--verify` shows: {_sentence(pass_type.shows())}",
         parts.text,
         parts.condition and f"**Condition**: {_sentence(parts.condition)}",
-        found.tradeoff and f"**Trade-off**: {_sentence(found.tradeoff)}",
+        pass_type.tradeoff and f"**Trade-off**: {_sentence(pass_type.tradeoff)}",
         parts.source and f"**Source**: {_sentence(parts.source)}",
-        found.see and f"**See also**: {', '.join(f'[{name}]({name}.md)' for name in found.see)}",
-        *_arguments(found),
+        pass_type.see and f"**See also**: {', '.join(f'[{name}]({name}.md)' for name in pass_type.see)}",
+        *_arguments(pass_type),
         f"## Example\n\n`{parts.pipeline}` makes of",
         f"```weft\n{before}```",
         "this:",
@@ -87,10 +88,10 @@ def index() -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _arguments(found: type[Pass]) -> list[str]:
+def _arguments(pass_type: type[Pass]) -> list[str]:
     """A table of the arguments, if there are any."""
-    given = found.arguments()
-    rows = [f"| `{a.name}` | {_cell(a.type_text)} | {_default(a.required, a.default)} |" for a in given]
+    arguments = pass_type.arguments()
+    rows = [f"| `{a.name}` | {_cell(a.type_text)} | {_default(a.required, a.default)} |" for a in arguments]
     return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
 
 

@@ -29,8 +29,8 @@ from .shown import echo
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
-def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
         from weft import __version__
 
         echo(f"weft {__version__}")

@@ -63,8 +63,8 @@ def _show_op(op: Op) -> None:
 
     echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
     if op.attrs:
-        wanted = [(a.name, type_name(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
-        table(("attribute", "type", "default"), wanted)
+        rows = [(a.name, type_name(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
+        table(("attribute", "type", "default"), rows)
         echo()
     facts = {
         "family": _family(op),
@@ -97,8 +97,8 @@ def _cases(op: Op) -> list[str]:
         drawn = case.draw()
         types = [None if a is None else TensorType(dtypes.of(_narrow(a)), tuple(a.shape)) for a in drawn]
         attrs = op.check_attrs(case.attrs)
-        given = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
-        lines.append(f"({', '.join(given)}) -> {', '.join(map(str, op.types(types, attrs)))}")
+        operands = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
+        lines.append(f"({', '.join(operands)}) -> {', '.join(map(str, op.types(types, attrs)))}")
     return lines
 
 

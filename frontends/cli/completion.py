@@ -29,9 +29,9 @@ def completion_command(ctx: click.Context, shell: str) -> None:
       eval "$(weft completion zsh)"                                   in ~/.zshrc
       weft completion fish > ~/.config/fish/completions/weft.fish
     """
-    made = get_completion_class(shell)
-    assert made is not None  # click has all of SHELLS
-    click.echo(made(ctx.find_root().command, {}, "weft", "_WEFT_COMPLETE").source())
+    completion = get_completion_class(shell)
+    assert completion is not None  # click has all of SHELLS
+    click.echo(completion(ctx.find_root().command, {}, "weft", "_WEFT_COMPLETE").source())
 
 
 def _offer(names: Iterable[str], typed: str, before: str = "") -> list[CompletionItem]:
@@ -86,19 +86,21 @@ def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -
     from weft.passes import all_passes
 
     if inside := _OPEN.fullmatch(typed):
-        before, name, given, last = inside.groups()
-        found = all_passes().get(name)
-        return [] if found is None else _offer(_arguments(found, given), last, f"{before}{name}{{{given}")
+        before, name, arguments, last = inside.groups()
+        pass_type = all_passes().get(name)
+        return (
+            [] if pass_type is None else _offer(_arguments(pass_type, arguments), last, f"{before}{name}{{{arguments}")
+        )
     before, comma, last = typed.rpartition(",")
     name_given = _NAME.match(last)
     stripped = last[name_given.end() if name_given and not comma else 0 :].lstrip(" -")
     return _offer(("default", *all_passes()), stripped, before + comma + last[: len(last) - len(stripped)])
 
 
-def _arguments(found: type[Pass], given: str) -> Iterable[str]:
-    """Arguments of a pass with the values they may have, but those in `given`."""
-    for argument in found.arguments():
-        if not re.search(rf"\b{argument.name}\s*=", given):
+def _arguments(pass_type: type[Pass], arguments: str) -> Iterable[str]:
+    """Arguments of a pass with the values they may have, but those in `arguments`."""
+    for argument in pass_type.arguments():
+        if not re.search(rf"\b{argument.name}\s*=", arguments):
             values = typing.get_args(argument.type) if typing.get_origin(argument.type) is typing.Literal else ()
             values = ("true", "false") if argument.type is bool else values
             yield from (f"{argument.name}={value}" for value in values or ("",))

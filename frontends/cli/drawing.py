@@ -79,8 +79,8 @@ def viz_command(
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
     if str(out) == "-":
-        made = drawing(source, Look(depth, parts), other, trust)
-        render(tree(made.placed, made.sheet))
+        picture = drawing(source, Look(depth, parts), other, trust)
+        render(tree(picture.placed, picture.sheet))
         return
     named = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
     out = out or Path("-vs-".join(named) + ".html")

@@ -78,7 +78,7 @@ def eval_command(
     from ..api.verify.evaluation import evaluate
 
     with progress("opening", "steps") as step:
-        found = evaluate(
+        evaluation = evaluate(
             models,
             against=against,
             text=text,
@@ -92,34 +92,36 @@ def eval_command(
             progress=step,
         )
     if wants_json:
-        echo(as_json(found.json()))
+        echo(as_json(evaluation.json()))
     else:
-        _show(found)
+        _show(evaluation)
 
 
 def _named(pipelines: Iterable[str]) -> dict[str, str]:
     """Pipelines by name: what is before an = sign, else the pipeline itself."""
-    found: dict[str, str] = {}
+    variants: dict[str, str] = {}
     for text in pipelines:
         named = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)
         name, pipeline = (named[1], named[2]) if named else (text, text)
-        if name in found:
+        if name in variants:
             raise click.UsageError(f"the name {name!r} is given twice")
-        found[name] = pipeline
-    return found
+        variants[name] = pipeline
+    return variants
 
 
-def _show(found: Evaluation) -> None:
-    echo(f"{found.tokens:,} tokens of {found.text}, in windows of {found.context}\n")
+def _show(evaluation: Evaluation) -> None:
+    echo(f"{evaluation.tokens:,} tokens of {evaluation.text}, in windows of {evaluation.context}\n")
     columns = ("model", *_COLUMNS)
-    shown = [(score.name, *(_cell(score, column) for column in _COLUMNS)) for score in found.scores]
-    kept = [i for i in range(len(columns)) if any(row[i] for row in shown)]
-    rows = [[row[i] for i in kept] for row in shown]
-    table([columns[i] for i in kept], rows, right=" ".join(_COLUMNS))
-    if layers := found.scores[0].layers:
+    shown = [(score.name, *(_cell(score, column) for column in _COLUMNS)) for score in evaluation.scores]
+    used = [i for i in range(len(columns)) if any(row[i] for row in shown)]
+    rows = [[row[i] for i in used] for row in shown]
+    table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
+    if layers := evaluation.scores[0].layers:
         echo("\nrelative error of the residual stream after each layer")
-        names = [score.name for score in found.scores[1:]]
-        errors = [[f"{s.layers[layer]:.3g}" if layer in s.layers else "" for s in found.scores[1:]] for layer in layers]
+        names = [score.name for score in evaluation.scores[1:]]
+        errors = [
+            [f"{s.layers[layer]:.3g}" if layer in s.layers else "" for s in evaluation.scores[1:]] for layer in layers
+        ]
         table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
 
 

@@ -120,9 +120,9 @@ def _status(run: Callable[[], Any]) -> int:
         sys.stdin.reconfigure(errors="surrogateescape")  # so that who reads can say what is no UTF-8
     try:
         with _terminable(interrupted), _remarks():
-            found = run()
+            result = run()
             sys.stdout.flush()
-        return found if isinstance(found, int) else 0
+        return result if isinstance(result, int) else 0
     except (WeftError, ImportError) as error:
         if interrupted.is_set() and isinstance(error.__cause__ or error, ImportError):
             return _interrupted()  # while they load, C extensions make this of it

@@ -53,27 +53,27 @@ def inspect_command(
     from ..api.inspect.counting import inspect
 
     model = load_source(source, adapters=adapters)
-    found = inspect(model, tokens)
-    costs = breakdown(model.graph, found.tokens, DTYPES[dtype]) if parts or as_json else ()
+    inspection = inspect(model, tokens)
+    costs = breakdown(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
     if as_json:
-        told = {**found.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
-        echo(json.dumps(told, indent=2))
+        document = {**inspection.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
+        echo(json.dumps(document, indent=2))
         return
-    _show(found)
+    _show(inspection)
     if parts:
-        _show_parts(costs, found.tokens, dtype)
+        _show_parts(costs, inspection.tokens, dtype)
 
 
-def _show(found: Inspection) -> None:
+def _show(inspection: Inspection) -> None:
     from ..api.inspect.inspection import COLUMNS, NUMERIC, facts, remarks, rows
 
-    known = facts(found)
+    known = facts(inspection)
     width = max(len(name) for name, _ in known)
     for name, value in known:
         echo(f"{name:<{width}}  {value}")
     echo()
-    table(COLUMNS, rows(found), right=" ".join(NUMERIC))
-    for title, keys in remarks(found):
+    table(COLUMNS, rows(inspection), right=" ".join(NUMERIC))
+    for title, keys in remarks(inspection):
         echo("\n".join(["", f"{title}:", *(f"  {key}" for key in keys)]))
 
 
@@ -90,6 +90,6 @@ def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
             row += [count(cost.step_flops or 0), size(cost.step_read or 0), size(cost.step_written or 0)]
             row.append(size(cost.cache + cost.state) if cost.cache + cost.state else "")
         rows.append(row)
-    told = f"{tokens} tokens in {dtype}"
-    echo(f"\nparts: {told}{'; with +, of one decode step, the last of these tokens' if steps else ''}")
+    measure = f"{tokens} tokens in {dtype}"
+    echo(f"\nparts: {measure}{'; with +, of one decode step, the last of these tokens' if steps else ''}")
     table(columns, rows, right=" ".join(columns[2:]))

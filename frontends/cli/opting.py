@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..model import Model
 
 
-def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
         list_passes()
         ctx.exit()
 

@@ -51,15 +51,15 @@ def list_passes() -> None:
     rows: list[tuple[str, str, str]] = []
     for purpose, names in by_purpose().items():
         rows.append((purpose.upper(), "", ""))
-        for found in (all_passes()[name] for name in names):
-            parts = found.documentation()
+        for pass_type in (all_passes()[name] for name in names):
+            parts = pass_type.documentation()
             notes = {
-                "arguments": signature(found),
+                "arguments": signature(pass_type),
                 "condition": first_sentence(parts.condition),
-                "trade-off": first_sentence(found.tradeoff),
+                "trade-off": first_sentence(pass_type.tradeoff),
             }
             lines = [first_sentence(parts.summary), *(f"{title}: {text}" for title, text in notes.items() if text)]
-            rows.append((found.name, found.effect, "\n".join(lines)))
+            rows.append((pass_type.name, pass_type.effect, "\n".join(lines)))
     table(("pass", "effect", "what it does"), rows)
     for kind in ("decoder", "encoder"):
         graph = Graph()
@@ -67,16 +67,21 @@ def list_passes() -> None:
         echo(f"\ndefault, of {kind}s: {default_pipeline(graph)}")
 
 
-def _show(found: type[Pass]) -> None:
+def _show(pass_type: type[Pass]) -> None:
     from weft.ir.recipes.spelling import spell
 
-    parts = found.documentation()
-    echo(f"{found.name} ({found.effect})\n\n{parts.summary}")
-    sections = {"": parts.text, "Condition: ": parts.condition, "Trade-off: ": found.tradeoff, "Source: ": parts.source}
+    parts = pass_type.documentation()
+    echo(f"{pass_type.name} ({pass_type.effect})\n\n{parts.summary}")
+    sections = {
+        "": parts.text,
+        "Condition: ": parts.condition,
+        "Trade-off: ": pass_type.tradeoff,
+        "Source: ": parts.source,
+    }
     for title, text in sections.items():
         if text:
             echo(f"\n{title}{text}")
-    if arguments := found.arguments():
+    if arguments := pass_type.arguments():
         echo()
         rows = [(a.name, a.type_text, "" if a.required else spell(a.default)) for a in arguments]
         table(("argument", "type", "default"), rows)

@@ -118,10 +118,10 @@ def run_command(
         prompt = sys.stdin.read().removesuffix("\n")
     for text in (prompt, system, *stop):
         check_text("the prompt" if text is prompt else repr(text), text or "")
-    given = {k: v for k, v in sampling.items() if v is not None}
-    if given.keys() & {"top_k", "top_p", "min_p"}:
-        given.setdefault("temperature", 1.0)
-    options = {"max_tokens": max_tokens, "stop": stop, **given}
+    chosen = {k: v for k, v in sampling.items() if v is not None}
+    if chosen.keys() & {"top_k", "top_p", "min_p"}:
+        chosen.setdefault("temperature", 1.0)
+    options = {"max_tokens": max_tokens, "stop": stop, **chosen}
 
     with _opened(source, device, threads, target, adapters, text=ids is None, trust=trust, check=check) as model:
         if isinstance(model, Encoder):
@@ -177,8 +177,8 @@ def _opened(
     from .. import load_source
     from ..api.compile import compile
 
-    place, found = place_for(device, target), load_source(source, adapters=adapters)
-    if found.tokenizer is None and text:  # said before gigabytes are written
+    place, model = place_for(device, target), load_source(source, adapters=adapters)
+    if model.tokenizer is None and text:  # said before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     with scratch_folder() as scratch:
         merged = "".join(f" --adapter {shlex.quote(adapter)}" for adapter in adapters)
@@ -186,7 +186,7 @@ def _opened(
         note(f"compiling {source} with {place} for this run; keep the result with `{keep}`")
         folder = scratch / "model"
         with progress(f"reading {source}") as step:
-            tell_random(compile(found, folder, target=place.target, dtype=place.dtype, progress=step))
+            tell_random(compile(model, folder, target=place.target, dtype=place.dtype, progress=step))
         yield load(folder, place.device, threads, trust=True)  # what weft has just written
 
 

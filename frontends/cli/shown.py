@@ -46,24 +46,24 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = ""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in columns:
-        made.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
+        grid.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(printable(cell)) for cell in row))
-    render(made)
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    render(grid)
 
 
-def render(made: RenderableType) -> None:
+def render(renderable: RenderableType) -> None:
     """Print what rich lays out, in colours on a terminal; its text must be `printable`."""
     screen = console()
     with screen.capture() as printed:
-        screen.print(made)
+        screen.print(renderable)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
-def as_json(found: Any) -> str:
-    """`found` as JSON, which knows no infinity and no NaN: null stands for them."""
+def as_json(data: Any) -> str:
+    """`data` as JSON, which knows no infinity and no NaN: null stands for them."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -72,7 +72,7 @@ def as_json(found: Any) -> str:
             return [plain(item) for item in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(plain(found), indent=2)
+    return json.dumps(plain(data), indent=2)
 
 
 def note(message: str) -> None:
@@ -98,14 +98,14 @@ def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
     known = [*opening, rich_progress.BarColumn(), *known, rich_progress.TimeRemainingColumn(elapsed_when_finished=True)]
     bar = rich_progress.Progress(*opening, console=console(stderr=True), transient=True)
     with bar:
-        task, shown, last = bar.add_task(printable(first), total=None), first, 0.0
+        task, current, last = bar.add_task(printable(first), total=None), first, 0.0
 
         def step(stage: str, done: int, total: int) -> None:
-            nonlocal shown, last
-            if stage != shown:
+            nonlocal current, last
+            if stage != current:
                 bar.columns = tuple(known)
                 bar.reset(task, description=printable(stage), total=total)
-                shown = stage
+                current = stage
             now = time.monotonic()
             if done >= total or now - last > 0.05:  # blocks come by the thousand
                 bar.update(task, completed=done, total=total)

@@ -51,45 +51,49 @@ def verify_command(
     from ..api.verify.verification import verify_folder
 
     with progress("opening", "steps") as step:
-        found = verify_folder(
+        verification = verify_folder(
             folder, against=against, prompt=prompt, tokens=tokens, device=device, trust=trust, progress=step
         )
     if wants_json:
         from dataclasses import asdict
 
-        echo(as_json({**asdict(found), "folder": folder, "passed": found.passed}))
+        echo(as_json({**asdict(verification), "folder": folder, "passed": verification.passed}))
     else:
-        _show(found)
-    if not found.passed:
+        _show(verification)
+    if not verification.passed:
         ctx.exit(DIFFERENT)
 
 
-def _show(found: Verification) -> None:
+def _show(verification: Verification) -> None:
     rows = [
-        ("reference", found.reference),
-        ("positions compared", str(found.positions)),
-        ("largest error", f"{found.max_absolute:.3g}"),
-        ("relative error", f"{found.max_relative:.3g} (tolerance for {found.dtype}: {found.tolerance:.2g})"),
+        ("reference", verification.reference),
+        ("positions compared", str(verification.positions)),
+        ("largest error", f"{verification.max_absolute:.3g}"),
+        (
+            "relative error",
+            f"{verification.max_relative:.3g} (tolerance for {verification.dtype}: {verification.tolerance:.2g})",
+        ),
     ]
-    if found.argmax_agreement is not None:
-        rows.append(("same next token", f"{found.argmax_agreement:.2%}"))
-    if found.kl_max is not None:
-        rows.append(("KL divergence", f"mean {found.kl_mean:.3g}, largest {found.kl_max:.3g} nats"))
-    rows.append(("first diverging layer", _place(found)))
+    if verification.argmax_agreement is not None:
+        rows.append(("same next token", f"{verification.argmax_agreement:.2%}"))
+    if verification.kl_max is not None:
+        rows.append(("KL divergence", f"mean {verification.kl_mean:.3g}, largest {verification.kl_max:.3g} nats"))
+    rows.append(("first diverging layer", _place(verification)))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         echo(f"{name:<{width}}  {value}")
-    echo("passed" if found.passed else "FAILED: the errors exceed the rounding tolerance")
+    echo("passed" if verification.passed else "FAILED: the errors exceed the rounding tolerance")
 
 
-def _place(found: Verification) -> str:
-    at = found.divergence
-    if at is None and not found.layers:
+def _place(verification: Verification) -> str:
+    at = verification.divergence
+    if at is None and not verification.layers:
         return "unknown: the compiled model and the reference have no layer boundaries in common"
     if at is None:
-        if not found.passed:
-            return f"none of {len(found.layers)}: look after {list(found.layers)[-1]}, in the last layer, norm or head"
-        worst, error = max(found.layers.items(), key=lambda item: item[1])
-        return f"none of {len(found.layers)} (largest relative error {error:.3g}, after {worst})"
+        if not verification.passed:
+            layers = list(verification.layers)
+            return f"none of {len(layers)}: look after {layers[-1]}, in the last layer, norm or head"
+        worst, error = max(verification.layers.items(), key=lambda item: item[1])
+        return f"none of {len(verification.layers)} (largest relative error {error:.3g}, after {worst})"
     inside = f", first at {at.value} ({at.value_error:.3g})" if at.value is not None else ""
     return f"{at.layer}, relative error {at.error:.3g}{inside}"

@@ -91,8 +91,8 @@ def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
     """The graph of `model` called on graph inputs of the given types; outputs are a value or a dict of named ones."""
     with building(Graph(name), seed) as graph:
-        made = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
-        for output, value in (made if isinstance(made, dict) else {"output": made}).items():
+        outputs = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
+        for output, value in (outputs if isinstance(outputs, dict) else {"output": outputs}).items():
             graph.add_output(output, value)
     return graph
 
@@ -199,8 +199,8 @@ def _place(builder: _Builder) -> str:
 
 def spell(module: Any) -> str:
     """A module as the call that makes it, settings at their defaults left out, repetitions in a list folded."""
-    said = [(f.name, getattr(module, f.name)) for f in call_order(module) if getattr(module, f.name) != f.default]
-    return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in said)})"
+    fields = [(f.name, getattr(module, f.name)) for f in call_order(module) if getattr(module, f.name) != f.default]
+    return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in fields)})"
 
 
 def _spell(value: Any) -> str:

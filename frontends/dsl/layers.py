@@ -35,9 +35,9 @@ def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", 
 
 def positions(x: Value) -> Value:
     """The positions [batch, seq] of the rows of x [batch, seq, ...]: those provided, else the input position_ids."""
-    found = provided("positions")
-    if found is not None:
-        return found
+    positions = provided("positions")
+    if positions is not None:
+        return positions
     graph = current().graph
     known = graph.inputs.get("position_ids")
     return graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2])) if known is None else known

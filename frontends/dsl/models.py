@@ -148,8 +148,8 @@ class Decoder(Displayable):
         last = (_stack(self) or [None])[-1]
         if getattr(last, "arrangement", "pre") == "post":
             return None
-        found = getattr(last, "norm", None)
-        return found if isinstance(found, (RMSNorm, LayerNorm)) else RMSNorm()
+        norm = getattr(last, "norm", None)
+        return norm if isinstance(norm, (RMSNorm, LayerNorm)) else RMSNorm()
 
     def graph(self, seed: int = 0, name: str = "decoder") -> Graph:
         """The IR: inputs input_ids (and position_ids where positions are read), output logits [batch, seq, vocab].

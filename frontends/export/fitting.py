@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.backends.storage.safetensors import STORED
+from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import RANDOM, Full, Scale, Source
@@ -109,7 +110,7 @@ def _rescaled(graph: Graph) -> Iterator[Graph]:
     copy = graph.clone()
     changed = False
     for node in list(copy.nodes):
-        scale = node.attrs.get("scale") if node.op.name == "attention" else None
+        scale = node.attrs.get("scale") if node.op is ops.attention else None
         found = projections(node) if scale is not None else "it has the usual scale"
         if scale is None or isinstance(found, str) or not found.q.plain:
             continue

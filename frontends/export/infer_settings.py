@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Op, Param, Value, ops
 from weft.ir.errors import WeftError
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.passes.analysis.projections import Projections, projections
@@ -19,7 +19,7 @@ from ..dsl import GatedMLP, MoE, RoPE
 from ..model import Model
 from ..models.families import Settings
 
-_NORMS = ("rms_norm", "layer_norm")
+_NORMS = (ops.rms_norm, ops.layer_norm)
 
 
 def proposals(model: Model, graph: Graph, own: str | None, names: Sequence[str]) -> Iterator[tuple[str, Settings]]:
@@ -45,20 +45,20 @@ def read_settings(graph: Graph) -> Settings:
     layers = [_layer(found) for found in _attentions(graph)]
     first = layers[0]
     mixtures = _mixtures(graph)
-    norm = _norm_of(first) or next((n for n in graph.nodes if n.op.name in _NORMS), None)
+    norm = _norm_of(first) or next((n for n in graph.nodes if n.op in _NORMS), None)
     options = {
         "kv_heads": first.found.kv_heads,
         "head_dim": first.found.head_dim,
         "context": graph.meta.get("context"),
-        "norm": "layer" if norm is not None and norm.op.name == "layer_norm" else "rms",
-        "norm_bias": norm is not None and norm.op.name == "layer_norm" and norm.operand("bias") is not None,
+        "norm": "layer" if norm is not None and norm.op is ops.layer_norm else "rms",
+        "norm_bias": norm is not None and norm.op is ops.layer_norm and norm.operand("bias") is not None,
         "eps": norm.attrs["eps"] if norm is not None else 1e-6,
         "arrangement": _arrangement(graph, first),
         "residual_scale": _factor(first.found.o.output),
         "qkv_bias": any(branch.bias is not None for layer in layers for branch in layer.found.branches),
         "out_bias": any(_bias(layer.found.o) for layer in layers),
         "qk_norm": _qk_norm(first),
-        "clip": next((n.attrs["high"] for n in first.found.q.between if n.op.name == "clip"), None),
+        "clip": next((n.attrs["high"] for n in first.found.q.between if n.op is ops.clip), None),
         "rope": _alike([layer.rope for layer in layers]),
         "window": _alike([layer.found.node.attrs["window"] for layer in layers]),
         "scale": _alike([layer.found.node.attrs["scale"] for layer in layers]),
@@ -78,7 +78,7 @@ class _Layer(NamedTuple):
 def _attentions(graph: Graph) -> list[Projections]:
     found = []
     for node in graph.nodes:
-        if node.op.name == "attention":
+        if node.op is ops.attention:
             read = projections(node)
             if isinstance(read, str):
                 raise WeftError(f"the attention %{node.output.name} is none that a config describes: {read}")
@@ -112,22 +112,22 @@ def _bias(linear: Node | None) -> bool:
     return linear is not None and linear.operand("bias") is not None
 
 
-def _reader(value: Value, *names: str) -> Node | None:
-    """The node called one of `names` that reads `value`."""
-    return next((n for n in value.users if n.op.name in names), None)
+def _reader(value: Value, *wanted: Op) -> Node | None:
+    """The node of one of the ops `wanted` that reads `value`."""
+    return next((n for n in value.users if n.op in wanted), None)
 
 
 def _norm_of(layer: _Layer) -> Node | None:
     """The norm before the attention, or the one behind it."""
     before = layer.found.q.linear.inputs[0]
-    if before is not None and before.producer is not None and before.producer.op.name in _NORMS:
+    if before is not None and before.producer is not None and before.producer.op in _NORMS:
         return before.producer
     return _reader(layer.found.o.output, *_NORMS)
 
 
 def _factor(value: Value) -> float:
     """Return the factor that `value` is first multiplied by."""
-    node = _reader(value, "affine")
+    node = _reader(value, ops.affine)
     return 1.0 if node is None else float(node.attrs["by"])
 
 
@@ -137,14 +137,14 @@ def _qk_norm(layer: _Layer) -> str:
         return "none"
     if norm.output.type.rank == 3:
         return "full"
-    return "each" if any(n.op.name == "mul" for n in layer.found.q.between) else "head"
+    return "each" if any(n.op is ops.mul for n in layer.found.q.between) else "head"
 
 
 def _arrangement(graph: Graph, layer: _Layer) -> str:
     """Name the arrangement of the first block, as `Block` does."""
     x = layer.found.q.linear.inputs[0]
     assert x is not None
-    before = x.producer is not None and x.producer.op.name in _NORMS
+    before = x.producer is not None and x.producer.op in _NORMS
     after = _reader(layer.found.o.output, *_NORMS) is not None
     if not before:
         return "post_sublayer" if after else "post"
@@ -155,25 +155,25 @@ def _arrangement(graph: Graph, layer: _Layer) -> str:
     inner = {branch.linear for branch in layer.found.branches}
     if any(n not in inner for n in x.users):
         return "parallel"
-    norms = [] if stream is None else [n for n in stream.users if n.op.name in _NORMS and n is not x.producer]
+    norms = [] if stream is None else [n for n in stream.users if n.op in _NORMS and n is not x.producer]
     return "parallel_norms" if norms else "pre"
 
 
 def _dense(graph: Graph) -> dict[str, Any]:
     """Settings of the feed-forwards, as the first one is."""
     for node in graph.nodes:
-        down = _reader(node.output, "linear") if node.outputs else None
+        down = _reader(node.output, ops.linear) if node.outputs else None
         name = _activation(node)
         if name is None or down is None:
             continue
         x = node.inputs[0]
         above = None if x is None else x.producer
-        if above is not None and above.op.name == "linear":
+        if above is not None and above.op is ops.linear:
             bias = _bias(above) or _bias(down)
             return {
                 "ffn": node.output.width,
                 "activation": name,
-                "gated": node.op.name == "glu",
+                "gated": node.op is ops.glu,
                 "ffn_bias": bias,
             }
     return {}
@@ -183,9 +183,9 @@ def _mixtures(graph: Graph) -> Any:
     """The experts of every layer, None where it has none."""
     found: list[MoE | None] = []
     for node in graph.nodes:
-        if node.op.name == "attention":
+        if node.op is ops.attention:
             found.append(None)
-        elif node.op.name == "moe" and found:
+        elif node.op is ops.moe and found:
             found[-1] = _mixture(node)
     return _alike(found)
 
@@ -194,12 +194,12 @@ def _mixture(node: Node) -> MoE:
     """The experts of `node`, whose router must be the op `route`."""
     combine, up = node.operand("combine"), node.operand("up")
     route = None if combine is None else combine.producer
-    if route is None or route.op.name != "route" or up is None:
+    if route is None or route.op is not ops.route or up is None:
         raise WeftError(f"the experts %{node.output.name} have a router that no config describes")
     experts, hidden = (int(size) for size in up.shape[:2])
     said: dict[str, Any] = {name: route.attrs[name] for name in ("k", "renormalize", "scoring", "scale")}
     activation = node.attrs["activation"]
-    sum_ = _reader(node.output, "add")
+    sum_ = _reader(node.output, ops.add)
     shared = None if sum_ is None else next((v for v in sum_.inputs if v is not None and v is not node.output), None)
     inner = _shared(shared)
     options: dict[str, Any] = (
@@ -211,16 +211,16 @@ def _mixture(node: Node) -> MoE:
 def _shared(value: Value | None) -> Node | None:
     """The glu of the expert that all tokens pass, where `value` is what it makes times a gate."""
     product = None if value is None else value.producer
-    if product is None or product.op.name != "mul":
+    if product is None or product.op is not ops.mul:
         return None
     down = [v.producer for v in product.inputs if v is not None and v.producer is not None]
-    found = [n.inputs[0] for n in down if n.op.name == "linear"]
-    return next((v.producer for v in found if v is not None and v.producer and v.producer.op.name == "glu"), None)
+    found = [n.inputs[0] for n in down if n.op is ops.linear]
+    return next((v.producer for v in found if v is not None and v.producer and v.producer.op is ops.glu), None)
 
 
 def _activation(node: Node) -> str | None:
     """The name of the activation that `node` computes, or gates with."""
-    if node.op.name == "glu":
+    if node.op is ops.glu:
         return str(node.attrs["activation"])
     for name, (fn, attrs) in ACTIVATIONS.items():
         defaults = {a.name: a.default for a in fn.attrs.values()}
@@ -234,18 +234,18 @@ def _ends(graph: Graph) -> dict[str, Any]:
     if "logits" not in graph.outputs:
         raise WeftError("the graph has no logits, so it is not a decoder")
     value, said = graph.outputs["logits"], dict[str, Any](vocab=graph.outputs["logits"].width)
-    chain = list(_back(value, "affine", "tanh", "linear"))
-    if [n.op.name for n in chain[:3]] == ["affine", "tanh", "affine"]:
+    chain = list(_back(value, ops.affine, ops.tanh, ops.linear))
+    if [n.op for n in chain[:3]] == [ops.affine, ops.tanh, ops.affine]:
         said["logit_softcap"] = float(chain[0].attrs["by"])
         chain = chain[3:]
-    if chain and chain[0].op.name == "affine":
+    if chain and chain[0].op is ops.affine:
         said["logit_scale"] = float(chain[0].attrs["by"])
         chain = chain[1:]
-    if chain and chain[0].op.name == "linear":
+    if chain and chain[0].op is ops.linear:
         head = chain[0].operand("weight")
         said["head_bias"] = _bias(chain[0])
-        said["tie"] = head is not None and _reader(head, "embedding") is not None
-    tables = [n for n in graph.nodes if n.op.name == "embedding"]
+        said["tie"] = head is not None and _reader(head, ops.embedding) is not None
+    tables = [n for n in graph.nodes if n.op is ops.embedding]
     if tables:
         said["embed_scale"] = _factor(tables[0].output)
     rows = [n.operand("table") for n in tables if n.operand("ids") is graph.inputs.get("position_ids")]
@@ -254,9 +254,9 @@ def _ends(graph: Graph) -> dict[str, Any]:
     return said
 
 
-def _back(value: Value, *names: str) -> Iterable[Node]:
-    """The nodes called one of `names` that lead to `value`, last first."""
-    while value.producer is not None and value.producer.op.name in names:
+def _back(value: Value, *through: Op) -> Iterable[Node]:
+    """The nodes of the ops `through` that lead to `value`, last first."""
+    while value.producer is not None and value.producer.op in through:
         yield value.producer
         x = value.producer.inputs[0]
         assert x is not None

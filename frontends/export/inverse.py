@@ -48,12 +48,12 @@ def groups(graph: Graph) -> list[Group]:
     for name, param in graph.params.items():
         reads.add_edges_from((("param", name), ("key", key)) for key in param.recipe.sources())
     at = {node: i for i, node in enumerate(reads)}
-    found = []
+    components = []
     for component in nx.connected_components(reads):
         nodes = sorted(component, key=at.__getitem__)
         params, keys = (tuple(name for kind, name in nodes if kind == wanted) for wanted in ("param", "key"))
-        found.append(Group(params, keys))
-    return found
+        components.append(Group(params, keys))
+    return components
 
 
 def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Iterator[tuple[str, Array]]:
@@ -66,12 +66,12 @@ def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Itera
         WeftError: if a parameter is unknown or of another shape, a recipe has no inverse, parameters that read the same
             numbers disagree about them, or numbers of a tensor are read by none.
     """
-    given = params or {}
-    for name in given:
+    values = params or {}
+    for name in values:
         if name not in graph.params:
             raise WeftError(f"graph {graph.name} has no parameter {name!r}")
     for group in groups(graph):
-        yield from _restored(graph, group, given).items()
+        yield from _restored(graph, group, values).items()
 
 
 def _restored(graph: Graph, group: Group, given: Mapping[str, Array]) -> dict[str, Array]:

@@ -48,8 +48,8 @@ def _joined(parts: Iterable[Made], axis: int) -> Made:
     return parts[0] if len(parts) == 1 else Made(Concat(tuple(p.recipe for p in parts), axis), shape)
 
 
-def inverted(wanted: Iterable[tuple[Recipe, Made]], layout: Layout = lambda name, count: None) -> dict[str, Made]:
-    """The tensors of a checkpoint from whose reading by recipes come the parameters `wanted`, each (recipe, value).
+def inverted(equations: Iterable[tuple[Recipe, Made]], layout: Layout = lambda name, count: None) -> dict[str, Made]:
+    """The tensors of a checkpoint from whose reading by recipes come the parameters `equations`, each (recipe, value).
 
     Of a tensor that is read reshaped, `layout` may say the shape; otherwise biases are vectors, and others matrices
     whose last axis stays.
@@ -57,20 +57,20 @@ def inverted(wanted: Iterable[tuple[Recipe, Made]], layout: Layout = lambda name
     Raises:
         WeftError: if a recipe has no inverse, or parameters that read one tensor disagree.
     """
-    waiting, found = list(wanted), dict[str, Made]()
+    waiting, solved = list(equations), dict[str, Made]()
     while waiting:
         parts: dict[Recipe, list[tuple[Slice, Made]]] = {}
         while waiting:
             recipe, value = waiting.pop(0)
             if isinstance(recipe, Source):
-                if found.setdefault(recipe.key, value) != value:
+                if solved.setdefault(recipe.key, value) != value:
                     raise WeftError(f"tensor {recipe.key!r} is shared by parameters that differ")
             elif isinstance(recipe, Slice):
                 parts.setdefault(recipe.item, []).append((recipe, value))
             else:
                 waiting += _undone(recipe, value, layout)
         waiting = [(item, _together(known)) for item, known in parts.items()]
-    return found
+    return solved
 
 
 def _undone(recipe: Recipe, value: Made, layout: Layout) -> list[tuple[Recipe, Made]]:
@@ -92,10 +92,10 @@ def _undone(recipe: Recipe, value: Made, layout: Layout) -> list[tuple[Recipe, M
         case Add((item,), offset):
             return [(item, Made(Add((value.recipe,), -offset), value.shape))]
         case Map(item, fn) if fn in _INVERSES:
-            made = value.recipe
+            inverse = value.recipe
             for step in _INVERSES[fn]:
-                made = Map(made, step)
-            return [(item, Made(made, value.shape))]
+                inverse = Map(inverse, step)
+            return [(item, Made(inverse, value.shape))]
         case Cast(item, _):
             return [(item, value)]
         case Take(item, indices, axis) if sorted(indices) == list(range(len(indices))):

@@ -11,18 +11,18 @@ import numpy as np
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.errors import WeftError
+from weft.ir.op import Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.spelling import spell
 from weft.passes import run_passes
 from weft.passes.edits.edit import replace_uses
 
-_FUSED = ("add_norm", "norm_linear")
-_COMMUTE = ("add", "mul")
+_FUSED = (ops.add_norm, ops.norm_linear)
 # What a parameter that is not there would hold, by op and operand.
 _NEUTRAL = {
-    **{(norm, "weight"): 1.0 for norm in ("rms_norm", "layer_norm")},
-    **{(op, "bias"): 0.0 for op in ("linear", "layer_norm", "causal_conv")},
-    **{("moe", f"{which}_bias"): 0.0 for which in ("up", "gate", "down")},
+    **{(norm, "weight"): 1.0 for norm in (ops.rms_norm, ops.layer_norm)},
+    **{(op, "bias"): 0.0 for op in (ops.linear, ops.layer_norm, ops.causal_conv)},
+    **{(ops.moe, f"{which}_bias"): 0.0 for which in ("up", "gate", "down")},
 }
 _CLOSE = 1e-6  # relative, of computed numbers: they are float32 somewhere
 
@@ -31,9 +31,9 @@ def canonical(graph: Graph) -> Graph:
     """A copy of `graph` with nothing fused, packed, repeated or unused."""
     plain = graph.clone()
     for node in plain.nodes:
-        if node.op.name in _FUSED:
+        if node.op in _FUSED:
             with plain.inserting(before=node):
-                made = _norm_and_linear(node) if node.op.name == "norm_linear" else node.op.expand(node)
+                made = _norm_and_linear(node) if node.op is ops.norm_linear else node.op.expand(node)
             for old, new in zip(node.outputs, made, strict=True):
                 replace_uses(old, new)
             plain.erase(node)
@@ -127,7 +127,7 @@ class _Matcher:
             return
         for i, (mine, other) in enumerate(zip(*pair, strict=True)):
             name = operands[min(i, len(operands) - 1)]
-            neutral = _NEUTRAL.get((theirs.op.name, name))
+            neutral = _NEUTRAL.get((theirs.op, name))
             if mine is not None and other is not None:
                 yield from ((a, b) for a, b in self.through(mine, other, theirs))
             elif isinstance(other, Param) and neutral is not None:
@@ -146,7 +146,7 @@ class _Matcher:
     def operands(self, node: Node) -> list[Value | None]:
         """The operands, absent ones at the end included; what commutes in the order it is made in."""
         found = [*node.inputs, *[None] * (len(node.op.operands) - len(node.inputs))]
-        if node.op.name in _COMMUTE:
+        if Trait.COMMUTATIVE in node.op.traits:
             found.sort(key=lambda v: -1 if v is None or v.producer is None else self.place[v.producer])
         return found
 
@@ -186,7 +186,7 @@ def _numbers(param: Param) -> np.ndarray[Any, Any]:
 
 def _attribute(node: Node, name: str) -> Any:
     value = node.attrs.get(name)
-    if name == "scale" and value is None and node.op.name == "attention":
+    if name == "scale" and value is None and node.op is ops.attention:
         query = node.operand("q")
         return None if query is None else (query.width / node.attrs["heads"]) ** -0.5
     return value

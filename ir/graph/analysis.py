@@ -27,10 +27,10 @@ def critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node],
 
 def scopes(graph: Graph) -> dict[str, list[Node]]:
     """Nodes by scope, in order of first appearance."""
-    found: dict[str, list[Node]] = {}
+    groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        found.setdefault(node.scope, []).append(node)
-    return found
+        groups.setdefault(node.scope, []).append(node)
+    return groups
 
 
 def block_hash(nodes: Iterable[Node]) -> str:

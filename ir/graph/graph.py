@@ -96,9 +96,9 @@ class Value(Operators["Value"]):
 
     def replace_uses(self, new: Value, keep: Iterable[Node] = ()) -> None:
         """Make every user (but those in `keep`) and every graph output read `new` instead."""
-        kept = set(keep)
+        keys = set(keep)
         for node, i in self.uses:
-            if node not in kept:
+            if node not in keys:
                 node.set_input(i, new)
         for name in self.graph.outputs.names(self):
             self.graph.outputs[name] = new

@@ -18,4 +18,5 @@ for _module in pkgutil.iter_modules(__path__):
 def __getattr__(name: str) -> Op:
     if name.rstrip("_") not in OPS:
         raise AttributeError(f"no op is called {name!r}")
-    return OPS[name.rstrip("_")]
+    op = globals()[name] = OPS[name.rstrip("_")]  # an attribute from now on: ops are compared often
+    return op

@@ -47,9 +47,9 @@ def _(n: OpCall) -> TensorType:
     want(fixed and x.dtype == weight.dtype, f"weight {weight} must be [heads·out, in] in the dtype of x {x}")
     rows, width = weight.shape
     want(n.heads > 0 and rows % n.heads == 0, f"the rows of weight {weight} are no multiple of heads={n.heads}")
-    given, made = (rows, n.heads * width) if n.inverse else (n.heads * width, rows)
-    want(x.rank == 3 and x.shape[2] == given, f"x {x} must be [batch, n, {given}] for weight {weight}")
-    return x.with_shape(*x.shape[:2], made)
+    width_in, width_out = (rows, n.heads * width) if n.inverse else (n.heads * width, rows)
+    want(x.rank == 3 and x.shape[2] == width_in, f"x {x} must be [batch, n, {width_in}] for weight {weight}")
+    return x.with_shape(*x.shape[:2], width_out)
 
 
 @head_linear.cost

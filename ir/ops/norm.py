@@ -15,7 +15,10 @@ def _check(x: TensorType, *vectors: TensorType | None) -> None:
         want(v is None or v == x.with_shape(x.shape[-1]), f"{v} does not fit the last axis of {x}")
 
 
-@op(traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 8), normal(8), eps=1e-2), case(normal(4, 6), eps=1e-5)])
+@op(
+    traits=[Trait.ROWWISE, Trait.NORM],
+    cases=[case(normal(2, 3, 8), normal(8), eps=1e-2), case(normal(4, 6), eps=1e-5)],
+)
 def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array:
     """x / √(mean(x²) + ε) ⊙ weight (Zhang & Sennrich 2019); weight [width] or absent."""
     y: Array = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + eps)
@@ -40,7 +43,7 @@ def _(n: OpCall) -> Value:
 
 
 @op(
-    traits=[Trait.ROWWISE],
+    traits=[Trait.ROWWISE, Trait.NORM],
     cases=[case(normal(2, 3, 8), normal(8), normal(8), eps=1e-2), case(normal(4, 6), normal(6)), case(normal(4, 6))],
 )
 def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, eps: float = 1e-5) -> Array:
@@ -70,7 +73,7 @@ def _(n: OpCall) -> Value:
 
 @op(
     outputs="normed sum",
-    traits=[Trait.ROWWISE],
+    traits=[Trait.ROWWISE, Trait.NORM],
     cases=[
         case(normal(2, 3, 8), normal(2, 3, 8), normal(8), eps=1e-2),
         case(normal(2, 3, 8), normal(2, 3, 8), normal(8), normal(8), kind="layer", eps=1e-5),

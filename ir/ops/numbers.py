@@ -148,7 +148,7 @@ def _apart(x: Any, y: Any) -> tuple[Value, float]:
         WeftError: if the number is NaN, which the text form cannot tell from a mistake.
     """
     value, number = (y, x) if is_number(x) else (x, y)
-    found = float(number)
-    if math.isnan(found):
+    constant = float(number)
+    if math.isnan(constant):
         raise WeftError(f"the number beside {value!r} is NaN")
-    return value, found
+    return value, constant

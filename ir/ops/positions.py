@@ -11,7 +11,23 @@ import math
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Value, broadcast, case, ints, normal, op, positive, want
+from ..op import (
+    Array,
+    OpCall,
+    Size,
+    StateSpec,
+    TensorType,
+    Trait,
+    Value,
+    broadcast,
+    caches,
+    case,
+    ints,
+    normal,
+    op,
+    positive,
+    want,
+)
 from ..types import dtypes, sizes
 from .elementwise import abs as absolute
 from .elementwise import (
@@ -162,6 +178,7 @@ _SLOTS = (normal(2, 3, 13, 4), normal(2, 3, 13, 4), np.arange(7) + np.array([[0]
 
 @op(
     outputs="relative_attention present_k present_v",
+    traits=[Trait.ATTENTION],
     cases=[
         case(*_SHAW, normal(5, 4), normal(5, 4), heads=3),
         case(*_SHAW, normal(9, 6), heads=2, causal=True),
@@ -246,6 +263,11 @@ def _(n: OpCall) -> Size:
     per_key = q.elements * (4 + 2 * tables) + sizes.product((*q.shape[:2], n.heads)) * 5
     keys: Size = n.k.shape[1] if n.past_k is None else n.past_k.shape[2]
     return per_key * keys
+
+
+@relative_attention.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    return caches(n.k, n.v, n.past_k, n.heads) if n.causal else ()
 
 
 @relative_attention.body

@@ -12,7 +12,24 @@ import functools
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Value, case, fixed, ints, normal, op, positive, want
+from ..op import (
+    Array,
+    OpCall,
+    Size,
+    StateKind,
+    StateSpec,
+    TensorType,
+    Trait,
+    Value,
+    case,
+    constant_state,
+    fixed,
+    ints,
+    normal,
+    op,
+    positive,
+    want,
+)
 from ..types import dtypes, sizes
 from .activation import activate, apply_activation, known_activation, relu
 from .elementwise import add, affine, cast, clip, div, exp, less_equal, masked, mul, sub
@@ -28,6 +45,7 @@ _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 @op(
     outputs="gated_linear_attention present",
+    traits=[Trait.RECURRENT],
     cases=[
         case(*_GATED, heads=4, groups=2),
         case(*_GATED, np.linspace(-9, 0, 56).reshape(2, 7, 4), heads=4, groups=2),
@@ -90,6 +108,12 @@ def _(n: OpCall) -> Size:
     return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (4 if n.decay is None else 5)
 
 
+@gated_linear_attention.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    matrix = n.heads, n.q.shape[2] // n.groups, n.v.shape[2] // n.heads
+    return (constant_state(StateKind.RECURRENT, n.v, *matrix, part="state"),)
+
+
 @gated_linear_attention.body
 def _(n: OpCall) -> Value | tuple[Value, Value]:
     heads, groups = n.heads, n.groups
@@ -130,6 +154,7 @@ _PAST = (normal(2, 3, 4, 3), positive(2, 3, 4))
 
 @op(
     outputs="linear_attention present_state present_norm",
+    traits=[Trait.RECURRENT],
     cases=[
         case(*_QKV, heads=3),
         case(*_QKV, heads=3, causal=True),
@@ -213,6 +238,17 @@ def _(n: OpCall) -> Size:
     return rows * (dv * 2 + 4)
 
 
+@linear_attention.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    if not n.causal:
+        return ()
+    keys, values = (n.heads, n.q.shape[2] // n.heads), n.v.shape[2] // n.heads
+    return (
+        constant_state(StateKind.RECURRENT, n.v, *keys, values, part="state", suffix="_state"),
+        constant_state(StateKind.NORM, n.v, *keys, suffix="_norm"),
+    )
+
+
 @linear_attention.body
 def _(n: OpCall) -> tuple[Value, ...]:
     heads, (batch, seq, _) = n.heads, n.q.shape
@@ -282,6 +318,12 @@ def _(n: OpCall) -> Size:
     x: TensorType = n.x
     taps: int = n.weight.shape[1]
     return x.elements * taps * 2
+
+
+@causal_conv.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    channels, taps = n.weight.shape
+    return (constant_state(StateKind.CONV, n.x, taps - 1, channels),)
 
 
 @causal_conv.body

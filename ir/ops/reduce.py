@@ -20,8 +20,8 @@ def _reduced(n: OpCall) -> TensorType:
     x: TensorType = n.x
     gone = {axis_of(a, x.rank) for a in n.axes}
     want(len(gone) == len(n.axes) > 0, f"axes {n.axes} repeat or are empty")
-    kept = [1 if i in gone else s for i, s in enumerate(x.shape) if n.keepdims or i not in gone]
-    return x.with_shape(*kept)
+    shape = [1 if i in gone else s for i, s in enumerate(x.shape) if n.keepdims or i not in gone]
+    return x.with_shape(*shape)
 
 
 def _additions(n: OpCall) -> Size:

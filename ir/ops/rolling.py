@@ -55,13 +55,13 @@ def present_values(joined: list[Value], slot: Value, first: Value, n: OpCall) ->
     capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
     newest = greatest(n.positions, axes=(1,), keepdims=True)
     if n.key_mask is not None:
-        shown = cast(cast(n.key_mask, to=dtypes.bool_), to=newest.type.dtype)
+        ones = cast(cast(n.key_mask, to=dtypes.bool_), to=newest.type.dtype)
         at = affine(unsqueeze(cast(iota(n.key_mask, axis=1), to=newest.type.dtype), axes=(0,)), plus=1)
-        newest = minimum(newest, affine(greatest(mul(shown, at), axes=(1,), keepdims=True), plus=-1))
-    wanted = held_value(slot, newest, n.keep_first)
-    stays = less(wanted, first)
+        newest = minimum(newest, affine(greatest(mul(ones, at), axes=(1,), keepdims=True), plus=-1))
+    target = held_value(slot, newest, n.keep_first)
+    stays = less(target, first)
     if n.keep_first:
-        stays = logical_or(stays, less(newest, wanted))
-    source = choose(stays, add(slot, filled(first, 0)), add(sub(wanted, first), capacity))
+        stays = logical_or(stays, less(newest, target))
+    source = choose(stays, add(slot, filled(first, 0)), add(sub(target, first), capacity))
     tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
     return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]

@@ -164,12 +164,13 @@ def _competing(x: Value, n: OpCall) -> Value:
 
 
 @op(
+    traits=[Trait.COMPARES],
     cases=[
         case(_SPARSE, capacity=2),
         case(_SPARSE, factor=1.25),
         case(_SPARSE[0], factor=0.5),
         case(_SPARSE, factor=0.75, batched=True),
-    ]
+    ],
 )
 def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """`combine` [..., tokens, experts] with an expert's tokens after the first C dropped: C = `capacity`, or
@@ -195,12 +196,13 @@ def _(n: OpCall) -> Value:
 
 
 @op(
+    traits=[Trait.COMPARES],
     cases=[
         case(_LOGITS, capacity=2),
         case(_LOGITS, factor=2.0),
         case(normal(9, 4), factor=0.6),
         case(_LOGITS, factor=1.5, batched=True),
-    ]
+    ],
 )
 def expert_choice(logits: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
@@ -234,7 +236,7 @@ def _(n: OpCall) -> Value:
     return reshape(chosen, shape=n.logits.shape) if n.batched else chosen
 
 
-@op(cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])
+@op(traits=[Trait.COMPARES], cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])
 def load_balance_loss(logits: Array, combine: Array) -> Array:
     """experts · Σ_j f_j p_j over all tokens (Fedus 2021), a scalar: f_j the fraction of tokens that `combine` sends to
     expert j, p_j the mean softmax probability. Multiply by λ ≈ 0.01."""

@@ -7,7 +7,22 @@ import math
 
 import numpy as np
 
-from ..op import Array, Cost, OpCall, TensorType, Value, case, normal, op, total, want
+from ..op import (
+    Array,
+    Cost,
+    OpCall,
+    StateSpec,
+    TensorType,
+    Trait,
+    Value,
+    caches,
+    case,
+    cross_states,
+    normal,
+    op,
+    total,
+    want,
+)
 from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
 from . import rolling as rolling_cache
@@ -54,6 +69,7 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
 
 @op(
     outputs="attention present_k present_v",
+    traits=[Trait.ATTENTION],
     cases=[
         case(*_QKV, **_GQA, causal=True),
         case(*_QKV, **_GQA),
@@ -260,6 +276,13 @@ def _(n: OpCall) -> Cost:
     return Cost(flops, read, written if n.past_k is None else written + k.bytes + (0 if v is None else v.bytes))
 
 
+@attention.states
+def attention_states(n: OpCall) -> tuple[StateSpec, ...]:
+    if n.causal:
+        return caches(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window)
+    return () if n.k.shape[1] == n.q.shape[1] else cross_states(n.k, n.v)
+
+
 @attention.body
 def _(n: OpCall) -> Value | tuple[Value, ...]:
     heads, kv_heads, bias, key_mask = n.heads, n.kv_heads, n.bias, n.key_mask
@@ -321,6 +344,3 @@ def _inside(index: Value, x: Value, axis: int) -> Value:
     """`index`, at most the last index of `axis` of x."""
     last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
     return minimum(index, cast(last, to=index.type.dtype))
-
-
-ATTENTIONS = ("attention", "relative_attention")  # every op with a softmax over keys, by name

@@ -10,7 +10,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, Sample, Size, TensorType, Value, case, fixed, normal, op, positive, want
+from ..op import (
+    Array,
+    OpCall,
+    Sample,
+    Size,
+    StateKind,
+    StateSpec,
+    TensorType,
+    Trait,
+    Value,
+    case,
+    constant_state,
+    fixed,
+    normal,
+    op,
+    positive,
+    want,
+)
 from ..types import sizes
 from .elementwise import add, mul
 from .recurrences import carried, gated_linear_attention
@@ -28,6 +45,7 @@ def _steady(a: Array, states: int) -> tuple[Sample | Array, ...]:
 
 @op(
     outputs="selective_scan present",
+    traits=[Trait.RECURRENT],
     cases=[case(*_SCAN), case(*_SCAN, normal(4)), case(*_SCAN, normal(4), normal(2, 3, 4)), case(*_steady(_A, 3))],
 )
 def selective_scan(
@@ -65,6 +83,12 @@ def _(n: OpCall) -> Size:
     return x.elements * states * 9
 
 
+@selective_scan.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    channels, numbers = n.a.shape
+    return (constant_state(StateKind.SSM, n.x, numbers, channels),)
+
+
 @selective_scan.body
 def _(n: OpCall) -> tuple[Value, ...]:
     channels, states = n.a.shape
@@ -77,6 +101,7 @@ def _(n: OpCall) -> tuple[Value, ...]:
 
 @op(
     outputs="ssd present",
+    traits=[Trait.RECURRENT],
     cases=[
         case(*_SSD, heads=4),
         case(*_SSD, normal(4), heads=4, groups=2),
@@ -134,6 +159,11 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 def _(n: OpCall) -> Size:
     x: TensorType = n.x
     return x.elements * sizes.floordiv(n.b.shape[2], n.groups) * 7
+
+
+@ssd.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    return (constant_state(StateKind.SSM, n.x, n.heads, n.b.shape[2] // n.groups, n.x.shape[2] // n.heads),)
 
 
 @ssd.body

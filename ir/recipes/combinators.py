@@ -279,15 +279,15 @@ class Shuffle(Recipe):
         return _gathered(self.item, reader, order[start:stop])
 
 
-def _gathered(item: Recipe, reader: TensorReader, wanted: Array) -> Array:
-    """The rows `wanted` of `item`, reading what lies between them only where that is little, or costs nothing more."""
-    low, high = int(wanted.min()), int(wanted.max()) + 1
-    if item.needs_full_read or high - low <= 2 * len(wanted):
-        return np.asarray(item.read(reader, low, high)[wanted - low])
-    sorted_ = np.unique(wanted)
+def _gathered(item: Recipe, reader: TensorReader, rows: Array) -> Array:
+    """Read `rows` of `item`; rows between them too where they are few or cost nothing."""
+    low, high = int(rows.min()), int(rows.max()) + 1
+    if item.needs_full_read or high - low <= 2 * len(rows):
+        return np.asarray(item.read(reader, low, high)[rows - low])
+    sorted_ = np.unique(rows)
     runs = np.split(sorted_, np.flatnonzero(np.diff(sorted_) > 1) + 1)
-    found = np.concatenate([item.read(reader, int(run[0]), int(run[-1]) + 1) for run in runs])
-    return np.asarray(found[np.searchsorted(sorted_, wanted)])
+    values = np.concatenate([item.read(reader, int(run[0]), int(run[-1]) + 1) for run in runs])
+    return np.asarray(values[np.searchsorted(sorted_, rows)])
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ def stored_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     """The block layout that every row of `recipe` is stored in, or why its rows cannot be taken as stored."""
     if not recipe.has(Source):
         return "it is not read from a file"
-    found = _rows_of(recipe)
-    if isinstance(found, str):
-        return found
-    dtype, *others = {reader.dtype(key) for key in found}
+    blocks = _rows_of(recipe)
+    if isinstance(blocks, str):
+        return blocks
+    dtype, *others = {reader.dtype(key) for key in blocks}
     if others:
         return f"its rows are stored in different ways ({', '.join(sorted(map(str, (dtype, *others))))})"
     if dtype not in LAYOUTS or not isinstance(reader, BlockTensorReader):
@@ -53,10 +53,10 @@ def _rows_of(recipe: Recipe) -> tuple[str, ...] | str:
         return f"its recipe ({recipe.name}) does more than move whole rows"
     keys: list[str] = []
     for part in recipe.parts:
-        found = _rows_of(part)
-        if isinstance(found, str):
-            return found
-        keys += found
+        blocks = _rows_of(part)
+        if isinstance(blocks, str):
+            return blocks
+        keys += blocks
     return tuple(keys)
 
 

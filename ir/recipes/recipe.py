@@ -62,11 +62,11 @@ class Recipe:
     @property
     def parts(self) -> tuple[Recipe, ...]:
         """The recipes this one is made of."""
-        found: list[Recipe] = []
+        parts: list[Recipe] = []
         for f in fields(self):
             value = getattr(self, f.name)
-            found += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Recipe)]
-        return tuple(found)
+            parts += [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Recipe)]
+        return tuple(parts)
 
     def map_parts(self, change: Callable[[Recipe], Recipe]) -> Recipe:
         """Return this recipe with `change` applied to each recipe that it is made of."""

@@ -40,11 +40,11 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
         case Concat(axis=0):
             return _within(recipe, reader, index)
         case Concat(items, axis):
-            found = _each(items, reader, index)
-            return Concat(found, axis - 1) if found else None
+            arrays = _each(items, reader, index)
+            return Concat(arrays, axis - 1) if arrays else None
         case Add(items):
-            found = _each(items, reader, index)
-            return replace(recipe, items=found) if found else None
+            arrays = _each(items, reader, index)
+            return replace(recipe, items=arrays) if arrays else None
         case Full(value, dims):
             return Full(value, dims[1:])
         case Reshape():
@@ -69,9 +69,9 @@ def row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
 
 def _each(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
     """Row `index` of every item; nothing if some row can only be read whole."""
-    found = [row(p, reader, index) for p in items]
-    known = tuple(p for p in found if p is not None)
-    return known if len(known) == len(found) else ()
+    arrays = [row(p, reader, index) for p in items]
+    known = tuple(p for p in arrays if p is not None)
+    return known if len(known) == len(arrays) else ()
 
 
 def _within(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:

@@ -65,9 +65,9 @@ def _conform(value: Any, t: Any) -> Any:
     options, item = _taken_apart(t)
     if options:
         for option in options:
-            found = _conform(value, option)
-            if found is not _MISFIT:
-                return found
+            converted = _conform(value, option)
+            if converted is not _MISFIT:
+                return converted
         return _MISFIT
     if item is not None:
         if not isinstance(value, (tuple, list)):

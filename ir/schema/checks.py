@@ -32,13 +32,13 @@ def broadcast(*operands: TensorType | None) -> Shape:
     rank = max(map(len, shapes))
     out: list[Size] = []
     for i in range(rank):
-        found: Size = 1
+        broadcast: Size = 1
         for s in shapes:
             size = s[i - rank + len(s)] if i - rank + len(s) >= 0 else 1
-            if size != 1 and found != 1 and size != found:
+            if size != 1 and broadcast != 1 and size != broadcast:
                 raise WeftError(f"shapes {' and '.join(show(s) for s in shapes)} do not broadcast")
-            found = size if size != 1 else found
-        out.append(found)
+            broadcast = size if size != 1 else broadcast
+        out.append(broadcast)
     return tuple(out)
 
 

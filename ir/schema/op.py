@@ -18,6 +18,9 @@ What else there is to say reads one call of the op, a `OpCall`: its operands and
     @rms_norm.body  # values -> value(s) in simpler ops: specification and fallback
     def _(n: OpCall) -> Value: ...
 
+    @ssd.states  # operand types -> what a node keeps from call to call; nothing by default
+    def _(n: OpCall) -> tuple[StateSpec, ...]: ...
+
 Calling an op on values emits a node at the insertion point of their graph, and returns its value, or a named tuple of
 several. Operands may be given by name; arithmetic and comparisons also take numbers (`numbers` says what they become).
 The same call on pattern variables builds a pattern: operands emit, by their method ``__emit__``.
@@ -41,6 +44,7 @@ from ..types.sizes import Size
 from .cases import Case
 from .checks import total
 from .signature import OpCall, Signature, is_number
+from .states import StateSpec
 
 V = TypeVar("V")  # the values that an op is called on
 
@@ -53,6 +57,10 @@ class Trait(enum.Enum):
     VIEW = "view"  # moves no data: the bytes of the operand in the same order
     COPY = "copy"  # moves data and computes nothing
     ROWWISE = "rowwise"  # every row (last axis) of the first operand is treated alone
+    ATTENTION = "attention"  # a softmax over keys: operands q, k and v, attribute heads
+    RECURRENT = "recurrent"  # its result depends on earlier tokens by sums over all of them, of constant size
+    NORM = "norm"  # the first output is the first operand, or the sum of two, normed and times `weight`
+    COMPARES = "compares tokens"  # what it makes of a token depends on the other tokens of the call
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,12 @@ class Cost:
 TypeFn = Callable[[OpCall], TensorType | tuple[TensorType, ...] | None]
 CostFn = Callable[[OpCall], Size | Cost]
 BodyFn = Callable[[OpCall], Any]  # a value, or several
+StatesFn = Callable[[OpCall], tuple[StateSpec, ...]]
 NumbersFn = Callable[..., Any]  # the operands, and `name`
 AnyTypeFn = TypeVar("AnyTypeFn", bound=TypeFn)
 AnyCostFn = TypeVar("AnyCostFn", bound=CostFn)
 AnyBodyFn = TypeVar("AnyBodyFn", bound=BodyFn)
+AnyStatesFn = TypeVar("AnyStatesFn", bound=StatesFn)
 AnyNumbersFn = TypeVar("AnyNumbersFn", bound=NumbersFn)
 
 
@@ -90,6 +100,7 @@ class OpSchema(Signature, Generic[V]):
         self._infer: TypeFn | None = None
         self._cost: CostFn | None = None
         self._body: BodyFn | None = None
+        self._states: StatesFn | None = None
         self._numbers: NumbersFn | None = None
 
     def __repr__(self) -> str:
@@ -110,6 +121,11 @@ class OpSchema(Signature, Generic[V]):
     def body(self, fn: AnyBodyFn) -> AnyBodyFn:
         """Register the definition in simpler ops."""
         self._body = fn
+        return fn
+
+    def states(self, fn: AnyStatesFn) -> AnyStatesFn:
+        """Register the states that a node keeps from call to call; without one it keeps none."""
+        self._states = fn
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
@@ -195,6 +211,10 @@ class OpSchema(Signature, Generic[V]):
             return Cost(computed, read, written)
         found = self._cost(OpCall(self, operands, attrs))
         return found if isinstance(found, Cost) else Cost(found, read, written)
+
+    def states_of(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[StateSpec, ...]:
+        """The states that the op keeps from call to call with these operands and attributes."""
+        return self._states(OpCall(self, operands, attrs)) if self._states else ()
 
     def expanded(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:
         """Emit the body for `operands` and return the values it defines.

@@ -47,21 +47,21 @@ class Signature:
                 return i
         raise KeyError(f"op {self.name} has no operand {name}")
 
-    def check_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def check_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes in canonical form, defaults filled in.
 
         Raises:
             WeftError: on an unknown, missing or ill-typed attribute.
         """
-        for name in given:
+        for name in attrs:
             if name not in self.attrs:
                 known = ", ".join(self.attrs) or "none"
                 raise WeftError(f"op {self.name} has no attribute {name!r}; it has {known}")
         full = {}
         for attr in self.attrs.values():
-            if attr.required and attr.name not in given:
+            if attr.required and attr.name not in attrs:
                 raise WeftError(f"op {self.name} needs attribute {attr.name}")
-            full[attr.name] = attr.check(given[attr.name], self.name) if attr.name in given else attr.default
+            full[attr.name] = attr.check(attrs[attr.name], self.name) if attr.name in attrs else attr.default
         return full
 
     def check_operands(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -70,25 +70,25 @@ class Signature:
         Raises:
             WeftError: if there are too few or too many.
         """
-        given = list(values)
-        while given and given[-1] is None:
-            given.pop()
-        if not given:
+        operands = list(values)
+        while operands and operands[-1] is None:
+            operands.pop()
+        if not operands:
             raise WeftError(f"op {self.name} needs operands")
         variadic = bool(self.operands) and self.operands[-1].variadic
-        if len(given) > len(self.operands) and not variadic:
-            raise WeftError(f"op {self.name} takes at most {len(self.operands)} operands, not {len(given)}")
+        if len(operands) > len(self.operands) and not variadic:
+            raise WeftError(f"op {self.name} takes at most {len(self.operands)} operands, not {len(operands)}")
         for i, o in enumerate(self.operands):
-            if (i >= len(given) or given[i] is None) and not o.optional and not o.variadic:
+            if (i >= len(operands) or operands[i] is None) and not o.optional and not o.variadic:
                 raise WeftError(f"op {self.name} needs operand {o.name}")
-        if variadic and any(v is None for v in given[len(self.operands) - 1 :]):
+        if variadic and any(v is None for v in operands[len(self.operands) - 1 :]):
             raise WeftError(f"op {self.name} takes no absent operands among {self.operands[-1].name}")
-        return tuple(given)
+        return tuple(operands)
 
-    def operand_names(self, given: Sequence[Any]) -> list[str]:
-        """Return the name of the operand that each of `given` is."""
+    def operand_names(self, operands: Sequence[Any]) -> list[str]:
+        """Return the name of the operand that each of `operands` is."""
         names = [o.name for o in self.operands]
-        return [names[min(i, len(names) - 1)] for i in range(len(given))]
+        return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
     def names_for(self, count: int) -> list[str]:
         """Default names of `count` outputs."""
@@ -113,10 +113,10 @@ class Signature:
 
     def results(self, operands: Sequence[Any]) -> tuple[str, ...]:
         """Name the outputs of a call: a present state (`present_k`) only where its past (`past_k`) is given."""
-        given = {o.name for o, v in zip(self.operands, operands, strict=False) if v is not None}
+        present = {o.name for o, v in zip(self.operands, operands, strict=False) if v is not None}
         states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in self.output_names]
         return tuple(
-            name for name, past in zip(self.output_names, states, strict=True) if past is None or past in given
+            name for name, past in zip(self.output_names, states, strict=True) if past is None or past in present
         )
 
     def packed(self, outputs: tuple[Any, ...]) -> Any:
@@ -150,8 +150,8 @@ class OpCall:
 
     def __init__(self, op: Signature, operands: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         for i, o in enumerate(op.operands):
-            found = tuple(operands[i:]) if o.variadic else operands[i] if i < len(operands) else None
-            setattr(self, o.name, found)
+            operand = tuple(operands[i:]) if o.variadic else operands[i] if i < len(operands) else None
+            setattr(self, o.name, operand)
         self.__dict__.update(attrs)
 
     def __getattr__(self, name: str) -> Any:

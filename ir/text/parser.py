@@ -89,15 +89,15 @@ class _Parser(Lexer):
         end = self.text.find("]", at)
         spelled = self.text[at : end + 1]
         if spelled in self.types:
-            found, count = self.types[spelled]
+            kind, count = self.types[spelled]
             self.goto(self.pos + count)
-            return found
+            return kind
         name = self.of_kind("name", "a dtype")
         dtype = self.checked(at, lambda: dtypes.parse(name))
-        found = TensorType(dtype, self.listed(self.size))
+        kind = TensorType(dtype, self.listed(self.size))
         if self.tokens[self.pos - 1].at == end:  # a comment may hold a bracket
-            self.types[spelled] = found, self.pos - first
-        return found
+            self.types[spelled] = kind, self.pos - first
+        return kind
 
     def attr(self) -> Any:
         """A literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
@@ -267,14 +267,14 @@ class _Parser(Lexer):
                 attrs[key] = self.attr()
             if self.token.text != ")":
                 self.take(",")
-        given = self.checked(at, lambda: op.check_operands(operands))
+        inputs = self.checked(at, lambda: op.check_operands(operands))
         full = self.checked(at, lambda: op.check_attrs(attrs))
-        types = self.checked(at, lambda: op.types([None if v is None else v.type for v in given], full))
+        types = self.checked(at, lambda: op.types([None if v is None else v.type for v in inputs], full))
         if len(types) != len(outs):
             self.fail(f"op {name} defines {len(types)} values, not {len(outs)}", start)
         for (out, declared), inferred in zip(outs, types, strict=True):
             if declared != inferred:
                 self.fail(f"%{out} is declared {declared} but {name} makes {inferred}", start)
-        node = graph.add_node(op, given, full, types, [n for n, _ in outs], scope)
+        node = graph.add_node(op, inputs, full, types, [n for n, _ in outs], scope)
         for (out, _), value in zip(outs, node.outputs, strict=True):
             self.define(values, start, out, value)

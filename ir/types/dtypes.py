@@ -53,8 +53,8 @@ class DType:
         """
         if self.name not in _NUMPY:
             raise WeftError(f"dtype {self.name} is block-quantized storage; dequantize it before computing with it")
-        found: np.dtype[Any] = np.dtype(_NUMPY[self.name])
-        return found
+        dtype: np.dtype[Any] = np.dtype(_NUMPY[self.name])
+        return dtype
 
     @property
     def eps(self) -> float:
@@ -141,15 +141,15 @@ def parse(name: str, known: Iterable[str] = ALL) -> DType:
     Raises:
         WeftError: if there is none; it lists those in `known`.
     """
-    found = ALL.get(_ALIASES.get(name, name))
-    if found is None:
+    dtype = ALL.get(_ALIASES.get(name, name))
+    if dtype is None:
         raise WeftError(f"unknown dtype {name!r}; known are {', '.join(known)}")
-    return found
+    return dtype
 
 
 def of(array: np.ndarray[Any, Any]) -> DType:
     """The dtype of a numpy array."""
-    found = _BY_NUMPY.get(array.dtype)
-    if found is None:
+    dtype = _BY_NUMPY.get(array.dtype)
+    if dtype is None:
         raise WeftError(f"numpy dtype {array.dtype} has no counterpart in weft; cast the array first")
-    return found
+    return dtype

@@ -108,13 +108,13 @@ def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
 
 
 def _make(terms: Mapping[Monomial, int]) -> Size:
-    kept = {m: c for m, c in terms.items() if c}
-    if not kept.keys() - {()}:
-        return kept.get((), 0)
-    if len(kept) > MOST_TERMS or any(sum(p for _, p in mono) > MOST_DEGREE for mono in kept):
+    nonzero = {m: c for m, c in terms.items() if c}
+    if not nonzero.keys() - {()}:
+        return nonzero.get((), 0)
+    if len(nonzero) > MOST_TERMS or any(sum(p for _, p in mono) > MOST_DEGREE for mono in nonzero):
         raise WeftError(_TOO_LARGE)
     # Highest degree first, the constant last, names in alphabetical order: one spelling per polynomial.
-    order = sorted(kept.items(), key=lambda t: (-sum(p for _, p in t[0]), str(t[0])))
+    order = sorted(nonzero.items(), key=lambda t: (-sum(p for _, p in t[0]), str(t[0])))
     return Poly(tuple(order))
 
 
@@ -180,11 +180,11 @@ def total(sizes: Iterable[Size]) -> Size:
 
 def names(size: Size) -> set[str]:
     """The named sizes that `size` depends on."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for mono, _ in _terms(size):
         for atom, _p in mono:
-            found |= {atom} if isinstance(atom, str) else {n for a in atom.args for n in names(a)}
-    return found
+            symbols |= {atom} if isinstance(atom, str) else {n for a in atom.args for n in names(a)}
+    return symbols
 
 
 def substitute(size: Size, binding: Mapping[str, Size]) -> Size:

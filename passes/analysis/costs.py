@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.interpreter import free_sizes
-from weft.ir.op import Cost
+from weft.ir.op import Cost, Growth, StateSpec
 from weft.ir.types import sizes
 
-from .states import states
+from .states import caches, specs, states
 
 EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operands of `moe` with an axis of experts
 
@@ -22,7 +22,7 @@ def learned(graph: Graph) -> list[Param]:
     """
 
     def corrects(param: Param) -> bool:
-        readers = [node.op.name == "route" and node.operand("bias") is param for node in param.users]
+        readers = [node.op is ops.route and node.operand("bias") is param for node in param.users]
         return bool(readers) and all(readers)
 
     return [p for p in graph.params.values() if not p.recipe.constant and not corrects(p)]
@@ -42,7 +42,7 @@ def active_count(graph: Graph) -> int:
     """Count the parameters that a token uses: of experts, only those it is routed to."""
     idle = 0
     for node in graph.nodes:
-        if node.op.name == "moe" and node.attrs["active"] is not None:
+        if node.op is ops.moe and node.attrs["active"] is not None:
             stacks = [v for v in (node.operand(name) for name in EXPERTS) if v is not None]
             experts = sizes.evaluate(stacks[0].shape[0], {})
             idle += sum(elements(v) // experts for v in stacks) * (experts - node.attrs["active"])
@@ -51,37 +51,22 @@ def active_count(graph: Graph) -> int:
 
 def cached(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
     """(numbers a token, window) of every attention that a cache serves."""
-    found = []
-    for node in nodes:
-        if node.op is ops.attention and node.attrs["causal"]:
-            k, v = node.operand("k"), node.operand("v")
-            assert k is not None
-            found.append((k.width + (0 if v is None else v.width), node.attrs["window"]))
-    return found
+    return [(_per_slot(parts), parts[0].window) for node in nodes if (parts := caches(node))]
 
 
 def crossed(nodes: Iterable[Node]) -> int:
     """Count the numbers that cross-attention caches per source token."""
-    found = 0
-    for node in nodes:
-        if node.op.name == "attention":
-            q, k, v = (node.operand(name) for name in "qkv")
-            assert q is not None and k is not None
-            if k.shape[1] != q.shape[1]:
-                found += k.width + (0 if v is None else v.width)
-    return found
+    return sum(_per_slot(s for s in specs(node) if s.growth is Growth.SOURCE) for node in nodes)
+
+
+def _per_slot(parts: Iterable[StateSpec]) -> int:
+    return sum(sizes.evaluate(sizes.product(spec.per_slot), {}) for spec in parts)
 
 
 def state_bytes(nodes: Iterable[Node], item: int) -> int:
-    """The bytes that recurrences keep for one text, however long it is, where the model's numbers take `item` bytes.
-
-    Sums over all tokens are f32.
-    """
-    kept = (found for node in nodes for found in states(node).items())
-    return sum(
-        sizes.evaluate(sizes.product(shape), {"batch": 1}) * (item if part == "conv" else 4)
-        for part, (_, shape) in kept
-    )
+    """The bytes that recurrences keep for one text, however long it is, where the model's numbers take `item` bytes."""
+    every = (spec for node in nodes for spec in states(node))
+    return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in every)
 
 
 TEXT = {"batch": 1, "seq": 64, "past": 0}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from weft.ir import Node, Param, Recipe, Value
+from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.op import Trait
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes import Full
@@ -40,7 +40,7 @@ class Projection:
     @property
     def normed(self) -> bool:
         """Check that the linear normalizes its input."""
-        return self.node.op.name == "norm_linear"
+        return self.node.op is ops.norm_linear
 
     @property
     def packed(self) -> bool:
@@ -138,12 +138,12 @@ class FeedForward:
 def projected(value: Value) -> Projection | None:
     """The linear, its weights parameters, that `value` is the output of, or a piece of the last axis of."""
     node, start = value.producer, 0
-    if node is not None and node.op.name == "split":
+    if node is not None and node.op is ops.split:
         x = node.inputs[0]
         if x is None or not cuts_rows(node):
             return None
         start, node = sum(node.attrs["sizes"][: value.index]), x.producer
-    if node is None or node.op.name not in ("linear", "norm_linear"):
+    if node is None or node.op not in (ops.linear, ops.norm_linear):
         return None
     if not only_params(node.inputs[1:]):
         return None
@@ -160,7 +160,7 @@ def activation_name(node: Node) -> str | None:
     for name, (op, attrs) in ACTIVATIONS.items():
         if node.op is op and all(node.attrs[k] == attrs.get(k, a.default) for k, a in op.attrs.items()):
             return name
-    return f"swish({node.attrs['beta']})" if node.op.name == "swish" else None
+    return f"swish({node.attrs['beta']})" if node.op is ops.swish else None
 
 
 def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
@@ -174,20 +174,20 @@ def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
     if name is not None and x is not None:
         return name, x, (node,)
     inner = x.producer if x is not None else None
-    if inner is not None and inner.op.name == "relu" and (node.op.name == "square" or _twice(node)):
+    if inner is not None and inner.op is ops.relu and (node.op is ops.square or _twice(node)):
         before = inner.inputs[0]
         return None if before is None or not private(inner.output, node) else ("relu2", before, (node, inner))
-    if node.op.name != "mul":
+    if node.op is not ops.mul:
         return None
     for a, b in (node.inputs, node.inputs[::-1]):
         sigmoid = None if b is None else b.producer
-        if a is None or sigmoid is None or sigmoid.op.name != "sigmoid" or not private(sigmoid.output, node):
+        if a is None or sigmoid is None or sigmoid.op is not ops.sigmoid or not private(sigmoid.output, node):
             continue
         inside = sigmoid.inputs[0]
         if inside is a:
             return "silu", a, (node, sigmoid)
         scaled = None if inside is None else inside.producer
-        if scaled is None or scaled.op.name != "affine" or not private(scaled.output, sigmoid):
+        if scaled is None or scaled.op is not ops.affine or not private(scaled.output, sigmoid):
             continue
         if scaled.inputs[0] is a and scaled.attrs["plus"] == 0:
             return f"swish({scaled.attrs['by']})", a, (node, sigmoid, scaled)
@@ -195,18 +195,18 @@ def activated(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
 
 
 def _twice(node: Node) -> bool:
-    return node.op.name == "mul" and node.inputs[0] is node.inputs[1]
+    return node.op is ops.mul and node.inputs[0] is node.inputs[1]
 
 
 def gated(node: Node) -> Gate | str | None:
     """The gated unit whose last node is `node`, a glu or a product; None if it is no such thing, or why it is none
     though it looks like one: gate and up must be projections of the same value, and nobody else may read in between.
     """
-    if node.op.name == "glu":
+    if node.op is ops.glu:
         gate, up = node.inputs
         assert gate is not None and up is not None
         return Gate(gate, up, node.attrs["activation"], node.attrs["limit"], node.attrs["shift"], (node,))
-    a, b = node.inputs if node.op.name == "mul" else (None, None)
+    a, b = node.inputs if node.op is ops.mul else (None, None)
     if a is None or b is None or a is b or a.type != b.type:
         return None
     for opened, up in ((a, b), (b, a)):
@@ -226,9 +226,9 @@ def _gated(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...
     """`node` as act(gate) ⊙ up, clamped and shifted as in `glu` where that is spelled out."""
     inside = [node, *nodes]
     shift, limit = 0.0, None
-    if up.producer is not None and up.producer.op.name == "affine" and up.producer.attrs["by"] == 1:
+    if up.producer is not None and up.producer.op is ops.affine and up.producer.attrs["by"] == 1:
         shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], _first(up.producer)
-    clips = [v.producer for v in (gate, up) if v.producer is not None and v.producer.op.name == "clip"]
+    clips = [v.producer for v in (gate, up) if v.producer is not None and v.producer.op is ops.clip]
     if clips:
         high = clips[-1].attrs["high"]
         if high is None or [(c.attrs["low"], c.attrs["high"]) for c in clips] != [(None, high), (-high, high)]:
@@ -255,7 +255,7 @@ def _first(node: Node) -> Value:
 def feed_forward(down: Node) -> FeedForward | str | None:
     """The feed-forward that ends in the linear `down`; None if there is none, or who else reads what is inside."""
     out, hidden = projected(down.output), down.inputs[0] if down.inputs else None
-    if down.op.name != "linear" or out is None or hidden is None or hidden.producer is None:
+    if down.op is not ops.linear or out is None or hidden is None or hidden.producer is None:
         return None
     gate = gated(hidden.producer)
     if isinstance(gate, str):

@@ -62,25 +62,27 @@ def _moved(node: Node, labels: list[Array]) -> list[Array]:
 def gathered(value: Value) -> dict[Value, Array]:
     """The values that the numbers of `value` are moved from, each with labels of a token of `value`: which number of
     that value a number is, counted from 1; 0 if it is none of them."""
-    made: dict[Value, Array] = {}
+    labelled: dict[Value, Array] = {}
     starts: dict[Value, int] = {}
     count = 0  # labels given out
 
     def labels(v: Value) -> Array:
         nonlocal count
-        if v not in made:
+        if v not in labelled:
             node = v.producer
             if node is not None and _moves(node):
-                found = _moved(node, [labels(x) for x in node.inputs if x is not None])
-                made.update(zip(node.outputs, found, strict=True))
+                moved = _moved(node, [labels(x) for x in node.inputs if x is not None])
+                labelled.update(zip(node.outputs, moved, strict=True))
             else:
-                starts[v], made[v] = count, _labelled(v, first=count + 1)
-                count = int(made[v].max())
-        return made[v]
+                starts[v], labelled[v] = count, _labelled(v, first=count + 1)
+                count = int(labelled[v].max())
+        return labelled[v]
 
     token = labels(value)[0, 0]
-    found = {v: np.where((token > first) & (token <= made[v].max()), token - first, 0) for v, first in starts.items()}
-    return {v: own for v, own in found.items() if own.any()}
+    moved = {
+        v: np.where((token > first) & (token <= labelled[v].max()), token - first, 0) for v, first in starts.items()
+    }
+    return {v: own for v, own in moved.items() if own.any()}
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,10 @@ def origin(value: Value) -> Origin | str:
     for reached in path[1:]:
         step = reached.producer
         assert step is not None
-        made = _push(step, 0, labels)
-        if made is None:
+        pushed = _push(step, 0, labels)
+        if pushed is None:
             return f"{step.op.name} (%{reached.name}) moves its numbers about"
-        labels = made[reached.index]
+        labels = pushed[reached.index]
         steps.append((step, labels[0, 0]))
     return Origin(node, tuple(steps), labels[0, 0])
 
@@ -146,9 +148,9 @@ def destination(value: Value, token: Array) -> Destination | str:
         if node.op is ops.attention and i < 2:
             heads = node.attrs["heads" if i == 0 else "kv_heads"]
             return Destination(node, "qk"[i], labels[0, 0].reshape(heads, -1))
-        made = _push(node, i, labels)
+        pushed = _push(node, i, labels)
         groups = np.sort(labels.reshape(-1, labels.shape[-1]))
         uneven = node.op in (ops.rms_norm, ops.layer_norm) and (groups != groups[0]).any()
-        if made is None or len(made) != 1 or uneven or (node.op in _STILL and len(node.inputs) > 1):
+        if pushed is None or len(pushed) != 1 or uneven or (node.op in _STILL and len(node.inputs) > 1):
             return f"%{value.name} is read by {node.op.name}, not by an attention"
-        value, labels = node.output, made[0]
+        value, labels = node.output, pushed[0]

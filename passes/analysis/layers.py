@@ -18,8 +18,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Value, WeftError
-from weft.ir.ops.softmax_attention import ATTENTIONS
+from weft.ir import Graph, Node, Param, Value, WeftError, ops
+from weft.ir.op import Trait
 
 from .states import has_cache
 
@@ -105,7 +105,7 @@ def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
 
 def unfuse(graph: Graph) -> bool:
     """Take every add_norm apart, the addition in the layer that ends with it; whether there was any."""
-    fused = [n for n in graph.nodes if n.op.name == "add_norm"]
+    fused = [n for n in graph.nodes if n.op is ops.add_norm]
     for node in fused:
         with graph.inserting(before=node):
             normed, total = node.op.expand(node)
@@ -128,7 +128,7 @@ def self_attentions(graph: Graph, name: str) -> list[Node]:
         WeftError: in the name of the pass `name`, if there are none, or if they have caches.
     """
     need_early(graph, name)
-    found = [n for n in graph.nodes if n.op.name in ATTENTIONS and _to_itself(n)]
+    found = [n for n in graph.nodes if Trait.ATTENTION in n.op.traits and _to_itself(n)]
     if not found:
         raise WeftError(f"{name}: graph {graph.name} has no softmax attention of a text to itself")
     return found

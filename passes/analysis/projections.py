@@ -55,17 +55,17 @@ class Branch:
     @property
     def rope(self) -> Node | None:
         """The rotation, if there is one."""
-        return next((n for n in self.between if n.op.name == "rope"), None)
+        return next((n for n in self.between if n.op is ops.rope), None)
 
     @property
     def norm(self) -> Node | None:
         """The norm of the heads, if there is one."""
-        return next((n for n in self.between if n.op.name in ("rms_norm", "layer_norm")), None)
+        return next((n for n in self.between if n.op in (ops.rms_norm, ops.layer_norm)), None)
 
     @property
     def plain(self) -> bool:
         """Check that only rotations and reshapes follow, which are linear in each head's weight rows."""
-        return all(n.op.name in ("rope", "reshape") for n in self.between)
+        return all(n.op in (ops.rope, ops.reshape) for n in self.between)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def projections(node: Node) -> Projections | str:
 
 def output_of(node: Node) -> Node | str:
     """The linear that alone reads what the attention `node` makes, or why there is none."""
-    readers = [n for n, i in node.output.uses if not (n.op.name == "linear" and i == 0)]
+    readers = [n for n, i in node.output.uses if not (n.op is ops.linear and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
     if readers or node.output.is_output or len(linears) != 1:
         who = readers[0].op.name if readers else "the graph's output" if node.output.is_output else "several linears"
@@ -142,16 +142,16 @@ def _branch(value: Value, reader: Node) -> Branch | str:
             return f"(%{value.name}) is read by {others[0]} too"
         if len(value.uses) > 1:
             return f"(%{value.name}) is read twice by {at.op.name}"
-        if node.op.name == "linear":
+        if node.op is ops.linear:
             break
         x = node.inputs[0]
-        if node.op.name == "split" and x is not None and x.producer is not None and x.producer.op.name == "linear":
+        if node.op is ops.split and x is not None and x.producer is not None and x.producer.op is ops.linear:
             cut = cuts_rows(node) and len(x.users) == 1 and not x.is_output
             if not cut:
                 return f"is a piece of %{x.name}, which cannot be taken apart"
             node = x.producer
             break
-        if node.op.name == "norm_linear":
+        if node.op is ops.norm_linear:
             return f"is made by norm_linear (%{value.name}); fuse-norm-linear has to come later"
         if not THROUGH & node.op.traits or x is None:
             return f"is made by {node.op.name} (%{value.name}), not by a linear"

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from weft.ir import Graph, Node, Param, Value, WeftError
+from weft.ir import Graph, Node, Param, Value, WeftError, ops
+from weft.ir.op import Trait
 
-from ..edits.absorb import NORMS, WRITERS, AxisMap, computed, moves_rows, write_through
+from ..edits.absorb import WRITERS, AxisMap, computed, moves_rows, write_through
 from ..edits.edit import backward_slice, derive, replace_param
-
-READING_NORMS = (*NORMS, "norm_linear")
 
 
 @dataclass
@@ -40,7 +39,7 @@ def streams(graph: Graph) -> list[Stream]:
     found: list[Stream] = []
     seen: set[Value] = set()
     for node in graph.nodes:
-        if node.op.name in ("add", "add_norm") and node.outputs[-1] not in seen and _residual(node):
+        if node.op in (ops.add, ops.add_norm) and node.outputs[-1] not in seen and _residual(node):
             stream = _connected(node.outputs[-1])
             seen.update(stream.values)
             if stream.norms:
@@ -64,7 +63,7 @@ def tables(streams: Sequence[Stream]) -> Iterator[Value]:
     """The tables that are looked up for `streams`."""
     for stream in streams:
         for writer in stream.writers:
-            table = writer.operand("table") if isinstance(writer, Node) and writer.op.name == "embedding" else None
+            table = writer.operand("table") if isinstance(writer, Node) and writer.op is ops.embedding else None
             if table is not None:
                 yield table
 
@@ -121,30 +120,29 @@ def _connected(start: Value) -> Stream:
 
 def _note(stream: Stream, value: Value, reader: Node, index: int, carries: bool) -> None:
     """Put the reader of a value of the stream where it belongs; `carries` says that it carries the stream on."""
-    name = reader.op.name
-    if name == "add_norm" or (name in READING_NORMS and index == 0):
+    if reader.op is ops.add_norm or ((Trait.NORM in reader.op.traits or reader.op is ops.norm_linear) and index == 0):
         stream.norms[reader] = None
-    elif name == "linear" and index == 0:
+    elif reader.op is ops.linear and index == 0:
         stream.linears[reader] = None
     elif not carries:
-        stream.obstacles.append(f"%{value.name} is read by {name} (%{reader.output.name})")
+        stream.obstacles.append(f"%{value.name} is read by {reader.op.name} (%{reader.output.name})")
 
 
 def carried(node: Node, output: Value) -> tuple[int, ...]:
     """The operands whose rows `node` adds, moves or weighs to make `output`; none if it does more with them."""
     width = output.shape[-1:]
     wide = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.shape[-1:] == width)
-    match node.op.name:
-        case "add" | "sub":
+    match node.op:
+        case ops.add | ops.sub:
             return wide if len(wide) == 2 else ()
-        case "add_norm":
+        case ops.add_norm:
             return (0, 1) if output.index == 1 else ()
-        case "affine":
+        case ops.affine:
             return (0,) if node.attrs["plus"] == 0 else ()
-        case "mul":  # by a number for every row
+        case ops.mul:  # by a number for every row
             other = node.inputs[1 - wide[0]] if len(wide) == 1 else None
             return wide if other is not None and other.shape[-1:] in ((), (1,)) else ()
-        case "concat":
+        case ops.concat:
             return wide if moves_rows(node) else ()
     return (0,) if moves_rows(node) and not isinstance(node.inputs[0], Param) else ()
 
@@ -154,12 +152,12 @@ def unwritable(stream: Stream, norms: bool = False) -> str | None:
     for writer, value in stream.writers.items():
         if isinstance(writer, Param):
             continue
-        if writer.op.name in NORMS and not norms:
+        if Trait.NORM in writer.op.traits and not norms:
             x = writer.inputs[0]
-            looked_up = x is not None and x.producer is not None and x.producer.op.name == "embedding"
+            looked_up = x is not None and x.producer is not None and x.producer.op is ops.embedding
             cure = "; run fold-embedding-norm before" if looked_up else ""
             return f"%{value.name} is made by {writer.op.name}, a norm whose result is part of the residual{cure}"
-        if writer.op.name not in WRITERS:
+        if writer.op not in WRITERS:
             return f"%{value.name} is made by {writer.op.name}"
         if why := computed(writer):
             return why
@@ -194,9 +192,9 @@ def write_mapped(
 
 def _own(writer: Node, writers: Container[Node | Param]) -> bool:
     """Check that only `writers` read the weight that a change of `writer` would affect."""
-    if writer.op.name in NORMS:
+    if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
-    table = writer.operand("table") if writer.op.name == "embedding" else None
+    table = writer.operand("table") if writer.op is ops.embedding else None
     return table is None or all(n in writers for n in table.users)
 
 

@@ -21,7 +21,7 @@ from .projections import THROUGH
 
 HIGHEST, FARTHEST = 1e30, 1e6  # base and factor: beyond, float32 has no such frequencies
 _SCALINGS = ("none", "linear", "ntk", "yarn", "llama3")  # that `oracle.frequencies` knows
-_NAMES = {"concat", "transpose", "split"}  # these, too, keep a head's numbers together
+_WHOLE = (ops.concat, ops.transpose, ops.split)  # these, too, keep a head's numbers together
 
 
 def rotations(attention: Node) -> list[Node]:
@@ -30,11 +30,11 @@ def rotations(attention: Node) -> list[Node]:
     stack = [v for v in attention.inputs[:2] if v is not None]
     while stack:
         node = stack.pop().producer
-        if node is None or node.op.name in ("linear", "norm_linear"):
+        if node is None or node.op in (ops.linear, ops.norm_linear):
             continue
-        if node.op.name == "rope":
+        if node.op is ops.rope:
             found[node] = None
-        elif THROUGH & node.op.traits or node.op.name in _NAMES:
+        elif THROUGH & node.op.traits or node.op in _WHOLE:
             stack += [v for v in node.inputs if v is not None]
     return list(found)
 
@@ -171,7 +171,7 @@ def rotations_of(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) 
     """
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:
-        if attention.op.name == "attention":
+        if attention.op is ops.attention:
             for rope in rotations(attention):
                 readers.setdefault(rope, set()).add(attention)
     found = {}

@@ -1,101 +1,141 @@
-"""What a model keeps from call to call: KV caches, and the states of constant size that recurrences carry."""
+"""What a model keeps from call to call: caches, and states of constant size, by the specs of its ops.
+
+A graph takes the cache of attention i as past_key_values.{i}.{part} and returns it as present.{i}.{part}, the state of
+recurrence j as past_states.{j}.{part} and present_states.{j}.{part}.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from weft.ir import Graph, Node, TensorType, Value, WeftError
-from weft.ir.types import dtypes
-from weft.ir.types.sizes import Size
+from weft.ir import Graph, Node, Value, WeftError
+from weft.ir.op import Growth, StateKind, StateSpec
 
 from ..edits.edit import changed
 
-RECURRENCES = {"causal_conv", "selective_scan", "ssd", "linear_attention", "gated_linear_attention"}
-State = tuple[str, tuple[Size, ...]]  # the operand that takes it, its shape
+SOURCE = ("encoder_input_ids", "encoder_attention_mask")  # the inputs of an encoder, and of nothing else
 
 
-def states(node: Node) -> dict[str, State]:
-    """The states of a recurrence by their parts — conv, ssm, state, norm — in the order of its outputs; or nothing."""
-    name = node.op.name
-    if name not in RECURRENCES or node.attrs.get("causal") is False:
-        return {}
-    batch, _, width = node.output.shape
-    if name == "causal_conv":
-        channels, taps = _shape(node, "weight")
-        assert isinstance(taps, int)
-        return {"conv": ("past", (batch, taps - 1, channels))}
-    if name == "selective_scan":
-        channels, numbers = _shape(node, "a")
-        return {"ssm": ("past", (batch, numbers, channels))}
-    heads = node.attrs["heads"]
-    groups = heads if name == "linear_attention" else node.attrs["groups"]
-    matrix = (batch, heads, _shape(node, "b" if name == "ssd" else "q")[2] // groups, width // heads)
-    if name == "linear_attention":
-        return {"state": ("past_state", matrix), "norm": ("past_norm", matrix[:3])}
-    return {"ssm" if name == "ssd" else "state": ("past", matrix)}
+def specs(node: Node) -> tuple[StateSpec, ...]:
+    """All that `node` keeps from call to call, whether or not it takes it from operands already."""
+    return node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
+
+
+def states(node: Node) -> tuple[StateSpec, ...]:
+    """The states of constant size that `node` keeps, if it is a recurrence, in the order of its outputs."""
+    return tuple(filter(_constant, specs(node)))
+
+
+def caches(node: Node) -> tuple[StateSpec, ...]:
+    """The caches of `node`, if it is an attention whose keys are those of its own text."""
+    return tuple(s for s in specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
 
 
 def sums(node: Node) -> set[int]:
     """The places of the operands that add up all tokens so far, and so stay in f32."""
-    operands = (operand for part, (operand, _) in states(node).items() if part != "conv")
-    return {node.op.operand_index(operand) for operand in operands}
+    return {node.op.operand_index(s.taken) for s in states(node) if s.kind.accumulates}
 
 
 def has_state(node: Node) -> bool:
-    """Whether `node` is a recurrence that takes its past from an operand."""
-    return any(node.operand(operand) is not None for operand, _ in states(node).values())
-
-
-def give_states(graph: Graph, node: Node, number: int) -> None:
-    """Let the recurrence `node` go on from past_states.{number}.{part} and return present_states.{number}.{part}.
-
-    Raises:
-        WeftError: if it leaves keys out, which a state cannot.
-    """
-    if node.op.name == "linear_attention" and node.operand("key_mask") is not None:
-        raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
-    parts, given = states(node), dict[str, Value | None]()
-    for part, (operand, shape) in parts.items():
-        dtype = node.output.type.dtype if part == "conv" else dtypes.f32
-        given[operand] = graph.add_input(f"past_states.{number}.{part}", TensorType(dtype, shape))
-    for part, present in zip(parts, changed(node, given).outputs[1:], strict=True):
-        graph.add_output(f"present_states.{number}.{part}", present)
-
-
-def _shape(node: Node, operand: str) -> tuple[Any, ...]:
-    value = node.operand(operand)
-    assert value is not None
-    return value.shape
+    """Whether `node` takes what earlier calls left, a cache or a state, from an operand."""
+    return any(node.operand(s.taken) is not None for s in (*caches(node), *states(node)))
 
 
 def has_cache(graph: Graph) -> bool:
     """Whether `graph` has caches or states."""
-    return any(name.startswith(("past_key_values.", "past_states.")) for name in graph.inputs)
+    return any(map(has_state, graph.nodes))
 
 
-def cache_records(graph: Graph) -> list[dict[str, Any]]:
-    """A record per cache of a graph whose attentions are not lowered yet.
+def give_states(graph: Graph, node: Node, number: int, given: dict[str, Value | None]) -> None:
+    """Let `node`, the attention or recurrence `number`, go on from inputs of `graph`, and return what it leaves.
+
+    `given` are other operands, by name, that it then has.
+
+    Raises:
+        WeftError: if it leaves keys out, which a state cannot.
+    """
+    masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
+    if masked and states(node):
+        raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which a state of constant size cannot have")
+    found = [(spec, *_names(spec, number)) for spec in (*caches(node), *states(node))]
+    pasts = {spec.taken: graph.add_input(name, spec.type) for spec, name, _ in found}
+    for (_, _, name), present in zip(found, changed(node, {**given, **pasts}).outputs[1:], strict=True):
+        graph.add_output(name, present)
+
+
+def _names(spec: StateSpec, number: int) -> tuple[str, str]:
+    past, present = ("past_states", "present_states") if _constant(spec) else ("past_key_values", "present")
+    return f"{past}.{number}.{spec.part}", f"{present}.{number}.{spec.part}"
+
+
+def _constant(spec: StateSpec) -> bool:
+    return spec.growth is Growth.CONSTANT
+
+
+Carried = tuple[StateSpec, str, str]  # a state, and the names of the input that takes it and the output that makes it
+
+
+def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[Carried]:
+    """Name the states of some nodes, those of one together, as kv-cache names what a graph takes and returns."""
+    numbers = {True: itertools.count(), False: itertools.count()}
+    for found in nodes:
+        number = next(numbers[_constant(found[0])])
+        yield from ((spec, *_names(spec, number)) for spec in found)
+
+
+def taken_states(graph: Graph) -> Iterator[Carried]:
+    """The states that `graph` takes, in the order of its inputs."""
+    for name, value in graph.inputs.items():
+        for node, place in value.uses:
+            given = [s for s in (*caches(node), *states(node)) if node.op.operand_index(s.taken) == place]
+            for spec in given[:1]:
+                made = node.outputs[node.op.results(node.inputs).index(spec.made)]
+                yield spec, name, next(iter(graph.outputs.names(made)), "")
+
+
+def cache_records(carried: Iterable[Carried]) -> list[dict[str, Any]]:
+    """A record per cache.
 
     `layer` is its number, `window` that of the attention or None; a `rolling` cache holds `capacity` keys (None: as
     many as the text has tokens), a `latent` one has no values beside them.
     """
-    found = []
-    for i in range(len(graph.inputs)):
-        value = graph.inputs.get(f"past_key_values.{i}.key")
-        if value is None:
-            break
-        (node, _), *_ = value.uses
-        rolling, window = node.attrs.get("rolling", False), node.attrs.get("window")
-        record = {"layer": i, "kv_heads": value.shape[1], "head_dim": value.shape[3], "window": window}
-        capacity = value.shape[2] if rolling else None
-        found.append({**record, "rolling": rolling, "capacity": capacity, "latent": node.operand("v") is None})
-    return found
+    keys = (spec for spec, _, _ in carried if spec.part == "key")
+    return [
+        {
+            "layer": i,
+            "kv_heads": spec.type.shape[1],
+            "head_dim": spec.type.shape[3],
+            "window": spec.window,
+            "rolling": (rolling := spec.growth is Growth.WINDOW),
+            "capacity": spec.type.shape[2] if rolling else None,
+            "latent": spec.kind is StateKind.LATENT,
+        }
+        for i, spec in enumerate(keys)
+    ]
 
 
-def state_records(graph: Graph) -> list[dict[str, Any]]:
+def state_records(carried: Iterable[Carried]) -> list[dict[str, Any]]:
     """A record per state of constant size: its input's `name` and the `shape` of a row."""
-    states = ((name, v.shape[1:]) for name, v in graph.inputs.items() if name.startswith("past_states."))
-    return [{"name": name, "shape": list(shape)} for name, shape in states]
+    return [{"name": name, "shape": list(spec.row)} for spec, name, _ in carried if _constant(spec)]
+
+
+def manifest_records(graph: Graph, carried: Iterable[Carried]) -> dict[str, Any]:
+    """The records of all that the model keeps: `cache` and `states` as above, and in `carried` every tensor.
+
+    That has a `kind` and a `growth` (see `StateSpec`), the `shape` of a row (None: as long as the text, or the source)
+    and the `input` and `output` of the graph, which keys and values of a source do not have.
+    """
+
+    def record(spec: StateSpec, **names: str) -> dict[str, Any]:
+        shape = [n if isinstance(n, int) else None for n in spec.row]
+        return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape}
+
+    carried = list(carried)
+    own = [record(spec, input=name, output=present) for spec, name, present in carried]
+    cross = [record(spec) for node in graph.nodes for spec in specs(node) if spec.growth is Growth.SOURCE]
+    return {"cache": cache_records(carried), "states": state_records(carried), "carried": own + cross}
 
 
 def max_source(graph: Graph, length: int) -> int:

@@ -128,22 +128,22 @@ class Pass:
 
     def __str__(self) -> str:
         """As in a pipeline text; arguments that equal their default are left out."""
-        given = []
+        arguments = []
         for argument in self.arguments():
             value = getattr(self, argument.name)
             if argument.required or value != argument.default:
-                given.append(f"{argument.name}={spell(value)}")
-        return self.name + (f"{{{', '.join(given)}}}" if given else "")
+                arguments.append(f"{argument.name}={spell(value)}")
+        return self.name + (f"{{{', '.join(arguments)}}}" if arguments else "")
 
     @classmethod
     def arguments(cls) -> tuple[Argument, ...]:
         """The fields, in order: those of the pass, then those that it shares with others."""
         hints = typing.get_type_hints(cls)
-        found = []
+        arguments = []
         for f in call_order(cls):
             default = f.default if f.default is not MISSING else inspect.Parameter.empty
-            found.append(Argument(f.name, hints[f.name], default))
-        return tuple(found)
+            arguments.append(Argument(f.name, hints[f.name], default))
+        return tuple(arguments)
 
     @classmethod
     def doc(cls) -> str:

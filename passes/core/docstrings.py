@@ -32,19 +32,19 @@ def read_docstring(docstring: str) -> Documentation:
     Raises:
         WeftError: if a part stands twice.
     """
-    found: dict[str, str] = {}
+    sections: dict[str, str] = {}
     text: list[str] = []
     body = inspect.cleandoc(docstring)
     if match := re.search(r"^Example (.+)::\n((?:(?:[ \t].*)?\n|[ \t].*\Z)+)", body + "\n", re.MULTILINE):
-        found["pipeline"], found["graph"] = match[1], textwrap.dedent(match[2]).strip() + "\n"
+        sections["pipeline"], sections["graph"] = match[1], textwrap.dedent(match[2]).strip() + "\n"
         body = (body[: match.start()] + body[match.end() :]).strip()
     summary, *paragraphs = re.split(r"\n\s*\n", body)
     for paragraph in paragraphs:
         name, colon, rest = paragraph.partition(":")
         if colon and name in ("Condition", "Source"):
-            if name.lower() in found:
+            if name.lower() in sections:
                 raise WeftError(f"docstring {summary!r} has two paragraphs {name}")
-            found[name.lower()] = rest.strip()
+            sections[name.lower()] = rest.strip()
         else:
             text.append(paragraph)
-    return Documentation(" ".join(summary.split()), "\n\n".join(text), **found)
+    return Documentation(" ".join(summary.split()), "\n\n".join(text), **sections)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import DType, Graph, Recipe, TensorReader, WeftError, interpret
+from weft.ir import DType, Graph, Recipe, TensorReader, WeftError, interpret, ops
 from weft.ir.graph import Value
 from weft.ir.interpreter import free_sizes
 from weft.ir.recipes import Full, Map, Normal, Source, Uniform
@@ -214,7 +214,7 @@ def _limit(ids: Value) -> int:
     """Return a bound on `ids`: the rows of the smallest table that they index."""
     rows = []
     for node, i in ids.uses:
-        table = node.inputs[1 - i] if node.op.name in ("embedding", "gather") else None
+        table = node.inputs[1 - i] if node.op in (ops.embedding, ops.gather) else None
         size = None if table is None else table.shape[node.attrs.get("axis", 0)]
         if isinstance(size, int):
             rows.append(size)

@@ -37,7 +37,7 @@ def attend(
     seen = np.array([[sees(i, j) and (j <= i or not causal) for j in range(k.shape[1])] for i in range(seq)])
     rows = []
     for b in range(batch):
-        made = []
+        outputs = []
         for h in range(heads):
             g = h // (heads // kv_heads)
             key = k[b, :, g * d : (g + 1) * d]
@@ -47,13 +47,13 @@ def attend(
                 score = softcap * np.tanh(score / softcap)
             if bias is not None:
                 score = score + bias[b % len(bias), h % bias.shape[1]]
-            shown = seen if key_mask is None else seen & (key_mask[b % len(key_mask)] != 0)
-            most = np.where(shown, score, -np.inf).max(1, keepdims=True)
+            visible = seen if key_mask is None else seen & (key_mask[b % len(key_mask)] != 0)
+            most = np.where(visible, score, -np.inf).max(1, keepdims=True)
             most = np.where(np.isfinite(most), most, 0)
-            power = np.where(shown, np.exp(np.where(shown, score, most) - most), 0)
+            power = np.where(visible, np.exp(np.where(visible, score, most) - most), 0)
             whole = power.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[h] - most))
-            made.append(power @ value / np.where(whole == 0, 1, whole))
-        rows.append(np.concatenate(made, 1))
+            outputs.append(power @ value / np.where(whole == 0, 1, whole))
+        rows.append(np.concatenate(outputs, 1))
     return np.stack(rows)
 
 
@@ -95,7 +95,7 @@ def frequencies(
     none, linear (Chen 2023: positions shrink), ntk (bloc97 2023: the last pair is interpolated, the first is not), yarn
     (Peng 2023, with the pairs between the bounds blended by index as its code does), llama3 (Llama 3.1, 2024).
     """
-    found = []
+    scaled = []
     for k in range(dim // 2):
         plain = math.exp(-2 * k / dim * math.log(theta))
         wavelength = 2 * math.pi / plain
@@ -116,5 +116,5 @@ def frequencies(
             fast, slow = max(fast, 0), min(slow, dim - 1)
             share = min(max((k - fast) / max(slow - fast, 0.001), 0.0), 1.0)
             plain *= (1 - share) + share / factor
-        found.append(plain)
-    return np.array(found)
+        scaled.append(plain)
+    return np.array(scaled)

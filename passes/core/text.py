@@ -83,11 +83,11 @@ class _Parser(Lexer):
 
     @staticmethod
     def remove(name: str, phases: list[Phase], passes: list[Pass]) -> bool:
-        kept = [Phase(ph.name, tuple(p for p in ph.passes if p.name != name)) for ph in phases]
+        remaining = [Phase(ph.name, tuple(p for p in ph.passes if p.name != name)) for ph in phases]
         left = [p for p in passes if p.name != name]
-        found = kept != phases or left != passes
-        phases[:], passes[:] = kept, left
-        return found
+        changed = remaining != phases or left != passes
+        phases[:], passes[:] = remaining, left
+        return changed
 
     def one(self) -> Pass:
         word = self.take("name")
@@ -102,18 +102,18 @@ class _Parser(Lexer):
             raise WeftError(f"pipeline {self.text!r}, column {word.at + 1}: {e}") from None
 
     def arguments(self) -> dict[str, Any]:
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if not self.accept("{"):
-            return given
+            return arguments
         while not self.accept("}"):
-            if given:
+            if arguments:
                 self.take(",", "}")
             name = self.take("name")
-            if name.text in given:
+            if name.text in arguments:
                 self.fail(f"argument {name.text!r} is given twice", name.at)
             self.take("=")
-            given[name.text] = self.value()
-        return given
+            arguments[name.text] = self.value()
+        return arguments
 
     def value(self) -> Any:
         if self.accept("["):

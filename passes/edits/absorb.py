@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from weft.ir import Node, Param, Recipe, Value
+from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Add, Permute, Scale
 from weft.ir.recipes.matrices import Centre, MatMul
 
@@ -17,23 +17,22 @@ from .edit import changed, derive, derive_bias, replace_param
 
 AxisMap = Callable[[Recipe, int, int], Recipe]  # a recipe, the axis to map, the rank
 Use = tuple[Node, int]
-NORMS = ("rms_norm", "layer_norm", "add_norm")
 # Op: its weights as operands with their biases; all read the last axis of theirs.
 _READERS = {
-    "linear": {"weight": "bias"},
-    "norm_linear": {"weight": "bias"},
-    "moe": {"up": "up_bias", "gate": "gate_bias"},
+    ops.linear: {"weight": "bias"},
+    ops.norm_linear: {"weight": "bias"},
+    ops.moe: {"up": "up_bias", "gate": "gate_bias"},
 }
 # Op: the operands that make its result, and which axis of them does, counted from the last.
 _AFFINE = {"weight": 1, "bias": 1}
 WRITERS = {
-    "linear": {"weight": 2, "bias": 1},
-    "norm_linear": {"weight": 2, "bias": 1},
-    "moe": {"down": 2, "down_bias": 1},
-    "embedding": {"table": 1},
-    "rms_norm": {"weight": 1},
-    "layer_norm": _AFFINE,
-    "add_norm": _AFFINE,
+    ops.linear: {"weight": 2, "bias": 1},
+    ops.norm_linear: {"weight": 2, "bias": 1},
+    ops.moe: {"down": 2, "down_bias": 1},
+    ops.embedding: {"table": 1},
+    ops.rms_norm: {"weight": 1},
+    ops.layer_norm: _AFFINE,
+    ops.add_norm: _AFFINE,
 }
 
 
@@ -64,7 +63,7 @@ def multiplied(matrix: Recipe) -> AxisMap:
 
 def is_layer(norm: Node) -> bool:
     """Check that a norm, fused or not, subtracts the mean."""
-    return norm.op.name == "layer_norm" or norm.attrs.get("kind") == "layer"
+    return norm.op is ops.layer_norm or norm.attrs.get("kind") == "layer"
 
 
 def moves_rows(node: Node) -> bool:
@@ -73,20 +72,20 @@ def moves_rows(node: Node) -> bool:
     if x is None or not x.shape:
         return False
     last, attrs = len(x.shape) - 1, node.attrs
-    match node.op.name:
-        case "gather_rows":
+    match node.op:
+        case ops.gather_rows:
             return last > 1
-        case "cast":
+        case ops.cast:
             return x.type.dtype.is_float and bool(attrs["to"].is_float)
-        case "slice" | "split" | "concat" | "gather":
+        case ops.slice_ | ops.split | ops.concat | ops.gather:
             return bool(attrs["axis"] % (last + 1) != last)
-        case "reshape" | "expand":
+        case ops.reshape | ops.expand:
             return bool(node.output.shape[-1:] == x.shape[-1:])
-        case "squeeze":
+        case ops.squeeze:
             return all(a % (last + 1) != last for a in attrs["axes"])
-        case "unsqueeze":
+        case ops.unsqueeze:
             return all(a % len(node.output.shape) != last + len(attrs["axes"]) for a in attrs["axes"])
-        case "transpose":
+        case ops.transpose:
             return bool(attrs["axes"][-1] % (last + 1) == last)
     return False
 
@@ -99,7 +98,7 @@ def reads(value: Value) -> list[Use] | str:
         if v.is_output:
             return f"%{v.name} is an output of the graph"
         for node, i in v.uses:
-            if i == 0 and node.op.name != "concat" and moves_rows(node):
+            if i == 0 and node.op is not ops.concat and moves_rows(node):
                 waiting += node.outputs
             else:
                 found.append((node, i))
@@ -108,9 +107,9 @@ def reads(value: Value) -> list[Use] | str:
 
 def unable(node: Node, index: int) -> str | None:
     """Say why `node` cannot absorb a map of its operand `index` into its weights; None if it can."""
-    if node.op.name in ("add", "add_norm"):
+    if node.op in (ops.add, ops.add_norm):
         return f"it is a summand of {node.op.name} (%{node.outputs[-1].name})"
-    if node.op.name not in ("linear", "moe") or index:
+    if node.op not in (ops.linear, ops.moe) or index:
         return f"it is read by {node.op.name} (%{node.output.name})"
     return computed(node)
 
@@ -126,7 +125,7 @@ def computed(node: Node) -> str | None:
 
 def weights_read_with(node: Node) -> Iterator[Param]:
     """The weights that `node` reads its first operand with."""
-    for name in _READERS[node.op.name]:
+    for name in _READERS[node.op]:
         weight = node.operand(name)
         if isinstance(weight, Param):
             yield weight
@@ -139,7 +138,7 @@ def read_through(node: Node, along: AxisMap | None, shift: Recipe | None = None)
     the one that replaces it if biases had to be made.
     """
     made: dict[str, Recipe] = {}
-    for name, bias in _READERS[node.op.name].items():
+    for name, bias in _READERS[node.op].items():
         weight, given = node.operand(name), node.operand(bias)
         if not isinstance(weight, Param):
             continue
@@ -158,7 +157,7 @@ def write_through(node: Node, along: AxisMap) -> None:
     Norms take numbers and vectors only, into weight and bias.
     """
     made = {}
-    for name, axis in WRITERS[node.op.name].items():
+    for name, axis in WRITERS[node.op].items():
         param = node.operand(name)
         if isinstance(param, Param):
             rank = len(param.shape)
@@ -184,6 +183,6 @@ def _derived(node: Node, name: str, recipe: Recipe) -> Param:
     old = node.operand(name)
     if isinstance(old, Param):
         return derive(old, recipe)
-    weight = node.operand(next(w for w, b in _READERS[node.op.name].items() if b == name))
+    weight = node.operand(next(w for w, b in _READERS[node.op].items() if b == name))
     assert isinstance(weight, Param)
     return derive_bias(weight, recipe)

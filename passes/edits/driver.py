@@ -46,8 +46,8 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
             for rule in rules:
                 if node.erased or rule.pattern.root.op is not node.op:
                     continue
-                found, name = rule.pattern.match(node), node.output.name
-                miss = _rewrite(graph, rule, found, node) if isinstance(found, Match) else found
+                match, name = rule.pattern.match(node), node.output.name
+                miss = _rewrite(graph, rule, match, node) if isinstance(match, Match) else match
                 if miss is not None:
                     best = nearest[rule.name]
                     nearest[rule.name] = miss if best is None or miss.depth > best.depth else best
@@ -72,20 +72,20 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
         return Miss(depth, at, anchor)
     size, scope = len(graph), root.scope
     with graph.inserting(before=anchor):
-        found = rule.rewrite(**match.bindings)
-    if isinstance(found, Refusal):
+        replacement = rule.rewrite(**match.bindings)
+    if isinstance(replacement, Refusal):
         if len(graph) != size:
             raise RuntimeError(f"rule {rule.name} emitted nodes before it refused")
-        return Miss(depth, at, found.reason)
-    new = [found] if isinstance(found, Value) else list(found)
-    given = {v for v in match.bindings.values() if isinstance(v, Value)}
-    given.update(v for node in match.nodes.values() for v in node.outputs)
-    for node in backward_slice(new, given):
+        return Miss(depth, at, replacement.reason)
+    new = [replacement] if isinstance(replacement, Value) else list(replacement)
+    bound = {v for v in match.bindings.values() if isinstance(v, Value)}
+    bound.update(v for node in match.nodes.values() for v in node.outputs)
+    for node in backward_slice(new, bound):
         node.scope = scope
     for old, value in zip(match.exposed, new, strict=True):
         if old.type != value.type:
             raise RuntimeError(f"rule {rule.name} replaces {old!r} by {value!r}")
-        replace_uses(old, value, rename=value not in given)
+        replace_uses(old, value, rename=value not in bound)
     drop(graph, match.nodes.values())
     return None
 

@@ -48,10 +48,10 @@ def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, nam
     of `old` once nobody reads that any more; what is something else gets a `name` of its own.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
-    made = _derived.setdefault(old, {})
-    found = made.get((recipe, type))
+    cached = _derived.setdefault(old, {})
+    found = cached.get((recipe, type))
     if found is None or graph.params.get(found.name) is not found:
-        found = made[recipe, type] = graph.add_param(name or old.name, type, recipe)
+        found = cached[recipe, type] = graph.add_param(name or old.name, type, recipe)
     return found
 
 
@@ -152,11 +152,11 @@ def cuts_rows(split: Node) -> bool:
 
 def backward_slice(values: Iterable[Value], known: Iterable[Value | None]) -> list[Node]:
     """The nodes between `known` and `values`: all that `values` are computed with, not looking behind `known`."""
-    stop, found, stack = set(known), dict[Node, None](), list(values)
+    stop, reached, stack = set(known), dict[Node, None](), list(values)
     while stack:
         value = stack.pop()
-        if value in stop or value.producer is None or value.producer in found:
+        if value in stop or value.producer is None or value.producer in reached:
             continue
-        found[value.producer] = None
+        reached[value.producer] = None
         stack += [v for v in value.producer.inputs if v is not None]
-    return list(found)
+    return list(reached)

@@ -32,13 +32,13 @@ def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: 
         origin = f", in the body of {' in '.join(reversed(within))}," if within else ""
         raise WeftError(f"op {name}{origin} at %{at} cannot be lowered and has no simpler form: {why}")
     with graph.inserting(before=node):
-        found = node.op.expand(node)
+        expansion = node.op.expand(node)
     known = {v for v in node.inputs if v is not None}
-    made = backward_slice(found, known)
-    for old, new in zip(node.outputs, found, strict=True):
+    new_nodes = backward_slice(expansion, known)
+    for old, new in zip(node.outputs, expansion, strict=True):
         replace_uses(old, new, rename=new not in known)
     graph.erase(node)
     trace.fired(f"expand {name}", at)
     trace.note(f"expanded {name} at %{at}: {why}")
-    for child in made:
+    for child in new_nodes:
         _legalize(graph, child, accepts, trace, (*within, name))

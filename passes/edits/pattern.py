@@ -125,12 +125,12 @@ class Pattern:
         """Match with `node` as the root, or the deepest reason why not."""
         attempt = _Attempt()
         start = Match()
-        for found in attempt.apply(self.root, node, start, ()):
-            found.exposed = tuple(found.nodes[r.apply].outputs[r.index] for r in self.results)
-            escape = self._escape(found)
+        for state in attempt.apply(self.root, node, start, ()):
+            state.exposed = tuple(state.nodes[r.apply].outputs[r.index] for r in self.results)
+            escape = self._escape(state)
             if escape is None:
-                return found
-            attempt.miss(found, node, escape)
+                return state
+            attempt.miss(state, node, escape)
         assert attempt.deepest is not None
         return attempt.deepest
 
@@ -160,9 +160,9 @@ class _Attempt:
         self.deepest: Miss | None = None
 
     def miss(self, state: Match, at: Node, reason: str, bonus: float = 0.0) -> None:
-        found = Miss(len(state.nodes) + bonus, f"{at.op.name} (%{at.output.name})", reason)
-        if self.deepest is None or found.depth > self.deepest.depth:
-            self.deepest = found
+        miss = Miss(len(state.nodes) + bonus, f"{at.op.name} (%{at.output.name})", reason)
+        if self.deepest is None or miss.depth > self.deepest.depth:
+            self.deepest = miss
 
     def solve(self, goals: tuple[Goal, ...], state: Match) -> Iterator[Match]:
         if not goals:
@@ -203,23 +203,23 @@ class _Attempt:
     def result(
         self, term: Result, value: Value | None, reader: Node, role: str, rest: tuple[Goal, ...], state: Match
     ) -> Iterator[Match]:
-        wanted = term.apply.op
+        op = term.apply.op
         if value is None:
-            self.miss(state, reader, f"operand {role} is absent, not made by {wanted.name}")
+            self.miss(state, reader, f"operand {role} is absent, not made by {op.name}")
             return
         node = value.producer
         if node is None:
             kind = "a parameter" if isinstance(value, Param) else "a graph input"
-            self.miss(state, reader, f"operand {role}, %{value.name}, is {kind}, not made by {wanted.name}")
-        elif node.op is not wanted:
-            behind = any(v is not None and v.producer and v.producer.op is wanted for v in node.inputs)
-            between = f" ({node.op.name} stands between it and {wanted.name})" if behind else ""
-            reason = f"operand {role}, %{value.name}, is made by {node.op.name}, not by {wanted.name}{between}"
+            self.miss(state, reader, f"operand {role}, %{value.name}, is {kind}, not made by {op.name}")
+        elif node.op is not op:
+            behind = any(v is not None and v.producer and v.producer.op is op for v in node.inputs)
+            between = f" ({node.op.name} stands between it and {op.name})" if behind else ""
+            reason = f"operand {role}, %{value.name}, is made by {node.op.name}, not by {op.name}{between}"
             self.miss(state, reader, reason, bonus=0.5 if behind else 0.0)
         elif value.index != term.index:
-            self.miss(state, reader, f"operand {role}, %{value.name}, is another output of {wanted.name}")
+            self.miss(state, reader, f"operand {role}, %{value.name}, is another output of {op.name}")
         elif state.nodes.get(term.apply, node) is not node:
-            self.miss(state, reader, f"operand {role}, %{value.name}, is made by a second {wanted.name}")
+            self.miss(state, reader, f"operand {role}, %{value.name}, is made by a second {op.name}")
         elif term.apply in state.nodes:
             yield from self.solve(rest, state)
         else:
@@ -231,19 +231,19 @@ class _Attempt:
             return
         state = state.copy()
         state.nodes[pattern] = node
-        for name, wanted in pattern.attrs.items():
+        for name, expected in pattern.attrs.items():
             value = node.attrs[name]
-            if isinstance(wanted, ANY):
-                pieces = len(value) if wanted.length else 0
-                if (wanted.where and not wanted.where(value)) or pieces != wanted.length:
+            if isinstance(expected, ANY):
+                pieces = len(value) if expected.length else 0
+                if (expected.where and not expected.where(value)) or pieces != expected.length:
                     self.miss(state, node, f"{name}={spell(value)} is not as wanted")
                     return
-                bound = state.bindings.setdefault(wanted.name, value)
+                bound = state.bindings.setdefault(expected.name, value)
                 if bound != value:
                     self.miss(state, node, f"{name}={spell(value)} differs from {spell(bound)} elsewhere")
                     return
-            elif wanted != value:
-                self.miss(state, node, f"{name}={spell(value)}, not {spell(wanted)}")
+            elif expected != value:
+                self.miss(state, node, f"{name}={spell(value)}, not {spell(expected)}")
                 return
         for operands in _orders(pattern, node):
             goals = tuple((*pair, node, _role(node.op, i)) for i, pair in enumerate(operands))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.ir import Graph, Node, Value
+from weft.ir import Graph, Node, Value, ops
 
 
 def totals(graph: Graph) -> Iterator[Node]:
     """The last addition of every sum, which may be that of an add_norm."""
     for node in list(graph.nodes):
-        if not node.erased and (node.op.name == "add_norm" or (node.op.name == "add" and not _inner(node))):
+        if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _inner(node))):
             yield node
 
 
@@ -19,14 +19,14 @@ def summands(total: Node) -> list[Value]:
     found: list[Value] = []
     for v in total.inputs[:2]:
         assert v is not None
-        inner = v.producer is not None and v.producer.op.name == "add" and _inner(v.producer)
+        inner = v.producer is not None and v.producer.op is ops.add and _inner(v.producer)
         found += summands(v.producer) if inner and v.producer else [v] if v.type == total.outputs[-1].type else []
     return found
 
 
 def fixed(value: Value) -> bool:
     """Check that the summand `value` must stay: an add_norm, which always adds two values, reads it."""
-    return any(n.op.name == "add_norm" for n in value.users)
+    return any(n.op is ops.add_norm for n in value.users)
 
 
 def take_out(value: Value) -> None:
@@ -43,4 +43,4 @@ def _inner(node: Node) -> bool:
     if node.output.is_output or len(node.output.uses) != 1:
         return False
     reader, index = node.output.uses[0]
-    return reader.op.name == "add" or (reader.op.name == "add_norm" and index < 2)
+    return reader.op is ops.add or (reader.op is ops.add_norm and index < 2)

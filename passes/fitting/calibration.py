@@ -95,7 +95,7 @@ def _vocabulary(graph: Graph) -> int:
     tables = []
     for name in ("input_ids", "encoder_input_ids"):
         if name in graph.inputs:
-            readers = (n for n in graph.inputs[name].users if n.op.name == "embedding")
+            readers = (n for n in graph.inputs[name].users if n.op is ops.embedding)
             tables += [n.inputs[1].shape[0] for n in readers if n.inputs[1] is not None]
     return min((t for t in tables if isinstance(t, int)), default=2**31)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, Value
+from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array, SpilledTensors
 
@@ -153,7 +153,7 @@ def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
         return why
     if q.rope is None or k.rope is None:
         return Rotation(0, False) if q.rope is k.rope else "queries and keys are rotated differently"
-    turns = [[n for n in b.between if n.op.name == "rope"] for b in (q, k)]
+    turns = [[n for n in b.between if n.op is ops.rope] for b in (q, k)]
     alike = {(n.inputs[2], n.attrs["interleaved"]) for n in (q.rope, k.rope)}
     if any(len(found) > 1 for found in turns) or len(alike) > 1:
         return "queries and keys are rotated differently"
@@ -164,5 +164,5 @@ def _opaque(branch: Branch) -> str:
     """Name the node between linear and attention that prevents a change of the heads' basis."""
     if branch.plain:
         return ""
-    node = next(n for n in branch.between if n.op.name not in ("rope", "reshape"))
+    node = next(n for n in branch.between if n.op not in (ops.rope, ops.reshape))
     return f"{node.op.name} (%{node.output.name}) stands between the linear and the attention"

@@ -19,7 +19,7 @@ from weft.frontends.api.rewriting import rewrite
 from weft.frontends.export.hf.configs import exported
 from weft.frontends.model import Model
 from weft.frontends.models.tables.rope_config import at_length
-from weft.ir import Graph, WeftError, interpret
+from weft.ir import Graph, WeftError, interpret, ops
 
 from .families import LENGTH, ROWS, VOCAB, error, reference
 from .seq2seq import SEQ2SEQ
@@ -134,7 +134,7 @@ def test_a_scale_that_no_config_says_goes_into_the_queries(name: str, tmp_path: 
     ROWS[name].save(tmp_path / "hf")
     model = rewrite(load_source(tmp_path / "hf"), "sliding-window{size=8, layers=[1]}")
     for node in model.graph.nodes:
-        if node.op.name == "attention":
+        if node.op is ops.attention:
             node.attrs["scale"] = 0.1
     assert export(model, tmp_path / "out") in ("qwen2", "smollm3")
     assert error(reference(loaded(tmp_path / "out"), IDS), meaning(model.graph)) <= 1e-4

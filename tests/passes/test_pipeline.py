@@ -63,7 +63,7 @@ def test_the_default_pipeline_of_an_encoder() -> None:
     g.meta["kind"] = "encoder"
     mask = g.add_input("attention_mask", TensorType(dtypes.i64, (BATCH, SEQ)))
     for node in list(g.nodes):
-        if node.op.name == "attention":
+        if node.op is ops.attention:
             with g.inserting(before=node):
                 y = ops.attention(*node.inputs[:3], None, mask, **{**node.attrs, "causal": False})
             g.replace(node, y)
@@ -114,7 +114,7 @@ def swap_weights(graph: Graph) -> None:
 
 
 def retype(graph: Graph) -> None:
-    node = next(n for n in graph.nodes if n.op.name == "rms_norm")
+    node = next(n for n in graph.nodes if n.op is ops.rms_norm)
     node.output.type = node.output.type.with_dtype(dtypes.f16)
 
 
@@ -123,7 +123,7 @@ def rename(graph: Graph) -> None:
 
 
 def nudge(graph: Graph) -> None:
-    next(n for n in graph.nodes if n.op.name == "rms_norm").attrs["eps"] += 1e-9
+    next(n for n in graph.nodes if n.op is ops.rms_norm).attrs["eps"] += 1e-9
 
 
 @pytest.mark.parametrize(

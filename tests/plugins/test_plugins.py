@@ -7,22 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from weft.ir.errors import WeftError
-from weft.ir.registry import DeclaredTwice, Registry
+from weft.ir.registry import Alternatives, DeclaredTwice, Registry
 
 HERE = Path(__file__).parent
-ENTRIES = """
-[weft.plugins]
-op = weft_extras.hard_sigmoid
-pass = weft_extras.swap_adds
-family = weft_extras.lama
-targets = weft_extras.targets:add
-"""
+PROJECT = tomllib.loads((HERE / "weft_extras" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ENTRIES = "".join(f"{name} = {what}\n" for name, what in PROJECT["entry-points"]["weft.plugins"].items())
 MODEL = """
 from weft import Attention, Block, Decoder, RMSNorm, RoPE, linear, module
 from weft_extras.hard_sigmoid import hard_sigmoid
@@ -63,7 +63,7 @@ def install(folder: Path, entries: str, **modules: str) -> Path:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed packages that holds weft_extras."""
-    folder = install(tmp_path_factory.mktemp("site"), ENTRIES, model=MODEL)
+    folder = install(tmp_path_factory.mktemp("site"), f"[weft.plugins]\n{ENTRIES}", model=MODEL)
     shutil.copytree(HERE / "weft_extras", folder / "weft_extras", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -229,3 +229,38 @@ def test_registries() -> None:
         numbers.lookup("on")
     numbers.remove("one")
     assert not numbers
+
+
+@pytest.fixture
+def catalogue(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], str]:
+    """Name a module that does something when it is imported."""
+
+    def make(name: str, fill: Callable[[], None]) -> str:
+        class Finder(MetaPathFinder, Loader):
+            def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+                return ModuleSpec(name, self) if fullname == name else None
+
+            def exec_module(self, module: ModuleType) -> None:
+                fill()
+
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    return make
+
+
+def test_what_is_added_early_stands_behind_what_weft_adds(catalogue: Callable[..., str]) -> None:
+    """Modules may be imported, and register, before anybody looks."""
+    words: Registry[int] = Registry("word", catalogue("own_words", lambda: words.add("own", 1)), "read")
+    words.add("early", 0)
+    assert [*words] == ["own", "early"]
+
+    def fill() -> None:
+        ways.put("north", "own")
+        ways.put("north", "own first", first=True)
+
+    ways: Alternatives[str] = Alternatives("way", catalogue("own_ways", fill), "go")
+    ways.put("north", "early")
+    ways.put("west", "early")
+    assert ways["north"] == ["own first", "own", "early"] and ways["west"] == ["early"]

@@ -96,8 +96,8 @@ def _keys(node: Node) -> Size:
     new: Size = k.shape[1]
     if past is None:
         return new
-    held: Size = past.shape[2]
-    return held + new if node.attrs["rolling"] else held
+    cached: Size = past.shape[2]
+    return cached + new if node.attrs["rolling"] else cached
 
 
 def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:

@@ -42,21 +42,21 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
     ranked = scores if bias is None else e.op("Add", scores, e[bias])
     if a["groups"] > 1:
         ranked = _of_best_groups(e, node, ranked)
-    kept, experts = e.many("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
+    weights, experts = e.many("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
     if bias is not None:
-        kept = e.op("GatherElements", scores, experts, axis=-1)
+        weights = e.op("GatherElements", scores, experts, axis=-1)
     if a["renormalize"]:
-        kept = e.op("Div", kept, e.op("ReduceSum", kept, e.constant([-1]), keepdims=1))
+        weights = e.op("Div", weights, e.op("ReduceSum", weights, e.constant([-1]), keepdims=1))
     if a["scale"] != 1:
-        kept = e.op("Mul", kept, e.scalar(a["scale"], dtype))
-    return _placed(e, kept, experts, scores, dtype, axis=-1)
+        weights = e.op("Mul", weights, e.scalar(a["scale"], dtype))
+    return _placed(e, weights, experts, scores, dtype, axis=-1)
 
 
 def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
     """`ranked`, −∞ where an expert is in none of the best groups."""
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
-    kept, last = [0] * (len(shape) - 1), e.constant([-1])
-    members = e.op("Reshape", ranked, e.constant([*kept, a["groups"], -1]))
+    pads, last = [0] * (len(shape) - 1), e.constant([-1])
+    members = e.op("Reshape", ranked, e.constant([*pads, a["groups"], -1]))
     best = e.many("TopK", members, e.constant([1 if a["group_score"] == "max" else 2]), axis=-1, outputs=2)[0]
     scores = e.op("ReduceSum", best, last, keepdims=0)
     opened, groups = e.many("TopK", scores, e.constant([a["top_groups"]]), axis=-1, outputs=2)
@@ -64,7 +64,7 @@ def _of_best_groups(e: Emitter, node: Node, ranked: Out) -> Out:
     closed = e.op("Add", e.op("Mul", scores, nothing), e.scalar(-math.inf, dtype))
     barrier = e.op("ScatterElements", closed, groups, e.op("Mul", opened, nothing), axis=-1)
     limited = e.op("Add", members, e.op("Unsqueeze", barrier, last))
-    return e.op("Reshape", limited, e.constant([*kept, -1]))
+    return e.op("Reshape", limited, e.constant([*pads, -1]))
 
 
 def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
@@ -109,10 +109,10 @@ def _router(node: Node) -> Node | None:
     """The router that the kernel can be instead of: softmax, then the k largest (of equal ones it takes the last)."""
     combine = node.operand("combine")
     assert combine is not None
-    made = combine.producer
-    if made is None or made.op is not ops.route or made.operand("bias") is not None:
+    producer = combine.producer
+    if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None
-    return made if made.attrs["scoring"] == "softmax" and made.attrs["groups"] == 1 else None
+    return producer if producer.attrs["scoring"] == "softmax" and producer.attrs["groups"] == 1 else None
 
 
 def _kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
@@ -129,17 +129,17 @@ def _shaped(e: Emitter, y: Out, x: Value) -> Out:
 
 def _interleaved(e: Emitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
     """Rows gate 0, up 0, gate 1, … of each expert as one weight; zeros where one of the two is absent."""
-    given = up if gate is None else gate
-    if given is None:
+    weights = up if gate is None else gate
+    if weights is None:
         return None
-    experts, hidden, *rest = given.shape
+    experts, hidden, *rest = weights.shape
 
     def rows(v: Value | None) -> Recipe:
         split = (experts, hidden, 1, *rest)
         return Reshape(v.recipe, split) if isinstance(v, Param) else Full(0.0, split)
 
     recipe = Reshape(Concat((rows(gate), rows(up)), 2), (experts, 2 * hidden, *rest))
-    return e.weight(f"{like.name}.{name}", recipe, given.type.dtype)
+    return e.weight(f"{like.name}.{name}", recipe, weights.type.dtype)
 
 
 def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:

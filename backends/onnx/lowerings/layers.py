@@ -95,11 +95,11 @@ def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     eps = node.attrs["eps"]
     shape = [True, False, False, wants_sum]
     if node.attrs["kind"] == "rms":
-        made = e.many("SkipSimplifiedLayerNormalization", x, y, scale, domain=MS, epsilon=eps, outputs=shape)
+        results = e.many("SkipSimplifiedLayerNormalization", x, y, scale, domain=MS, epsilon=eps, outputs=shape)
     else:
         shift = _vector(e, node, 3, 0.0)
-        made = e.many("SkipLayerNormalization", x, y, scale, shift, domain=MS, epsilon=eps, outputs=shape)
-    return [made[0], made[3]]
+        results = e.many("SkipLayerNormalization", x, y, scale, shift, domain=MS, epsilon=eps, outputs=shape)
+    return [results[0], results[3]]
 
 
 def _gelu_refusal(node: Node, target: Backend) -> str | None:

@@ -62,15 +62,15 @@ def _build(e: Emitter, node: Node, key_mask: Value | None, plain: bool) -> Out |
 def _shown(e: Emitter, node: Node, key_mask: Value, plain: bool) -> Out:
     """`key_mask` [batch, keys] as [batch, 1, 1 or seq, keys]."""
     past = node.operand("past_k")
-    shown: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
+    visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
     if past is not None:  # slots behind its end are hidden
-        shown = extended(e, shown, 1, past.shape[2])
-    shown = e.op("Unsqueeze", shown, e.constant([1, 2]))
+        visible = extended(e, visible, 1, past.shape[2])
+    visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
         queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
         ones = e.constant([1])
-        shown = e.op("Expand", shown, e.op("Concat", ones, ones, queries, ones, axis=0))
-    return shown
+        visible = e.op("Expand", visible, e.op("Concat", ones, ones, queries, ones, axis=0))
+    return visible
 
 
 def extended(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
@@ -89,8 +89,8 @@ def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
     queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
     if not node.attrs["rolling"]:
         return queries, count(e, past.shape[2])
-    held = slot_positions(e, positions, past.shape[2])
-    keys = e.op("Concat", held, consecutive(e, positions), axis=1)
+    key_positions = slot_positions(e, positions, past.shape[2])
+    keys = e.op("Concat", key_positions, consecutive(e, positions), axis=1)
     return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
 
 

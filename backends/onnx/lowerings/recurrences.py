@@ -32,19 +32,19 @@ Out = onnx.Value
 
 def _wide(e: Emitter, value: Value | None) -> Any:
     """The ONNX value in f32: states add up many rounded terms, and CPU kernels know nothing narrower."""
-    found = e[value]
+    out = e[value]
     narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
-    return e.op("Cast", found, to=int(onnx.DataType.FLOAT)) if narrow else found
+    return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if narrow else out
 
 
-def _narrow(e: Emitter, node: Node, made: list[Out]) -> list[Out]:
+def _narrow(e: Emitter, node: Node, results: list[Out]) -> list[Out]:
     """Cast f32 results to the dtypes of the outputs of `node`."""
 
     def narrow(v: Out, dtype: DType) -> Out:
         fits = dtype == dtypes.f32 or e.target.device != "cpu"
         return v if fits else e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name]))
 
-    return [narrow(v, value.type.dtype) for v, value in zip(made, node.outputs, strict=False)]
+    return [narrow(v, value.type.dtype) for v, value in zip(results, node.outputs, strict=False)]
 
 
 def _zeros(e: Emitter, batch: Size, *tail: int) -> Any:
@@ -77,10 +77,10 @@ def LinearAttention(e: Emitter, node: Node) -> list[Out]:
     if past is None and node.output.type.dtype != dtypes.f32:  # the kernel sums in the type of the past
         past = _zeros(e, node.output.shape[0], heads, d, dv)
     rule: dict[str, Any] = {"update_rule": "linear" if decay is None else "gated", "scale": 1.0}
-    made = e.many(
+    results = e.many(
         "LinearAttention", q, k, v, past, decay, domain=MS, outputs=2, q_num_heads=groups, kv_num_heads=heads, **rule
     )
-    return _narrow(e, node, made)
+    return _narrow(e, node, results)
 
 
 def _per_key(node: Node, target: Backend) -> str | None:
@@ -156,7 +156,7 @@ class _Chunks:
         k = e.op("Transpose", k, perm=[0, 2, 3, 4, 1])
         scores = e.op("MatMul", q, k)
         old = e.op("MatMul", q, state)
-        kept, written = state, v
+        decayed, written = state, v
         seen = self.upto
         if decay is not None:
             decay = e.op("Transpose", decay, perm=[0, 2, 3, 1, 4])
@@ -164,9 +164,9 @@ class _Chunks:
             seen = e.op("Mul", e.op("Exp", between), self.upto)
             old = e.op("Mul", old, e.op("Exp", e.op("MatMul", self.upto, decay)))
             written = e.op("Mul", v, e.op("Exp", e.op("MatMul", self.after, decay)))
-            kept = e.op("Mul", state, e.op("Exp", e.op("ReduceSum", decay, e.constant([3]))))
+            decayed = e.op("Mul", state, e.op("Exp", e.op("ReduceSum", decay, e.constant([3]))))
         y = e.op("Add", old, e.op("MatMul", e.op("Mul", scores, seen), v))
-        state = e.op("Add", kept, e.op("MatMul", k, written))
+        state = e.op("Add", decayed, e.op("MatMul", k, written))
         return state, e.op("Transpose", y, perm=[0, 3, 1, 2, 4])
 
 
@@ -186,8 +186,8 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
         rates = e.op("Transpose", _wide(e, a), perm=[1, 0])
 
     def step(state: Any, delta: Any, driven: Any, b: Any, c: Any) -> tuple[Any, Any]:
-        kept = e.op("Mul", e.op("Exp", e.op("Mul", delta, rates)), state)  # [batch, states, channels]
-        state = e.op("Add", kept, e.op("Mul", b, driven))
+        decayed = e.op("Mul", e.op("Exp", e.op("Mul", delta, rates)), state)  # [batch, states, channels]
+        state = e.op("Add", decayed, e.op("Mul", b, driven))
         return state, e.op("MatMul", c, state)
 
     parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
@@ -213,7 +213,7 @@ def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
     name = {"identity": "none"}.get(node.attrs["activation"], node.attrs["activation"])
-    made = e.many(
+    results = e.many(
         "CausalConvWithState",
         e[x],
         e.weight(f"{weight.name}.3d", Reshape(weight.recipe, (channels, 1, width)), weight.type.dtype),
@@ -224,7 +224,7 @@ def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
         activation=name,
         channels_last=1,
     )
-    return made[: len(node.outputs)]
+    return results[: len(node.outputs)]
 
 
 def _taps_refusal(node: Node, target: Backend) -> str | None:

@@ -74,10 +74,10 @@ class BeamSearch:
         scores = self._forced(scores, self._count, self._limit)
         scores += np.array([[text.score] for text in self._running], np.float32)
         self._count += 1
-        kept = max(2, 1 + len(self._stop_ids)) * self.width  # leaves `beams` that have not ended
+        candidates = max(2, 1 + len(self._stop_ids)) * self.width  # leaves `beams` that have not ended
         full = len(self.best) == self.width
         going: list[tuple[int, Hypothesis]] = []  # with the row that each continues
-        for rank, (at, score) in enumerate(_largest(scores.ravel(), kept)):
+        for rank, (at, score) in enumerate(_largest(scores.ravel(), candidates)):
             parent, token = divmod(at, scores.shape[1])
             text = (*self._running[parent].tokens, token)
             if token in self._stop_ids or self._count == self._limit:
@@ -157,8 +157,8 @@ def _log_softmax(logits: Floats) -> Floats:
     top = logits.max(-1, keepdims=True)
     check_logits(top)
     shifted = logits - top
-    found: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    log_probabilities: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return log_probabilities
 
 
 def _largest(scores: Floats, count: int) -> Iterator[tuple[int, float]]:

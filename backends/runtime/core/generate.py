@@ -170,13 +170,13 @@ class Generator:
         searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in known]
         timings = Timings(prompt_tokens=sum(len(prompt) for prompt, _ in known))
         search(self.decoder, [prompt for prompt, _ in known], self._most(known), searches, chunk, timings)
-        found = []
+        results = []
         for (prompt, _), one in zip(known, searches, strict=True):
             for tokens, score in ((list(text.tokens), text.score) for text in one.best[: how.returned]):
                 ended = tokens[-1] in self.stop_ids
                 text = self.tokenizer.decode(tokens[:-1] if ended else tokens) if self._has_text else ""
-                found.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
-        return found
+                results.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
+        return results
 
     @property
     def _has_text(self) -> bool:
@@ -187,11 +187,11 @@ class Generator:
         check_count("chunk", chunk)
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
-        found = []
+        results = []
         for prompt in map(self._encode, batch):
             room = self.decoder.max_length + 1 - len(self.decoder.start or prompt)  # the last token is never fed back
-            found.append((prompt, room if max_tokens is None else min(room, max_tokens)))
-        return found
+            results.append((prompt, room if max_tokens is None else min(room, max_tokens)))
+        return results
 
     def _most(self, known: Sequence[tuple[list[int], int]]) -> int:
         """The most tokens that a cache will hold, of prompts and their limits."""
@@ -291,8 +291,8 @@ class Conversation(Generator):
     @contextmanager
     def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[Context, int]]:
         if len(prompts) > 1:
-            with super()._opened(prompts, most) as found:
-                yield found
+            with super()._opened(prompts, most) as opened:
+                yield opened
             return
         if self._context is None or self._context.capacity < most:
             lease = ExitStack()

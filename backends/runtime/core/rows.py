@@ -101,11 +101,11 @@ class BatchContext(ABC):
         Raises WeftError when a row's cache is full.
         """
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
-        given = np.asarray(tokens, np.int64)[rows]
+        row_tokens = np.asarray(tokens, np.int64)[rows]
         self._check_room(rows)
         self._whole = False
-        self._step(rows, given)
-        self._append(rows, given)
+        self._step(rows, row_tokens)
+        self._append(rows, row_tokens)
         self._whole = True
         return self._scores
 

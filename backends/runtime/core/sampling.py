@@ -59,9 +59,9 @@ class Sampling:
             "repetition_penalty": (self.repetition_penalty > 0, "above 0 (1 is off)"),
             "seed": (self.seed is None or self.seed >= 0, "at least 0"),
         }
-        for name, (good, wanted) in in_range.items():
+        for name, (good, expected) in in_range.items():
             if not good:
-                raise WeftError(f"{name} is {getattr(self, name)}, but it must be {wanted}")
+                raise WeftError(f"{name} is {getattr(self, name)}, but it must be {expected}")
 
     @staticmethod
     def _check_number(name: str, value: Any) -> None:

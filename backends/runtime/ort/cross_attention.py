@@ -78,16 +78,16 @@ class SourceEncoder:
 
     def gives(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Those inputs of a decoder graph that a reading provides."""
-        given = {MASK, *(o.name for o in self.session.ort.get_outputs())}
-        return {name: value for name, value in inputs.items() if name in given}
+        available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
+        return {name: value for name, value in inputs.items() if name in available}
 
-    def read(self, sources: Sequence[Sequence[int]], wanted: Mapping[str, Any]) -> Reading:
-        """Run the encoder once over all `sources`, padded on the right: the inputs `wanted` by the decoder.
+    def read(self, sources: Sequence[Sequence[int]], shapes: Mapping[str, Any]) -> Reading:
+        """Run the encoder once over all `sources`, padded on the right: the inputs `shapes` by the decoder.
 
         Where tokens compete, it runs over each source by itself. Raises WeftError when ONNX Runtime fails.
         """
         if self.compares and len(sources) > 1:
-            return Reading.joined([self.read([source], wanted) for source in sources])
+            return Reading.joined([self.read([source], shapes) for source in sources])
         ids, mask = padded(sources)
         batch, longest = ids.shape
         with failures(self.name):
@@ -95,17 +95,17 @@ class SourceEncoder:
             for value in self.session.ort.get_inputs():
                 fed.append(_filled(self.session, ids if value.name == IDS else mask, kind_of(self.name, value)))
                 fed[-1].bind_input(binding, value.name)
-            found = {}
-            for name, value in wanted.items():
+            buffers = {}
+            for name, value in shapes.items():
                 kind = kind_of(self.name, value)
                 if name == MASK:
-                    found[name] = _filled(self.session, mask, kind)
+                    buffers[name] = _filled(self.session, mask, kind)
                 else:
                     inner = (n if isinstance(n, int) else longest for n in value.shape[1:])
-                    found[name] = Buffer(self.session, (batch, *inner), kind).drop_host()
-                    found[name].bind_output(binding, name)
+                    buffers[name] = Buffer(self.session, (batch, *inner), kind).drop_host()
+                    buffers[name].bind_output(binding, name)
             self.session.ort.run_with_iobinding(binding, self.session.run_options())
-        return Reading(self.session, found, np.arange(batch))
+        return Reading(self.session, buffers, np.arange(batch))
 
 
 def _filled(session: Session, values: NDArray[Any], kind: Kind) -> Buffer:

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from ...facts import Carried
 from ..arrays import Ints, float32
+from ..carried import by_name
 from ..core.rows import BatchContext
 from ..text.tokenizer import padded
 from .buffers import Buffer, kind_of
 from .cross_attention import Reading, SourceEncoder
 from .session import Session, failures, one_line, ort_errors
-from .states import PAST, Memory, read_states
+from .states import Memory, read_states
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
@@ -33,7 +35,8 @@ _STEP = {"cpu": 256, "cuda": 1024}
 class OrtDecoder:
     """A decoder graph in an open session, behind the encoder of its `sources` where it has one.
 
-    `head_dim` is that of its caches where the graph leaves it open; `rolling` are the numbers of caches that roll;
+    `carried` are its states as its folder records them; without such records they have names, and `rolling` are the
+    numbers of caches that roll. `head_dim` is that of its caches where the graph leaves it open;
     `compares` says that the tokens of a row compete, as for places at experts.
     Raises WeftError when the graph does not follow the contract above.
     """
@@ -46,6 +49,7 @@ class OrtDecoder:
         max_length: int,
         head_dim: int | None = None,
         name: str = "model.onnx",
+        carried: Collection[Carried] = (),
         rolling: Collection[int] = (),
         compares: bool = False,
         sources: SourceEncoder | None = None,
@@ -56,11 +60,13 @@ class OrtDecoder:
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
             raise WeftError(f"{name}: the graph has no {', '.join(sorted(missing))}, so it is not a decoder")
         self.crossed = {} if sources is None else sources.gives(inputs)
-        if unknown := [i for i in inputs if i not in (*_TEXT, *self.crossed) and not PAST.fullmatch(i)]:
+        carried = carried or by_name(inputs, rolling)
+        known = {*_TEXT, *self.crossed, *(state.input for state in carried)}
+        if unknown := [i for i in inputs if i not in known]:
             raise WeftError(f"{name}: the graph asks for the input {unknown[0]}, which the runtime does not know")
         self.kinds = {i: kind_of(name, inputs[i]) for i in _TEXT if i in inputs}
         self.logits_kind = kind_of(name, outputs["logits"])
-        self.states = read_states(name, inputs, outputs, head_dim=head_dim, rolling=rolling)
+        self.states = read_states(name, inputs, outputs, carried, head_dim)
         if not self.states:
             raise WeftError(
                 f"{name}: the graph has no past_key_values, so it cannot decode; compile it with a kv-cache"
@@ -88,7 +94,7 @@ class OrtDecoder:
     @property
     def rewinds(self) -> bool:
         """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
-        return not any(state.recurrent or state.rolling for state in self.states)
+        return all(state.growth.rewinds for state in self.states)
 
     @contextmanager
     def context(self, batch: int, tokens: int) -> Iterator[OrtContext]:

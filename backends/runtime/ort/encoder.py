@@ -79,17 +79,17 @@ class Encoder(ABC):
             raise WeftError(f"pooling is {pooled!r}, but it must be one of {', '.join(get_args(Pooling))}")
         check_count("batch", batch)
         rows = [self._tokens(text, truncate) for text in prompts_of(texts)]
-        found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
+        vectors: list[Floats] = [np.empty(0, np.float32)] * len(rows)
         batch = 1 if self.compares else batch
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for at in range(0, len(order), batch):
             some = order[at : at + batch]
             hidden = self.hidden([rows[row] for row in some])
             for row, states in zip(some, hidden, strict=True):
-                found[row] = _pool(states[: len(rows[row])], pooled)
+                vectors[row] = _pool(states[: len(rows[row])], pooled)
         if (self.normalize and pooled != "none") if normalize is None else normalize:
-            found = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in found]
-        return found if pooled == "none" else np.stack(found) if found else np.empty((0, 0), np.float32)
+            vectors = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in vectors]
+        return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
         """The last hidden states of token ids, padded on the right together: [rows, longest, dim], float32."""

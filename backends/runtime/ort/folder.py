@@ -35,6 +35,7 @@ def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
         max_length=facts.max_length,
         head_dim=facts.head_dim,
         name=str(facts.model),
+        carried=facts.carried,
         rolling=facts.rolling,
         compares=facts.compares,
         sources=sources,

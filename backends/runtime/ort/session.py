@@ -44,8 +44,8 @@ def onnxruntime() -> Any:
 def ort_errors() -> tuple[type[Exception], ...]:
     """The exceptions ONNX Runtime raises, which share no base class of their own, and the want of memory."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-    found = [getattr(state, name) for name in dir(state)]
-    return (RuntimeError, MemoryError, *(e for e in found if isinstance(e, type) and issubclass(e, Exception)))
+    texts = [getattr(state, name) for name in dir(state)]
+    return (RuntimeError, MemoryError, *(e for e in texts if isinstance(e, type) and issubclass(e, Exception)))
 
 
 @contextlib.contextmanager

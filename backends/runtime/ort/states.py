@@ -1,28 +1,27 @@
 """Caches and states that a decoder carries from call to call.
 
-`past_key_values.{i}.key|value` [batch, kv_heads, capacity, width] are written in place, `present` into the memory of
-`past`. The capacity grows with the text; or it is fixed in the graph, and then bounds the text, unless the cache rolls
-(position p in slot p mod capacity). A latent cache is one with a key only. `past_states.{j}.{part}` [batch, ...] are of
-constant size, zero at the start of a sequence, and held twice: a run reads one side and writes the other.
+Caches [batch, kv_heads, capacity, width] are written in place, the output into the memory of the input. The capacity
+grows with the text; or it is fixed in the graph, and then bounds the text, unless the cache rolls (position p in slot
+p mod capacity). States [batch, ...] are of constant size, zero at the start of a sequence, and kept twice: a run reads
+one side and writes the other.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from weft.ir.errors import WeftError
+from weft.ir.schema.states import Growth
 
+from ...facts import Carried
 from ..arrays import Ints
 from .buffers import Buffer, Kind, kind_of
 from .session import Session
-
-PAST = re.compile(r"past_key_values\.(?P<cache>\d+)\.(?:key|value)|past_states\.\d+\.\w+")
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,17 @@ class State:
     present: str
     kind: Kind
     shape: tuple[int | None, ...]
-    rolling: bool = False
+    growth: Growth
 
     @property
     def recurrent(self) -> bool:
         """Check that the state has constant size and is held twice."""
-        return self.past.startswith("past_states.")
+        return self.growth is Growth.CONSTANT
 
     @property
     def limit(self) -> int | None:
         """The most tokens it can hold, where it has such a bound."""
-        return None if self.recurrent or self.rolling else self.shape[1]
+        return self.shape[1] if self.growth is Growth.TEXT else None
 
     def nbytes(self, capacity: int) -> int:
         """Bytes of one row where caches that grow hold `capacity` tokens."""
@@ -55,31 +54,28 @@ def read_states(
     name: str,
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
-    *,
+    carried: Iterable[Carried],
     head_dim: int | None = None,
-    rolling: Collection[int] = (),
 ) -> list[State]:
-    """The states of the graph `name` from its inputs and outputs as ONNX Runtime describes them.
+    """The states `carried` of the graph `name`, from its inputs and outputs as ONNX Runtime describes them.
 
-    `head_dim` is the width of caches where the graph leaves it open; `rolling` are the numbers of those that roll.
-    Raises WeftError when one is not returned, or open in another size than its capacity.
+    `head_dim` is the width of caches where the graph leaves it open. Raises WeftError when one is not taken or not
+    returned, or open in another size than its capacity.
     """
     found = []
-    for past, value in inputs.items():
-        if (match := PAST.fullmatch(past)) is None:
-            continue
-        present = past.replace("past_key_values", "present").replace("past_states", "present_states")
+    for state in carried:
+        past, present, recurrent = state.input, state.output, state.growth is Growth.CONSTANT
+        if past not in inputs:
+            raise WeftError(f"{name}: the graph does not take {past}, which its manifest records; compile again")
         if present not in outputs:
             raise WeftError(f"{name}: the graph takes {past} but does not return {present}")
-        shape = [n if isinstance(n, int) else None for n in value.shape[1:]]
-        cache = match["cache"]
-        if cache is not None and len(shape) == 3 and shape[2] is None:
+        shape = [n if isinstance(n, int) else None for n in inputs[past].shape[1:]]
+        if not recurrent and len(shape) == 3 and shape[2] is None:
             shape[2] = head_dim
-        if None in (shape if cache is None else [*shape[:1], *shape[2:]]):
-            what = "sizes" if cache is None else "heads and head size"
-            raise WeftError(f"{name}: {past} is {value.shape}, but its {what} must be fixed numbers")
-        rolls = cache is not None and int(cache) in rolling
-        found.append(State(past, present, kind_of(name, value), tuple(shape), rolls))
+        if None in (shape if recurrent else [*shape[:1], *shape[2:]]):
+            what = "sizes" if recurrent else "heads and head size"
+            raise WeftError(f"{name}: {past} is {inputs[past].shape}, but its {what} must be fixed numbers")
+        found.append(State(past, present, kind_of(name, inputs[past]), tuple(shape), state.growth))
     return found
 
 

@@ -43,23 +43,23 @@ def environment() -> ImmutableSandboxedEnvironment:
     def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    sandbox.filters["tojson"] = tojson
+    sandbox.globals["raise_exception"] = refuse
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox
 
 
 def render(template: str, variables: dict[str, Any]) -> dict[str, str]:
     """Return {"text": the prompt}, or {"error": what is wrong, and whose fault}."""
     try:
-        made = environment().from_string(template)
+        compiled = environment().from_string(template)
     except MemoryError:
         return {"error": "takes too much memory"}
     except Exception as error:  # not only TemplateError: constants are computed here
         return {"error": f"cannot be parsed: {_brief(error)}"}
     try:
-        text = made.render(variables)
+        text = compiled.render(variables)
     except MemoryError:
         return {"error": "takes too much memory"}
     except Exception as error:  # whatever the template divides, indexes or raises

@@ -18,9 +18,9 @@ Prompt = str | Sequence[int]
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
-def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list: a text, or a sequence of token ids, is one."""
-    return [given] if isinstance(given, str) or is_ids(given) else list(given)  # type: ignore[arg-type]  # the rest
+    return [prompts] if isinstance(prompts, str) or is_ids(prompts) else list(prompts)  # type: ignore[arg-type]  # the rest
 
 
 def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
@@ -157,14 +157,14 @@ class StopStrings:
         if ends:
             self.found, self._held = True, ""
             return text[: min(ends)[1]]
-        held = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        pending = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - pending :]
+        return text[: len(text) - pending]
 
     def flush(self) -> str:
         """Return the pending text."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._held = self._held, ""
+        return pending
 
 
 def _overlap(text: str, stop: str) -> int:

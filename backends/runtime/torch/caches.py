@@ -1,8 +1,8 @@
 """Caches of generated PyTorch modules, whatever their layers keep.
 
 A cache is a list of what the layers keep: objects (or tuples and lists of them) whose tensors have a row of the batch
-per entry of their first axis. Caches of keys have a slot per position on their third, `State`s are zero at the start of
-a text, and a `CrossCache` keeps what cross-attention reads of sources.
+per entry of their first axis. They say themselves how they grow: caches of keys have slots on their third axis, states
+are zero at the start of a text, and others keep what cross-attention reads of sources.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-REWINDING = ("KVCache", "KeyCache", "CrossCache")  # those that can go back to fewer tokens
+from weft.ir.schema.states import Growth
+
+from ..carried import growth_of
 
 
 def layers(cache: Any) -> Iterator[Any]:
@@ -37,17 +39,17 @@ def tensors(layer: Any) -> Iterator[Tensor]:
 
 def is_state(layer: Any) -> bool:
     """Check that a layer keeps a state, not keys."""
-    return type(layer).__name__ == "State"
+    return growth_of(layer) is Growth.CONSTANT
 
 
 def is_cross(layer: Any) -> bool:
     """Check that a layer keeps keys and values of an encoded source."""
-    return type(layer).__name__ == "CrossCache"
+    return growth_of(layer) is Growth.SOURCE
 
 
 def rewinds(cache: Any) -> bool:
     """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
-    return all(type(layer).__name__ in REWINDING for layer in layers(cache))
+    return all(growth_of(layer).rewinds for layer in layers(cache))
 
 
 def narrowed(cache: Any, first: int, rows: int) -> Any:
@@ -90,8 +92,7 @@ def gather(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:
     """
     for layer in layers(cache):
         for tensor in () if is_cross(layer) else tensors(layer):
-            whole = is_state(layer) or tensor.shape[2] != cache.capacity
-            held = tensor if whole else tensor[:, :, :used]
+            held = tensor[:, :, :used] if growth_of(layer) is Growth.TEXT else tensor
             held[moved] = held[rows[moved]]
 
 

@@ -97,10 +97,10 @@ class TorchDecoder:
         finally:
             self._spare = context
 
-    def call(self, **given: Any) -> Tensor:
-        """Call the model with those of the inputs `given` that it takes. Raises WeftError when PyTorch fails."""
+    def call(self, **inputs: Any) -> Tensor:
+        """Call the model with those of the inputs `inputs` that it takes. Raises WeftError when PyTorch fails."""
         with failures(self.name), torch.inference_mode():
-            logits: Tensor = self.model(**{name: value for name, value in given.items() if name in self.inputs})
+            logits: Tensor = self.model(**{name: value for name, value in inputs.items() if name in self.inputs})
         return logits
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
@@ -157,14 +157,14 @@ class TorchContext(BatchContext):
         with failures(self.model.name), torch.inference_mode():
             if not self._ahead:
                 self._launch(rows, tokens, active)
-            found = self._steps.drawn(rows)
+            drawn = self._steps.drawn(rows)
             self._note(rows, tokens[rows])
             self._append(rows, tokens[rows])
             ahead = self._rewinds and int(self.lengths[rows].max()) < self.capacity
             if ahead:
-                self._launch(rows, found, active)
+                self._launch(rows, drawn, active)
         self._ahead, self._whole = ahead, True
-        return found
+        return drawn
 
     def _launch(self, rows: Ints, tokens: Ints, active: Bools) -> None:
         """Begin a step of `rows`, the `active` ones."""
@@ -213,17 +213,17 @@ class TorchContext(BatchContext):
         self._following, self._ahead = None, False
         cache = caches.narrowed(self._cache, first, len(parts))
         cache.length = int(past.max())
-        given = {"input_ids": ids}
+        inputs = {"input_ids": ids}
         if (past != past[0]).any():  # else rows go on together, which kernels for windows ask for
-            given["position_ids"] = past[:, None] + np.arange(ids.shape[1])
+            inputs["position_ids"] = past[:, None] + np.arange(ids.shape[1])
         if not every:
-            given["last"] = total - past - 1
-        logits = model.call(**{name: model.tensor(values) for name, values in given.items()}, cache=cache)
+            inputs["last"] = total - past - 1
+        logits = model.call(**{name: model.tensor(values) for name, values in inputs.items()}, cache=cache)
         if logits.shape[-1] != model.vocab:  # a module does not tell before it is called
             width = f"{model.name}: its logits are {logits.shape[-1]} wide"
             raise WeftError(f"{width}, but the vocabulary is said to hold {model.vocab} tokens")
-        found: NDArray[Any] = logits.float().cpu().numpy()
-        return found
+        array: NDArray[Any] = logits.float().cpu().numpy()
+        return array
 
     def _step(self, rows: Ints, tokens: Ints) -> None:
         self._send(rows, tokens)

@@ -79,10 +79,10 @@ class TorchEncoder(Encoder):
         from .decoder import failures
 
         device = next(self.model.parameters()).device
-        given = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
+        inputs = {n: torch.from_numpy(v.astype(np.int64)).to(device) for n, v in values.items() if n in self._inputs}
         with failures(str(self.folder)), torch.inference_mode():
-            made = self.model(**given)
-        every = made if isinstance(made, tuple) else (made,)
+            output = self.model(**inputs)
+        every = output if isinstance(output, tuple) else (output,)
         hidden: Floats = every[self._outputs.index("last_hidden_state")].float().cpu().numpy()
         return hidden
 

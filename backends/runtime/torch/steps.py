@@ -49,8 +49,8 @@ class Steps:
 
     def logits(self, keys: int) -> Tensor:
         """The logits [batch, vocab] after a step that sees at most `keys` keys, float32; valid until the next."""
-        made: Tensor = self._run(("logits",), keys, self._logits, [])
-        return made
+        logits: Tensor = self._run(("logits",), keys, self._logits, [])
+        return logits
 
     def launch(self, draws: Draws, keys: int) -> None:
         """Begin a step that draws tokens, which active rows read at the next step."""
@@ -72,10 +72,10 @@ class Steps:
         """The tokens [batch] that the step begun last draws. Raises WeftError if logits of `rows` are no numbers."""
         if self._ready is not None:
             self._ready.synchronize()
-        found: Ints = self._tokens.numpy().copy()
-        if found[rows].min() < 0:
+        tokens: Ints = self._tokens.numpy().copy()
+        if tokens[rows].min() < 0:
             check_logits(self._made.max(-1).values.cpu().numpy()[rows])
-        return found
+        return tokens
 
     def _logits(self) -> Tensor:
         return self._step(self.ids, self.positions, self._cache)[:, -1].float()
@@ -100,11 +100,11 @@ class Steps:
             except Waits as reason:
                 warnings.warn(f"steps are launched kernel by kernel: {reason}", stacklevel=2)
                 self._captured[key] = None
-        if (held := self._captured[key]) is None:
+        if (captured := self._captured[key]) is None:
             return bounded()
-        graph, made = held
+        graph, output = captured
         graph.replay()
-        return made
+        return output
 
 
 def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -135,8 +135,8 @@ def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
         torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        made = body()
-    return graph, made
+        output = body()
+    return graph, output
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _words(classes: Sequence[list[Node]]) -> list[str]:
     own = [_kinds(nodes) for nodes in classes]
     known = set().union(*own)
     if len({tuple(k) for k in own}) == 1:
-        turned = [any(n.op.name == "rope" for n in nodes) for nodes in classes]
+        turned = [any(n.op is ops.rope for n in nodes) for nodes in classes]
         return ["NoPE" if any(turned) and not t else "" for t in turned]
     called = {k: k.removesuffix("Attention") or k for k in known}
     called |= {"Attention": "Global"} if "WindowAttention" in known else {}

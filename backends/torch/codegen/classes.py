@@ -95,14 +95,14 @@ class ClassWriter:
         results = len(method.outputs)
         returns = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
         constants = top and any(isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.holds.values())
-        doc, init, kept = class_doc(method, inner), self.init(method, inner), self.keeps(method)
-        self.classes[name] = Class(name, doc, init, parameters, lines, returns, *kept, constants)
+        doc, init, cache = class_doc(method, inner), self.init(method, inner), self.keeps(method)
+        self.classes[name] = Class(name, doc, init, parameters, lines, returns, *cache, constants)
         return name
 
     def _is_hidden(self, v: Var) -> bool:
         """Check that `v` is a hidden state on its way through the layers: an expert calls it x."""
         if v not in self.makers or v.type != "Tensor":
             return False
-        made = self.makers[v]
-        floats = made.node is None or made.node.output.type.dtype.is_float
-        return floats and not made.early and (made.scope != TOP or made.node is not None)
+        maker = self.makers[v]
+        floats = maker.node is None or maker.node.output.type.dtype.is_float
+        return floats and not maker.early and (maker.scope != TOP or maker.node is not None)

@@ -15,17 +15,17 @@ from .structure import Call, Method, reads
 
 GATES = {"silu": "SwiGLU", "gelu": "GEGLU", "gelu_tanh": "GEGLU", "relu": "ReGLU", "identity": "bilinear unit"}
 BETWEEN = {  # the activation of a feed-forward without gate
-    **{"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "elu": "ELU", "swish": "SiLU"},
-    **{"tanh": "tanh", "sigmoid": "sigmoid"},
+    **{ops.relu: "ReLU", ops.relu2: "squared ReLU", ops.gelu: "GELU", ops.elu: "ELU", ops.swish: "SiLU"},
+    **{ops.tanh: "tanh", ops.sigmoid: "sigmoid"},
 }
 KEPT = {
-    "selective_scan": "Mamba (Gu & Dao 2023): a selective state space",
-    "ssd": "Mamba-2 (Dao & Gu 2024): a selective state space with a scalar decay per head",
-    "gated_linear_attention": "gated linear attention (Yang 2023)",
-    "linear_attention": "linear attention (Katharopoulos 2020)",
-    "relative_attention": "attention with relative keys and values (Shaw 2018)",
+    ops.selective_scan: "Mamba (Gu & Dao 2023): a selective state space",
+    ops.ssd: "Mamba-2 (Dao & Gu 2024): a selective state space with a scalar decay per head",
+    ops.gated_linear_attention: "gated linear attention (Yang 2023)",
+    ops.linear_attention: "linear attention (Katharopoulos 2020)",
+    ops.relative_attention: "attention with relative keys and values (Shaw 2018)",
 }
-NORMS = {"rms_norm", "layer_norm"}
+NORMS = (ops.rms_norm, ops.layer_norm)
 STYLES = (  # by what `_place` says of all norms of a block
     ({"pre"}, "a pre-norm block"),
     ({"post"}, "a post-norm block"),
@@ -68,16 +68,16 @@ def class_doc(method: Method, inner: Mapping[str, str]) -> str:
         found = [text for node in nodes if (text := _about(node))]
         if found:
             return _sentence(", ".join(dict.fromkeys(found)))
-        middle = [n for n in nodes if n.op.name in BETWEEN]
+        middle = [n for n in nodes if n.op in BETWEEN]
         if middle and not parts:
-            return _sentence(f"a feed-forward with {BETWEEN[middle[0].op.name]}, {middle[0].output.width} wide")
+            return _sentence(f"a feed-forward with {BETWEEN[middle[0].op]}, {middle[0].output.width} wide")
     if not parts:
         return _sentence("the whole model" if method.path == TOP else f"what `{method.path}` computes")
     if method.path == TOP:
         return _sentence(f"the whole model: {_listed(parts, inner)}")
-    if "route" in {n.op.name for n in nodes}:
+    if any(n.op is ops.route for n in nodes):
         return _sentence(f"a router and what it sends tokens to: {_listed(parts, inner)}")
-    if any(n.op.name in ("add", "add_norm") for n in nodes) and not any(p.path[-1].isdigit() for p in parts):
+    if any(n.op in (ops.add, ops.add_norm) for n in nodes) and not any(p.path[-1].isdigit() for p in parts):
         return _sentence(_block(method, nodes, parts, inner))
     last = method.path.rpartition(".")[2]
     stack = "a layer" if last.isdigit() else f"the {last}"
@@ -87,7 +87,7 @@ def class_doc(method: Method, inner: Mapping[str, str]) -> str:
 def _block(method: Method, nodes: list[Node], parts: list[Call], inner: Mapping[str, str]) -> str:
     """Describe a block's additions to the residual stream, and the placement of its norms (Xiong 2020, arXiv
     2002.04745)."""
-    places = {_place(n, method.path) for n in nodes if n.op.name in NORMS}
+    places = {_place(n, method.path) for n in nodes if n.op in NORMS}
     style = next((text for asked, text in STYLES if asked == places), "a block")
     *first, last = (inner[p.path] for p in parts)
     if not first:
@@ -108,7 +108,7 @@ def _place(norm: Node, scope: str) -> str:
     if readers and all(r.scope != scope and r.scope.startswith(f"{scope}.") for r in readers):
         return "pre"
     made = None if x is None else x.producer
-    return "post" if made is not None and made.op.name == "add" and made.scope == scope else "after"
+    return "post" if made is not None and made.op is ops.add and made.scope == scope else "after"
 
 
 def _parallel(method: Method, parts: list[Call]) -> bool:
@@ -134,19 +134,19 @@ def _about(node: Node) -> str:
     a = node.attrs
     if node.op is ops.attention:
         return _attention(node)
-    if node.op.name == "glu":
+    if node.op is ops.glu:
         return f"a feed-forward with {GATES.get(a['activation'], 'a gated unit')}, {node.output.width} wide"
-    if node.op.name == "moe":
+    if node.op is ops.moe:
         up = node.operand("up")
         assert up is not None
         asked = f", {a['active']} of them for a token" if a["active"] else ""
         return f"a mixture of {up.shape[0]} experts{asked}"
-    if node.op.name == "relative_position_bias":
+    if node.op is ops.relative_position_bias:
         table = node.operand("table")
         assert table is not None
         buckets, heads = table.shape
         return f"T5's bias on the scores of {heads} heads, by the distance of query and key in {buckets} buckets"
-    return KEPT.get(node.op.name, "")
+    return KEPT.get(node.op, "")
 
 
 def _attention(node: Node) -> str:

@@ -15,13 +15,13 @@ def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str
     the paths of weights that embed."""
     tree: dict[str, Any] = {}
     entries: dict[str, str | Submodule | ParamRef] = {relative(p, method.path): name for p, name in inner.items()}
-    for path, held in method.holds.items():
+    for path, member in method.holds.items():
         local = relative(path, method.path)
         home = local.removesuffix(".weight")
-        if path in tables and isinstance(held, ParamRef) and home not in (local, *entries):
+        if path in tables and isinstance(member, ParamRef) and home not in (local, *entries):
             local = home
-            held = Submodule(local, f"nn.Embedding({', '.join(map(str, held.shape))})", ("weight",))
-        entries[local] = held
+            member = Submodule(local, f"nn.Embedding({', '.join(map(str, member.shape))})", ("weight",))
+        entries[local] = member
     order = _order(method)
     for path, entry in sorted(entries.items(), key=lambda e: order.get(e[0], len(order))):
         *outer, last = path.split(".")
@@ -42,13 +42,13 @@ def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str
 
 def _order(method: Method) -> dict[str, int]:
     """Map members to the order of their first use."""
-    found: dict[str, int] = {}
+    order: dict[str, int] = {}
     for item in method.items:
         calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, Call) else []
         paths = [c.path for c in calls] or [o.path for o in reads(item) if isinstance(o, (Submodule, ParamRef))]
         for p in paths:
-            found.setdefault(relative(p, method.path), len(found))
-    return found
+            order.setdefault(relative(p, method.path), len(order))
+    return order
 
 
 def _hold(lines: list[str], base: str, tree: dict[str, Any]) -> None:
@@ -80,9 +80,9 @@ def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:
     count = max(int(k) for k in entries) + 1
     items = [entries.get(str(i)) for i in range(count)]
     kinds = [i if isinstance(i, str) else i.init if isinstance(i, Submodule) else "nn.Module" for i in items]
-    held = [i for i in items if isinstance(i, ParamRef)]
-    if len(held) == count:
-        lines.append(f"{place} = nn.ParameterList([{', '.join(map(_parameter, held))}])")
+    params = [i for i in items if isinstance(i, ParamRef)]
+    if len(params) == count:
+        lines.append(f"{place} = nn.ParameterList([{', '.join(map(_parameter, params))}])")
     elif any(isinstance(i, Submodule) for i in items):
         lines.append(f"{place} = nn.ModuleList([{', '.join(k if '(' in k else k + '()' for k in kinds)}])")
     elif len({*kinds}) == 1:
@@ -94,10 +94,10 @@ def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:
             _hold(lines, f"{place}[{i}]", item)
 
 
-def _parameter(held: ParamRef) -> str:
-    return f"nn.Parameter({_empty(held)})"
+def _parameter(param: ParamRef) -> str:
+    return f"nn.Parameter({_empty(param)})"
 
 
-def _empty(held: ParamRef) -> str:
-    shape = ", ".join(map(str, held.shape)) or "()"
-    return f"torch.empty({shape}{f', dtype={held.dtype}' if held.dtype else ''})"
+def _empty(param: ParamRef) -> str:
+    shape = ", ".join(map(str, param.shape)) or "()"
+    return f"torch.empty({shape}{f', dtype={param.dtype}' if param.dtype else ''})"

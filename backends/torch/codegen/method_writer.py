@@ -232,9 +232,9 @@ def periodic(texts: list[str]) -> str:
 
 
 def _first(item: Item) -> Call:
-    found = item.calls[0] if isinstance(item, Loop) else item
-    assert isinstance(found, Call)
-    return found
+    call = item.calls[0] if isinstance(item, Loop) else item
+    assert isinstance(call, Call)
+    return call
 
 
 def _words(path: str) -> list[str]:

@@ -43,22 +43,22 @@ class Names:
 
     def _wanted(self) -> dict[Operand, str]:
         """Prefer the name x for values that pass through a loop, and for those they are made from."""
-        wanted: dict[Operand, str] = {}
+        names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
-                wanted |= dict.fromkeys(line.loop[0], "x")
-            elif len(line.targets) == 1 and line.targets[0] in wanted and line.replaces is not None:
-                wanted[line.replaces] = "x"
-        return wanted
+                names |= dict.fromkeys(line.loop[0], "x")
+            elif len(line.targets) == 1 and line.targets[0] in names and line.replaces is not None:
+                names[line.replaces] = "x"
+        return names
 
     def _last_reads(self) -> dict[str, int]:
         """The number of the last line that reads a token; loops read what enters them."""
         known = {*self.tokens.values()}
         last: dict[str, int] = {}
         for i, line in enumerate(self.lines):
-            found = {n.id for n in ast.walk(line.tree) if isinstance(n, ast.Name)} & known
-            found |= {self.token(entering) for _, entering in line.loop}
-            last.update(dict.fromkeys(found, i))
+            read = {n.id for n in ast.walk(line.tree) if isinstance(n, ast.Name)} & known
+            read |= {self.token(entering) for _, entering in line.loop}
+            last.update(dict.fromkeys(read, i))
         return last
 
     def give(self, o: Named, name: str) -> str:

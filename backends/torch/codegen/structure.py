@@ -87,25 +87,25 @@ def has_state(item: Item) -> bool:
 def structure(program: Program, borrows: bool = False) -> Method:
     """The method of the whole model. One that `borrows` holds what it reads itself, wherever the model has it; else a
     weight is held by the innermost module that it is named after."""
-    held: dict[str, Submodule | ParamRef] = {}
+    members: dict[str, Submodule | ParamRef] = {}
     for statement in program.statements:
         for o in statement.operands:
             if isinstance(o, (Submodule, ParamRef)):
-                held.setdefault(o.path, o)
+                members.setdefault(o.path, o)
     for output in program.outputs.values():
         if isinstance(output, ParamRef):
-            held.setdefault(output.path, output)
-    leaves = {f"{path}.{name}" for path, o in held.items() if isinstance(o, Submodule) for name in o.holds}
-    held = {path: o for path, o in held.items() if path not in leaves}
-    builder = _Builder(program, held, borrows)
+            members.setdefault(output.path, output)
+    leaves = {f"{path}.{name}" for path, o in members.items() if isinstance(o, Submodule) for name in o.holds}
+    members = {path: o for path, o in members.items() if path not in leaves}
+    builder = _Builder(program, members, borrows)
     return builder.method(TOP, program.statements, list(program.outputs.values()))
 
 
 class _Builder:
-    def __init__(self, program: Program, held: dict[str, Submodule | ParamRef], borrows: bool) -> None:
-        self.held = held
+    def __init__(self, program: Program, members: dict[str, Submodule | ParamRef], borrows: bool) -> None:
+        self.held = members
         self.borrows = borrows
-        owners = {p for path in held for p in _ancestors(path)}
+        owners = {p for path in members for p in _ancestors(path)}
         scopes = {s.scope for s in program.statements}
         used = {p for s in scopes for p in (*_ancestors(s), s)}
         self.modules = {p for p in used & owners if not p or not _is_list(p, used | owners)}
@@ -141,15 +141,15 @@ class _Builder:
     def _holds(self, method: Method) -> dict[str, Submodule | ParamRef]:
         if self.borrows:
             own = (o for item in method.items for o in reads(item))
-            found = (o for o in (*own, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
-            return {o.path: o for o in found if inside(o.path, method.path)}
+            owned = (o for o in (*own, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
+            return {o.path: o for o in owned if inside(o.path, method.path)}
         inner = method.modules
         return {p: h for p, h in self.held.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)}
 
     def _call(self, path: str, members: list[Statement]) -> Call:
-        made = [v for s in members for v in s.results]
+        results = [v for s in members for v in s.results]
         mine = set(members)
-        outputs: list[Operand] = [v for v in made if not self.uses.get(v, set()) <= mine]
+        outputs: list[Operand] = [v for v in results if not self.uses.get(v, set()) <= mine]
         callee = self.method(path, members, outputs)
         return Call(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
@@ -235,25 +235,27 @@ def _is_list(path: str, paths: set[str]) -> bool:
 
 
 def _inputs(method: Method) -> list[Var | ParamRef]:
-    made = {v for i in method.items for v in i.results}
-    found: dict[Var | ParamRef, None] = {}
+    results = {v for i in method.items for v in i.results}
+    inputs: dict[Var | ParamRef, None] = {}
     for item in method.items:
         for o in reads(item):
-            if (isinstance(o, Var) and o not in made) or (isinstance(o, ParamRef) and not inside(o.path, method.path)):
-                found[o] = None
+            if (isinstance(o, Var) and o not in results) or (
+                isinstance(o, ParamRef) and not inside(o.path, method.path)
+            ):
+                inputs[o] = None
     for o in method.outputs:
-        if isinstance(o, Var) and o not in made:
-            found[o] = None
-    return list(found)
+        if isinstance(o, Var) and o not in results:
+            inputs[o] = None
+    return list(inputs)
 
 
 def reads(item: Item) -> Iterator[Operand]:
     """Yield the operands of an item, in order."""
     if isinstance(item, Loop):
-        made: set[Var] = set()
+        results: set[Var] = set()
         for call in item.calls:
-            yield from (o for o in call.inputs if o not in made)
-            made.update(call.results)
+            yield from (o for o in call.inputs if o not in results)
+            results.update(call.results)
     else:
         yield from item.operands if isinstance(item, Statement) else item.inputs
 
@@ -265,13 +267,13 @@ def _looped(items: list[Item]) -> list[Item]:
         for o in {*reads(item)}:
             if isinstance(o, Var):
                 users[o] = users.get(o, 0) + 1
-    found: list[Item] = []
+    rolled: list[Item] = []
     for run in _call_runs(items):
         if len(run) < 2 or (loop := _loop(run, users)) is None:
-            found += run
+            rolled += run
         else:
-            found.append(loop)
-    return found
+            rolled.append(loop)
+    return rolled
 
 
 def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
@@ -330,12 +332,12 @@ def _key(method: Method) -> Hashable:
         if isinstance(item, Loop):
             return tuple(key(c) for c in item.calls)
         if isinstance(item, Statement):
-            found: Hashable = (item.text, item.comment, item.replaces, tuple(ref(o) for o in item.operands))
+            identity: Hashable = (item.text, item.comment, item.replaces, tuple(ref(o) for o in item.operands))
         else:
-            found = (relative(item.path, method.path), item.callee.key, tuple(ref(o) for o in item.inputs))
+            identity = (relative(item.path, method.path), item.callee.key, tuple(ref(o) for o in item.inputs))
         for v in item.results:
             number[v] = len(number)
-        return found
+        return identity
 
     steps = tuple(key(item) for item in method.items)
     holds = tuple(replace(h, path=relative(p, method.path)) for p, h in method.holds.items())

@@ -1,4 +1,4 @@
-"""The gate and the norm behind a recurrence, which its kernel computes with it."""
+"""The gate and the norm behind a recurrence, which its kernel computes with it; and the makers of values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ from dataclasses import dataclass
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.op import Op
+
+
+def maker(value: Value | None, *ops: Op) -> Node | None:
+    """Return the node that makes `value`, if it is one of `ops`."""
+    node = None if value is None else value.producer
+    return node if node is not None and node.op in ops else None
+
+
+def single(value: Value) -> bool:
+    """Tell whether `value` is read once."""
+    return len(value.uses) == 1 and not value.is_output
+
+
+def sole_maker(value: Value | None, *ops: Op) -> Node | None:
+    """Return the `maker` of `value`, if what it makes is read once."""
+    node = maker(value, *ops)
+    return node if node is not None and single(node.output) else None
 
 
 @dataclass(frozen=True)
@@ -27,15 +45,14 @@ def ending(node: Node) -> Ending | None:
     return _normed(node) if node.op is ops.rms_norm else None
 
 
-def _gated(node: Node) -> Ending | None:
+def _gated(node: Node | None) -> Ending | None:
     """y ⊙ silu(gate), in either order."""
-    for y, silu in (node.inputs[:2], node.inputs[1::-1]):
-        made, swish = (None if v is None else v.producer for v in (y, silu))
-        if made is None or swish is None or made.op not in (ops.selective_scan, ops.ssd) or swish.op is not ops.swish:
-            continue
-        gate = swish.inputs[0]
-        if _once(made) and swish.attrs["beta"] == 1 and gate is not None and gate.shape == made.output.shape:
-            return Ending(made, gate)
+    for y, silu in () if node is None else (node.inputs[:2], node.inputs[1::-1]):
+        recurrent, swish = sole_maker(y, ops.selective_scan, ops.ssd), maker(silu, ops.swish)
+        if recurrent is not None and swish is not None and swish.attrs["beta"] == 1:
+            gate = swish.inputs[0]
+            if gate is not None and gate.shape == recurrent.output.shape:
+                return Ending(recurrent, gate)
     return None
 
 
@@ -53,18 +70,16 @@ def _normed_in_parts(node: Node) -> Ending | None:
     whole, gain = node.inputs[:2]
     if isinstance(whole, Param):
         whole, gain = gain, whole
-    put = None if whole is None else whole.producer
-    if put is None or put.op is not ops.reshape or not _once(put) or not isinstance(gain, Param):
-        return None
-    norm = None if put.inputs[0] is None else put.inputs[0].producer
-    if norm is None or norm.op is not ops.rms_norm or not _once(norm) or norm.operand("weight") is not None:
-        return None
-    apart = None if norm.inputs[0] is None else norm.inputs[0].producer
-    if apart is None or apart.op is not ops.reshape or not _once(apart) or len(apart.output.shape) != 4:
+    put = sole_maker(whole, ops.reshape)
+    norm = None if put is None else sole_maker(put.inputs[0], ops.rms_norm)
+    apart = None if norm is None else sole_maker(norm.inputs[0], ops.reshape)
+    if put is None or norm is None or apart is None or not isinstance(gain, Param):
         return None
     found = _of_heads(apart.inputs[0])
+    if found is None or norm.operand("weight") is not None or len(apart.output.shape) != 4:
+        return None
     groups = apart.output.shape[2]
-    if found is None or not isinstance(groups, int) or found.node.attrs["heads"] % groups:
+    if not isinstance(groups, int) or found.node.attrs["heads"] % groups:
         return None
     same = put.output.shape == found.node.output.shape and gain.shape == found.node.output.shape[-1:]
     return Ending(found.node, found.gate, norm, gain, groups) if same else None
@@ -72,13 +87,5 @@ def _normed_in_parts(node: Node) -> Ending | None:
 
 def _of_heads(value: Value | None) -> Ending | None:
     """`value` taken as what a recurrence of heads gives, gated, if only who asks reads it."""
-    node = None if value is None else value.producer
-    if node is None or node.op is not ops.mul or not _once(node):
-        return None
-    found = _gated(node)
+    found = _gated(sole_maker(value, ops.mul))
     return found if found is not None and found.node.op is ops.ssd else None
-
-
-def _once(node: Node) -> bool:
-    """Tell whether what `node` makes is read once."""
-    return len(node.output.uses) == 1 and not node.output.is_output

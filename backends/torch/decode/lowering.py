@@ -17,6 +17,7 @@ from ..program.statements import TOP, Operand, Program, Var
 from ..program.states import cached_nodes
 from . import patterns, tables
 from .emitter import Choice, StepEmitter
+from .gates import single
 from .kernels import attention, mixtures, products, recurrences
 
 Fused = Callable[[StepEmitter, Node], "Var | None"]
@@ -116,7 +117,7 @@ def _sum(e: StepEmitter, node: Node) -> Var | None:
     """A sum of what projections and experts add to a residual stream."""
     values = patterns.terms(node) or []
     added = {v: a for v in values if (a := patterns.added(v)) is not None}
-    mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and patterns.single(v)}
+    mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and single(v)}
     plain = [v for v in values if v not in added and v not in mixed]
     if len(plain) == len(values) or len({*values}) != len(values):
         return None

@@ -31,7 +31,7 @@ def attributes(method: Method) -> dict[str, str]:
 def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
     """The lines that make what a class holds; `inner` are the classes of its modules by path."""
     called = attributes(method)
-    lines = [f"self.{called[p]} = {_taken(held, relative(p, method.path))}" for p, held in method.holds.items()]
+    lines = [f"self.{called[p]} = {_taken(source, relative(p, method.path))}" for p, source in method.holds.items()]
     lists: dict[str, list[str]] = {}
     for path, name in inner.items():
         local = relative(path, method.path)
@@ -49,10 +49,10 @@ def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
     return lines or ["pass"]
 
 
-def _taken(held: Submodule | ParamRef, path: str) -> str:
+def _taken(source: Submodule | ParamRef, path: str) -> str:
     """The expression that makes an attribute of the model's ``module``."""
     outer = path.rpartition(".")[0]
-    return reached(path) if isinstance(held, ParamRef) else held.init.format(reached(outer))
+    return reached(path) if isinstance(source, ParamRef) else source.init.format(reached(outer))
 
 
 def member(name: str) -> str:

@@ -11,7 +11,7 @@ from weft.passes.analysis.rotary import rotation_of, unlike
 
 from ..kernels.shared.activation import ACTIVATIONS
 from ..program.quantized import is_kept
-from .gates import ending
+from .gates import ending, maker, single
 
 SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns that kernels have, and what they call the stride
 QUANTIZED = "weights stay in blocks, which quantized_linear multiplies by"
@@ -79,11 +79,6 @@ class Mixture:
     scale: float = 1.0
 
 
-def single(value: Value) -> bool:
-    """Tell whether `value` is read once."""
-    return len(value.uses) == 1 and not value.is_output
-
-
 def is_norm(node: Node) -> bool:
     """Tell whether `node` is a norm over the last axis with weights of its own, or none."""
     return node.op in (ops.rms_norm, ops.layer_norm) and all(v is None or isinstance(v, Param) for v in node.inputs[1:])
@@ -120,7 +115,7 @@ def quantized(*values: Value | None) -> bool:
 
 def projection(value: Value | None) -> Projection | None:
     """`value` taken as a linear map with weights of its own."""
-    node = None if value is None else value.producer
+    node = maker(value, ops.linear)
     if node is None or not is_projection(node):
         return None
     x, weight, bias = node.operand("x"), node.operand("weight"), node.operand("bias")
@@ -140,8 +135,7 @@ def seen(node: Node) -> Slopes | str:
     bias = node.operand("bias")
     if bias is None:
         return Slopes(None)
-    made = bias.producer
-    if made is None or made.op is not ops.alibi:
+    if (made := maker(bias, ops.alibi)) is None:
         return "it has a bias that is not ALiBi's"
     slopes, queries, keys = made.inputs
     whole = isinstance(slopes, Param) and queries is keys and queries is not None and queries.producer is None
@@ -150,8 +144,8 @@ def seen(node: Node) -> Slopes | str:
 
 def part(value: Value | None) -> Projection | None:
     """`value` taken as a linear map, or as a part of what one is split into; then its weight is that of the whole."""
-    found, node = projection(value), None if value is None else value.producer
-    if found is not None or value is None or node is None or node.op is not ops.split:
+    found, node = projection(value), maker(value, ops.split)
+    if found is not None or value is None or node is None:
         return found
     whole = projection(node.inputs[0])
     last = node.attrs["axis"] in (-1, len(value.shape) - 1)
@@ -202,14 +196,13 @@ def _heads(value: Value | None) -> Heads | None:
     if rope is not None:
         value = rope.inputs[0]
     norm = None
-    if value is not None and (flat := value.producer) is not None and flat.op is ops.reshape:
-        inner = flat.inputs[0]
-        made = None if inner is None else inner.producer
-        if made is not None and made.op is ops.rms_norm and is_norm(made):
-            apart = made.inputs[0].producer if made.inputs[0] is not None else None
-            if apart is None or apart.op is not ops.reshape:
-                return None
-            norm, value = made, apart.inputs[0]
+    flat = maker(value, ops.reshape)
+    made = None if flat is None else maker(flat.inputs[0], ops.rms_norm)
+    if made is not None and is_norm(made):
+        apart = maker(made.inputs[0], ops.reshape)
+        if apart is None:
+            return None
+        norm, value = made, apart.inputs[0]
     found = part(value)
     return None if found is None else Heads(found, norm, rope)
 
@@ -220,18 +213,17 @@ def terms(node: Node) -> list[Value] | None:
     for value in node.inputs:
         if value is None or value.shape != node.output.shape or len(value.shape) != 3:
             return None
-        inner = value.producer
-        more = terms(inner) if inner is not None and inner.op is ops.add and single(value) else None
+        inner = maker(value, ops.add)
+        more = terms(inner) if inner is not None and single(value) else None
         found += [value] if more is None else more
     return found
 
 
 def _scaled(value: Value) -> tuple[Value, float]:
     """The value that `value` is a multiple of, and by which factor; only it reads that."""
-    made = value.producer
-    if made is None or made.op is not ops.affine or made.attrs["plus"] != 0 or made.inputs[0] is None:
-        return value, 1.0
-    return (made.inputs[0], made.attrs["by"]) if single(made.inputs[0]) else (value, 1.0)
+    made = maker(value, ops.affine)
+    x = None if made is None or made.attrs["plus"] != 0 else made.inputs[0]
+    return (value, 1.0) if made is None or x is None or not single(x) else (x, made.attrs["by"])
 
 
 def added(value: Value) -> Added | None:
@@ -249,12 +241,11 @@ def added(value: Value) -> Added | None:
 def mixture(value: Value) -> Mixture | str | None:
     """`value` taken as a mixture of experts that kernels compute; or why they do not, if it is one."""
     inner, scale = _scaled(value) if single(value) else (value, 1.0)
-    node = inner.producer
-    if node is None or node.op is not ops.moe:
+    if (node := maker(inner, ops.moe)) is None:
         return None
     combine = node.operand("combine")
-    route = None if combine is None else combine.producer
-    if combine is None or route is None or route.op is not ops.route or not single(combine):
+    route = maker(combine, ops.route)
+    if combine is None or route is None or not single(combine):
         return "what weighs the experts is no router's choice alone"
     experts = combine.shape[-1]
     if (node.attrs["active"] or experts) != route.attrs["k"]:

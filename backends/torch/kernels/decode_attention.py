@@ -17,9 +17,9 @@ from functools import partial
 
 import torch
 
-from .shared import cached_keys, launch, split_keys
+from .shared import launch, split_keys
 from .shared.attend import attend, base2, check_heads, mixed_in, scaled
-from .shared.cached_keys import check_positions, prefetch, slots, visible_range
+from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
 from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, uses_torch, variant, wait
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
@@ -148,13 +148,11 @@ def decode_attention(
         )
     batch, heads, d = q.shape
     kv_heads, capacity, dv = *k.shape[1:3], v.shape[3]
-    if keep_first and (chunk is not None or dilation > 1):
-        raise ValueError(f"keep_first={keep_first} does not go with chunk={chunk} and dilation={dilation}")
-    mask = cached_keys.mask(capacity, window, keep_first, rolling)
+    mask = Mask(capacity, window, keep_first, rolling, chunk, dilation)
     if uses_torch(
         kernel, lambda: launch.refusal(q) or refusal(d, dv, q.dtype) or gradient_refusal(q, k, v, sinks, slopes)
     ):
-        there, distance = cached_keys.visible_mask(positions, capacity, window, keep_first, rolling, chunk, dilation)
+        there, distance = mask.visible(positions)
         bias = None if slopes is None else slopes[None, :, None, None] * distance[:, None, None]
         y = attend(q[:, :, None], k, v, there[:, None, None], scale, softcap=softcap, sinks=sinks, bias=bias)
         return y[:, :, 0]
@@ -163,10 +161,10 @@ def decode_attention(
         decode_kernel,
         (q.contiguous(), k, v, positions.contiguous(), sinks, slopes),
         (*k.stride()[:3], *v.stride()[:3], capacity, 1 / math.sqrt(d) if scale is None else scale),
-        {**shape, **mask, "CHUNK": chunk or 0, "STEP": dilation, "SOFTCAP": softcap or 0.0},
+        {**shape, **mask.constants, "CHUNK": chunk or 0, "STEP": dilation, "SOFTCAP": softcap or 0.0},
         out=q.new_empty(batch, heads, dv),
         groups=kv_heads * -(-shape["GROUP"] // shape["TAKEN"]),
-        most=-(-cached_keys.reach(capacity, window, keep_first, chunk, dilation) // shape["KEYS"]),
+        most=-(-mask.reach // shape["KEYS"]),
         splits=splits,
         tickets=tickets,
     )
@@ -193,7 +191,7 @@ def variants() -> list[Variant]:
     plain = [(BF16, 128, 4), (BF16, 64, 8), (FP16, 256, 2), (BF16, 80, 1), (BF16, 16, 71), (FP32, 128, 4)]
     found = [_variant(dtype, d, d, group) for dtype, d, group in plain]
     found += [_variant(BF16, 576, 512, 16), _variant(FP32, 256, 256, 8), _variant(BF16, 128, 128, 48)]
-    ring = cached_keys.mask(4096, 1024, 4, rolling=True)
+    ring = Mask(4096, 1024, 4, rolling=True).constants
     found += [
         _variant(BF16, 256, 256, 4, (), **ring, SOFTCAP=50.0, INSIDE=False),
         _variant(BF16, 64, 64, 8, ("sinks",), WINDOW=128),

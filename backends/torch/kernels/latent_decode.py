@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
-from .shared import cached_keys, launch, split_keys
+from .shared import launch, split_keys
 from .shared.attend import HOPPER, attend, base2, mixed_in, scaled, shared_memory
-from .shared.cached_keys import check_positions, prefetch, slots, visible_range
+from .shared.cached_keys import Mask, check_positions, prefetch, slots, visible_range
 from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, uses_torch, variant, wait
 from .shared.operands import gradient_refusal, power_of_2
 from .shared.split_keys import finish, per_split
@@ -123,11 +123,11 @@ def latent_decode(
     _check(q, cache, positions, rank)
     (batch, heads, width), capacity = q.shape, cache.shape[2]
     rope = width - rank
-    mask = cached_keys.mask(capacity, window, keep_first, rolling)
+    mask = Mask(capacity, window, keep_first, rolling)
     if uses_torch(
         kernel, lambda: launch.refusal(q) or refusal(rank, rope, q.dtype) or gradient_refusal(q, cache, sinks)
     ):
-        there, _ = cached_keys.visible_mask(positions, capacity, window, keep_first, rolling)
+        there, _ = mask.visible(positions)
         y = attend(q[:, :, None], cache, cache[..., :rank], there[:, None, None], scale, softcap=softcap, sinks=sinks)
         return y[:, :, 0]
     shape, warps = _shape(rank, rope, heads, q.element_size(), shared_memory(q))
@@ -135,10 +135,10 @@ def latent_decode(
         latent_kernel,
         (q.contiguous(), cache, positions.contiguous(), sinks),
         (cache.stride(0), capacity, 1 / math.sqrt(width) if scale is None else scale),
-        {**shape, **mask, "SOFTCAP": softcap or 0.0},
+        {**shape, **mask.constants, "SOFTCAP": softcap or 0.0},
         out=q.new_empty(batch, heads, rank),
         groups=-(-heads // shape["TAKEN"]),
-        most=-(-cached_keys.reach(capacity, window, keep_first) // shape["KEYS"]),
+        most=-(-mask.reach // shape["KEYS"]),
         splits=splits,
         tickets=tickets,
         warps=warps,
@@ -185,7 +185,7 @@ def variants() -> list[Variant]:
     """The published widths with 16 heads and more, and each kind of mask."""
     found = [_variant(BF16, 512, 64, heads) for heads in (16, 32, 128)]
     found += [_variant(FP16, 256, 32, 40), _variant(FP32, 128, 64, 16), _variant(BF16, 512, 64, 64, sinks=True)]
-    ring = cached_keys.mask(4096, 1024, 4, rolling=True)
+    ring = Mask(4096, 1024, 4, rolling=True).constants
     return [*found, _variant(BF16, 512, 64, 16, False, **ring, SOFTCAP=30.0, INSIDE=True)]
 
 

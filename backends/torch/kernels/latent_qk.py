@@ -115,8 +115,21 @@ def latent_qk(
     Raises:
         ValueError: if shapes do not fit, or the norm is no RMS norm.
     """
-    batch, heads, plain, rope = _check(q, latent, weight, cache, positions, cos, sin, norm)
-    rank, capacity = weight.shape[1], cache.shape[2]
+    batch, _, capacity, width = cache.shape
+    rank, rope = weight.shape[1], 2 * cos.shape[-1]
+    if cos.shape != sin.shape or len(cos) != batch or rank + rope != width or cache.shape[1] != 1:
+        raise ValueError(f"weight {[*weight.shape]} and cos {[*cos.shape]} do not fit a cache {[*cache.shape]}")
+    if cache.stride()[2:] != (width, 1):
+        raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
+    heads = (q.shape[-1] - len(weight)) // rope  # a query has `rope` numbers beside those that weight has rows for
+    if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
+        raise ValueError(f"q {[*q.shape]} are no heads of {rope} numbers and those of weight {[*weight.shape]}")
+    if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):
+        raise ValueError(f"q {[*q.shape]} and latent {[*latent.shape]} are not one token for each of {batch} rows")
+    norm.check(rank)
+    if norm.kind == "layer":
+        raise ValueError("latents are normed by RMS norms here")
+    plain = len(weight) // heads
 
     def refused() -> str | None:
         alike = q.dtype == latent.dtype == cache.dtype
@@ -143,36 +156,6 @@ def latent_qk(
 
 
 reference = partial(latent_qk, kernel=False)
-
-
-def _check(
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    weight: torch.Tensor,
-    cache: torch.Tensor,
-    positions: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    norm: Norm,
-) -> tuple[int, int, int, int]:
-    """Batch, heads, and the plain and rotary numbers of a head; ValueError if something does not fit."""
-    batch, width = len(cache), cache.shape[-1]
-    rank, rope = weight.shape[1], 2 * cos.shape[-1]
-    if cos.shape != sin.shape or len(cos) != batch or rank + rope != width or cache.shape[1] != 1:
-        raise ValueError(f"weight {[*weight.shape]} and cos {[*cos.shape]} do not fit a cache {[*cache.shape]}")
-    if cache.stride()[2:] != (width, 1):
-        raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
-    heads = (
-        q.shape[-1] - len(weight)
-    ) // rope  # of which each has `rope` numbers beside those that weight has rows for
-    if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
-        raise ValueError(f"q {[*q.shape]} are no heads of {rope} numbers and those of weight {[*weight.shape]}")
-    if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):
-        raise ValueError(f"q {[*q.shape]} and latent {[*latent.shape]} are not one token for each of {batch} rows")
-    norm.check(rank)
-    if norm.kind == "layer":
-        raise ValueError("latents are normed by RMS norms here")
-    return batch, heads, len(weight) // heads, rope
 
 
 def _sizes(rank: int, plain: int, rope: int, size: int) -> dict[str, int]:

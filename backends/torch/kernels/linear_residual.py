@@ -132,7 +132,7 @@ def linear_residual(
         tickets = counters(x, N) if tickets is None else tickets
     linear_residual_kernel[(triton.cdiv(N, plan.rows), splits)](
         flat, weight, bias, residual, norm.gain, norm.shift, y, partial, tickets,
-        M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=held(N, plan), **plan.options(x),
+        M, N, K, each, scale, norm.eps, NORM=norm.kind, SPLITS=splits, BLOCK_H=at_once(N, plan), **plan.options(x),
     )  # fmt: skip
     return y
 
@@ -151,7 +151,7 @@ def columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
     return -(-steps // each), each * plan.columns
 
 
-def held(outputs: int, plan: Tile) -> int:
+def at_once(outputs: int, plan: Tile) -> int:
     """Return how many outputs the last block normalizes at a time: all, or what makes 64 numbers per thread."""
     return min(power_of_2(outputs), 64 * 32 * plan.warps // plan.batch)
 
@@ -173,5 +173,5 @@ def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str = "none", bia
     splits, _ = columns(n, k, plan)
     absent = {"none": "gain shift", "rms": "shift", "layer": ""}[norm] + " bias" * (not bias)
     absent += " partial tickets" * (splits == 1 and norm == "none")
-    forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": held(n, plan)}
+    forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": at_once(n, plan)}
     return plan.variant(linear_residual_kernel, m, dtype, "N K each", forms, absent=absent)

@@ -15,16 +15,9 @@ import torch
 
 from .shared import gemv
 from .shared.activation import ACTIVATIONS, activate, check_activation, gated, open_gate
-from .shared.gemv import Tile, fold, tile
+from .shared.gemv import Tile, fold, tile, weights_at
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.operands import gradient_refusal
-
-
-@jit
-def _slice(weight, row, at, end, K):
-    """Columns `at` [1, 1, BLOCK_K] below `end` of rows [BLOCK_N] of a matrix with K columns: [1, BLOCK_N, BLOCK_K]."""
-    where = weight + row.to(tl.int64)[None, :, None] * K + at
-    return tl.load(where, mask=at < end, other=0.0, eviction_policy="evict_first")
 
 
 @jit
@@ -43,9 +36,9 @@ def _open_kernel(
     gates = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for start in range(0, K, BLOCK_K):
         at = k + start
-        some = _slice(up, row, at, K, K)
+        some = weights_at(up, row, at, K, K)
         if gate is not None:
-            others = _slice(gate, row, at, K, K)
+            others = weights_at(gate, row, at, K, K)
         v = tl.load(from_x + at, mask=at < K, other=0.0).to(tl.float32)
         ups += fold(some.to(tl.float32) * v, VECTOR)
         if gate is not None:
@@ -74,13 +67,13 @@ def _close_kernel(
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
     k, each = tl.arange(0, BLOCK_K)[None, None, :], tl.cdiv(K, BLOCK_K)
     expert = tl.load(chosen + first, cache_modifier=".cg").to(tl.int64)  # not what L1 may hold of an earlier launch
-    some = _slice(down, expert * N + rows, k, K, K)
+    some = weights_at(down, expert * N + rows, k, K, K)
     wait(PDL)
     total = tl.zeros([1, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     for step in range(CHOICES * each):
         ahead = tl.minimum(step + 1, CHOICES * each - 1)  # the weights of the next step, none after the last
         at, end = k + ahead % each * BLOCK_K, tl.where(ahead == step, 0, K)
-        more = _slice(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
+        more = weights_at(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
         slot, at = first + step // each, k + step % each * BLOCK_K
         h = tl.load(opened + slot * K + at, mask=at < K, other=0.0).to(tl.float32)
         total += fold(some.to(tl.float32) * (h * tl.load(weights + slot).to(tl.float32)), VECTOR)

@@ -164,8 +164,20 @@ def norm_qkv(
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.
     """
-    batch, heads = _check(x, weight, k_cache, v_cache, positions, bias, (norm, q_norm, k_norm), cos, sin)
-    kv_heads, capacity, head_dim = k_cache.shape[1:]
+    check(x, weight, norm, bias)
+    batch, kv_heads, capacity, head_dim = k_cache.shape
+    heads = len(weight) // head_dim - 2 * kv_heads
+    if k_cache.shape != v_cache.shape or len(weight) % head_dim or heads < 1:
+        caches = f"{[*k_cache.shape]} and {[*v_cache.shape]}"
+        raise ValueError(f"weight {[*weight.shape]} does not fit caches {caches} [batch, kv_heads, capacity, d]")
+    if x.numel() != batch * x.shape[-1] or positions.numel() != batch:
+        given = f"x {[*x.shape]} and positions {[*positions.shape]}"
+        raise ValueError(f"{given} are not one token for each of the {batch} rows of the caches")
+    q_norm.check(head_dim)
+    k_norm.check(head_dim)
+    tables = [None if table is None else [*table.shape] for table in (cos, sin)]
+    if tables[0] != tables[1] or (cos is not None and (len(cos) != batch or 2 * cos.shape[-1] > head_dim)):
+        raise ValueError(f"cos {tables[0]} and sin {tables[1]} are not both [{batch}, up to {head_dim // 2}]")
     norms = {"norm": norm, "q_norm": q_norm, "k_norm": k_norm}
     if uses_torch(kernel, refusal, x, weight, k_cache, v_cache, bias, **norms):
         projected = linear(norm(x.reshape(batch, -1)), weight, bias).view(batch, -1, head_dim)
@@ -193,35 +205,6 @@ def norm_qkv(
 
 
 reference = partial(norm_qkv, kernel=False)
-
-
-def _check(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    positions: torch.Tensor,
-    bias: torch.Tensor | None,
-    norms: tuple[Norm, Norm, Norm],
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-) -> tuple[int, int]:
-    """Batch and heads of queries; ValueError in one sentence if something does not fit."""
-    check(x, weight, norms[0], bias)
-    batch, kv_heads, _, head_dim = k_cache.shape
-    heads = len(weight) // head_dim - 2 * kv_heads
-    if k_cache.shape != v_cache.shape or len(weight) % head_dim or heads < 1:
-        caches = f"{[*k_cache.shape]} and {[*v_cache.shape]}"
-        raise ValueError(f"weight {[*weight.shape]} does not fit caches {caches} [batch, kv_heads, capacity, d]")
-    if x.numel() != batch * x.shape[-1] or positions.numel() != batch:
-        given = f"x {[*x.shape]} and positions {[*positions.shape]}"
-        raise ValueError(f"{given} are not one token for each of the {batch} rows of the caches")
-    for norm in norms[1:]:
-        norm.check(head_dim)
-    angles = [None if table is None else [*table.shape] for table in (cos, sin)]
-    if angles[0] != angles[1] or (cos is not None and (len(cos) != batch or 2 * cos.shape[-1] > head_dim)):
-        raise ValueError(f"cos {angles[0]} and sin {angles[1]} are not both [{batch}, up to {head_dim // 2}]")
-    return batch, heads
 
 
 def _tile(batch: int, outputs: int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:

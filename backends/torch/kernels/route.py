@@ -77,34 +77,6 @@ def refusal(logits: torch.Tensor, k: int) -> str | None:
     return operands.refusal(logits)
 
 
-def _check(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    k: int,
-    scoring: str,
-    groups: int,
-    top_groups: int,
-    group_score: str,
-) -> None:
-    experts = logits.shape[-1]
-    if experts % groups or not 1 <= top_groups <= groups:
-        raise ValueError(
-            f"{experts} experts do not fall into groups={groups}, of which top_groups={top_groups} are best"
-        )
-    if logits.ndim != 2 or not 1 <= k <= experts // groups * top_groups:
-        raise ValueError(
-            f"logits {[*logits.shape]} must be [tokens, experts], with at least k={k} experts to choose from"
-        )
-    if bias is not None and bias.shape != (experts,):
-        raise ValueError(f"bias {[*bias.shape]} must be [{experts}]")
-    if scoring not in ("softmax", "sigmoid"):
-        raise ValueError(f"scoring={scoring!r} is not softmax or sigmoid")
-    if group_score not in ("max", "top2"):
-        raise ValueError(f"group_score={group_score!r} is not max or top2")
-    if groups > 1 and group_score == "top2" and experts < 2 * groups:
-        raise ValueError("group_score='top2' needs two experts per group")
-
-
 def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
     """Return where the k largest of each row are, the largest first, the first of equals first."""
     return x.argsort(dim=-1, descending=True, stable=True)[:, :k]
@@ -133,7 +105,23 @@ def route(
     Raises:
         ValueError: the shapes do not fit, or the scoring is unknown.
     """
-    _check(logits, bias, k, scoring, groups, top_groups, group_score)
+    experts = logits.shape[-1]
+    if experts % groups or not 1 <= top_groups <= groups:
+        raise ValueError(
+            f"{experts} experts do not fall into groups={groups}, of which top_groups={top_groups} are best"
+        )
+    if logits.ndim != 2 or not 1 <= k <= experts // groups * top_groups:
+        raise ValueError(
+            f"logits {[*logits.shape]} must be [tokens, experts], with at least k={k} experts to choose from"
+        )
+    if bias is not None and bias.shape != (experts,):
+        raise ValueError(f"bias {[*bias.shape]} must be [{experts}]")
+    if scoring not in ("softmax", "sigmoid"):
+        raise ValueError(f"scoring={scoring!r} is not softmax or sigmoid")
+    if group_score not in ("max", "top2"):
+        raise ValueError(f"group_score={group_score!r} is not max or top2")
+    if groups > 1 and group_score == "top2" and experts < 2 * groups:
+        raise ValueError("group_score='top2' needs two experts per group")
     if uses_torch(kernel, refusal, logits, k):
         x = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, -1)
@@ -148,7 +136,7 @@ def route(
         weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
         return chosen.int(), (weights * scale).float()
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    tokens, experts = logits.shape
+    tokens = len(logits)
     chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
     _route_kernel[(tokens,)](

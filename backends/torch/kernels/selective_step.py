@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from . import selective_scan
 from .selective_scan import refusal
+from .shared.gemv import PROCESSORS
 from .shared.launch import BF16, FP16, FP32, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import check_step, contiguous, power_of_2, row_stride, side_by_side
@@ -22,7 +23,6 @@ from .shared.recurrence import advance, silu_gated, softplus
 from .shared.rows import linear
 
 CHANNELS = 32  # of a block, half of that where they make too few blocks
-PROCESSORS = 132  # streaming multiprocessors of an H200
 RANKS = 256  # columns of the projection that a block takes at a time
 WARPS = 4
 

@@ -68,14 +68,14 @@ def _paths(graph: Graph) -> dict[str, str]:
             path += f"{part}."
         tree.setdefault(path, {})[last] = None
     below = {path: _siblings(parts, listed=bool(path)) for path, parts in tree.items()}
-    found = {name: _renamed(name, below) for name in names if name}
+    renamed = {name: _renamed(name, below) for name in names if name}
     for name in graph.params:
         if f"{name}." in tree:  # a tensor has no parts
-            others = {new for old, new in found.items() if old != name}
-            found[name] += "_"
-            while found[name] in others:
-                found[name] += "_"
-    return found
+            others = {new for old, new in renamed.items() if old != name}
+            renamed[name] += "_"
+            while renamed[name] in others:
+                renamed[name] += "_"
+    return renamed
 
 
 def _renamed(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
@@ -98,7 +98,7 @@ def _siblings(parts: Iterable[str], listed: bool) -> dict[str, str]:
 def _distinct(names: list[str], avoid: Collection[str] = OWN) -> dict[str, str]:
     """Map `names` to identifiers that differ from each other and from what is to `avoid`."""
     taken = {name for name in names if _identifier(name, avoid) == name}
-    found = {}
+    renamed = {}
     for name in names:
         new = base = _identifier(name, avoid)
         number = 1
@@ -106,8 +106,8 @@ def _distinct(names: list[str], avoid: Collection[str] = OWN) -> dict[str, str]:
             number += 1
             new = f"{base}_{number}"
         taken.add(new)
-        found[name] = new
-    return found
+        renamed[name] = new
+    return renamed
 
 
 def _identifier(name: str, avoid: Collection[str]) -> str:

@@ -19,13 +19,13 @@ from .identifiers import with_identifiers
 
 def refusals(node: Node) -> list[str] | None:
     """List why each lowering refuses `node`; None if one accepts."""
-    found = []
+    reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         reason = candidate.when(node)
         if reason is None:
             return None
-        found.append(f"{candidate.name}: {reason}")
-    return found or ["no lowering is registered"]
+        reasons.append(f"{candidate.name}: {reason}")
+    return reasons or ["no lowering is registered"]
 
 
 def lower(graph: Graph, trace: Trace | None = None) -> Program:
@@ -45,9 +45,9 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     for node in list(graph.nodes):
         emitter.enter(node)
         chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
-        made = chosen.emit(emitter, node)
-        if made is not None:
-            results = list(made) if isinstance(made, Iterable) else [made]
+        emitted = chosen.emit(emitter, node)
+        if emitted is not None:
+            results = list(emitted) if isinstance(emitted, Iterable) else [emitted]
             for value, operand in zip(node.outputs, results, strict=True):
                 emitter[value] = operand
         if head is not None and head[0] in node.outputs:
@@ -98,18 +98,18 @@ def _head(graph: Graph) -> tuple[Value, str] | None:
 
 def _pick_last(emitter: Emitter, value: Value, scope: str) -> None:
     """Let what follows `value` see one token of each row, where the model is told which."""
-    emitter.scope, made = scope, emitter[value]
+    emitter.scope, operand = scope, emitter[value]
     last = emitter.give("last", "None", "Tensor | None")
-    emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", made, last, name="x", replaces=0)
+    emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)
 
 
 def needed(program: Program) -> list[Statement]:
     """The statements that outputs depend on, in order."""
-    wanted: set[Operand] = set(program.outputs.values())
-    kept = []
+    needed: set[Operand] = set(program.outputs.values())
+    statements = []
     for s in reversed(program.statements):
-        if not s.results or wanted.intersection(s.results):
-            kept.append(s)
-            wanted.update(s.operands)
-    kept.reverse()
-    return kept
+        if not s.results or needed.intersection(s.results):
+            statements.append(s)
+            needed.update(s.operands)
+    statements.reverse()
+    return statements

@@ -6,6 +6,7 @@ import math
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.ir.op import Trait
 
 from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
@@ -16,6 +17,8 @@ from .distances import DISTANCE, distance
 from .elementwise import number
 from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
 from .shared import is_shared
+
+_ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
 
 @lowering(ops.rope)

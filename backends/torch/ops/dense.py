@@ -64,9 +64,9 @@ def _layer_norm(e: Emitter, node: Node) -> Var:
         leaf = e.leaf(f"nn.LayerNorm({x.width}, eps={eps!r}{rest})", weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    given = [v for v in (weight, bias) if v is not None]
-    places = ["{1}" if weight is not None else "None", f"{{{len(given)}}}" if bias is not None else "None"]
-    return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *given, replaces=0)
+    operands = [v for v in (weight, bias) if v is not None]
+    places = ["{1}" if weight is not None else "None", f"{{{len(operands)}}}" if bias is not None else "None"]
+    return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *operands, replaces=0)
 
 
 @lowering(ops.glu)

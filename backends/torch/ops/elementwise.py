@@ -77,15 +77,19 @@ def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list
     """`text` with numbers in the place of operands that a single number fills, and the other operands."""
     if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
         return text, values
-    found = {i: n for i, v in enumerate(values) if (n := _filling(v)) is not None}
-    kept = [v for i, v in enumerate(values) if i not in found]
-    if not found or all(v.shape != node.output.shape for v in kept) or (node.op is not ops.where and len(kept) < 1):
+    numbers = {i: n for i, v in enumerate(values) if (n := _filling(v)) is not None}
+    operands = [v for i, v in enumerate(values) if i not in numbers]
+    if (
+        not numbers
+        or all(v.shape != node.output.shape for v in operands)
+        or (node.op is not ops.where and len(operands) < 1)
+    ):
         return text, values
-    if node.op is ops.where and (0 in found or len(kept) < 2):
+    if node.op is ops.where and (0 in numbers or len(operands) < 2):
         return text, values
-    found = {i: f"({n})" for i, n in found.items()}  # a power binds more than a sign
-    places = iter(range(len(kept)))
-    return text.format(*(found[i] if i in found else f"{{{next(places)}}}" for i in range(len(values)))), kept
+    numbers = {i: f"({n})" for i, n in numbers.items()}  # a power binds more than a sign
+    places = iter(range(len(operands)))
+    return text.format(*(numbers[i] if i in numbers else f"{{{next(places)}}}" for i in range(len(values)))), operands
 
 
 def in_model_dtype(text: str, values: list[Value]) -> str:
@@ -96,17 +100,17 @@ def in_model_dtype(text: str, values: list[Value]) -> str:
 
 def _of_table(value: Value) -> bool:
     """Check that `value` is looked up in a table, which keeps its own dtype."""
-    made = value.producer
-    table = made.operand("table") if made is not None and made.op is ops.embedding else None
+    producer = value.producer
+    table = producer.operand("table") if producer is not None and producer.op is ops.embedding else None
     return isinstance(table, Param) and table.recipe.constant
 
 
 def _filling(value: Value) -> str | None:
     """The number that fills `value`, if an op says so."""
-    made = value.producer
-    if made is None or made.op is not ops.affine or made.attrs["by"] != 0:
+    producer = value.producer
+    if producer is None or producer.op is not ops.affine or producer.attrs["by"] != 0:
         return None
-    return number(made.attrs["plus"], value)
+    return number(producer.attrs["plus"], value)
 
 
 @lowering(ops.swish)

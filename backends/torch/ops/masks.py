@@ -6,6 +6,7 @@ import functools
 import operator
 from dataclasses import dataclass
 
+from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.schema.visible_keys import VisibleKeys
 
@@ -25,7 +26,7 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
     a, key_mask = node.attrs, node.operand("key_mask")
     causal, window = a["causal"], a.get("window")
     plain = is_dense(node)
-    dense = plain and node.op.name == "attention" and a["softcap"] is None  # torch computes it, told that it is causal
+    dense = plain and node.op is ops.attention and a["softcap"] is None  # torch computes it, told that it is causal
     dense = dense and node.operand("bias") is None and node.operand("sinks") is None and window is None
     if node in e.cached:
         assert e.start is not None

@@ -22,23 +22,23 @@ READY = {  # routers that are one part: (scoring, renormalize, with bias, how gr
 
 @lowering(ops.route)
 def _route(e: Emitter, node: Node) -> Var:
-    a, given = node.attrs, [v for v in node.inputs if v is not None]
-    kind = a["scoring"], a["renormalize"], len(given) == 2, a["group_score"] if a["groups"] > 1 else ""
+    a, operands = node.attrs, [v for v in node.inputs if v is not None]
+    kind = a["scoring"], a["renormalize"], len(operands) == 2, a["group_score"] if a["groups"] > 1 else ""
     times = "" if a["scale"] == 1 else f" * {number(a['scale'])}"
     if kind in READY:
         text = READY[kind].format("{0}", "{1}", **a)
-        return e.emit(text + times, *given)
+        return e.emit(text + times, *operands)
     scores = e.emit(
-        "wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), given[0], name="scores"
+        "wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), operands[0], name="scores"
     )
-    ranks = scores if len(given) == 1 else e.emit("{0} + {1}", scores, given[1], name="ranks")
+    ranks = scores if len(operands) == 1 else e.emit("{0} + {1}", scores, operands[1], name="ranks")
     if a["groups"] > 1:
         best = "best_of_groups" if a["group_score"] == "max" else "best_two_of_groups"
         text = f"within_groups({{0}}, {best}({{0}}, {a['groups']}), {a['top_groups']})"
-        ranks = e.emit(text, ranks, name="ranks", replaces=0 if len(given) == 2 else None)
-    kept = f"keep_top({{0}}, {{1}}, {a['k']})"
-    kept = f"renormalized({kept})" if a["renormalize"] else kept
-    return e.emit(f"({kept}{times}).to({{2}}.dtype)", scores, ranks, given[0])
+        ranks = e.emit(text, ranks, name="ranks", replaces=0 if len(operands) == 2 else None)
+    weights = f"keep_top({{0}}, {{1}}, {a['k']})"
+    weights = f"renormalized({weights})" if a["renormalize"] else weights
+    return e.emit(f"({weights}{times}).to({{2}}.dtype)", scores, ranks, operands[0])
 
 
 @lowering(ops.moe)
@@ -48,9 +48,9 @@ def _moe(e: Emitter, node: Node) -> Var:
     expert = e.function("expert", _expert(node, names))
     stacks = ", ".join(f"{{{i + 2}}}" for i in range(len(names)))
     text = f"moe({{0}}, {{1}}, {asked}, {expert}, {stacks})"
-    given = [operand(node, n) for n in ("x", "combine", *names)]
+    operands = [operand(node, n) for n in ("x", "combine", *names)]
     e.scope = _home(node, names)
-    return e.emit(text, *given, replaces=0)
+    return e.emit(text, *operands, replaces=0)
 
 
 def _home(node: Node, names: list[str]) -> str:
@@ -82,8 +82,8 @@ def _expert(node: Node, names: list[str]) -> str:
         hidden = f"{act.format(gate)} * {up}"
     lines.append(f"return {product(hidden, 'down')}")
     doc = '"""What one expert makes of x [tokens, dim]; `linear` multiplies with its share of the weights."""'
-    given = ", ".join(f"{name}: Tensor" for name in ("x", *names))
-    head = f"def {{name}}(linear: Callable[..., Tensor], {given}) -> Tensor:"
+    parameters = ", ".join(f"{name}: Tensor" for name in ("x", *names))
+    head = f"def {{name}}(linear: Callable[..., Tensor], {parameters}) -> Tensor:"
     return "\n    ".join([head, doc, *lines])
 
 
@@ -95,8 +95,8 @@ def _capacity(e: Emitter, node: Node, part: str) -> Var:
     if node.attrs["batched"] and len(x.shape) > 2:
         rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
     limit = capacity if capacity is not None else f"capacity_of({{0}}.shape[-2], {x.width}, {number(factor)})"
-    made = e.emit(f"{part}({{0}}, {limit})", rows)
-    return made if rows is e[x] else e.emit("{0}.view_as({1})", made, x, replaces=0)
+    activated = e.emit(f"{part}({{0}}, {limit})", rows)
+    return activated if rows is e[x] else e.emit("{0}.view_as({1})", activated, x, replaces=0)
 
 
 @lowering(ops.limit_capacity)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.analysis.states import State, states
+from weft.ir.op import StateSpec
+from weft.passes.analysis.states import states
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
@@ -19,7 +20,7 @@ def _carried(e: Emitter, node: Node, text: str, *given: Value | Operand) -> tupl
     ``{past}`` in `text` is the state before: the operands of the node, or what the cache keeps, if there is one.
     """
     parts, first = states(node), len(given)
-    own = [v for operand, _ in parts.values() if (v := node.operand(operand)) is not None]
+    own = [v for spec in parts if (v := node.operand(spec.taken)) is not None]
     name = node.output.name.rpartition(".")[2]
     if own:
         past = f"{{{first}}}" if len(own) == 1 else f"({{{first}}}, {{{first + 1}}})"
@@ -35,14 +36,13 @@ def _carried(e: Emitter, node: Node, text: str, *given: Value | Operand) -> tupl
     return (e.emit(f"keep({{{first}}}, {kept})", *given, slot),)
 
 
-def _slot(parts: dict[str, State]) -> tuple[str, str, str]:
-    """Name, making and type of what keeps the states `parts`, of which all but a convolution's rows stay in f32."""
+def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
+    """Name, making and type of what keeps the states `parts`: sums of all tokens stay in f32."""
     tensors = []
-    for part, (_, shape) in parts.items():
-        sizes = ", ".join(map(str, ("batch", *shape[1:])))
-        tensors.append(f"{{like}}.new_zeros({sizes}{'' if part == 'conv' else ', dtype=torch.float32'})")
-    name = next(iter(parts))
-    return name, f"State({', '.join(tensors)})", "State"
+    for spec in parts:
+        sizes = ", ".join(map(str, ("batch", *spec.row)))
+        tensors.append(f"{{like}}.new_zeros({sizes}{', dtype=torch.float32' if spec.kind.accumulates else ''})")
+    return parts[0].part, f"State({', '.join(tensors)})", "State"
 
 
 @lowering(ops.causal_conv)

@@ -26,8 +26,8 @@ def _reshape(e: Emitter, node: Node) -> Var:
         return e.emit("{0}", x, replaces=0)
     if before is not None and before.shape == to:  # there and back
         return e.emit("{0}", before)
-    if len(to) == 4 and to[:2] == own[:-1] and (made := e.known_heads(x, to[2])) is not None:
-        return e.emit("{0}.transpose(1, 2)", made, name=made.name, comment=f"[{', '.join(map(str, to))}]")
+    if len(to) == 4 and to[:2] == own[:-1] and (heads := e.known_heads(x, to[2])) is not None:
+        return e.emit("{0}.transpose(1, 2)", heads, name=heads.name, comment=f"[{', '.join(map(str, to))}]")
     comment = f"[{', '.join(map(str, to))}]"
     if len(to) == len(own) + 1 and to[: len(own) - 1] == own[:-1] and isinstance(own[-1], int):
         return e.emit(f"{{0}}.unflatten(-1, (-1, {to[-1]}))", x, replaces=0, comment=comment)
@@ -49,8 +49,8 @@ def _transpose(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.unsqueeze)
 def _unsqueeze(e: Emitter, node: Node) -> Var:
-    if tuple(node.attrs["axes"]) == (2,) and (made := e.known_heads(_first(node), 1)) is not None:
-        return e.emit("{0}.transpose(1, 2)", made, name=made.name)
+    if tuple(node.attrs["axes"]) == (2,) and (heads := e.known_heads(_first(node), 1)) is not None:
+        return e.emit("{0}.transpose(1, 2)", heads, name=heads.name)
     places = ["None" if i in node.attrs["axes"] else ":" for i in range(len(node.output.shape))]
     while places and places[-1] == ":":
         places.pop()
@@ -100,9 +100,10 @@ def _broadcasts(e: Emitter, value: Value) -> bool:
 
 def _expanded(value: Value) -> bool:
     """Check that `value` comes from an expand like those of `_broadcasts`."""
-    made = value.producer
-    return made is not None and (
-        made.op is ops.expand or (made.op in (ops.embedding, ops.affine, ops.cast) and _expanded(_first(made)))
+    producer = value.producer
+    return producer is not None and (
+        producer.op is ops.expand
+        or (producer.op in (ops.embedding, ops.affine, ops.cast) and _expanded(_first(producer)))
     )
 
 

@@ -48,15 +48,15 @@ def explain(
     chosen: dict[Node, list[Choice]] = {}
     for choice in step.choices:
         chosen.setdefault(choice.node, []).append(choice)
-    found: dict[tuple[str, Explained], int] = {}
+    counts: dict[tuple[str, Explained], int] = {}
     first: dict[tuple[str, Explained], str] = {}
     for node in dict.fromkeys(s.node for s in step.program.statements if s.node is not None):
         for choice in chosen.get(node, [Choice(node)]):
-            told = _told(choice, dtype, capability)
-            key = re.sub(r"\d+", "*", node.output.name), told
-            found[key] = found.get(key, 0) + 1
+            explained = _told(choice, dtype, capability)
+            key = re.sub(r"\d+", "*", node.output.name), explained
+            counts[key] = counts.get(key, 0) + 1
             first.setdefault(key, node.output.name)
-    return [replace(told, node=first[name, told], count=count) for (name, told), count in found.items()]
+    return [replace(explained, node=first[name, explained], count=count) for (name, explained), count in counts.items()]
 
 
 def explain_cpu(dtype: torch.dtype) -> str:

@@ -67,11 +67,11 @@ def weights(built: Built, dtype: DType) -> dict[str, Weight]:
 
     Those that are trained are stored as `dtype`, the others as `stored_dtype` says.
     """
-    found = {
+    dynamic = {
         key: Weight(param.recipe, param.type.concrete({}), stored_dtype(param, dtype))
         for key, param in built.source.weights.items()
     }
-    return dict(sorted(found.items(), key=lambda item: -item[1].dtype.bits))
+    return dict(sorted(dynamic.items(), key=lambda item: -item[1].dtype.bits))
 
 
 def write_code(built: Built, folder: Path) -> None:

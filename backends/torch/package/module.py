@@ -70,12 +70,12 @@ def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tens
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
-    made = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: readers keep theirs
+    tensor = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: readers keep theirs
     if not kind.is_float:
-        return made.to(getattr(torch, TORCH_NAMES[kind.name]))
+        return tensor.to(getattr(torch, TORCH_NAMES[kind.name]))
     if param.recipe.constant:
-        return made.to(torch.float32)
-    return made.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
+        return tensor.to(torch.float32)
+    return tensor.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
 
 
 def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
@@ -136,14 +136,14 @@ def checked_device(device: torch.device | str) -> torch.device:
         WeftError: if it is not.
     """
     try:
-        found = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError:
         raise WeftError(f"device {device!r} is not known to PyTorch; it takes cpu or cuda") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if torch_device.type == "cuda" and not torch.cuda.is_available():
         built = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
         raise WeftError(f"device cuda cannot be used: PyTorch {torch.__version__} {built}; use device cpu")
     try:
-        torch.empty(0, device=found)
+        torch.empty(0, device=torch_device)
     except (RuntimeError, AssertionError) as error:  # of a GPU by a number that none has, or another kind of device
-        raise WeftError(f"device {found} cannot be used: {str(error).splitlines()[0]}") from error
-    return found
+        raise WeftError(f"device {torch_device} cannot be used: {str(error).splitlines()[0]}") from error
+    return torch_device

@@ -103,16 +103,16 @@ class _Modules:
 
 
 def _attention(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
-    found = _divided_heads(modules, node)
-    if isinstance(found, str):
-        plan.whole[node.scope or node.output.name] = found
+    division = _divided_heads(modules, node)
+    if isinstance(division, str):
+        plan.whole[node.scope or node.output.name] = division
         return
     heads, kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
     if heads % degree or kv_heads % degree:
         raise WeftError(
             f"{degree} processes cannot evenly share {heads} query and {kv_heads} key/value heads ({node.scope})"
         )
-    plan.styles |= found
+    plan.styles |= division
     plan.caches.append(node.scope)
 
 
@@ -160,15 +160,15 @@ def _norms(modules: _Modules, around: Projections, branch: Branch) -> dict[str, 
 
 
 def _feed_forward(plan: Plan, modules: _Modules, node: Node, degree: int) -> None:
-    found = feed_forward(node)
-    if found is None or isinstance(found, str):
+    unit = feed_forward(node)
+    if unit is None or isinstance(unit, str):
         return
-    ins = [modules.leaf(p.params[0], "nn.Linear") for p in found.parts[:-1]]
-    out = modules.leaf(found.out.params[0], "nn.Linear")
-    if out is None or any(p.packed or p.normed for p in found.parts) or None in ins:
+    ins = [modules.leaf(p.params[0], "nn.Linear") for p in unit.parts[:-1]]
+    out = modules.leaf(unit.out.params[0], "nn.Linear")
+    if out is None or any(p.packed or p.normed for p in unit.parts) or None in ins:
         plan.whole[node.scope or node.output.name] = "its linears are not modules of their own"
-    elif found.hidden % degree:
-        plan.whole[node.scope or node.output.name] = f"its {found.hidden} hidden units do not divide evenly"
+    elif unit.hidden % degree:
+        plan.whole[node.scope or node.output.name] = f"its {unit.hidden} hidden units do not divide evenly"
     else:
         plan.styles |= {path: COLUMNS for path in ins if path is not None} | {out: ROWS}
 

@@ -47,8 +47,8 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
             raise WeftError(f"the state_dict has no {key}, a parameter of graph {graph.name}")
         if key not in arrays:
             arrays[key] = param.recipe.evaluate(graph.reader)
-        if (shape := arrays[key].shape) != (wanted := tuple(param.type.concrete({}))):
-            raise WeftError(f"{key} is {list(shape)} in the state_dict, but {list(wanted)} in graph {graph.name}")
+        if (shape := arrays[key].shape) != (expected := tuple(param.type.concrete({}))):
+            raise WeftError(f"{key} is {list(shape)} in the state_dict, but {list(expected)} in graph {graph.name}")
         param.recipe = Source(key)
     graph.reader = MemoryReader(arrays, "<state_dict>")
     return graph

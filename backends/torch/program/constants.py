@@ -23,12 +23,12 @@ def formula(recipe: Recipe) -> str | None:
             f" / {_number(r.factor)}" if r.scaling == "linear" else ""
         )
     if r.scaling == "llama3":
-        given = (r.factor, r.low_freq, r.high_freq, r.original)
+        settings = (r.factor, r.low_freq, r.high_freq, r.original)
     elif r.scaling == "yarn" and r.truncate:
-        given = (r.factor, r.beta_fast, r.beta_slow, r.original)
+        settings = (r.factor, r.beta_fast, r.beta_slow, r.original)
     else:
         return None
-    numbers = ", ".join(map(_number, given))
+    numbers = ", ".join(map(_number, settings))
     theta = _number(r.theta)
     return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {numbers})"
 

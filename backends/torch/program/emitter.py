@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable
 
+from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.types import Shape
@@ -79,7 +80,7 @@ class Emitter:
         width = value.width // count
         comment = f"[{', '.join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))}]"
         split = value.producer
-        apart = split.inputs[0] if split is not None and split.op.name == "reshape" else None
+        apart = split.inputs[0] if split is not None and split.op is ops.reshape else None
         if apart is not None and len(apart.shape) == 4 and apart.shape[2] == count:
             text, x = "{0}.transpose(1, 2)", apart
         else:
@@ -294,7 +295,7 @@ def local_name(value: Value) -> str:
     if made is None or not value.uses or own != made.op.name.removesuffix("_"):
         return own
     reader, index = value.uses[0]
-    if reader.op.name in MOVES:
+    if reader.op in MOVES:
         return local_name(reader.output)
     operands = reader.op.operands
     wanted = operands[min(index, len(operands) - 1)].name

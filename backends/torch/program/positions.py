@@ -22,14 +22,14 @@ def begin(e: Emitter) -> None:
         cache = e.give("cache", "None", "Cache | None")
         e.start = e.emit("0 if {0} is None else {0}.advance({1}.shape[1])", cache, tokens, name="start")
     for value in encoder_inputs(e.graph, e.crosses):
-        given = e[value]
-        assert isinstance(given, Var)
-        given.type, given.default, given.skips = "Tensor | None", "None", True
+        operand = e[value]
+        assert isinstance(operand, Var)
+        operand.type, operand.default, operand.skips = "Tensor | None", "None", True
     if positions is not None:
-        given = e[positions]
-        assert isinstance(given, Var)
-        given.type, given.default = "Tensor | None", "None"
-        e[positions] = _filled(e, given)
+        operand = e[positions]
+        assert isinstance(operand, Var)
+        operand.type, operand.default = "Tensor | None", "None"
+        e[positions] = _filled(e, operand)
 
 
 def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
@@ -55,10 +55,10 @@ def query_positions(e: Emitter) -> Operand:
 def first_position(e: Emitter) -> Var | None:
     """The position of the first token of a call, which in Python is None where positions are given, and may differ from
     row to row; None if they always are."""
-    given = e.give("position_ids", "None", "Tensor | None")
-    if e.start is None or not given.default:
+    positions = e.give("position_ids", "None", "Tensor | None")
+    if e.start is None or not positions.default:
         return None
-    return e.hoist("first", "{0} if {1} is None else None", e.start, given, name="first")
+    return e.hoist("first", "{0} if {1} is None else None", e.start, positions, name="first")
 
 
 def rolled(node: Node) -> tuple[int, int] | None:
@@ -78,8 +78,8 @@ def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
     """Check that `bias` is made of distances to keys at `position_ids`, for attentions with this window only."""
     maker = bias.producer
     keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
-    wanted = {"window": window, "keep_first": keep, "causal": True}
-    same = all(reader.attrs.get(k) == v for reader, _ in bias.uses for k, v in wanted.items())
+    expected = {"window": window, "keep_first": keep, "causal": True}
+    same = all(reader.attrs.get(k) == v for reader, _ in bias.uses for k, v in expected.items())
     return keys is not None and keys.producer is None and keys.name == "position_ids" and same
 
 
@@ -106,15 +106,15 @@ def key_positions(e: Emitter) -> Var:
     return e.hoist("keys", text, positions, e.start, cache, name="key_positions")
 
 
-def _filled(e: Emitter, given: Var) -> Var:
-    """`given`, or where it is None the positions that follow what the cache holds."""
-    text, operands = _filling(e, given)
+def _filled(e: Emitter, positions: Var) -> Var:
+    """`positions`, or where it is None the positions that follow what the cache holds."""
+    text, operands = _filling(e, positions)
     return e.emit(text, *operands, name="position_ids", replaces=0)
 
 
-def _filling(e: Emitter, given: Var) -> tuple[str, list[Value | Operand]]:
+def _filling(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
     tokens = e.graph.inputs["input_ids"]
     if e.start is None:
         arange = "torch.arange({1}.shape[1], device={1}.device)[None]"
-        return f"{arange} if {{0}} is None else {{0}}", [given, tokens]
-    return f"{ARANGE} if {{0}} is None else {{0}}", [given, e.start, tokens]
+        return f"{arange} if {{0}} is None else {{0}}", [positions, tokens]
+    return f"{ARANGE} if {{0}} is None else {{0}}", [positions, e.start, tokens]

@@ -48,9 +48,9 @@ def is_kept(node: Node) -> bool:
 
 def dense(graph: Graph) -> Param | None:
     """A weight that is widened whatever is asked for: its dtype is that of the model."""
-    found = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
-    found = [p for p in found if not p.recipe.constant]
-    return min(found, key=lambda p: p.name.count("."), default=None)
+    vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
+    vectors = [p for p in vectors if not p.recipe.constant]
+    return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
 def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
@@ -79,12 +79,12 @@ def numbers(param: Param) -> int:
 
 def summary(weights: Iterable[Param]) -> dict[str, int]:
     """Count the kept weights among a module's tensors `weights`, by block layout."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
             name = str(stored_layout(param.recipe.item, param.graph.reader))
-            found[name] = found.get(name, 0) + 1
-    return found
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def widened(graph: Graph) -> list[str]:

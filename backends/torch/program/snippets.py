@@ -73,11 +73,13 @@ def library() -> dict[str, Snippet]:
 
 def names(tree: ast.AST) -> frozenset[str]:
     """The names that `tree` reads."""
-    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    for n in ast.walk(tree):  # annotations may be text
-        if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier():
-            found.add(n.value)
-    return frozenset(found)
+    read = set()
+    for n in ast.walk(tree):
+        if isinstance(n, ast.Name):
+            read.add(n.id)
+        elif isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier():
+            read.add(n.value)  # annotations may be text
+    return frozenset(read)
 
 
 def bound(tree: ast.AST) -> frozenset[str]:

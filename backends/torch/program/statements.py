@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from weft.ir import ops
 from weft.ir.graph import Node, Param
 from weft.ir.types import Shape
 
@@ -16,7 +17,7 @@ TORCH_NAMES = {  # of dtypes
     **{"i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8"},
     **{"u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8"},
 }
-MOVES = ("reshape", "transpose", "squeeze", "unsqueeze")  # what numbers are called does not change
+MOVES = (ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze)  # what numbers are called does not change
 TOP = ""  # the scope of the model itself
 
 

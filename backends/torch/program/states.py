@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.ops.softmax_attention import ATTENTIONS
-from weft.passes.analysis.states import has_cache, states
+from weft.passes.analysis.states import SOURCE, caches, has_cache, states
 from weft.passes.library.cache.key_axis import bias_makers
 
 
@@ -16,7 +15,7 @@ def cached_nodes(graph: Graph) -> set[Node]:
         return set()
     if "input_ids" not in graph.inputs:
         return set()
-    return {n for n in graph.nodes if (n.op.name in ATTENTIONS and n.attrs["causal"]) or states(n)}
+    return {n for n in graph.nodes if caches(n) or states(n)}
 
 
 def counts_keys(graph: Graph, cached: set[Node]) -> set[Node]:
@@ -32,7 +31,7 @@ def cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
     ours = _reached(graph, {v for name, v in graph.inputs.items() if name in ("input_ids", "position_ids")})
 
     def crosses(node: Node) -> bool:
-        if node.op.name != "attention":
+        if node.op is not ops.attention:
             return False
         q, k, v = node.inputs[:3]
         return v is not None and q in ours and not ours.intersection((k, v))
@@ -44,7 +43,7 @@ def encoder_inputs(graph: Graph, crosses: set[Node]) -> list[Value]:
     """The inputs of `graph` that only its encoder and the attentions to it read."""
     if not crosses:
         return []
-    return [v for name, v in graph.inputs.items() if name.startswith("encoder_")]
+    return [v for name, v in graph.inputs.items() if name in SOURCE]
 
 
 def _reached(graph: Graph, values: set[Value]) -> set[Value]:

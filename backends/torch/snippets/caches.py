@@ -36,6 +36,8 @@ def write_slots(held: Tensor, new: Tensor, slots: Tensor) -> None:
 class KVCache:
     """Keys and values of the tokens so far, [batch, heads, capacity, width]; position p is in slot p."""
 
+    growth = "text"
+
     def __init__(self, batch: int, heads: int, capacity: int, width: int, value_width: int, like: Tensor) -> None:
         self.k = like.new_zeros(batch, heads, capacity, width)
         self.v = like.new_zeros(batch, heads, capacity, value_width)
@@ -51,6 +53,8 @@ class KVCache:
 
 class KeyCache:
     """Keys, whose first numbers are the values too, of the tokens so far: [batch, heads, capacity, width]."""
+
+    growth = "text"
 
     def __init__(self, batch: int, heads: int, capacity: int, width: int, like: Tensor) -> None:
         self.k = like.new_zeros(batch, heads, capacity, width)
@@ -117,6 +121,8 @@ def rolled(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, ke
 class RollingKVCache:
     """Keys and values of the first `keep` tokens and of the last ones, [batch, heads, slots, width]."""
 
+    growth = "window"
+
     def __init__(
         self, batch: int, heads: int, slots: int, width: int, value_width: int, like: Tensor, keep: int = 0
     ) -> None:
@@ -132,6 +138,8 @@ class RollingKVCache:
 class RollingKeyCache:
     """Keys, whose first numbers are the values too, of the first `keep` tokens and of the last ones."""
 
+    growth = "window"
+
     def __init__(self, batch: int, heads: int, slots: int, width: int, like: Tensor, keep: int = 0) -> None:
         self.k = like.new_zeros(batch, heads, slots, width)
         self.keep = keep
@@ -143,6 +151,8 @@ class RollingKeyCache:
 
 class CrossCache:
     """Keys and values of an encoded text, and where it is none, from the first call on."""
+
+    growth = "source"
 
     def __init__(self) -> None:
         self.kept: tuple[Tensor | None, ...] = ()

@@ -8,6 +8,8 @@ from torch import Tensor
 class State:
     """Tensors that a recurrence carries from call to call, zero at the start of a text."""
 
+    growth = "constant"
+
     def __init__(self, *values: Tensor) -> None:
         self.values = values
 

@@ -32,25 +32,25 @@ def without_keys(text: str) -> str:
     return QUOTED.sub("''", text)
 
 
-def gist(before: Vertex, after: Vertex, found: Sequence[Change]) -> tuple[str, ...]:
+def gist(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[str, ...]:
     """Summarize a change in at most two lines, to write on the operation."""
     lines = []
-    kinds = {c.what.partition(" ")[0] for c in found}
+    kinds = {c.what.partition(" ")[0] for c in differences}
     old, new = detail(before.meant), detail(after.meant)
     if before.op != after.op:
         lines.append(f"was {titled(before.meant)}")
     elif old != new and old:
         lines.append(f"was {old}")
     else:
-        lines += [f"{c.what} was {c.before}" for c in found if c.what in {**before.attrs, **after.attrs}][:2]
+        lines += [f"{c.what} was {c.before}" for c in differences if c.what in {**before.attrs, **after.attrs}][:2]
     if not lines and "reads" in kinds:
         lines.append(_operands(before.roles, after.roles))
     elif not lines and "makes" in kinds:
         lines.append(f"was {_apart(before.types, after.types)}")
-    made = [c.what.removesuffix(": recipe") for c in found if c.what.endswith(": recipe")]
-    if made and before.op == after.op and old == new:
-        own = [name.removeprefix("weight ").replace("_", " ") for name in made if name != "weight"]
-        lines.append(f"other {_few(own)}" if len(own) == len(made) else "other weights")
+    recipes = [c.what.removesuffix(": recipe") for c in differences if c.what.endswith(": recipe")]
+    if recipes and before.op == after.op and old == new:
+        own = [name.removeprefix("weight ").replace("_", " ") for name in recipes if name != "weight"]
+        lines.append(f"other {_few(own)}" if len(own) == len(recipes) else "other weights")
     return tuple(lines[:2])
 
 
@@ -69,18 +69,18 @@ def _reads(before: Vertex, after: Vertex, names: Mapping[str, str]) -> Iterator[
     """The operands that are other values, by their roles."""
     ours = _by_role(before, [names.get(name, name) for name in before.reads])
     theirs = _by_role(after, after.reads)
-    said = _by_role(before, before.reads)
+    earlier = _by_role(before, before.reads)
     for role in {**ours, **theirs}:
         if ours.get(role) != theirs.get(role):
-            old, new = (", ".join(found.get(role, ())) or UNSET for found in (said, theirs))
+            old, new = (", ".join(operands.get(role, ())) or UNSET for operands in (earlier, theirs))
             yield Change(f"reads {role}", old, new, named=True)
 
 
 def _by_role(v: Vertex, names: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    roles: dict[str, list[str]] = {}
     for i, name in enumerate(names):
-        found.setdefault(v.roles[i] if i < len(v.roles) else "", []).append(name)
-    return found
+        roles.setdefault(v.roles[i] if i < len(v.roles) else "", []).append(name)
+    return roles
 
 
 def _weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) -> Iterator[Change]:

@@ -21,30 +21,30 @@ def renamed(before: Network, after: Network) -> dict[str, str]:
     others, in order, those that have most in common (Needleman and Wunsch 1970), earlier ones first.
     """
     ours, theirs = _stacks(before), _stacks(after)
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     for stem, other in _paired(list(ours), list(theirs)).items():
         a, b = ours[stem], theirs[other]
         if stem == other and len(a) == len(b):
             continue
         names, others = list(a), list(b)
         pairs = list(enumerate(range(len(b)))) if len(a) == len(b) else _aligned(_parts(a), _parts(b))
-        found |= dict.fromkeys(names, "") | {names[i]: others[j] for i, j in pairs}
-    return found
+        renamed |= dict.fromkeys(names, "") | {names[i]: others[j] for i, j in pairs}
+    return renamed
 
 
 def layer_of(scope: str) -> str:
     """The scope of the layer that `scope` is in; "" if in none."""
-    found = _LAYER.match(scope)
-    return found.group() if found else ""
+    match = _LAYER.match(scope)
+    return match.group() if match else ""
 
 
 def _stacks(network: Network) -> dict[str, Layers]:
     """Layers by what their scopes have before the number."""
-    found: dict[str, Layers] = {}
+    stacks: dict[str, Layers] = {}
     for v in network.vertices:
         if layer := _LAYER.match(v.scope):
-            found.setdefault(layer[1], {}).setdefault(layer.group(), []).append(v)
-    return found
+            stacks.setdefault(layer[1], {}).setdefault(layer.group(), []).append(v)
+    return stacks
 
 
 def _paired(ours: list[str], theirs: list[str]) -> dict[str, str]:
@@ -56,15 +56,15 @@ def _paired(ours: list[str], theirs: list[str]) -> dict[str, str]:
 
 def _parts(layers: Layers) -> list[Counter[str]]:
     """Describe each layer by its operations: once by their names, once with all their attributes."""
-    found = []
+    counters = []
     for layer, vertices in layers.items():
         parts = Counter[str]()
         for v in vertices:
             local = f"{v.name.removeprefix(layer)} {v.op}"
             weights = [(w.shape, w.dtype, w.recipe) for w in v.weights]
             parts.update((local, f"{local} {dict(v.attrs)} {v.types} {weights}"))
-        found.append(parts)
-    return found
+        counters.append(parts)
+    return counters
 
 
 def _aligned(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:

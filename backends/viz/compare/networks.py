@@ -56,14 +56,14 @@ def _marked(network: Network, marks: Mapping[str, Mark], alone: str) -> Network:
 
 def _mark(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
     """The mark of an operation that is in both networks."""
-    found = changes(before, after, names, recipe)
-    return Mark(CHANGED, gist(before, after, found), tuple(found)) if found else Mark()
+    differences = changes(before, after, names, recipe)
+    return Mark(CHANGED, gist(before, after, differences), tuple(differences)) if differences else Mark()
 
 
 def _ends(network: Network) -> dict[str, tuple[str, str]]:
     """Inputs and outputs by the names that marks have for them: values and types."""
     inputs = {name: (name, kind) for name, kind in network.inputs.items()}
-    return inputs | {f"out.{name}": found for name, found in network.outputs.items()}
+    return inputs | {f"out.{name}": output for name, output in network.outputs.items()}
 
 
 def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: Mapping[str, str]) -> Mark:
@@ -80,22 +80,22 @@ def _end(before: tuple[str, str] | None, after: tuple[str, str] | None, names: M
 def _values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
     """Map values of `before` to their names in `after`; "" for values that `after` lacks."""
     theirs = {v.name: v for v in after.vertices}
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     for v in before.vertices:
         if v.name in pairs:
-            found |= zip(v.makes, theirs[pairs[v.name]].makes, strict=False)
-    called = {*found.values()}
+            renamed |= zip(v.makes, theirs[pairs[v.name]].makes, strict=False)
+    called = {*renamed.values()}
     for v in before.vertices:
         for name in v.makes:
-            found.setdefault(name, "" if name in called else name)
-    return found
+            renamed.setdefault(name, "" if name in called else name)
+    return renamed
 
 
 def _recipes(before: Network, after: Network) -> Recipe:
     """Choose how weight recipes are compared: without tensor names if the two networks share none."""
 
     def keys(network: Network) -> set[str]:
-        return {found.group() for v in network.vertices for w in v.weights for found in QUOTED.finditer(w.recipe)}
+        return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}
 
     if keys(before).isdisjoint(keys(after)):
         return lambda w: without_keys(w.recipe)
@@ -160,9 +160,9 @@ def _gone(network: Network, other: Network) -> list[Vertex]:
 def _neighbours(network: Network) -> dict[str, set[str]]:
     """The operations that every one reads from and is read by."""
     maker = {name: v.name for v in network.vertices for name in v.makes}
-    found: dict[str, set[str]] = {v.name: set() for v in network.vertices}
+    neighbours: dict[str, set[str]] = {v.name: set() for v in network.vertices}
     for v in network.vertices:
         for source in {maker[name] for name in v.reads if name in maker}:
-            found[v.name].add(source)
-            found[source].add(v.name)
-    return found
+            neighbours[v.name].add(source)
+            neighbours[source].add(v.name)
+    return neighbours

@@ -26,14 +26,14 @@ def png(picture: str, scale: float = 2.0) -> bytes:
         raise WeftError(
             "pictures as .png need the package resvg-py: pip install 'weft[viz]'; .svg needs nothing"
         ) from e
-    found = re.search(r'width="(\d+)" height="(\d+)"', picture)
-    assert found is not None
-    wide, high = (round(int(n) * scale) for n in found.groups())
+    size = re.search(r'width="(\d+)" height="(\d+)"', picture)
+    assert size is not None
+    wide, high = (round(int(n) * scale) for n in size.groups())
     if not 0 < wide * high <= MOST:
         raise WeftError(f"a picture of {wide:,} × {high:,} pixels cannot be drawn; try another scale than {scale:g}")
     with contextlib.ExitStack() as files:
         fonts = [str(files.enter_context(as_file(FONT / f"inter-{weight}.ttf"))) for weight in ("400", "600")]
-        made = svg_to_bytes(
+        png = svg_to_bytes(
             svg_string=picture,
             zoom=scale,
             skip_system_fonts=True,
@@ -41,4 +41,4 @@ def png(picture: str, scale: float = 2.0) -> bytes:
             sans_serif_family="Inter",
             style_sheet=BOLD,
         )
-    return bytes(made)
+    return bytes(png)

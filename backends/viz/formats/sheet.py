@@ -30,6 +30,6 @@ def _parts(root: Shape) -> Iterator[str]:
         yield shape.label.title + times + (f" of {inner}" if inner else "")
 
 
-def kinds(shown: Iterator[Shape]) -> set[str]:
+def kinds(shapes: Iterator[Shape]) -> set[str]:
     """The kinds of parts that a legend must explain."""
-    return {shape.label.kind for shape in shown if shape.part.path}
+    return {shape.label.kind for shape in shapes if shape.part.path}

@@ -67,11 +67,11 @@ DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "
 
 def colours(dark: bool) -> dict[str, str]:
     """Every colour by its name: that of a kind, "-edge" behind it for its border, or one of those around."""
-    made = dict(vars(DARK if dark else LIGHT))
+    palette = dict(vars(DARK if dark else LIGHT))
     for kind, look in EVERY.items():
-        made[kind] = look.dark_fill if dark else look.fill
-        made[f"{kind}-edge"] = look.dark_edge if dark else look.edge
-    return made
+        palette[kind] = look.dark_fill if dark else look.fill
+        palette[f"{kind}-edge"] = look.dark_edge if dark else look.edge
+    return palette
 
 
 def variables() -> str:

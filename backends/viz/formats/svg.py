@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape, quoteattr
 
 from ..layout.font import faces, width, wrapped
-from ..layout.positions import GAP, HEAD, PAD, Placed, Point, place
+from ..layout.positions import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
 from .sheet import Sheet, in_words, kinds
@@ -25,7 +25,7 @@ ARROW = (
 
 def svg(root: Shape, opened: Collection[str], sheet: Sheet | None = None, dark: bool = False) -> str:
     """The picture of `root`, the shapes in `opened` open, and its fact sheet."""
-    placed = place(root, opened)
+    placed = layout(root, opened)
     wide, high = drawn_size(placed)
     head = list(_head(sheet, wide + BESIDE + SHEET)) if sheet else []
     top = AROUND + (head[-1][0] + 24 if head else 0)
@@ -74,7 +74,7 @@ def picture(placed: Placed) -> Iterator[str]:
 
 def rules(colour: Callable[[str], str]) -> str:
     """The style sheet of pictures, whose colours are what `colour` says of their names."""
-    made = [
+    rules = [
         f"text{{font-family:'Inter W',sans-serif;font-size:{LINE:g}px;fill:{colour('ink')};font-kerning:none}}",
         f".t{{font-size:{TITLE:g}px;font-weight:600}} .m{{text-anchor:middle}} .s{{fill:{colour('soft')}}}",
         f".name{{font-size:{NAME:g}px;font-weight:600}} .about{{font-size:{ABOUT:g}px}}",
@@ -85,10 +85,10 @@ def rules(colour: Callable[[str], str]) -> str:
     ]
     for kind in EVERY:
         edge = colour(f"{kind}-edge")
-        made.append(f".k-{kind}>rect{{fill:{colour(kind)};stroke:{edge}}} .k-{kind}>.mark{{stroke:{edge}}}")
-    made.append(f".open>rect{{fill:{colour('open')}}} .times>rect{{fill:{colour('paper')};stroke:{colour('soft')}}}")
-    made += [f".k-{sign}>circle{{fill:{colour(sign)};stroke:{colour(f'{sign}-edge')}}}" for sign in SIGNS]
-    return "\n".join([*made, borders(".k-{kind}:not(.open)>:is(rect,circle)")])
+        rules.append(f".k-{kind}>rect{{fill:{colour(kind)};stroke:{edge}}} .k-{kind}>.mark{{stroke:{edge}}}")
+    rules.append(f".open>rect{{fill:{colour('open')}}} .times>rect{{fill:{colour('paper')};stroke:{colour('soft')}}}")
+    rules += [f".k-{sign}>circle{{fill:{colour(sign)};stroke:{colour(f'{sign}-edge')}}}" for sign in SIGNS]
+    return "\n".join([*rules, borders(".k-{kind}:not(.open)>:is(rect,circle)")])
 
 
 def text(plain: str) -> str:
@@ -133,7 +133,7 @@ def _box(p: Placed) -> Iterator[str]:
         yield f'<g class="times"><rect x="{left:.1f}" y="{p.y + 5:.1f}" width="{pill:.1f}" height="19" rx="9.5"/>'
         yield _line(times, left + pill / 2, p.y + 19, "t m") + "</g>"
     if not p.open:
-        lines = [(line, "m") for line in label.lines] + [(line, "m s") for line in p.shape.said]
+        lines = [(line, "m") for line in label.lines] + [(line, "m s") for line in p.shape.captions]
         for i, (line, style) in enumerate(lines, 1):
             yield _line(line, p.x + p.width / 2, p.y + 19 + LEADING * i, style)
 
@@ -174,8 +174,8 @@ def _sheet(sheet: Sheet, placed: Placed) -> Iterator[tuple[float, str]]:
             y += ROW
         y += 7
     yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>'
-    shown = kinds(p.shape for p in placed.all())
-    for i, kind in enumerate(kind for kind in MEANINGS if kind in shown):
+    present = kinds(p.shape for p in placed.all())
+    for i, kind in enumerate(kind for kind in MEANINGS if kind in present):
         x, at = i % 2 * SHEET / 2, y + 20 + i // 2 * 25
         yield at + 18, f'<g class="k-{kind}">{_swatch(x, at, kind)}{_line(MEANINGS[kind], x + 34, at + 13, "")}</g>'
 

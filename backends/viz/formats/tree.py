@@ -44,14 +44,14 @@ def plain_tree(placed: Placed, sheet: Sheet | None = None) -> str:
 def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text]]:
     """The line of a part, and those of what is in it."""
     label, part = p.shape.label, p.shape.part
-    lines = [line for line in (*label.lines, *p.shape.said) if line]
+    lines = [line for line in (*label.lines, *p.shape.captions) if line]
     known = bool(lines) and lines[0] == part.name
     name = part.name if known or label.symbol else label.title
-    told = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines
+    words = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines
     style = EVERY[label.kind].edge
     yield (
         Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), _times(part)),
-        Text("" if p.open and not known else one_line(" · ".join(told)), style),
+        Text("" if p.open and not known else one_line(" · ".join(words)), style),
         _parameters(part),
     )
     for i, inner in enumerate(p.inner, 1):

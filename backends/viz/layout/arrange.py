@@ -110,13 +110,13 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
     """
     parts, entering, leaving = list(parts), list(entering), list(leaving)
     whole = wired(parts, entering, leaving)
-    found = _arranged(parts, whole)
-    if _tangled(found.box):
+    best = _arranged(parts, whole)
+    if _tangled(best.box):
         ends = aside(parts, whole)
         for within in ([], *([i] for i in ends if len(ends) > 1), ends):
             fewer = _arranged(parts, wired(parts, entering, leaving, within))
-            found = min(found, fewer, key=lambda arrangement: _tangled(arrangement.box))
-    return found
+            best = min(best, fewer, key=lambda arrangement: _tangled(arrangement.box))
+    return best
 
 
 def _tangled(box: Box) -> int:
@@ -242,7 +242,7 @@ class _Arranger:
         apart = sorted(nx.weakly_connected_components(self.graph.subgraph(members)), key=min)
         if whole and not bypass and len(apart) == 1:
             return self._rows(members)
-        return Branches(tuple(self.column(frozenset(found)) for found in apart), bypass)
+        return Branches(tuple(self.column(frozenset(branch)) for branch in apart), bypass)
 
     def _rows(self, members: frozenset[int]) -> Rows:
         inner = self.graph.subgraph(members)
@@ -290,6 +290,6 @@ def _ordered(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item
                 beside = rows[r - 1] if near is above else rows[r + 1]
                 place: dict[object, float] = {x: (i + 0.5) / len(beside) for i, x in enumerate(beside)}
                 own = {x: (i + 0.5) / len(rows[r]) for i, x in enumerate(rows[r])}
-                mean = {x: sum(found) / len(found) if (found := near(x, place)) else own[x] for x in rows[r]}
+                mean = {x: sum(columns) / len(columns) if (columns := near(x, place)) else own[x] for x in rows[r]}
                 rows[r].sort(key=mean.__getitem__)
     return rows

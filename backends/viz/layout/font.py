@@ -52,8 +52,8 @@ def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str
 
 def faces() -> str:
     """The fonts, as rules of a style sheet."""
-    made = ""
+    rules = ""
     for weight in WEIGHTS.values():
         data = base64.b64encode((FONT / f"inter-{weight}.ttf").read_bytes()).decode()
-        made += f"@font-face{{font-family:'Inter W';font-weight:{weight};src:url(data:font/ttf;base64,{data})}}"
-    return made
+        rules += f"@font-face{{font-family:'Inter W';font-weight:{weight};src:url(data:font/ttf;base64,{data})}}"
+    return rules

@@ -14,16 +14,16 @@ def links(placed: Placed) -> list[tuple[str, str]]:
     What a repeat makes that is drawn once comes from the parts of its first time.
     """
     closed = [p for p in placed.all() if not p.open]
-    made = {name: p.shape.key for p in closed for name in p.shape.part.made}
+    makers = {name: p.shape.key for p in closed for name in p.shape.part.made}
     first = dict(pair for p in placed.all() if p.open for pair in _first_names(p.shape.part))
-    found: dict[tuple[str, str], None] = {}
+    edges: dict[tuple[str, str], None] = {}
     for p in closed:
         for name in p.shape.part.read:
-            while name not in made and name in first:
+            while name not in makers and name in first:
                 name = first[name]
-            if name in made:
-                found[made[name], p.shape.key] = None
-    return list(found)
+            if name in makers:
+                edges[makers[name], p.shape.key] = None
+    return list(edges)
 
 
 def ids(placed: Placed) -> dict[str, str]:

@@ -9,7 +9,7 @@ from ..model.outline import Part
 PAST = "past"  # what names of inputs begin with that hold what was computed of earlier tokens
 
 
-def said(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
+def captions(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable[str]) -> Iterator[str]:
     """Lines for `part`: what it reads besides what lines bring, and what it makes besides what they take:
     outputs of the model that belong to its layer (`gives`), values that others read (`leaves`)."""
     names = list(dict.fromkeys(called(name, part.path, name in part.shared) for name in read))
@@ -19,12 +19,12 @@ def said(part: Part, read: Iterable[str], gives: Iterable[str], leaves: Iterable
         others.append(f"{PAST} {', '.join(past)}")
     if others:
         yield f"with {', '.join(others)}"
-    given = [carried(name) for name in gives]
-    if given:
-        stem = given[0].partition(" ")[0]
-        given = [f"{stem} {', '.join(name.removeprefix(f'{stem} ') for name in given)}"]
-    if given := [*given, *dict.fromkeys(called(name, part.path) for name in leaves)]:
-        yield f"gives {', '.join(given)}"
+    outputs = [carried(name) for name in gives]
+    if outputs:
+        stem = outputs[0].partition(" ")[0]
+        outputs = [f"{stem} {', '.join(name.removeprefix(f'{stem} ') for name in outputs)}"]
+    if outputs := [*outputs, *dict.fromkeys(called(name, part.path) for name in leaves)]:
+        yield f"gives {', '.join(outputs)}"
 
 
 def called(value: str, path: str, shared: bool = False) -> str:
@@ -36,13 +36,13 @@ def called(value: str, path: str, shared: bool = False) -> str:
     """
     if value.startswith(PAST):
         return carried(value)
-    made, here = value.split("."), path.split(".")
-    while len(made) > 1 and here and made[0] == here[0]:
-        made, here = made[1:], here[1:]
-    if made[0].isdigit() and len(made) > 1:
-        before = not shared and here[:1] and here[0].isdigit() and int(here[0]) == int(made[0]) + 1
-        return f"{made[1]} of {'the layer before' if before else f'layer {made[0]}'}"
-    words = [word for word in made if not word.isdigit()]
+    inner, here = value.split("."), path.split(".")
+    while len(inner) > 1 and here and inner[0] == here[0]:
+        inner, here = inner[1:], here[1:]
+    if inner[0].isdigit() and len(inner) > 1:
+        before = not shared and here[:1] and here[0].isdigit() and int(here[0]) == int(inner[0]) + 1
+        return f"{inner[1]} of {'the layer before' if before else f'layer {inner[0]}'}"
+    words = [word for word in inner if not word.isdigit()]
     return words[0] if len(words) < 2 else f"{words[0]} output"
 
 

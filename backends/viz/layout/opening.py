@@ -16,14 +16,14 @@ def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> 
     Raises:
         WeftError: if no part that can be opened is called so.
     """
-    found = unfolded(root) if depth is None else {key for key, level in _levels(root, 0) if level <= depth}
+    keys = unfolded(root) if depth is None else {key for key, level in _levels(root, 0) if level <= depth}
     above = dict(_above(root, (root.key,)))
     for name in parts:
         meant = [key for key in above if f".{key}".endswith(f".{name}")]
         if not meant:
             raise unknown("part", name, above, "a part is named by its path or the end of it, as attn or layers.0.attn")
-        found.update(key for m in meant for key in (m, *above[m]))
-    return found
+        keys.update(key for m in meant for key in (m, *above[m]))
+    return keys
 
 
 def _levels(shape: Shape, level: int) -> Iterator[tuple[str, int]]:

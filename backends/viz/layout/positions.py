@@ -81,7 +81,7 @@ class _Inside:
     rooms: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
 
-def place(root: Shape, opened: Collection[str]) -> Placed:
+def layout(root: Shape, opened: Collection[str]) -> Placed:
     """`root` with its corner at 0, 0, the shapes whose keys are in `opened` open; a key with ALL behind it opens a
     repeat as often as it is computed."""
     return _Placer(opened).placed(root, 0, 0)
@@ -96,13 +96,13 @@ class _Placer:
     def placed(self, shape: Shape, x: float, y: float) -> Placed:
         """`shape` at a corner, with all that is in it."""
         shape, size = self.shown(shape), self.size(shape)
-        made = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
-        if made.open and shape.arrangement is not None:
+        result = Placed(shape, x, y, size.width, size.height, x + size.axis, shape.key in self.opened)
+        if result.open and shape.arrangement is not None:
             inside = _Inside(shape, shape.arrangement)
             self._put(inside, shape.arrangement.box, x + PAD, y + HEAD + GAP, ())
-            made.inner = [inside.spots[i] for i in sorted(inside.spots)]
-            made.wires = list(_wires(made, inside))
-        return made
+            result.inner = [inside.spots[i] for i in sorted(inside.spots)]
+            result.wires = list(_wires(result, inside))
+        return result
 
     def shown(self, shape: Shape) -> Shape:
         """`shape`, or all its repetitions where these are asked for."""
@@ -238,7 +238,7 @@ def _into_circle(start: Point, circle: Placed, lower: float) -> list[Point]:
 def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     """Offset horizontal runs of lines that reach a target from the same side: the farthest runs lowest, so that none
     cross."""
-    found: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
+    arrivals: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)
         if a is None or line.bend != "merge":
@@ -247,9 +247,9 @@ def _lanes(around: Placed, inside: _Inside, shifts: Mapping[tuple[int, int], flo
         way = b.axis + (0 if circle else shifts[line.source, line.target]) - a.axis
         level = 0 if circle else round(inside.spans[line.region][1])
         if abs(way) > 0.5:  # it does not go straight down
-            found.setdefault((line.target, level, way > 0), []).append((-abs(way), line.source))
+            arrivals.setdefault((line.target, level, way > 0), []).append((-abs(way), line.source))
     lanes = {}
-    for (target, _, _), lines in found.items():
+    for (target, _, _), lines in arrivals.items():
         for i, (_, source) in enumerate(sorted(lines)):
             lanes[source, target] = ((len(lines) - 1) / 2 - i) / max(1, (len(lines) - 1) / 2)
     return lanes
@@ -276,7 +276,7 @@ def _bent(line: Line, start: Point, end: Point, inside: _Inside, lower: float) -
 def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
     """Offset each line's arrival from the middle of its target, so that several arrive side by side."""
     lines = [line for line in inside.arrangement.lines if line.bend != "rail"]
-    found = {(line.source, line.target): 0.0 for line in lines}
+    offsets = {(line.source, line.target): 0.0 for line in lines}
     for target, spot in [*inside.spots.items(), (END, around)]:
         coming = [line for line in lines if line.target == target]
         if spot.shape.label.symbol:  # into its top come those that do not come from the sides
@@ -290,8 +290,8 @@ def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
         room = min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - (BESIDE if spot.shape.label.symbol else EDGE)
         step = min(SPREAD, room / max(zero, len(order) - 1 - zero))
         for i, s in enumerate(order):
-            found[s, target] = (i - zero) * step
-    return found
+            offsets[s, target] = (i - zero) * step
+    return offsets
 
 
 def _column(line: Line, target: Placed, inside: _Inside, around: Placed) -> float:

@@ -10,7 +10,7 @@ from ..model.network import Network
 from ..model.outline import Part, outline
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
 from .font import width
-from .notes import said
+from .notes import captions
 
 TITLE, LINE = 13.0, 11.0  # sizes of text
 LEADING = 15.0  # from line to line
@@ -54,9 +54,9 @@ class Shape:
     network: Network | None = None
 
     @property
-    def said(self) -> list[str]:
+    def captions(self) -> list[str]:
         """The lines about what it reads and makes without a line."""
-        return list(said(self.part, self.notes, self.gives, self.leaves))
+        return list(captions(self.part, self.notes, self.gives, self.leaves))
 
     def all(self) -> Iterator[Shape]:
         """The shape and all that may be drawn in it, of repeats the first time only."""
@@ -86,8 +86,8 @@ def times(shape: Shape) -> Shape:
     part = shape.part
     rounds = [_once(part, body) for body in (part.children, *part.others)]
     later = {name for body in part.others for child in body for name in child.read}
-    wanted = _wanted(part, ()) if part.parallel else later
-    first, last = (_shape(once, *_borders(once, wanted)) for once in (rounds[0], rounds[-1]))
+    needed = _wanted(part, ()) if part.parallel else later
+    first, last = (_shape(once, *_borders(once, needed)) for once in (rounds[0], rounds[-1]))
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
     inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
     numbers = range(len(rounds))
@@ -176,11 +176,11 @@ def _shape(
     arrangement, inner = None, list[Shape]()
     if part.children:
         body = _body(part)
-        arrangement, wanted = arrange(body.children, entering, leaving), _wanted(body, leaving)
+        arrangement, needed = arrange(body.children, entering, leaving), _wanted(body, leaving)
         for i, child in enumerate(body.children):
             extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
-            inner.append(_shape(child, *_borders(child, wanted), *extra))
-    lines = [*text.lines, *said(part, notes, gives, leaves)]
+            inner.append(_shape(child, *_borders(child, needed), *extra))
+    lines = [*text.lines, *captions(part, notes, gives, leaves)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
         beside = ICON + (ICON if inner else 0) + (BADGE if part.count > 1 else 0)
@@ -202,7 +202,7 @@ def _wanted(parent: Part, leaving: tuple[str, ...]) -> set[str]:
     return {name for child in parent.children for name in child.read} | {*leaving}
 
 
-def _borders(child: Part, wanted: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The values that come into `child`, and those that leave it: what is `wanted` around it, or in its later times."""
+def _borders(child: Part, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The values that come into `child`, and those that leave it: what is `needed` around it, or in its later times."""
     later = {name for body in child.others for part in body for name in part.read}
-    return tuple(child.read), tuple(name for name in child.made if name in wanted or name in later)
+    return tuple(child.read), tuple(name for name in child.made if name in needed or name in later)

@@ -42,31 +42,31 @@ def wired(
     The first of the values entering that are read comes in at the top. `within`: parts without a line out of the scope;
     then tables beside the stream have one line too.
     """
-    made = Wiring()
+    wiring = Wiring()
     makes = {name: i for i, part in enumerate(parts) for name in part.made}
     outside: dict[str, list[int]] = {name: [] for name in entering}
     for i, part in enumerate(parts):
         for name in part.read:
             if name in makes:
-                made.links.setdefault((makes[name], i), []).append(name)
+                wiring.links.setdefault((makes[name], i), []).append(name)
             elif name in outside:
                 outside[name].append(i)
     main = next((name for name in outside if outside[name]), None)
     asked = {name for part in parts for name in part.asks}
     for name, readers in outside.items():
         drawn = [i for i in readers if not _counts(parts[i])] or readers if name == main else []
-        made.links |= {(START, i): [name] for i in drawn}
+        wiring.links |= {(START, i): [name] for i in drawn}
         for i in (i for i in readers if i not in drawn):
-            made.notes.setdefault(i, []).append(name)
+            wiring.notes.setdefault(i, []).append(name)
         if readers and name != main and name not in asked:
-            made.side[name] = readers
+            wiring.side[name] = readers
     for name in leaving:
         if name in makes:
-            made.links.setdefault((makes[name], END), []).append(name)
+            wiring.links.setdefault((makes[name], END), []).append(name)
     for i in within or ():
-        made.gives[i] = made.links.pop((i, END))
-    _spare(parts, made, range(len(parts)) if within is None else _stream(parts, made.links))
-    return made
+        wiring.gives[i] = wiring.links.pop((i, END))
+    _spare(parts, wiring, range(len(parts)) if within is None else _stream(parts, wiring.links))
+    return wiring
 
 
 def aside(parts: Sequence[Part], wiring: Wiring) -> list[int]:
@@ -90,21 +90,21 @@ def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
         own = parts[n].weight if n >= 0 else 0
         best[n] = own + (best[over][0] if over is not None else 0), over
     at: int | None = END if END in best else max(best, key=lambda n: best[n][0], default=None)
-    found = []
+    parts_aside = []
     while at is not None:
-        found.append(at)
+        parts_aside.append(at)
         at = best[at][1]
-    return [n for n in reversed(found) if n >= 0]
+    return [n for n in reversed(parts_aside) if n >= 0]
 
 
-def _spare(parts: Sequence[Part], made: Wiring, stream: Sequence[int]) -> None:
+def _spare(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) -> None:
     """Let inputs, and parts that come from none of the stream, have one line: to their first reader.
 
     Of an input, to the first that reads more than its shape.
     """
-    graph = _graph(parts, made.links)
+    graph = _graph(parts, wiring.links)
     for i, part in enumerate(parts):
-        readers = sorted(b for a, b in made.links if a == i)
+        readers = sorted(b for a, b in wiring.links if a == i)
         entered = part.vertices[:1] and part.vertices[0].op == "input"
         if len(readers) < 2 or not (entered or _apart(graph, i, stream)):
             continue
@@ -113,7 +113,7 @@ def _spare(parts: Sequence[Part], made: Wiring, stream: Sequence[int]) -> None:
         )
         for b in readers:
             if b != first and b != END:
-                made.notes.setdefault(b, []).extend(made.links.pop((i, b)))
+                wiring.notes.setdefault(b, []).extend(wiring.links.pop((i, b)))
 
 
 def _counts(part: Part) -> bool:

@@ -34,7 +34,7 @@ class Facts:
         """FLOPs for all tokens of a text."""
         return self.work.flops
 
-    def told(self, tokens: int, item: int) -> dict[str, int]:
+    def to_dict(self, tokens: int, item: int) -> dict[str, int]:
         """The numbers that a page shows for a text of so many tokens, where a number takes `item` bytes.
 
         `flops`, `read` and `written` (bytes) are of all tokens at once; `step_flops`, … of one token that is the last
@@ -42,12 +42,12 @@ class Facts:
         """
         binding = {"batch": 1, "seq": tokens, "past": 0, "total": tokens, "capacity": tokens, "source": tokens}
         step = self.step.evaluate(binding, item)
-        kept = sum(width * min(window or tokens, tokens) for window, width in self.cache.items())
+        cached = sum(width * min(window or tokens, tokens) for window, width in self.cache.items())
         return {
             "parameters": self.parameters,
             **self.work.evaluate(binding, item),
             **{f"step_{name}": value for name, value in step.items()},
-            "cache": kept * item,
+            "cache": cached * item,
             "state": self.state[0] * item + self.state[1],
         }
 
@@ -77,15 +77,15 @@ def _work(v: Vertex) -> Work:
     return Work(v.cost.flops, 0, 0, v.cost.read, v.cost.written)
 
 
-def data(found: Facts) -> dict[str, Any]:
+def data(facts: Facts) -> dict[str, Any]:
     """Facts as plain data, sizes as `polynomial` has them; what is nothing is left out."""
     plain = {
-        "parameters": found.parameters,
-        "work": _listed(found.work),
-        "step": _listed(found.step),
-        "cache": [[width, window] for window, width in found.cache.items()],
-        "state": list(found.state) if any(found.state) else None,
-        "unknown": not found.known,
+        "parameters": facts.parameters,
+        "work": _listed(facts.work),
+        "step": _listed(facts.step),
+        "cache": [[width, window] for window, width in facts.cache.items()],
+        "state": list(facts.state) if any(facts.state) else None,
+        "unknown": not facts.known,
     }
     return {name: value for name, value in plain.items() if value}
 

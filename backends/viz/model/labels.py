@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from weft.ir.ops.softmax_attention import ATTENTIONS
-
 from .marks import CHANGED, KEPT, SIGNS, common, counted
 from .marks import kind as sign_kind
 from .network import Vertex
@@ -89,10 +87,10 @@ def _marked(part: Part, text: Label) -> Label:
     sign = common(marks)
     if sign in ("", KEPT):
         return replace(text, kind=sign_kind(sign)) if sign else text
-    told = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
+    words = dict.fromkeys(word for v in part.vertices if v.mark for word in v.mark.words)
     alike = all(mark is None or mark.sign == sign for mark in marks)
     plain = sign if alike and (part.vertices or sign != CHANGED) else counted(marks)
-    return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(told or [plain])))
+    return replace(text, kind=sign_kind(sign), lines=(*text.lines, *(words or [plain])))
 
 
 def _leaf(part: Part) -> Label:
@@ -108,7 +106,7 @@ def _leaf(part: Part) -> Label:
 
 def titled(v: Vertex) -> str:
     """Name an operation."""
-    if v.op in ATTENTIONS:
+    if v.attends:
         return attention_name(v)
     if v.op == "glu":
         return _GATED.get(str(v.attrs.get("activation", "silu")).strip("'\""), "Gated unit")
@@ -127,7 +125,7 @@ def attention_name(v: Vertex) -> str:
 
 def detail(v: Vertex) -> str:
     """The sizes that tell most of an operation."""
-    if v.op in ATTENTIONS:
+    if v.attends:
         return " · ".join(_attention_facts(v))
     if v.op in ("linear", "embedding") and v.weights:
         rows, width = v.weights[0].shape.strip("[]").split(", ")
@@ -172,7 +170,7 @@ def _group(part: Part) -> Label:
     if "moe" in ops:
         lines = [_experts(ops["moe"]), *(["shared expert"] if nested else [])]
         return Label("Mixture of experts", (part.name, " · ".join(lines)), "experts")
-    attention = next((ops[op] for op in ATTENTIONS if op in ops), None)
+    attention = next((v for v in ops.values() if v.attends), None)
     if attention is not None:
         turned = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
         return Label(
@@ -209,7 +207,7 @@ def _layers(part: Part) -> str:
     tags = [part.reach] if part.reach else []
     tags += [f"window {_number(w)}" for w in windows] if len(windows) == 1 else []
     tags += sorted({v.attrs["pattern"] for v in vertices if "pattern" in v.attrs})
-    if not any(v.op in ATTENTIONS for v in vertices):
+    if not any(v.attends for v in vertices):
         tags += dict.fromkeys(RECURRENT[v.op] for v in vertices if v.op in RECURRENT)
     tags += ["experts"] if any(v.op == "moe" for v in vertices) else []
     return " · ".join([f"{stem} {part.name}", *(t.strip("'\"") for t in tags)])

@@ -42,8 +42,8 @@ class Mark:
     @property
     def alike(self) -> str:
         """Equal for operations of several layers that changed in the same way."""
-        told = [(c.what, *(() if c.named else (c.before, c.after))) for c in self.changes]
-        return f"{self.sign} {self.words} {told}"
+        changes = [(c.what, *(() if c.named else (c.before, c.after))) for c in self.changes]
+        return f"{self.sign} {self.words} {changes}"
 
 
 def common(marks: Iterable[Mark | None]) -> str:
@@ -54,5 +54,5 @@ def common(marks: Iterable[Mark | None]) -> str:
 
 def counted(marks: Iterable[Mark | None]) -> str:
     """Count operations by sign, without unchanged ones: "2 removed, 1 changed"."""
-    found = Counter(mark.sign for mark in marks if mark is not None)
-    return ", ".join(f"{found[sign]} {sign}" for sign in SIGNS if sign != KEPT and found[sign])
+    counts = Counter(mark.sign for mark in marks if mark is not None)
+    return ", ".join(f"{counts[sign]} {sign}" for sign in SIGNS if sign != KEPT and counts[sign])

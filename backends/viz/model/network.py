@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.graph.analysis import attributes
 from weft.ir.graph.origins import Origin
-from weft.ir.op import Cost, Trait
+from weft.ir.op import OPS, Cost, Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.spelling import spell
@@ -76,6 +76,11 @@ class Vertex:
         """The operation in the words of weft, where there is one."""
         return self.like or self
 
+    @property
+    def attends(self) -> bool:
+        """Whether this is an attention with a softmax over keys."""
+        return self.op in OPS and Trait.ATTENTION in OPS[self.op].traits
+
 
 @dataclass(frozen=True)
 class Network:
@@ -118,8 +123,8 @@ def _made(origin: Origin) -> tuple[str, str | None]:
 def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
     """Convert `node` to a vertex that owns the parameters it is the first to read; they are removed from `unseen`."""
     read = list(_read(node))
-    kept = cached([node])
-    found = of_node(node)
+    cache = cached([node])
+    facts = of_node(node)
     return Vertex(
         node.output.name,
         node.op.name,
@@ -132,10 +137,10 @@ def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
         tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
         node.op.node_cost(node),
         Trait.VIEW in node.op.traits,
-        kept[0] if kept else None,
+        cache[0] if cache else None,
         state(node),
-        work=found,
-        step=step(found, node),
+        work=facts,
+        step=step(facts, node),
     )
 
 

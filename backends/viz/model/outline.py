@@ -11,8 +11,6 @@ from functools import cached_property
 
 import networkx as nx
 
-from weft.ir.ops.softmax_attention import ATTENTIONS
-
 from .network import Network, Vertex
 
 NUMBERED = re.compile(r"[._]\d+([._]|$)")
@@ -41,8 +39,8 @@ class Part:
     @property
     def parallel(self) -> bool:
         """Check that no repetition reads results of the one before."""
-        made = {name for part in self.children for name in part.made}
-        return not any(name in made for part in (self.others or [[]])[0] for name in part.read)
+        values = {name for part in self.children for name in part.made}
+        return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
 
     def all_vertices(self) -> Iterator[Vertex]:
         """Every operation of the part, those of all repetitions among them."""
@@ -61,10 +59,10 @@ class Part:
     @cached_property
     def read(self) -> dict[str, None]:
         """The values that the part reads and does not make, in order."""
-        found = dict.fromkeys(name for v in self.vertices for name in v.reads)
+        values = dict.fromkeys(name for v in self.vertices for name in v.reads)
         for part in itertools.chain(self.children, *self.others):
-            found |= part.read
-        return {name: None for name in found if name not in self.made}
+            values |= part.read
+        return {name: None for name in values if name not in self.made}
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
@@ -75,10 +73,10 @@ class Part:
     @cached_property
     def asks(self) -> dict[str, None]:
         """The inputs of the model that are read in the part."""
-        found = dict.fromkeys(name for v in self.vertices for name in v.asks)
+        inputs = dict.fromkeys(name for v in self.vertices for name in v.asks)
         for part in itertools.chain(self.children, *self.others):
-            found |= part.asks
-        return found
+            inputs |= part.asks
+        return inputs
 
     @cached_property
     def gives(self) -> tuple[str, ...]:
@@ -106,15 +104,15 @@ class Part:
 
 def outline(network: Network) -> Part:
     """The tree of `network`, its inputs and outputs as leaves of the root, but for those of single layers."""
-    own, given = carried(network)
+    own, outputs = carried(network)
     leaves = [
         Part(name, name, (_end(network, name, "input", (), (name,), t),))
         for name, t in network.inputs.items()
         if name not in own
     ]
-    leaves += _leaves(network, own, given)
+    leaves += _leaves(network, own, outputs)
     for name, (value, kind) in network.outputs.items():
-        if name not in given.get(value, ()):
+        if name not in outputs.get(value, ()):
             leaves.append(Part(name, f"out.{name}", (_end(network, f"out.{name}", "output", (value,), (), kind),)))
     root = Part(network.name, "", children=_grouped(leaves, ""))
     if {"local", "global"} <= {_reach(v) for v in root.all_vertices()}:
@@ -124,7 +122,7 @@ def outline(network: Network) -> Part:
 
 def _reach(v: Vertex) -> str:
     """Describe an attention's span, a window or the whole text; empty for other operations."""
-    return "" if v.meant.op not in ATTENTIONS else "local" if v.meant.attrs.get("window") else "global"
+    return "" if not v.meant.attends else "local" if v.meant.attrs.get("window") else "global"
 
 
 def _tell_reach(part: Part) -> None:
@@ -132,10 +130,10 @@ def _tell_reach(part: Part) -> None:
     for child in itertools.chain(part.children, *part.others):
         _tell_reach(child)
     if part.layered:
-        found = {_reach(v) for v in part.all_vertices()} - {""}
+        spans = {_reach(v) for v in part.all_vertices()} - {""}
         inner = {child.reach for child in part.children if child.layered}
         if len(inner) < 2:
-            part.reach = next(iter(inner), "local" if "local" in found else "global" if found else "")
+            part.reach = next(iter(inner), "local" if "local" in spans else "global" if spans else "")
 
 
 def _end(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:
@@ -158,22 +156,22 @@ def carried(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
     return inputs, outputs
 
 
-def _leaves(network: Network, own: Mapping[str, None], given: Mapping[str, Sequence[str]]) -> list[Part]:
+def _leaves(network: Network, own: Mapping[str, None], outputs: Mapping[str, Sequence[str]]) -> list[Part]:
     """A leaf for every operation, but for views, which belong to what they view where that is in their scope."""
-    made: dict[str, Part] = {}
+    makers: dict[str, Part] = {}
     leaves = []
     for vertex in network.vertices:
         takes = tuple(name for name in vertex.reads if name in own)
         asks = tuple(name for name in vertex.reads if name in network.inputs)
-        gives = tuple(name for value in vertex.makes for name in given.get(value, ()))
+        gives = tuple(name for value in vertex.makes for name in outputs.get(value, ()))
         vertex = replace(vertex, asks=asks, takes=takes, gives=gives) if asks or gives else vertex
-        source = made.get(vertex.reads[0]) if len(vertex.reads) == 1 else None
+        source = makers.get(vertex.reads[0]) if len(vertex.reads) == 1 else None
         if source is not None and source.vertices[0].scope == vertex.scope and _belongs(vertex, source.vertices[0]):
             source.vertices += (vertex,)
         else:
             source = Part(vertex.name.removeprefix(f"{vertex.scope}."), vertex.name, (vertex,))
             leaves.append(source)
-        made |= dict.fromkeys(vertex.makes, source)
+        makers |= dict.fromkeys(vertex.makes, source)
     return _summed(leaves, [value for value, _ in network.outputs.values()])
 
 
@@ -202,14 +200,14 @@ def _summed(leaves: list[Part], outputs: Sequence[str]) -> list[Part]:
 
 def _grouped(leaves: Sequence[Part], scope: str) -> list[Part]:
     """The children of the group of `scope` that holds `leaves`."""
-    found = _untangled(_keyed(leaves, scope))
+    groups = _untangled(_keyed(leaves, scope))
     place = {leaf.path: i for i, leaf in enumerate(leaves)}
     children: list[Part] = []
-    for key, held in sorted(found.items(), key=lambda item: place[item[1][0].path]):
+    for key, members in sorted(groups.items(), key=lambda item: place[item[1][0].path]):
         if key.startswith(" "):
-            children += held
+            children += members
             continue
-        inside, name = _grouped(sorted(held, key=lambda leaf: place[leaf.path]), key), key.rpartition(".")[2]
+        inside, name = _grouped(sorted(members, key=lambda leaf: place[leaf.path]), key), key.rpartition(".")[2]
         alone = len(inside) == 1 and inside[0].vertices and not name.isdigit()
         children += [_called(inside[0], name)] if alone else [Part(name, key, children=inside)]
     return _folded(_opened(children))
@@ -218,27 +216,27 @@ def _grouped(leaves: Sequence[Part], scope: str) -> list[Part]:
 def _keyed(leaves: Sequence[Part], scope: str) -> dict[str, list[Part]]:
     """`leaves` by the scopes in `scope` that they are in; one that is in none, by a blank and its path."""
     stem = f"{scope}." if scope else ""
-    found: dict[str, list[Part]] = {}
+    groups: dict[str, list[Part]] = {}
     for leaf in leaves:
         own = leaf.vertices[0].scope
         inner = own.removeprefix(stem).partition(".")[0] if own.startswith(stem) else ""
-        found.setdefault(stem + inner if inner else f" {leaf.path}", []).append(leaf)
-    return found
+        groups.setdefault(stem + inner if inner else f" {leaf.path}", []).append(leaf)
+    return groups
 
 
-def _untangled(found: dict[str, list[Part]]) -> dict[str, list[Part]]:
-    """`found`, so that no parts read each other in a circle.
+def _untangled(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
+    """`leaves`, so that no parts read each other in a circle.
 
     Operations that a group reads and that read the group are drawn in it, wherever they belong. Of groups that read
     each other, the smallest is no box of its own.
     """
-    while loop := _loop(found):
-        groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(found[key]), key))
+    while loop := _loop(leaves):
+        groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
         if len(groups) == 1:
-            found[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in found.pop(key)]
+            leaves[groups[0]] += [leaf for key in sorted(loop - {*groups}) for leaf in leaves.pop(key)]
         else:
-            found |= _keyed(found.pop(groups[0]), groups[0])
-    return found
+            leaves |= _keyed(leaves.pop(groups[0]), groups[0])
+    return leaves
 
 
 def _called(leaf: Part, scope: str) -> Part:
@@ -247,12 +245,12 @@ def _called(leaf: Part, scope: str) -> Part:
     return leaf
 
 
-def _loop(found: Mapping[str, Sequence[Part]]) -> set[str]:
+def _loop(groups: Mapping[str, Sequence[Part]]) -> set[str]:
     """Keys whose parts read each other in a circle; of several such the first; none: there is none."""
-    home = {name: key for key, held in found.items() for leaf in held for name in leaf.made}
+    home = {name: key for key, members in groups.items() for leaf in members for name in leaf.made}
     between = nx.DiGraph()
-    for key, held in found.items():
-        for leaf in held:
+    for key, members in groups.items():
+        for leaf in members:
             for name in leaf.read:
                 if (source := home.get(name, key)) != key:
                     between.add_edge(source, key)
@@ -273,15 +271,15 @@ def _folded(parts: list[Part]) -> list[Part]:
     """`parts`, numbered ones that are equal in a row, or come in an equal sequence, as repeats."""
     folded: list[Part] = []
     for numbered, run in itertools.groupby(parts, lambda p: p.name.isdigit() and bool(p.children)):
-        held = list(run)
-        folded += _compressed(held) if numbered else held
+        members = list(run)
+        folded += _compressed(members) if numbered else members
     return folded
 
 
 def _compressed(parts: list[Part]) -> list[Part]:
     """The shortest way to say a sequence: at every place the period that covers most of what follows."""
     prints = [fingerprint(p) for p in parts]
-    made: list[Part] = []
+    folded: list[Part] = []
     i = 0
     while i < len(parts):
         length, period = 1, 1
@@ -292,16 +290,16 @@ def _compressed(parts: list[Part]) -> list[Part]:
             if end - i > max(p, length):
                 length, period = end - i, p
         if length == 1:
-            made.append(parts[i])
+            folded.append(parts[i])
         else:
             rounds = [parts[j : j + period] for j in range(i, i + length, period)]
             body = _compressed(rounds[0]) if period > 1 else rounds[0]
             others = [_compressed(r) if period > 1 else r for r in rounds[1:]]
             _share(rounds)
             path = f"{rounds[0][0].path}-{rounds[-1][-1].name}"
-            made.append(Part(f"{rounds[0][0].name}-{rounds[-1][-1].name}", path, (), body, len(rounds), others))
+            folded.append(Part(f"{rounds[0][0].name}-{rounds[-1][-1].name}", path, (), body, len(rounds), others))
         i += length
-    return made
+    return folded
 
 
 def _share(rounds: Sequence[Sequence[Part]]) -> None:

@@ -36,18 +36,18 @@ class Totals:
 
 def totals(network: Network, tokens: int) -> Totals:
     """Those of `network`, for a text of so many tokens."""
-    found = facts(Part(network.name, "", network.vertices))
-    binding = dict.fromkeys(sizes.names(found.flops), tokens) | {"batch": 1, "past": 0}
-    numbers, others = found.state
+    totals = facts(Part(network.name, "", network.vertices))
+    binding = dict.fromkeys(sizes.names(totals.flops), tokens) | {"batch": 1, "past": 0}
+    numbers, others = totals.state
     weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()
     stored: Counter[str] = Counter()
     for weight in weights:
         stored[weight.dtype] += weight.bytes
     return Totals(
         len(network.vertices),
-        found.parameters + sum(w.learned for w in network.unread),
-        sizes.evaluate(found.flops, binding),
-        sum(found.cache.values()) * ITEM,
+        totals.parameters + sum(w.learned for w in network.unread),
+        sizes.evaluate(totals.flops, binding),
+        sum(totals.cache.values()) * ITEM,
         numbers * ITEM + others,
         stored.total(),
         tokens,

@@ -57,8 +57,8 @@ def of_node(node: Node) -> Work:
         def stored(t: TensorType | None) -> TensorType | None:
             return t.with_dtype(dtype) if t is not None and t.dtype in MODEL else t
 
-        found = node.op.cost_of(list(map(stored, operands)), [stored(t) or t for t in outputs], node.attrs)
-        return found.flops, found.read, found.written
+        price = node.op.cost_of(list(map(stored, operands)), [stored(t) or t for t in outputs], node.attrs)
+        return price.flops, price.read, price.written
 
     (flops, read, written), (_, wide_read, wide_written) = cost(dtypes.f16), cost(dtypes.f32)
     reads, writes = sizes.floordiv(wide_read - read, 2), sizes.floordiv(wide_written - written, 2)
@@ -73,27 +73,21 @@ def step(work: Work, node: Node) -> Work:
     """
     if not any(TOKENS in sizes.names(getattr(work, f.name)) for f in fields(work)):
         return NONE
-    found = Work(*(_of_one(getattr(work, f.name)) for f in fields(work)))
-    if _goes_on(node):
-        return found  # a cache or a state is among what it reads
+    total = Work(*(_of_one(getattr(work, f.name)) for f in fields(work)))
+    if has_state(node):
+        return total  # a cache or a state is among what it reads
     length, texts = sizes.sym(TOKENS), sizes.sym("batch")
     for width, window in cached([node]):
-        kept = length if window is None else sizes.minimum(window, length)
-        found += Work(0, kept * width * texts, texts * width)
+        keys = length if window is None else sizes.minimum(window, length)
+        total += Work(0, keys * width * texts, texts * width)
     numbers, fixed = state(node)
-    return found + Work(0, texts * numbers, texts * numbers, texts * fixed, texts * fixed)
+    return total + Work(0, texts * numbers, texts * numbers, texts * fixed, texts * fixed)
 
 
 def state(node: Node) -> tuple[int, int]:
     """Return the size of a recurrence's state: numbers in the model's dtype, and bytes in other dtypes."""
     fixed = state_bytes([node], 0)
     return state_bytes([node], 1) - fixed, fixed
-
-
-def _goes_on(node: Node) -> bool:
-    """Check that a node already takes the past as an operand."""
-    past = "past_k" in (o.name for o in node.op.operands) and node.operand("past_k") is not None
-    return past or has_state(node)
 
 
 def _of_one(size: Size) -> Size:
@@ -103,15 +97,15 @@ def _of_one(size: Size) -> Size:
     """
     if not isinstance(size, Poly):
         return size
-    found: Size = 0
+    total: Size = 0
     for mono, coefficient in size.terms:
         powers = dict(mono)
         if TOKENS in powers:
             powers[TOKENS] -= 1
-            found = found + _term(powers, coefficient)
+            total = total + _term(powers, coefficient)
         else:
-            found = found + sizes.substitute(_term(powers, coefficient), {TOKENS: 1})
-    return found
+            total = total + sizes.substitute(_term(powers, coefficient), {TOKENS: 1})
+    return total
 
 
 def _term(powers: dict[Atom, int], coefficient: int) -> Size:

@@ -83,16 +83,16 @@ def initializer(tensor: onnx.TensorProto) -> Constant:
 
 def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     """Evaluate a Constant node."""
-    name, given = next(iter(attrs.items()), ("", None))
-    if given is None or len(attrs) > 1 or name not in _VALUES:
+    name, attr = next(iter(attrs.items()), ("", None))
+    if attr is None or len(attrs) > 1 or name not in _VALUES:
         raise WeftError(
             f"a Constant has the attributes {', '.join(map(shown, attrs)) or 'none'}, but must have one value"
         )
     if name == "value":
-        return initializer(given.t)
+        return initializer(attr.t)
     if name == "sparse_value":
-        return Constant(dtype_name(given.sparse_tensor.values.data_type), tuple(given.sparse_tensor.dims), None)
-    value = onnx.helper.get_attribute_value(given)
+        return Constant(dtype_name(attr.sparse_tensor.values.data_type), tuple(attr.sparse_tensor.dims), None)
+    value = onnx.helper.get_attribute_value(attr)
     dtype = {"i": "i64", "f": "f32", "s": "string"}[name.removeprefix("value_")[0]]
     if isinstance(value, list):
         return Constant(dtype, (len(value),), tuple(map(str, value)) if len(value) <= 16 else None)
@@ -111,10 +111,10 @@ def formula(
         return None
     if kind in ("Shape", "Size") and inputs:
         return Constant("i64", (), _shape(inputs[0], attrs, constants, types, kind))
-    given = [constants.get(x) for x in inputs if x]
-    if not given or any(c is None or c.terms is None for c in given):
+    operands = [constants.get(x) for x in inputs if x]
+    if not operands or any(c is None or c.terms is None for c in operands):
         return None
-    terms = [c.terms for c in given if c is not None and c.terms is not None]
+    terms = [c.terms for c in operands if c is not None and c.terms is not None]
     return Constant("i64", (), _computed(kind, terms, attrs))
 
 
@@ -122,16 +122,16 @@ def copied(
     kind: str, inputs: list[str], attrs: Mapping[str, onnx.AttributeProto], constants: Mapping[str, Constant]
 ) -> Constant | None:
     """Treat a reshaped, transposed or cast weight as a weight again; None if the operation does more."""
-    held = constants.get(inputs[0]) if inputs and inputs[0] else None
-    if held is None or held.terms is not None or any(x and x not in constants for x in inputs):
+    weight = constants.get(inputs[0]) if inputs and inputs[0] else None
+    if weight is None or weight.terms is not None or any(x and x not in constants for x in inputs):
         return None
-    shape = held.shape
+    shape = weight.shape
     if kind == "Transpose":
         order = list(attrs["perm"].ints) if "perm" in attrs else range(len(shape))[::-1]
         shape = tuple(shape[i] for i in order if i < len(shape))
     elif kind not in (*SAME, "DequantizeLinear"):
         return None
-    return replace(held, shape=shape, source=held.source or inputs[0])
+    return replace(weight, shape=shape, source=weight.source or inputs[0])
 
 
 def _shape(
@@ -166,8 +166,8 @@ def _computed(kind: str, terms: list[Terms], attrs: Mapping[str, onnx.AttributeP
         return first[0] if isinstance(first, tuple) and len(first) == 1 and kind == "Squeeze" else first
     if kind == "Concat" and all(isinstance(t, tuple) for t in terms):
         return tuple(x for t in terms for x in t)
-    if kind in ("Gather", "Slice") and isinstance(first, tuple) and (found := _taken(kind, first, others)) is not None:
-        return found
+    if kind in ("Gather", "Slice") and isinstance(first, tuple) and (taken := _taken(kind, first, others)) is not None:
+        return taken
     if kind in SIGNS and len(terms) == 2:
         return _each(kind, terms[0], terms[1])
     return short(f"{kind}({', '.join(t if isinstance(t, str) else '[' + ', '.join(t) + ']' for t in terms)})")
@@ -176,15 +176,15 @@ def _computed(kind: str, terms: list[Terms], attrs: Mapping[str, onnx.AttributeP
 def _taken(kind: str, first: tuple[str, ...], others: list[Terms]) -> Terms | None:
     """Some of the sizes, by their places; None where these are not known."""
     numbers = [[t] if isinstance(t, str) else [*t] for t in others]
-    if not numbers or not all(WHOLE.fullmatch(x) for found in numbers for x in found):
+    if not numbers or not all(WHOLE.fullmatch(x) for vector in numbers for x in vector):
         return None
-    places = [[int(x) for x in found] for found in numbers]
+    places = [[int(x) for x in vector] for vector in numbers]
     if kind == "Gather":
         if any(not -len(first) <= i < len(first) for i in places[0]):
             return None
         picked = tuple(first[i] for i in places[0])
         return picked if isinstance(others[0], tuple) else picked[0]
-    if len(places) < 2 or any(len(found) != 1 for found in places):
+    if len(places) < 2 or any(len(vector) != 1 for vector in places):
         return None
     step = places[3][0] if len(places) > 3 else 1
     return first[places[0][0] : places[1][0] : step] if step > 0 else None

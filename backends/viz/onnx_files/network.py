@@ -18,7 +18,7 @@ from weft.ir.errors import WeftError
 from ..model.network import Network, Vertex, Weight
 from .constants import Constant, constant, copied, formula, initializer
 from .operators import MICROSOFT, OPERANDS, VIEWS, alike, gates
-from .scopes import fresh, named, told
+from .scopes import exported_scope, fresh, named
 from .types import described, dtype_name, type_text
 
 BIG = 1 << 10  # bytes of a weight that is no part of a shape
@@ -51,7 +51,7 @@ def onnx_network(path: Path) -> Network:
     """
     model = _read(path)
     graph, ops = model.graph, list(_ops(model, path))
-    constants = {name: made for t in graph.initializer if (made := initializer(t)) is not None for name in (t.name,)}
+    constants = {name: const for t in graph.initializer if (const := initializer(t)) is not None for name in (t.name,)}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = Constant(dtype_name(sparse.values.data_type), tuple(sparse.dims), None)
     inputs = {v.name: type_text(v.type) for v in graph.input if v.name not in constants}
@@ -74,10 +74,10 @@ def joined(halves: Sequence[Network]) -> Network:
     whole = halves[0]
     for part in halves[1:]:
         part = _apart(part, {v.name for v in whole.vertices})
-        given = {name: value for name, (value, _) in whole.outputs.items() if name in part.inputs}
-        vertices = (replace(v, reads=tuple(given.get(x, x) for x in v.reads)) for v in part.vertices)
-        inputs = {**whole.inputs, **{name: kind for name, kind in part.inputs.items() if name not in given}}
-        outputs = {name: found for name, found in whole.outputs.items() if name not in given}
+        joints = {name: value for name, (value, _) in whole.outputs.items() if name in part.inputs}
+        vertices = (replace(v, reads=tuple(joints.get(x, x) for x in v.reads)) for v in part.vertices)
+        inputs = {**whole.inputs, **{name: kind for name, kind in part.inputs.items() if name not in joints}}
+        outputs = {name: output for name, output in whole.outputs.items() if name not in joints}
         whole = Network(part.name, _merged(whole.vertices, [*vertices]), inputs, {**outputs, **part.outputs})
     return whole
 
@@ -95,11 +95,11 @@ def _merged(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, 
             late[v.name] = min(places)
             for x in v.reads:
                 first[x] = min(late[v.name], first.get(x, len(after)))
-    found = [v for v in before if v.name not in late]
+    order = [v for v in before if v.name not in late]
     for i, v in enumerate(after):
-        found += [w for w in before if late.get(w.name) == i]
-        found.append(v)
-    return tuple(found)
+        order += [w for w in before if late.get(w.name) == i]
+        order.append(v)
+    return tuple(order)
 
 
 def _apart(network: Network, taken: set[str]) -> Network:
@@ -109,7 +109,7 @@ def _apart(network: Network, taken: set[str]) -> Network:
     for v in network.vertices:
         name = fresh(v.name, taken)
         names |= {x: name + x.removeprefix(v.name) for x in v.makes if name != v.name}
-        reads, makes = (tuple(names.get(x, x) for x in found) for found in (v.reads, v.makes))
+        reads, makes = (tuple(names.get(x, x) for x in values) for values in (v.reads, v.makes))
         vertices.append(replace(v, name=name, reads=reads, makes=makes))
     outputs = {name: (names.get(value, value), kind) for name, (value, kind) in network.outputs.items()}
     return replace(network, vertices=tuple(vertices), outputs=outputs)
@@ -153,9 +153,9 @@ def _typed(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` without the bytes of its weights, which no shape depends on."""
-    made = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    stub = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
-    made.graph.MergeFrom(
+    stub.graph.MergeFrom(
         onnx.GraphProto(
             node=graph.node, name=graph.name, input=graph.input, output=graph.output, value_info=graph.value_info
         )
@@ -163,11 +163,11 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
     known = {v.name for v in graph.input}
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < BIG:
-            made.graph.initializer.append(tensor)
+            stub.graph.initializer.append(tensor)
         elif tensor.name not in known:
             kind = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-            made.graph.input.append(onnx.ValueInfoProto(name=tensor.name, type=kind))
-    return made
+            stub.graph.input.append(onnx.ValueInfoProto(name=tensor.name, type=kind))
+    return stub
 
 
 def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
@@ -179,7 +179,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
         nodes: list[onnx.NodeProto],
         calls: tuple[str, ...],
         values: Mapping[str, str],
-        given: Mapping[str, onnx.AttributeProto],
+        outer: Mapping[str, onnx.AttributeProto],
     ) -> Iterator[Op]:
         if len(calls) > DEEPEST:
             raise WeftError(f"{path}: the function {calls[-1]!r} calls itself")
@@ -187,7 +187,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
         for i, node in enumerate(nodes):
             if not all(isinstance(x, str) for x in (node.op_type, node.domain, node.name, *node.input, *node.output)):
                 raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf hands out bytes then
-            attrs = _bound(node, given)
+            attrs = _bound(node, outer)
             names = (*calls, node.name or f"{node.op_type}_{i}")
             op = Op(node.op_type, node.domain, names, _scopes(node), [], [], attrs, _captured(node))
             op.inputs = [values.get(x, f"{stem}/{x}" if stem and x else x) for x in node.input]
@@ -208,28 +208,28 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
     yield from of(list(model.graph.node), (), {}, {})
 
 
-def _bound(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> dict[str, onnx.AttributeProto]:
+def _bound(node: onnx.NodeProto, outer: Mapping[str, onnx.AttributeProto]) -> dict[str, onnx.AttributeProto]:
     """The attributes of a node, those that a function hands on by the value that its call gave."""
-    found = {a.name: given.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
-    return {name: a for name, a in found.items() if a is not None}
+    bound = {a.name: outer.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
+    return {name: a for name, a in bound.items() if a is not None}
 
 
 def _captured(node: onnx.NodeProto) -> tuple[str, ...]:
     """The values from around the node that graphs in its attributes read."""
-    found: dict[str, None] = {}
+    captured: dict[str, None] = {}
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
-            made = {v.name for v in (*graph.input, *graph.initializer)}
+            own = {v.name for v in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                found |= dict.fromkeys(x for x in (*inner.input, *_captured(inner)) if x and x not in made)
-                made |= {*inner.output}
-            found |= dict.fromkeys(v.name for v in graph.output if v.name not in made)
-    return tuple(found)
+                captured |= dict.fromkeys(x for x in (*inner.input, *_captured(inner)) if x and x not in own)
+                own |= {*inner.output}
+            captured |= dict.fromkeys(v.name for v in graph.output if v.name not in own)
+    return tuple(captured)
 
 
 def _scopes(node: onnx.NodeProto) -> tuple[str, ...] | None:
     """The modules that the exporter says the node is in, as PyTorch's does."""
-    return told({p.key: p.value for p in node.metadata_props})
+    return exported_scope({p.key: p.value for p in node.metadata_props})
 
 
 def _check(path: Path, ops: list[Op], known: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
@@ -254,14 +254,14 @@ def _without_sizes(
     """`ops` but for those that make constants, or sizes out of shapes, which are added to `constants`."""
     left = []
     for op in ops:
-        made = None
+        const = None
         if len(op.outputs) == 1 and op.outputs[0] not in outputs:
-            made = constant(op.attrs) if op.kind == "Constant" else copied(op.kind, op.inputs, op.attrs, constants)
-            made = made or formula(op.kind, op.inputs, op.attrs, constants, types)
-        if made is None:
+            const = constant(op.attrs) if op.kind == "Constant" else copied(op.kind, op.inputs, op.attrs, constants)
+            const = const or formula(op.kind, op.inputs, op.attrs, constants, types)
+        if const is None:
             left.append(op)
         else:
-            constants[op.outputs[0]] = made
+            constants[op.outputs[0]] = const
     return left
 
 
@@ -275,8 +275,8 @@ def _vertices(
     places = named(ops, constants)
     renamed: dict[str, str] = {}
     for op, (_, name) in zip(ops, places, strict=True):
-        made = [x for x in op.outputs if x]
-        for i, x in enumerate(made):
+        results = [x for x in op.outputs if x]
+        for i, x in enumerate(results):
             renamed[x] = name if i == 0 else f"{name}.{_output(op, op.outputs.index(x), versions)}"
     unseen = {*constants}
     vertices = []
@@ -284,13 +284,13 @@ def _vertices(
         roles = _roles(op, versions)
         values = [(x, role) for x, role in zip(op.inputs, roles, strict=True) if x and x not in constants]
         values += [(x, "captured") for x in op.captured if x not in constants]
-        held = [
+        parameters = [
             (constants[x], role, constants[x].source or x)
             for x, role in zip(op.inputs, roles, strict=True)
             if x in constants
         ]
-        weights = [_weight(c, x, role, op, unseen) for c, role, x in held if not c.text]
-        unseen -= {x for c, _, x in held if not c.text}
+        weights = [_weight(c, x, role, op, unseen) for c, role, x in parameters if not c.text]
+        unseen -= {x for c, _, x in parameters if not c.text}
         vertex = Vertex(
             name,
             op.kind,
@@ -299,24 +299,25 @@ def _vertices(
             tuple(renamed[x] for x in op.outputs if x),
             tuple(role for _, role in values),
             tuple(types.get(x, "") for x in op.outputs if x),
-            {k: described(a) for k, a in sorted(op.attrs.items())} | {role: c.text for c, role, _ in held if c.text},
+            {k: described(a) for k, a in sorted(op.attrs.items())}
+            | {role: c.text for c, role, _ in parameters if c.text},
             tuple(weights),
             view=op.kind in VIEWS,
         )
-        given = {role: types.get(x, "") for x, role in values}
-        vertices.append(replace(vertex, like=alike(vertex, given)))
+        operand_types = {role: types.get(x, "") for x, role in values}
+        vertices.append(replace(vertex, like=alike(vertex, operand_types)))
     return gates(vertices), renamed
 
 
-def _weight(held: Constant, name: str, role: str, op: Op, unseen: set[str]) -> Weight:
+def _weight(weight: Constant, name: str, role: str, op: Op, unseen: set[str]) -> Weight:
     """A weight that `op` reads; its numbers count in the first operation that does."""
-    size = held.elements
+    size = weight.elements
     if op.kind == "MatMulNBits" and role == "B":
         size = op.attrs["N"].i * op.attrs["K"].i if {"N", "K"} <= op.attrs.keys() else size
-    counts = held.numeric and not any(word in role for word in ("scale", "zero_point", "_cache"))
+    counts = weight.numeric and not any(word in role for word in ("scale", "zero_point", "_cache"))
     learned = size if counts or role == "scale" else 0
     return Weight(
-        name, f"[{', '.join(map(str, held.shape))}]", held.dtype, held.bytes, "", learned if name in unseen else 0
+        name, f"[{', '.join(map(str, weight.shape))}]", weight.dtype, weight.bytes, "", learned if name in unseen else 0
     )
 
 

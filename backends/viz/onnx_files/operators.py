@@ -62,23 +62,23 @@ _SAME = {
 VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike", "Expand"}
 
 
-def alike(v: Vertex, given: Mapping[str, str]) -> Vertex | None:
+def alike(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
     """The operation of weft that `v` amounts to, with its attributes and weights as weft has them; None: none.
 
-    `given` are the types of its operands by their roles.
+    `types` are the types of its operands by their roles.
     """
     if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
-        heads = [_heads(given.get(role, "")) for role in ("Q", "K")]
+        heads = [_heads(types.get(role, "")) for role in ("Q", "K")]
         return (
             _attention(replace(v, attrs={**v.attrs, "q_num_heads": heads[0], "kv_num_heads": heads[1]}))
             if all(heads)
             else None
         )
     make = _MADE.get(v.op)
-    found = make(v) if make is not None else None
-    if found is None and v.op in _SAME:
-        found = replace(v, op=_SAME[v.op])
-    return found
+    equivalent = make(v) if make is not None else None
+    if equivalent is None and v.op in _SAME:
+        equivalent = replace(v, op=_SAME[v.op])
+    return equivalent
 
 
 def _by_weight(v: Vertex) -> Vertex | None:
@@ -168,23 +168,23 @@ def gates(vertices: list[Vertex]) -> list[Vertex]:
 
     Exporters write both in single operations.
     """
-    made = {name: i for i, v in enumerate(vertices) for name in v.makes}
-    found = list(vertices)
+    makers = {name: i for i, v in enumerate(vertices) for name in v.makes}
+    fused = list(vertices)
     for i, v in enumerate(vertices):
         if v.op != "Mul" or len(v.reads) != 2:
             continue
         for a, b in (v.reads, v.reads[::-1]):
-            source, other = (found[made[x]] if x in made else None for x in (a, b))
+            source, other = (fused[makers[x]] if x in makers else None for x in (a, b))
             if source is None:
                 continue
             if source.op == "Sigmoid" and source.reads == (b,):
-                found[i] = replace(v, like=replace(v, op="swish"))
+                fused[i] = replace(v, like=replace(v, op="swish"))
             elif source.meant.op in _GATES and other is not None and other.meant.op in ("linear", "split"):
-                found[i] = replace(v, like=replace(v, op="glu", attrs={"activation": _GATES[source.meant.op]}))
+                fused[i] = replace(v, like=replace(v, op="glu", attrs={"activation": _GATES[source.meant.op]}))
             else:
                 continue
             break
-    return found
+    return fused
 
 
 _GATES = {"swish": "silu", "gelu": "gelu", "relu": "relu"}

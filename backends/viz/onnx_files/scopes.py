@@ -33,7 +33,7 @@ class Named(Operation, Protocol):
     scopes: tuple[str, ...] | None
 
 
-def told(metadata: Mapping[str, str]) -> Scope | None:
+def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
     """The modules that a node is in, from the metadata of PyTorch's exporter; None where it says nothing.
 
     `name_scopes` is a list as "['', 'model', 'model.layers.0', 'linear_3']", of which the last is the operation itself;
@@ -68,17 +68,22 @@ def _scope(op: Named) -> Scope:
 
 
 def _split(name: str) -> Scope:
-    found = (word[:LONGEST_WORD] for word in re.split(r"[/.]", name.replace("_._", "_")) if re.search(r"\w", word))
-    return tuple(found)[-DEEPEST:]
+    words = (word[:LONGEST_WORD] for word in re.split(r"[/.]", name.replace("_._", "_")) if re.search(r"\w", word))
+    return tuple(words)[-DEEPEST:]
 
 
 def _path(op: Named, scope: Scope) -> str:
     """The name of an operation: of its first result where that is a path in its scope, else its own; its operator where
     that only has a number behind it, which counts over the whole model."""
     stem = ".".join((*scope, ""))
-    made = next((x for x in op.outputs if x), "")
-    if PLAIN.fullmatch(made) and made.startswith(stem) and "." not in made[len(stem) :] and not made[-1:].isdigit():
-        return made
+    result = next((x for x in op.outputs if x), "")
+    if (
+        PLAIN.fullmatch(result)
+        and result.startswith(stem)
+        and "." not in result[len(stem) :]
+        and not result[-1:].isdigit()
+    ):
+        return result
     words = _split(op.names[-1])
     counted = not words or re.fullmatch(rf"(node_)?{re.escape(op.kind)}_?\d*", words[-1], re.IGNORECASE)
     return stem + (op.kind if counted else words[-1])
@@ -86,40 +91,40 @@ def _path(op: Named, scope: Scope) -> str:
 
 def fresh(name: str, taken: set[str]) -> str:
     """`name`, with a number behind it where it is taken; takes it."""
-    found, n = name, 1
-    while found in taken:
+    unique, n = name, 1
+    while unique in taken:
         n += 1
-        found = f"{name}_{n}"
-    taken.add(found)
-    return found
+        unique = f"{name}_{n}"
+    taken.add(unique)
+    return unique
 
 
 def _between(ops: Sequence[Named], scopes: list[Scope]) -> list[Scope]:
     """`scopes`, where one is empty the common one of what its operation reads and of what first reads that."""
-    made = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
+    makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     first: dict[int, int] = {}
     for i, op in enumerate(ops):
         for x in op.inputs:
-            if x in made:
-                first.setdefault(made[x], i)
-    found = list(scopes)
+            if x in makers:
+                first.setdefault(makers[x], i)
+    filled = list(scopes)
     for i, op in enumerate(ops):
-        if found[i] or op.scopes is not None or i not in first:
+        if filled[i] or op.scopes is not None or i not in first:
             continue
-        sources = [found[made[x]] for x in op.inputs if x in made]
+        sources = [filled[makers[x]] for x in op.inputs if x in makers]
         if sources:
-            found[i] = _shared([max(sources, key=len), scopes[first[i]]])
-    return found
+            filled[i] = _shared([max(sources, key=len), scopes[first[i]]])
+    return filled
 
 
 def _shared(scopes: Iterable[Scope]) -> Scope:
     """The beginning that all have."""
-    found = []
+    renamed = []
     for words in zip(*scopes, strict=False):
         if len(set(words)) > 1:
             break
-        found.append(words[0])
-    return tuple(found)
+        renamed.append(words[0])
+    return tuple(renamed)
 
 
 def _lists(scopes: list[Scope]) -> list[Scope]:
@@ -133,9 +138,9 @@ def _lists(scopes: list[Scope]) -> list[Scope]:
                 and (match := NUMBERED.fullmatch(scope[depth]))
                 and match[1]
             ):
-                held = sizes.setdefault((scope[:depth], match[1]), {})
-                held[int(match[2])] = held.get(int(match[2]), 0) + 1
-        lists = {key for key, held in sizes.items() if len(held) > 1 and min(held.values()) >= FEWEST}
+                members = sizes.setdefault((scope[:depth], match[1]), {})
+                members[int(match[2])] = members.get(int(match[2]), 0) + 1
+        lists = {key for key, members in sizes.items() if len(members) > 1 and min(members.values()) >= FEWEST}
         scopes = [_listed(scope, depth, lists) for scope in scopes]
     return scopes
 

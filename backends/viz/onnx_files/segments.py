@@ -36,10 +36,10 @@ def segments(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> lis
     names, left = iter(("layers", *(f"layers_{i}" for i in range(2, len(ops) + 2)))), [(0, len(ops))]
     while left:
         start, end = left.pop()
-        found = _longest(kinds[start:end], reads[start:end])
-        if found is None:
+        run = _longest(kinds[start:end], reads[start:end])
+        if run is None:
             continue
-        first, period, count = found
+        first, period, count = run
         first, name = _phase(ops, first + start, period, count), next(names)
         count -= first + count * period > end
         for i in range(first, first + period * count):
@@ -52,17 +52,17 @@ def _coded(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> tuple
     """Encode every operation as a number, with the index of each operand's producer (below -1: inputs; -1: none)."""
     numbers: dict[Hashable, int] = {}
     inputs: dict[str, int] = {}
-    made = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
+    makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     widest = max((len(op.inputs) for op in ops), default=0)
     kinds = np.zeros(len(ops), np.int64)
     reads = np.full((len(ops), widest), -1, np.int64)
     for i, op in enumerate(ops):
         weights = []
         for k, x in enumerate(op.inputs):
-            held = constants.get(x)
-            weights.append(None if held is None else (held.dtype, held.shape, held.text))
-            if x and held is None:
-                reads[i, k] = made[x] if x in made else inputs.setdefault(x, -2 - len(inputs))
+            weight = constants.get(x)
+            weights.append(None if weight is None else (weight.dtype, weight.shape, weight.text))
+            if x and weight is None:
+                reads[i, k] = makers[x] if x in makers else inputs.setdefault(x, -2 - len(inputs))
         attrs = tuple(sorted((name, a.SerializeToString()) for name, a in op.attrs.items()))
         kinds[i] = numbers.setdefault((op.kind, attrs, tuple(weights), len(op.outputs)), len(numbers))
     return kinds, reads
@@ -70,7 +70,7 @@ def _coded(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> tuple
 
 def _longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
     """The first operation, the length and the number of the layers that cover most; of equals the shortest layer."""
-    best, found = 0, None
+    best, segment = 0, None
     for period in range(SHORTEST, len(kinds) // 2 + 1):
         same = kinds[period:] == kinds[:-period]
         ahead = reads[period:] - reads[:-period]
@@ -80,8 +80,8 @@ def _longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
             first = _earlier(start, period, same, reads)
             covered = (end - first) // period + 1
             if end - start >= SHORTEST and covered > 1 and covered * period > best:
-                best, found = covered * period, (first, period, covered)
-    return found
+                best, segment = covered * period, (first, period, covered)
+    return segment
 
 
 def _earlier(start: int, period: int, same: Array, reads: Array) -> int:
@@ -102,12 +102,12 @@ def _earlier(start: int, period: int, same: Array, reads: Array) -> int:
 
 def _phase(ops: Sequence[Operation], first: int, period: int, count: int) -> int:
     """Choose the offset at which layers begin: the one with the fewest values crossing from layer to layer."""
-    made = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
+    makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))
     for i, op in enumerate(ops):
         for x in op.inputs:
-            if x in made:
-                last[made[x]] = max(last[made[x]], i)
+            if x in makers:
+                last[makers[x]] = max(last[makers[x]], i)
     middle = first + period * max(0, count // 2 - 1)
 
     def crossing(cut: int) -> int:

@@ -28,5 +28,5 @@ PANELS: dict[str, Callable[[Network], Any]] = {
 
 def data(network: Network) -> dict[str, Any]:
     """The panels of `network` by name."""
-    made = {name: panel(network) for name, panel in PANELS.items()}
-    return {name: panel for name, panel in made.items() if panel}
+    panels = {name: panel(network) for name, panel in PANELS.items()}
+    return {name: panel for name, panel in panels.items() if panel}

@@ -27,20 +27,20 @@ def data(network: Network) -> dict[str, Any] | None:
     if not kinds:
         return None
     return {
-        "kinds": [_told(kind, found, network.context) for kind, found in kinds.items()],
+        "kinds": [_to_dict(kind, vertices, network.context) for kind, vertices in kinds.items()],
         "reach": reach(network),
     }
 
 
-def _told(kind: Kind, found: list[Vertex], context: int | None) -> dict[str, Any]:
+def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[str, Any]:
     small = shrunk(kind)
     scaled = small != kind
     return {
         "title": title(kind),
-        "where": layers(v.scope or v.name for v in found),
-        "count": len(found),
-        "at": found[0].name,
-        "said": list(_said(kind, small, context)),
+        "where": layers(v.scope or v.name for v in vertices),
+        "count": len(vertices),
+        "at": vertices[0].name,
+        "sentences": list(_sentences(kind, small, context)),
         "scaled": scaled,
         "mask": ["".join(map(str, row.astype(int))) for row in mask(small)],
         "sinks": kind.sinks,
@@ -83,7 +83,7 @@ def mask(kind: Kind) -> Any:
     return kind.keys.mask(query, key)
 
 
-def _said(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
+def _sentences(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
     """The true numbers, in sentences."""
     if kind.cross:
         yield "Every token attends to all source tokens."
@@ -131,12 +131,12 @@ def _rolling(small: Kind, kind: Kind) -> dict[str, Any]:
     assert small.keys.window is not None and kind.keys.window is not None
     slots = small.keys.window + small.keys.keep_first
     newest = np.arange(max(STEPS, 2 * slots + 4))[:, None]
-    held = rolling.held(newest, slots, small.keys.keep_first)
+    slot_positions = rolling.held(newest, slots, small.keys.keep_first)
     return {
         "slots": kind.keys.window + kind.keys.keep_first,
         "first": kind.keys.keep_first,
         "keep": small.keys.keep_first,
-        "held": np.where((held >= 0) & (held <= newest), held, -1).tolist(),
+        "held": np.where((slot_positions >= 0) & (slot_positions <= newest), slot_positions, -1).tolist(),
     }
 
 

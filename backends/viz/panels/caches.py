@@ -19,21 +19,21 @@ def data(network: Network) -> dict[str, Any] | None:
     `state` is what recurrences keep however long the text, in numbers and in bytes of others; `same` names what this
     model is.
     """
-    found = [(v, kind, _widths(v, kind, network)) for v, kind in attentions(network) if v.cache is not None]
+    caches = [(v, kind, _widths(v, kind, network)) for v, kind in attentions(network) if v.cache is not None]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
-    if not found and not any(state):
+    if not caches and not any(state):
         return None
-    this = Counter(v.cache for v, _, _ in found if v.cache is not None)
-    others = _variants(found, network.context) if found else {}
+    this = Counter(v.cache for v, _, _ in caches if v.cache is not None)
+    others = _variants(caches, network.context) if caches else {}
     variants = {"this model": (this, "")} | {name: v for name, v in others.items() if v[0] != this}
     return {
         "context": network.context,
         "state": state,
         "variants": [
-            {"name": name, "about": about, "kept": [[n * width, window] for (width, window), n in kept.items()]}
-            for name, (kept, about) in variants.items()
+            {"name": name, "about": about, "kept": [[n * width, window] for (width, window), n in widths.items()]}
+            for name, (widths, about) in variants.items()
         ],
-        "same": next((name for name, (kept, _) in others.items() if kept == this), None),
+        "same": next((name for name, (widths, _) in others.items() if widths == this), None),
     }
 
 
@@ -55,24 +55,24 @@ def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
     return (heads[0] + turned, heads[-1]) if heads else (width, int(str(latent)))
 
 
-def _variants(found: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None) -> dict[str, tuple[Kept, str]]:
+def _variants(caches: list[tuple[Vertex, Kind, tuple[int, int]]], context: int | None) -> dict[str, tuple[Kept, str]]:
     """The same layers with other heads, by name, and what that means."""
 
     def kept(width: Any) -> Kept:
-        return Counter((width(kind, *widths), kind.keys.window) for _, kind, widths in found)
+        return Counter((width(kind, *widths), kind.keys.window) for _, kind, widths in caches)
 
-    heads = max(kind.heads for _, kind, _ in found)
+    heads = max(kind.heads for _, kind, _ in caches)
     variants = {"multi-head": (kept(lambda k, key, value: k.heads * (key + value)), "keys and values of every head")}
-    if heads > GROUPS and all(kind.heads % GROUPS == 0 for _, kind, _ in found):
+    if heads > GROUPS and all(kind.heads % GROUPS == 0 for _, kind, _ in caches):
         about = f"{GROUPS} key/value heads (Ainslie 2023)"
         variants["grouped-query"] = (kept(lambda k, key, value: GROUPS * (key + value)), about)
     variants["multi-query"] = (kept(lambda k, key, value: key + value), "one key/value head (Shazeer 2019)")
     latent = "a latent of 4 heads' width and a rotated key of half a head (DeepSeek-V2)"
     variants["latent"] = (kept(lambda k, key, value: 4 * value + value // 2), latent)
-    if any(kind.keys.window is not None for _, kind, _ in found):
-        open_: Kept = Counter((v.cache[0], None) for v, _, _ in found if v.cache)
+    if any(kind.keys.window is not None for _, kind, _ in caches):
+        open_: Kept = Counter((v.cache[0], None) for v, _, _ in caches if v.cache)
         variants["no window"] = (open_, "this model without windows")
     elif context is None or context > WINDOW:
-        closed: Kept = Counter((v.cache[0], WINDOW) for v, _, _ in found if v.cache)
+        closed: Kept = Counter((v.cache[0], WINDOW) for v, _, _ in caches if v.cache)
         variants["window"] = (closed, f"this model with windows of {WINDOW:,} tokens")
     return variants

@@ -34,11 +34,11 @@ class Rule:
 
 def data(network: Network) -> list[dict[str, Any]] | None:
     """Every distinct rule; nothing where there are no experts."""
-    found: dict[Rule, list[Vertex]] = {}
+    rules: dict[Rule, list[Vertex]] = {}
     for v in network.vertices:
         if v.meant.op == "moe" and v.weights:
-            found.setdefault(_rule(v, network), []).append(v)
-    return [_told(rule, vertices) for rule, vertices in found.items()] or None
+            rules.setdefault(_rule(v, network), []).append(v)
+    return [_to_dict(rule, vertices) for rule, vertices in rules.items()] or None
 
 
 def _rule(v: Vertex, network: Network) -> Rule:
@@ -81,24 +81,24 @@ def _capacity(limit: Vertex | None) -> str:
     return f"An expert takes at most {most}; further tokens skip it (residual only)."
 
 
-def _told(rule: Rule, found: list[Vertex]) -> dict[str, Any]:
-    each = [sum(w.learned for w in v.weights) // rule.experts for v in found]
+def _to_dict(rule: Rule, vertices: list[Vertex]) -> dict[str, Any]:
+    each = [sum(w.learned for w in v.weights) // rule.experts for v in vertices]
     return {
-        "where": layers(v.scope or v.name for v in found),
-        "at": found[0].name,
-        "layers": len(found),
+        "where": layers(v.scope or v.name for v in vertices),
+        "at": vertices[0].name,
+        "layers": len(vertices),
         "experts": rule.experts,
         "k": rule.k,
         "groups": rule.groups,
         "shared": rule.shared,
-        "said": list(_said(rule)),
+        "sentences": list(_sentences(rule)),
         "parameters": sum(each) * rule.experts,
         "idle": sum(each) * (rule.experts - (rule.k or rule.experts)),
         "examples": examples(rule),
     }
 
 
-def _said(rule: Rule) -> Iterator[str]:
+def _sentences(rule: Rule) -> Iterator[str]:
     if rule.k is not None:
         yield f"Each token is routed to {rule.k} of {rule.experts} experts" + (
             " and to a shared one." if rule.shared else "."

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir.ops.softmax_attention import ATTENTIONS
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..model.network import Network, Vertex
@@ -35,7 +34,7 @@ def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
     """Every softmax attention with its kind, in order."""
     lengths = _lengths(network)
     for v in network.vertices:
-        if v.meant.op in ATTENTIONS:
+        if v.meant.attends:
             yield v, _kind(v.meant, lengths)
 
 
@@ -45,8 +44,8 @@ def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
 
     heads = number("heads", 1)
     window = v.attrs.get("window")
-    given = dict(zip(v.roles, v.reads, strict=False))
-    q, k = lengths.get(given.get("q", "")), lengths.get(given.get("k", ""))
+    operands = dict(zip(v.roles, v.reads, strict=False))
+    q, k = lengths.get(operands.get("q", "")), lengths.get(operands.get("k", ""))
     return Kind(
         heads,
         number("kv_heads", heads),
@@ -69,21 +68,21 @@ def _lengths(network: Network) -> dict[str, str]:
     types = dict(network.inputs) | {
         name: t for v in network.vertices for name, t in zip(v.makes, v.types, strict=False)
     }
-    found = {}
+    mixers = {}
     for name, text in types.items():
         shape = re.search(r"\[(.*)\]", text)
         sizes = shape[1].split(", ") if shape else []
         if len(sizes) > 1:
-            found[name] = sizes[1]
-    return found
+            mixers[name] = sizes[1]
+    return mixers
 
 
 def grouped(network: Network) -> dict[Kind, list[Vertex]]:
     """The attentions of a network by their kinds, in order of first appearance."""
-    found: dict[Kind, list[Vertex]] = {}
+    kinds: dict[Kind, list[Vertex]] = {}
     for v, kind in attentions(network):
-        found.setdefault(kind, []).append(v)
-    return found
+        kinds.setdefault(kind, []).append(v)
+    return kinds
 
 
 def layers(scopes: Iterable[str]) -> str:
@@ -92,12 +91,12 @@ def layers(scopes: Iterable[str]) -> str:
     for scope in scopes:
         match = _NUMBER.match(scope)
         numbers.setdefault(match["stem"] or "" if match else scope, []).extend([int(match["number"])] if match else [])
-    told = []
-    for stem, found in numbers.items():
-        distinct = sorted(set(found))
+    phrases = []
+    for stem, group in numbers.items():
+        distinct = sorted(set(group))
         name = stem.replace(".", " ") if len(distinct) != 1 else stem.replace(".", " ").removesuffix("s")
-        told.append(" ".join(filter(None, [name, _listed(distinct)])))
-    return "; ".join(filter(None, told))
+        phrases.append(" ".join(filter(None, [name, _listed(distinct)])))
+    return "; ".join(filter(None, phrases))
 
 
 def _listed(numbers: Sequence[int]) -> str:

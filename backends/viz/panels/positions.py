@@ -16,23 +16,23 @@ from .kinds import layers
 
 def data(network: Network) -> list[dict[str, Any]] | None:
     """Every distinct set of frequencies; nothing where there is none."""
-    found: dict[RopeFrequencies, list[tuple[str, str, float]]] = {}
+    uses: dict[RopeFrequencies, list[tuple[str, str, float]]] = {}
     for v in network.vertices:
         for rotary in (w.rotary for w in v.weights):
             if rotary is not None:
                 amplitude = float(str(v.meant.attrs.get("amplitude", 1.0)))
-                found.setdefault(rotary, []).append((v.scope or v.name, v.name, amplitude))
-    return [_told(f, places, network.context) for f, places in found.items()] or None
+                uses.setdefault(rotary, []).append((v.scope or v.name, v.name, amplitude))
+    return [_to_dict(f, places, network.context) for f, places in uses.items()] or None
 
 
-def _told(rotary: RopeFrequencies, places: list[tuple[str, str, float]], context: int | None) -> dict[str, Any]:
+def _to_dict(rotary: RopeFrequencies, places: list[tuple[str, str, float]], context: int | None) -> dict[str, Any]:
     plain = replace(rotary, scaling="none")
     after, before = wavelengths(rotary), wavelengths(plain)
     return {
         "where": layers(scope for scope, _, _ in places),
         "at": places[0][1],
         "scaling": rotary.scaling,
-        "said": _said(rotary, places[0][2]),
+        "sentences": _sentences(rotary, places[0][2]),
         "before": before,
         "after": after if rotary.scaling != "none" else None,
         "original": rotary.original or None,
@@ -46,11 +46,11 @@ def wavelengths(rotary: RopeFrequencies) -> list[float | None]:
     return [None if f == 0 else float(f"{2 * math.pi / f:.6g}") for f in frequencies]
 
 
-def _said(rotary: RopeFrequencies, amplitude: float) -> list[str]:
+def _sentences(rotary: RopeFrequencies, amplitude: float) -> list[str]:
     """The settings, in sentences."""
-    said = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
+    sentences = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
     if rotary.scaling != "none":
-        said.append(rotary.describe())
+        sentences.append(rotary.describe())
     if amplitude != 1:
-        said.append(f"Rotated components are scaled by {amplitude:.6g}.")
-    return said
+        sentences.append(f"Rotated components are scaled by {amplitude:.6g}.")
+    return sentences

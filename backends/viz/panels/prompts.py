@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.errors import WeftError
 from weft.ir.interpreter import interpret, widen
-from weft.ir.ops.softmax_attention import ATTENTIONS
+from weft.ir.op import Trait
 from weft.ir.recipes.readers import Array
 
 from .kinds import layers
@@ -43,9 +43,9 @@ class Seen:
         for value, array in zip(node.outputs, outputs, strict=True):
             if any(_looked_at(user) for user in value.users):
                 self.kept[value] = array
-        if node.op.name in ATTENTIONS:
+        if Trait.ATTENTION in node.op.traits:
             self.weights[node] = attention_weights(node, self._operands(node))
-        elif node.op.name == "moe":
+        elif node.op is ops.moe:
             combine = self._value(node.operand("combine"))
             assert combine is not None
             self.choices[node] = combine.reshape(-1, combine.shape[-1])
@@ -64,7 +64,7 @@ class Seen:
 
 
 def _looked_at(node: Node) -> bool:
-    return node.op.name in (*ATTENTIONS, "moe")
+    return node.op is ops.moe or Trait.ATTENTION in node.op.traits
 
 
 def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
@@ -74,12 +74,12 @@ def attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array
     assert k is not None
     keys, attrs = k.shape[1], dict(node.attrs)
     values = np.tile(np.eye(keys), attrs.get("kv_heads", attrs["heads"]))[None]
-    given: dict[str, Any] = {**operands, "v": np.broadcast_to(values, (len(k), *values.shape[1:]))}
+    arguments: dict[str, Any] = {**operands, "v": np.broadcast_to(values, (len(k), *values.shape[1:]))}
     for table in ("value_table", "value_dim"):
-        given |= {table: None} if table in given else {}
+        arguments |= {table: None} if table in arguments else {}
         attrs |= {table: None} if table in attrs else {}
-    found: Array = np.asarray(node.op.reference(**given, **attrs))[0]
-    return found.reshape(len(found), -1, keys).swapaxes(0, 1)
+    weights: Array = np.asarray(node.op.reference(**arguments, **attrs))[0]
+    return weights.reshape(len(weights), -1, keys).swapaxes(0, 1)
 
 
 def data(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str], step: Step) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def data(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str],
     """
     check(graph, len(ids))
     row = np.array([ids])
-    given = {"input_ids": row, "position_ids": np.arange(len(ids))[None], "attention_mask": np.ones_like(row)}
-    given["token_type_ids"] = np.zeros_like(row)
-    inputs = {name: given[name] for name in graph.inputs}
+    feeds = {"input_ids": row, "position_ids": np.arange(len(ids))[None], "attention_mask": np.ones_like(row)}
+    feeds["token_type_ids"] = np.zeros_like(row)
+    inputs = {name: feeds[name] for name in graph.inputs}
     seen = Seen(graph, step)
     seen.kept = {value: inputs[name] for name, value in graph.inputs.items()}
     outputs = interpret(graph, inputs, watch=seen.watch)
@@ -114,7 +114,7 @@ def check(graph: Graph, count: int) -> None:
     context = graph.meta.get("context")
     if context and count > context:
         raise WeftError(f"the prompt has {count} tokens; {graph.name} is made for {context}")
-    heads = sum(node.attrs["heads"] for node in graph.nodes if node.op.name in ATTENTIONS)
+    heads = sum(node.attrs["heads"] for node in graph.nodes if Trait.ATTENTION in node.op.traits)
     most = int(((8 * MOST / max(1, heads) + 1) ** 0.5 - 1) / 2) if _predicts(graph) else int((MOST / heads) ** 0.5)
     if count > most:
         raise WeftError(f"the prompt has {count} tokens; a page shows the {heads} heads of at most {most}: shorten it")
@@ -141,14 +141,14 @@ def _expected(logits: Array, ids: Sequence[int], text: Callable[[Sequence[int]],
     """For every position the likeliest next tokens with their probabilities, and how likely the one that came was."""
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     chances = shifted / shifted.sum(-1, keepdims=True)
-    found = []
+    predictions = []
     for i, row in enumerate(chances):
         best = np.argsort(-row, kind="stable")[:LIKELY]
         likely = [[_added(text, [*ids[: i + 1], int(t)], i + 1), float(f"{row[t]:.4g}")] for t in best]
         came = ids[i + 1] if i + 1 < len(ids) else None
         known = {} if came is None else {"came": float(f"{row[came]:.4g}"), "rank": int((row > row[came]).sum()) + 1}
-        found.append({"likely": likely, **known})
-    return found
+        predictions.append({"likely": likely, **known})
+    return predictions
 
 
 def _load(node: Node, chosen: Array) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from ..model.totals import Totals
 SIDES = ("before", "after")
 
 
-def side_by_side(found: Comparison) -> Shape:
+def side_by_side(comparison: Comparison) -> Shape:
     """The shapes of both networks in one picture, the keys of each with its side before them."""
-    networks = dict(zip(SIDES, (found.before, found.after), strict=True))
+    networks = dict(zip(SIDES, (comparison.before, comparison.after), strict=True))
     sides = [_within(outline(n), side) for side, n in networks.items()]
     name = " and ".join(dict.fromkeys(n.name for n in networks.values()))
     root = framed(Part(name, "", children=sides))
-    apart = found.before.name != found.after.name
+    apart = comparison.before.name != comparison.after.name
     for i, (side, n) in enumerate(networks.items()):
         root.inner[i] = _headed(root.inner[i], n.name if apart else f"{n.name} · {side}")
     return root
@@ -73,13 +73,13 @@ def _mixed(part: Part) -> bool:
     return KEPT in signs and len(signs) > 1
 
 
-def data(found: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
+def data(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
     """A comparison in numbers for a page, but for those that it counts itself, for a length and dtype.
 
     Of weights these are how many can be had in any dtype, and the bytes of the others.
     """
     return {
-        "counts": found.counts,
+        "counts": comparison.counts,
         "operations": [before.operations, after.operations],
         "parameters": [before.parameters, after.parameters],
         "weights": [[t.open, t.weights - 4 * t.open] for t in (before, after)],
@@ -91,17 +91,17 @@ def kinds() -> dict[str, list[str]]:
     return {kind(sign): [sign, LOOKS[kind(sign)].mark] for sign in SIGNS}
 
 
-def sheet(found: Comparison, before: Totals, after: Totals) -> Sheet:
+def sheet(comparison: Comparison, before: Totals, after: Totals) -> Sheet:
     """Write the fact sheet beside a comparison."""
-    names = [n.name for n in (found.before, found.after)]
+    names = [n.name for n in (comparison.before, comparison.after)]
     title = f"{names[0]}, before and after" if names[0] == names[1] else " and ".join(names)
-    about = ", ".join(f"{n:,} {sign}" for sign, n in found.counts.items() if n)
+    about = ", ".join(f"{n:,} {sign}" for sign, n in comparison.counts.items() if n)
     return Sheet(title, f"operations: {about}", tuple(_rows(before, after)))
 
 
 def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
     """Yield each number before and after; caches and states only if there are any."""
-    told: list[tuple[str, Callable[[Totals], int], Callable[[int], str]]] = [
+    rows: list[tuple[str, Callable[[Totals], int], Callable[[int], str]]] = [
         ("Operations", lambda t: t.operations, "{:,}".format),
         ("Parameters", lambda t: t.parameters, "{:,}".format),
         (f"FLOPs, {after.tokens:,} tokens", lambda t: t.flops, count),
@@ -109,7 +109,7 @@ def _rows(before: Totals, after: Totals) -> Iterator[tuple[str, str]]:
         ("State of a text", lambda t: t.state, size),
         ("Weights", lambda t: t.weights, size),
     ]
-    for name, number, spelled in told:
+    for name, number, spelled in rows:
         old, new = number(before), number(after)
         was, now = (f" in {' and '.join(t.dtypes)}" if name == "Weights" and t.dtypes else "" for t in (before, after))
         if old != new or was != now:

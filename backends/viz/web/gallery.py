@@ -15,7 +15,7 @@ from ..formats import style
 from ..formats.sheet import Sheet, in_words
 from ..formats.svg import ARROW, drawn_size, picture, rules
 from ..layout.font import faces
-from ..layout.positions import place
+from ..layout.positions import layout
 from ..layout.scene import Shape
 from . import page
 
@@ -72,7 +72,7 @@ def _names(cards: Sequence[Card]) -> list[str]:
 
 
 def _card(card: Card) -> dict[str, Any]:
-    placed = place(card.root, card.opened)
+    placed = layout(card.root, card.opened)
     wide, high = drawn_size(placed)
     return {
         "title": card.sheet.title,

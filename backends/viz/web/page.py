@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 
 from .. import panels
 from ..formats import style
-from ..layout import positions as place
+from ..layout import positions
 from ..layout.font import advances, faces
 from ..layout.scene import ALL, ICON, LEADING, LINE, TITLE, Shape
 from ..model import devices
@@ -43,11 +43,11 @@ def contents(root: Shape, opened: Collection[str]) -> dict[str, Any]:
     return known
 
 
-def _origins(found: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
+def _origins(origins: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
     """Return the distinct `modules` that made parts, and for each scope the modules that made its parts (`of`)."""
-    modules = list(dict.fromkeys(found.values()))
-    places = {made: i for i, made in enumerate(modules)}
-    return {"modules": modules, "of": {scope: places[made] for scope, made in found.items()}}
+    modules = list(dict.fromkeys(origins.values()))
+    places = {module: i for i, module in enumerate(modules)}
+    return {"modules": modules, "of": {scope: places[module] for scope, module in origins.items()}}
 
 
 def common() -> dict[str, Any]:
@@ -56,7 +56,7 @@ def common() -> dict[str, Any]:
         "most": MOST,
         "kinds": {kind: [name, style.LOOKS[kind].mark] for kind, name in KINDS.items()},
         "advances": advances(bold=True),
-        "sizes": {name: getattr(place, name) for name in NUMBERS}
+        "sizes": {name: getattr(positions, name) for name in NUMBERS}
         | {"TITLE": TITLE, "LINE": LINE, "LEADING": LEADING, "ICON": ICON, "ALL": ALL},
         "numbers": devices.data(),
     }

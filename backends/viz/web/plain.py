@@ -23,7 +23,7 @@ NUMBERED = re.compile(r"\d+(-\d+)?")
 
 def shape(s: Shape) -> dict[str, Any]:
     """A shape and all that may be drawn in it."""
-    found: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "key": s.key,
         "title": s.label.title,
         "lines": s.label.lines,
@@ -32,20 +32,20 @@ def shape(s: Shape) -> dict[str, Any]:
     }
     optional = {
         "symbol": s.label.symbol,
-        "notes": s.said,
+        "notes": s.captions,
         "ops": [_vertex(v) for v in s.part.vertices],
         "facts": facts.data(facts.facts(s.part)),
     }
-    found |= {name: value for name, value in optional.items() if value}
+    plain |= {name: value for name, value in optional.items() if value}
     if s.arrangement is not None:
-        found["head"] = round(s.head, 2)
-        found |= {"rails": s.arrangement.rails} if s.arrangement.rails else {}
-        found["box"] = _box(s.arrangement.box)
-        found["wires"] = [[x.source, x.target, x.values, x.bend, x.region, x.lanes] for x in s.arrangement.lines]
-        found["inner"] = [shape(i) for i in s.inner]
+        plain["head"] = round(s.head, 2)
+        plain |= {"rails": s.arrangement.rails} if s.arrangement.rails else {}
+        plain["box"] = _box(s.arrangement.box)
+        plain["wires"] = [[x.source, x.target, x.values, x.bend, x.region, x.lanes] for x in s.arrangement.lines]
+        plain["inner"] = [shape(i) for i in s.inner]
     if s.part.count > 1:
-        found["repeat"] = _repeat(s)
-    return found
+        plain["repeat"] = _repeat(s)
+    return plain
 
 
 def _size(size: Size) -> list[float]:
@@ -80,8 +80,8 @@ def _vertex(v: Vertex) -> dict[str, Any]:
 
 def _mark(mark: Mark) -> dict[str, Any]:
     """Convert an operation's mark to plain data without empty fields."""
-    found = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
-    return {"sign": mark.sign} | {name: value for name, value in found.items() if value}
+    fields = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
+    return {"sign": mark.sign} | {name: value for name, value in fields.items() if value}
 
 
 # -- repeats
@@ -147,7 +147,7 @@ def _repeat(s: Shape) -> dict[str, Any]:
         "rails": list(rails.values()),
         "moves": [vars(move), vars(later)],
         "once": {k: v for k, v in rounds[0].items() if not folded or k not in ("inner", "box", "wires")},
-        "changed": {i: found for i, found in changed.items() if found},
+        "changed": {i: differences for i, differences in changed.items() if differences},
     }
 
 
@@ -162,15 +162,15 @@ def _span(key: str) -> tuple[int, int]:
     return numbers[0], numbers[-1]
 
 
-def _changed(before: Any, found: Any, moved: Callable[[str], str]) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield the path and value of each difference between `found` and the data before it, renamed by `moved`."""
-    if isinstance(before, dict) and isinstance(found, dict) and before.keys() == found.keys():
-        pairs = [(name, before[name], found[name]) for name in found]
-    elif isinstance(before, list) and isinstance(found, list) and len(before) == len(found):
-        pairs = [(i, *both) for i, both in enumerate(zip(before, found, strict=True))]
+def _changed(before: Any, after: Any, moved: Callable[[str], str]) -> Iterator[tuple[list[str | int], Any]]:
+    """Yield the path and value of each difference between `after` and the data before it, renamed by `moved`."""
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        pairs = [(name, before[name], after[name]) for name in after]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(i, *both) for i, both in enumerate(zip(before, after, strict=True))]
     else:
-        if (moved(before) if isinstance(before, str) else before) != found:
-            yield [], found
+        if (moved(before) if isinstance(before, str) else before) != after:
+            yield [], after
         return
     for name, a, b in pairs:
         yield from (([name, *path], value) for path, value in _changed(a, b, moved))

@@ -35,33 +35,33 @@ def steps_page(start: Network, steps: Sequence[Step], tokens: int) -> str:
     Parts that are the same in several steps are in it once.
     """
     pool = _Pool()
-    before, told = start, []
+    before, records = start, []
     counted = totals(start, tokens)
     for step in steps:
-        found, now = compare(before, step.after), totals(step.after, tokens)
-        views = [pool.view(side) for side in (found.before, found.after)]
-        told.append(_record(step.record) | data(found, counted, now) | {"views": views})
+        comparison, now = compare(before, step.after), totals(step.after, tokens)
+        views = [pool.view(side) for side in (comparison.before, comparison.after)]
+        records.append(_record(step.record) | data(comparison, counted, now) | {"views": views})
         before, counted = step.after, now
-    passes = {"pool": [json.loads(text) for text in pool.shapes], "views": pool.views, "steps": told}
+    passes = {"pool": [json.loads(text) for text in pool.shapes], "views": pool.views, "steps": records}
     return page(scene(start), (), {"root": None, "panels": None, "kinds": kinds(), "passes": passes})
 
 
 def _record(record: Record) -> dict[str, Any]:
     """Convert a pass's record to plain data."""
     applied = record.applied
-    given = {a.name: getattr(applied, a.name) for a in applied.arguments()}
+    arguments = {a.name: getattr(applied, a.name) for a in applied.arguments()}
     return {
         "text": str(applied),
         "name": applied.name,
         "about": applied.documentation().summary.replace("`", ""),
-        "arguments": {name: spell(value) for name, value in given.items()},
+        "arguments": {name: spell(value) for name, value in arguments.items()},
         "effect": applied.effect,
         "shown": record.shown,
         "difference": record.difference,
         "idle": record.idle.removeprefix(f"{applied} rewrote nothing: "),
         "rewrites": record.rewrites,
-        "lines": record.told[:LINES],
-        "more": max(0, len(record.told) - LINES),
+        "lines": record.summary[:LINES],
+        "more": max(0, len(record.summary) - LINES),
     }
 
 
@@ -85,10 +85,10 @@ class _Pool:
     def number(self, shape: dict[str, Any]) -> int:
         """The number of a shape, which is put into the pool if it is not there."""
         once = shape.get("repeat", {}).get("once", {})
-        held = self.placed(shape)
+        placed = self.placed(shape)
         if "inner" in once:
-            held = held | {"repeat": shape["repeat"] | {"once": self.placed(once)}}
-        return self.shapes.setdefault(json.dumps(held, separators=(",", ":")), len(self.shapes))
+            placed = placed | {"repeat": shape["repeat"] | {"once": self.placed(once)}}
+        return self.shapes.setdefault(json.dumps(placed, separators=(",", ":")), len(self.shapes))
 
     def placed(self, shape: dict[str, Any]) -> dict[str, Any]:
         """A shape with the numbers of those within it."""

@@ -53,10 +53,10 @@ def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool
     models = [loaded(s) for s in (source, other)]
     networks = [described(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
     tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
-    found = compare(*networks)
+    comparison = compare(*networks)
     before, after = (totals(n, tokens) for n in networks)
-    root, sheet = diff.side_by_side(found), diff.sheet(found, before, after)
-    return Difference(root, sheet, look or Look(), found=found, numbers=(before, after))
+    root, sheet = diff.side_by_side(comparison), diff.sheet(comparison, before, after)
+    return Difference(root, sheet, look or Look(), found=comparison, numbers=(before, after))
 
 
 class Steps:

@@ -10,7 +10,7 @@ from typing import Any
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.layout.opening import opened
-from weft.backends.viz.layout.positions import Placed, place
+from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import Shape
 from weft.backends.viz.web.page import page
 
@@ -43,7 +43,7 @@ class Drawing:
     @cached_property
     def placed(self) -> Placed:
         """Layout of the picture."""
-        return place(self.root, self.opened)
+        return layout(self.root, self.opened)
 
     def page(self) -> str:
         """The page to click through."""

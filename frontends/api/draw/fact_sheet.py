@@ -68,20 +68,20 @@ def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _attention(sizes: Dimensions) -> str:
-    told = []
+    names = []
     if sizes.heads:
-        told.append(f"{_numbers(sizes.heads)} heads")
+        names.append(f"{_numbers(sizes.heads)} heads")
     if sizes.kv_heads and sizes.kv_heads != sizes.heads:
-        told.append(f"{_numbers(sizes.kv_heads)} KV heads")
+        names.append(f"{_numbers(sizes.kv_heads)} KV heads")
     if sizes.head_dim:
-        told.append(f"{_numbers(sizes.head_dim)} wide")
+        names.append(f"{_numbers(sizes.head_dim)} wide")
     if sizes.latent:
-        told.append(f"latent of {_numbers(sizes.latent)}")
-    return ", ".join(told)
+        names.append(f"latent of {_numbers(sizes.latent)}")
+    return ", ".join(names)
 
 
-def _numbers(found: Iterable[int]) -> str:
-    return " and ".join(f"{n:,}" for n in found)
+def _numbers(numbers: Iterable[int]) -> str:
+    return " and ".join(f"{n:,}" for n in numbers)
 
 
 def short_sheet(network: Network) -> Sheet:

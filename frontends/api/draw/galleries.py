@@ -30,13 +30,13 @@ def write_gallery(
     """
     if out.suffix != ".html":
         raise WeftError(f"a gallery is a page: {out} must end in .html")
-    wanted = list(sources) or list(PRESETS)
+    chosen = list(sources) or list(PRESETS)
     cards = []
-    for i, source in enumerate(wanted):
-        step("drawing", i, len(wanted))
+    for i, source in enumerate(chosen):
+        step("drawing", i, len(chosen))
         cards.append(card(source))
-    step("drawing", len(wanted), len(wanted))
-    with whole_file(out, named_files(*wanted)) as path:
+    step("drawing", len(chosen), len(chosen))
+    with whole_file(out, named_files(*chosen)) as path:
         path.write_text(gallery(cards, "Architectures"), encoding="utf-8")
     return len(cards)
 
@@ -44,15 +44,17 @@ def write_gallery(
 def card(source: Any) -> Card:
     """Make the gallery card of a source."""
     model = load_source(source)
-    found = inspect(model)
+    inspection = inspect(model)
     root = scene(network(model.graph))
-    return Card(fact_sheet(model, found), root, unfolded(root), dict(_groups(found)), dict(_numbers(found)))
+    return Card(
+        fact_sheet(model, inspection), root, unfolded(root), dict(_groups(inspection)), dict(_numbers(inspection))
+    )
 
 
-def _groups(found: Inspection) -> Iterator[tuple[str, list[str]]]:
+def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     """Yield the properties that a gallery filters models by."""
-    sizes = found.dimensions
-    yield "Kind", [found.kind]
+    sizes = inspection.dimensions
+    yield "Kind", [inspection.kind]
     built = {"experts": sizes.experts, "recurrent": sizes.recurrences}
     yield "Built", [name for name, has in built.items() if has] or ["dense"]
     shared = any(kv < max(sizes.heads) for kv in sizes.kv_heads)
@@ -67,13 +69,13 @@ def _groups(found: Inspection) -> Iterator[tuple[str, list[str]]]:
     yield "Positions", list(dict.fromkeys(p.partition(",")[0] for p in sizes.positions)) or ["none"]
 
 
-def _numbers(found: Inspection) -> Iterator[tuple[str, int]]:
+def _numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
     """Yield the numbers that a gallery sorts models by, if the model has them."""
     numbers = {
-        "parameters": found.parameters,
-        "active parameters": found.active_parameters,
-        "context": found.context,
-        "KV cache per token": found.cache_per_token,
-        "FLOPs per token": found.flops_per_token,
+        "parameters": inspection.parameters,
+        "active parameters": inspection.active_parameters,
+        "context": inspection.context,
+        "KV cache per token": inspection.cache_per_token,
+        "FLOPs per token": inspection.flops_per_token,
     }
     yield from ((name, number) for name, number in numbers.items() if number is not None)

@@ -58,9 +58,9 @@ def draw(
     out = Path(out)
     check_format(out)
     drawn = drawing(source, Look(depth, tuple(parts), **look), vs, trust)
-    made = FORMATS[out.suffix](replace(drawn, more={**drawn.more, **more}) if more else drawn)
+    data = FORMATS[out.suffix](replace(drawn, more={**drawn.more, **more}) if more else drawn)
     with whole_file(out, named_files(source, vs)) as path:
-        path.write_bytes(made if isinstance(made, bytes) else made.encode())
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
 def check_format(out: Path) -> None:
@@ -74,6 +74,6 @@ def drawing(source: SourceLike, look: Look | None = None, vs: SourceLike | None 
     if vs is not None:
         return difference(source, vs, look, trust=trust)
     model = loaded(source)
-    found: Network = described(source if model is None else model, trust)
-    sheet = short_sheet(found) if model is None else fact_sheet(model)
-    return Drawing(scene(found), sheet, look or Look())
+    network: Network = described(source if model is None else model, trust)
+    sheet = short_sheet(network) if model is None else fact_sheet(model)
+    return Drawing(scene(network), sheet, look or Look())

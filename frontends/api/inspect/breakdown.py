@@ -61,6 +61,8 @@ def _layered(part: Part) -> bool:
 
 
 def _cost(part: Part, times: int, tokens: int, item: int, steps: bool) -> PartCost:
-    told = facts(part).told(tokens, item)
-    given: dict[str, Any] = {name: None if name.startswith("step_") and not steps else n for name, n in told.items()}
-    return PartCost(part.path, label(part).title, times, **given)
+    numbers = facts(part).to_dict(tokens, item)
+    values: dict[str, Any] = {
+        name: None if name.startswith("step_") and not steps else n for name, n in numbers.items()
+    }
+    return PartCost(part.path, label(part).title, times, **values)

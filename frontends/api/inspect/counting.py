@@ -50,9 +50,9 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     for scope, nodes in parts.items():
         folded.setdefault(block_hash(nodes) if _is_layer(scope) else scope, []).append(scope)
     blocks = tuple(_block(parts, scopes, owned, binding, n) for scopes in folded.values())
-    kept = cached(graph.nodes)
+    caches = cached(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
-    whole = sum(width * min(window or context, context) for width, window in kept) if decoder and context else None
+    whole = sum(width * min(window or context, context) for width, window in caches) if decoder and context else None
     return Inspection(
         source=model.description,
         kind=str(graph.meta.get("kind", "model")),
@@ -65,7 +65,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         tokens=n,
         flops_per_token=prefill // n,
         flops_prefill=prefill,
-        cache_per_token=sum(width for width, _ in kept) if decoder else None,
+        cache_per_token=sum(width for width, _ in caches) if decoder else None,
         cache_at_context=whole,
         cache_per_source_token=crossed(graph.nodes) or None,
         state_bytes={d: state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
@@ -95,34 +95,34 @@ def _is_layer(part: str) -> bool:
 
 def _parts(graph: Graph) -> dict[str, list[Node]]:
     """Nodes by layer; outside layers by the scope or name of what they make, and `OTHER` where no parameter is read."""
-    found: dict[str, list[Node]] = {}
+    groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
-        found.setdefault(layer_of(node.scope or node.output.name) if reads else OTHER, []).append(node)
-    if OTHER in found:
-        found[OTHER] = found.pop(OTHER)  # last
-    return found
+        groups.setdefault(layer_of(node.scope or node.output.name) if reads else OTHER, []).append(node)
+    if OTHER in groups:
+        groups[OTHER] = groups.pop(OTHER)  # last
+    return groups
 
 
 def _owners(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
     """Learned numbers by part: a parameter belongs to the first part that reads it."""
-    unseen, found = set(learned(graph)), Counter[str]()
+    unseen, counts = set(learned(graph)), Counter[str]()
     for part, nodes in parts.items():
         for node in nodes:
             for v in node.inputs:
                 if isinstance(v, Param) and v in unseen:
                     unseen.remove(v)
-                    found[part] += elements(v)
-    return dict(found)
+                    counts[part] += elements(v)
+    return dict(counts)
 
 
 def _storage(graph: Graph) -> dict[str, int]:
     """Learned numbers by the dtype in which the checkpoint stores them, or in which they are declared."""
-    found = Counter[str]()
+    counts = Counter[str]()
     for p in learned(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))
-        found[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
-    return dict(found)
+        counts[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += elements(p)
+    return dict(counts)
 
 
 def _block(
@@ -149,7 +149,7 @@ def _is_view(op: Op) -> bool:
     return any(t.value == "view" for t in op.traits)
 
 
-def _spell(op: Op, given: Mapping[str, Any]) -> str:
-    if op.module.rpartition(".")[2] in _PLAIN or not given:
+def _spell(op: Op, attrs: Mapping[str, Any]) -> str:
+    if op.module.rpartition(".")[2] in _PLAIN or not attrs:
         return op.name
-    return f"{op.name}({', '.join(k if v is True else f'{k}={spell(v)}' for k, v in given.items())})"
+    return f"{op.name}({', '.join(k if v is True else f'{k}={spell(v)}' for k, v in attrs.items())})"

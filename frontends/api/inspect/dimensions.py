@@ -6,17 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weft.ir import Graph, Node, Param, Value
-from weft.ir.ops.softmax_attention import ATTENTIONS
+from weft.ir import Graph, Node, Param, Value, ops
+from weft.ir.op import Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import learned
 
 T = TypeVar("T")
-RECURRENCES = ("selective_scan", "ssd", "linear_attention", "gated_linear_attention")
-ACTIVATIONS = ("glu", "gelu", "relu", "relu2", "swish", "elu", "tanh", "sigmoid")
-BETWEEN = (*ACTIVATIONS, "square", "mul", "split", "identity")  # the two maps of a feed-forward
-LINEAR = ("linear", "norm_linear")
+ACTIVATIONS = (ops.glu, ops.gelu, ops.relu, ops.relu2, ops.swish, ops.elu, ops.tanh, ops.sigmoid)
+BETWEEN = (*ACTIVATIONS, ops.square, ops.mul, ops.split)  # the two maps of a feed-forward
+LINEAR = (ops.linear, ops.norm_linear)
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class Dimensions:
 def dimensions(graph: Graph) -> Dimensions:
     """Infer the dimensions of `graph` from its operations."""
     nodes = list(graph.nodes)
-    attentions = [node for node in nodes if node.op.name in ATTENTIONS]
+    attentions = [node for node in nodes if Trait.ATTENTION in node.op.traits]
     latent = [node for node in attentions if node.attrs.get("value_dim")]
     with_heads = [node for node in attentions if node not in latent]
-    mixed = [node for node in nodes if node.op.name == "moe"]
+    mixed = [node for node in nodes if node.op is ops.moe]
     beside = {node.scope for node in mixed}
-    maps = [(node, width) for node in nodes if node.op.name in LINEAR and (width := _hidden(node))]
+    maps = [(node, width) for node in nodes if node.op in LINEAR and (width := _hidden(node))]
     return Dimensions(
         width=_distinct(_residual(nodes)),
         heads=_distinct(node.attrs["heads"] for node in attentions),
@@ -69,7 +68,7 @@ def dimensions(graph: Graph) -> Dimensions:
         ),
         latent=_distinct(k.width for node in latent if (k := node.operand("k")) is not None),
         windows=_distinct(w for node in attentions if (w := node.attrs.get("window")) is not None),
-        recurrences=_distinct(node.op.name for node in nodes if node.op.name in RECURRENCES),
+        recurrences=_distinct(node.op.name for node in nodes if Trait.RECURRENT in node.op.traits),
         hidden=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] not in beside),
         shared=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] in beside),
         experts=_distinct(map(_experts, mixed)),
@@ -98,16 +97,16 @@ def _hidden(node: Node) -> int | None:
     x = node.inputs[0]
     assert x is not None
     made = [value.producer for value in _back(x)]
-    ops = {producer.op.name for producer in made if producer is not None}
-    ends = [producer for producer in made if producer is None or producer.op.name not in BETWEEN]
-    mapped = all(end is not None and end.op.name in LINEAR and end.scope == node.scope for end in ends)
-    return x.width if mapped and ops.intersection(ACTIVATIONS) else None
+    ends = [producer for producer in made if producer is None or producer.op not in BETWEEN]
+    mapped = all(end is not None and end.op in LINEAR and end.scope == node.scope for end in ends)
+    activated = any(producer is not None and producer.op in ACTIVATIONS for producer in made)
+    return x.width if mapped and activated else None
 
 
 def _back(value: Value) -> Iterator[Value]:
     """`value`, and what it is made of by operations between maps."""
     yield value
-    if value.producer is not None and value.producer.op.name in BETWEEN:
+    if value.producer is not None and value.producer.op in BETWEEN:
         for x in value.producer.inputs:
             if x is not None and not isinstance(x, Param):
                 yield from _back(x)
@@ -124,13 +123,13 @@ def _positions(graph: Graph) -> Iterator[str]:
     """Yield the position encodings by their names in papers."""
     trained = set(learned(graph))
     for node in graph.nodes:
-        if node.op.name == "embedding":
+        if node.op is ops.embedding:
             table = next((v for v in node.inputs if isinstance(v, Param)), None)
             if table is not None and table.shape[0] == graph.meta.get("max_positions"):
                 yield "learned" if table in trained else "sinusoidal"
-        elif node.op.name == "alibi":
+        elif node.op is ops.alibi:
             yield "ALiBi"
-        elif node.op.name in ("relative_position_bias", "relative_attention"):
+        elif node.op in (ops.relative_position_bias, ops.relative_attention):
             yield "relative"
     for param in graph.params.values():
         if isinstance(param.recipe, RopeFrequencies):

@@ -73,42 +73,44 @@ class Inspection:
 
     def json(self) -> dict[str, Any]:
         """Everything as plain data; caches in bytes too."""
-        found = asdict(self)
+        data = asdict(self)
         for key in ("cache_per_token", "cache_at_context", "cache_per_source_token"):
-            numbers = found[key]
-            found[f"{key}_bytes"] = numbers and {d: numbers * b for d, b in CACHE_DTYPES.items()}
-        return found
+            numbers = data[key]
+            data[f"{key}_bytes"] = numbers and {d: numbers * b for d, b in CACHE_DTYPES.items()}
+        return data
 
 
-def facts(found: Inspection) -> list[tuple[str, str]]:
+def facts(inspection: Inspection) -> list[tuple[str, str]]:
     """Return facts about the whole model as (name, text)."""
-    return [*_facts(found)]
+    return [*_facts(inspection)]
 
 
-def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
-    stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in found.parameters_by_storage.items())
-    named = f"{found.model_type} " if found.model_type and found.model_type not in found.source else ""
-    yield "model", f"{found.source}: {named}{found.kind}"
-    yield "parameters", f"{found.parameters:,} ({stored}{'; random, no checkpoint' if found.random else ''})"
-    if found.active_parameters != found.parameters:
-        yield "active", f"{found.active_parameters:,} per token ({count(found.active_parameters)})"
-    yield "layers", str(found.layers)
-    yield "vocabulary", f"{found.vocab:,}" if found.vocab else "none"
-    yield "context", f"{found.context:,} tokens" if found.context else "not stated"
-    yield "FLOPs per token", f"{count(found.flops_per_token)} with {found.tokens} tokens of context"
-    yield "FLOPs of a prefill", f"{count(found.flops_prefill)} ({found.tokens} tokens)"
+def _facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
+    stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in inspection.parameters_by_storage.items())
+    named = (
+        f"{inspection.model_type} " if inspection.model_type and inspection.model_type not in inspection.source else ""
+    )
+    yield "model", f"{inspection.source}: {named}{inspection.kind}"
+    yield "parameters", f"{inspection.parameters:,} ({stored}{'; random, no checkpoint' if inspection.random else ''})"
+    if inspection.active_parameters != inspection.parameters:
+        yield "active", f"{inspection.active_parameters:,} per token ({count(inspection.active_parameters)})"
+    yield "layers", str(inspection.layers)
+    yield "vocabulary", f"{inspection.vocab:,}" if inspection.vocab else "none"
+    yield "context", f"{inspection.context:,} tokens" if inspection.context else "not stated"
+    yield "FLOPs per token", f"{count(inspection.flops_per_token)} with {inspection.tokens} tokens of context"
+    yield "FLOPs of a prefill", f"{count(inspection.flops_prefill)} ({inspection.tokens} tokens)"
     numbers = {
-        "cache per token": found.cache_per_token,
-        "cache of the context": found.cache_at_context,
-        "cache per source token": found.cache_per_source_token,
+        "cache per token": inspection.cache_per_token,
+        "cache of the context": inspection.cache_at_context,
+        "cache per source token": inspection.cache_per_source_token,
     }
     caches = {name: {d: (n or 0) * b for d, b in CACHE_DTYPES.items()} for name, n in numbers.items()}
-    for name, taken in {**caches, "constant state": found.state_bytes or {}}.items():
+    for name, taken in {**caches, "constant state": inspection.state_bytes or {}}.items():
         if any(taken.values()):
             yield name, ", ".join(f"{size(b)} in {d}" for d, b in taken.items())
 
 
-def rows(found: Inspection) -> list[tuple[str, ...]]:
+def rows(inspection: Inspection) -> list[tuple[str, ...]]:
     """A row of `COLUMNS` for every distinct block."""
     return [
         (
@@ -119,23 +121,23 @@ def rows(found: Inspection) -> list[tuple[str, ...]]:
             count(b.cache) if b.cache else "",
             ", ".join(b.ops),
         )
-        for b in found.blocks
+        for b in inspection.blocks
     ]
 
 
-def remarks(found: Inspection) -> list[tuple[str, tuple[str, ...]]]:
+def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
     """Lists of checkpoint keys that deserve a look, by title."""
-    lists = (("that nothing reads", found.unread), ("known to be of no use", found.ignored))
+    lists = (("that nothing reads", inspection.unread), ("known to be of no use", inspection.ignored))
     return [(f"checkpoint keys {title}", keys) for title, keys in lists if keys]
 
 
-def as_text(found: Inspection) -> str:
+def as_text(inspection: Inspection) -> str:
     """The facts, the blocks and the remarks as aligned text."""
-    known = facts(found)
+    known = facts(inspection)
     width = max(len(name) for name, _ in known)
     lines = [f"{name:<{width}}  {value}" for name, value in known]
-    lines += ["", *_aligned([COLUMNS, *rows(found)])]
-    for title, keys in remarks(found):
+    lines += ["", *_aligned([COLUMNS, *rows(inspection)])]
+    for title, keys in remarks(inspection):
         lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
     return printable("\n".join(lines))  # names in a checkpoint may hold what steers a terminal
 
@@ -153,14 +155,14 @@ def _marked(row: Sequence[str]) -> list[tuple[str, bool]]:
     return [(cell, i == len(row) - 1) for i, cell in enumerate(row)]
 
 
-def as_html(found: Inspection) -> str:
+def as_html(inspection: Inspection) -> str:
     """The same as tables for a notebook."""
-    known = "".join(_row("th", name, value) for name, value in facts(found))
+    known = "".join(_row("th", name, value) for name, value in facts(inspection))
     head = "".join(_cell("th", column, column) for column in COLUMNS)
-    blocks = "".join(f"<tr>{''.join(map(_cell, ['td'] * len(row), COLUMNS, row))}</tr>" for row in rows(found))
+    blocks = "".join(f"<tr>{''.join(map(_cell, ['td'] * len(row), COLUMNS, row))}</tr>" for row in rows(inspection))
     lists = "".join(
         f"<p>{html.escape(title)}:</p><ul>{''.join(f'<li><code>{html.escape(key)}</code></li>' for key in keys)}</ul>"
-        for title, keys in remarks(found)
+        for title, keys in remarks(inspection)
     )
     return f"<table>{known}</table><table><thead><tr>{head}</tr></thead><tbody>{blocks}</tbody></table>{lists}"
 

@@ -73,10 +73,10 @@ class Evaluation:
 
     def json(self) -> dict[str, Any]:
         """Everything as plain data."""
-        found = asdict(self)
-        for plain, score in zip(found["scores"], self.scores, strict=True):
+        data = asdict(self)
+        for plain, score in zip(data["scores"], self.scores, strict=True):
             plain["perplexity"] = score.perplexity
-        return found
+        return data
 
 
 def evaluate(
@@ -108,9 +108,9 @@ def evaluate(
     Raises:
         WeftError: if a model or the text cannot be read, no model has a tokenizer, or they cannot be compared.
     """
-    for name, given in (("tokens", tokens), ("context", 1 if context is None else context)):
-        if given < 1:
-            raise WeftError(f"{name} is {given}, but it must be at least 1")
+    for name, number in (("tokens", tokens), ("context", 1 if context is None else context)):
+        if number < 1:
+            raise WeftError(f"{name} is {number}, but it must be at least 1")
     content = _read(Path(text), CHARACTERS * (tokens + 1))
     with scratch_folder() as scratch:
         opened = _open_all(models, against, rewrites or {}, adapters, scratch, device, trust, progress)
@@ -191,33 +191,33 @@ def _open_all(
     Raises:
         WeftError: if one cannot be read, or is of another kind or vocabulary than the first, or none has a tokenizer.
     """
-    wanted = [(_name(m), m if _compiled(m) else load_source(m)) for m in (against, *models)]
-    name, original = wanted[0]
+    candidates = [(_name(m), m if _compiled(m) else load_source(m)) for m in (against, *models)]
+    name, original = candidates[0]
     if rewrites and not isinstance(original, Model):
         raise WeftError(f"{name} is compiled already, and a pipeline rewrites a source: name what it was compiled from")
     for label, pipeline in rewrites.items():
-        wanted.append((label, rewrite(original, pipeline, progress=progress)))
+        candidates.append((label, rewrite(original, pipeline, progress=progress)))
     for adapter in adapters:
-        wanted.append((f"with {adapter}", load_source(against, adapters=[adapter])))
-    if not any(_reads_text(source) for _, source in wanted):  # said before gigabytes are written
-        raise _no_tokenizer(name for name, _ in wanted)
-    found: list[_Candidate] = []
-    for i, (name, source) in enumerate(wanted):
+        candidates.append((f"with {adapter}", load_source(against, adapters=[adapter])))
+    if not any(_reads_text(source) for _, source in candidates):  # said before gigabytes are written
+        raise _no_tokenizer(name for name, _ in candidates)
+    opened: list[_Candidate] = []
+    for i, (name, source) in enumerate(candidates):
         folder = scratch / str(i) if isinstance(source, Model) else Path(source)
         if isinstance(source, Model):
             _check_kind(name, source.graph.meta.get("kind"))
             _compile(source, folder, device, progress)
         manifest = read_manifest(folder)
         _check_kind(name, manifest.text("kind", None))
-        found.append(_Candidate(name, load(folder, device, trust=trust or isinstance(source, Model)), manifest))
-        first, last = found[0], found[-1]
+        opened.append(_Candidate(name, load(folder, device, trust=trust or isinstance(source, Model)), manifest))
+        first, last = opened[0], opened[-1]
         if isinstance(first.model, Encoder) != isinstance(last.model, Encoder):
             raise WeftError(f"{first.name} and {name} cannot be compared: one is an encoder, the other a decoder")
         if first.vocab != last.vocab:
             raise WeftError(
                 f"{first.name} and {name} cannot be compared: one has {first.vocab} tokens, the other {last.vocab}"
             )
-    return found
+    return opened
 
 
 def _name(model: Any) -> str:

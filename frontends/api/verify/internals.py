@@ -50,7 +50,7 @@ class Internals:
     @cached_property
     def boundaries(self) -> dict[str, str]:
         """The last value of each layer that another layer reads: layer ("layers.3") to value name, in order."""
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         readers: dict[str, set[str]] = {}
         for node in self.proto.graph.node:
             layers = {layer_of(name) for name in node.output if name}
@@ -60,8 +60,8 @@ class Internals:
         for name in self.names:
             layer = "" if name in outputs else layer_of(name)
             if layer and readers.get(name, set()) - {layer}:
-                found[layer] = name
-        return found
+                names[layer] = name
+        return names
 
     @cached_property
     def streams(self) -> dict[str, tuple[str, ...]]:
@@ -88,11 +88,11 @@ class Internals:
         Raises:
             WeftError: with ONNX Runtime's own words when it fails.
         """
-        wanted = list(names)
-        if not wanted:
+        outputs = list(names)
+        if not outputs:
             return {}
         with failures(str(self.folder)):
-            session = self._extended(wanted)
+            session = self._extended(outputs)
             binding = session.io_binding()
             keep = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
             for name in self.inputs:
@@ -100,12 +100,12 @@ class Internals:
                     binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
                 else:
                     binding.bind_ortvalue_input(name, inputs[name])
-            for i in range(len(wanted)):
+            for i in range(len(outputs)):
                 binding.bind_output(_watched(i), "cpu")
             session.run_with_iobinding(binding)
-            found = binding.get_outputs()[-len(wanted) :]
+            values = binding.get_outputs()[-len(outputs) :]
             del keep
-        return {name: value.numpy() for name, value in zip(wanted, found, strict=True)}
+        return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
     def outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """The outputs of a model without caches, as ONNX Runtime holds them, for another to read.
@@ -205,8 +205,8 @@ def size_of(runnable: Generator | Encoder) -> tuple[int, int]:
 
 def layer_of(name: str) -> str:
     """The layer a value belongs to ("layers.3" of "layers.3.attn.q"), "" if none."""
-    found = _LAYER.match(name)
-    return found[1] if found else ""
+    match = _LAYER.match(name)
+    return match[1] if match else ""
 
 
 def _watched(index: int) -> str:

@@ -63,9 +63,9 @@ def score_tokens(
             end = min(start + window, len(ids) - 1)
             for at in range(start, end, chunk):
                 upto = min(at + chunk, end)
-                given, targets = ids[at:upto], np.asarray(ids[at + 1 : upto + 1])
+                inputs, targets = ids[at:upto], np.asarray(ids[at + 1 : upto + 1])
                 rows = zip(models, contexts, strict=True)
-                _compare(tallies, (_extended(m.decoder, context, given) for m, context in rows), targets)
+                _compare(tallies, (_extended(m.decoder, context, inputs) for m, context in rows), targets)
                 progress("reading", upto, len(ids) - 1)
     return tallies
 
@@ -97,10 +97,10 @@ def score_embeddings(models: Sequence[Encoder], rows: Sequence[Sequence[int]], p
     """
     sums = [0.0 for _ in models]
     for at in range(0, len(rows), _LINES):
-        found = [np.asarray(m.encode(rows[at : at + _LINES], normalize=True), np.float64) for m in models]
-        if wrong := [v.shape[1] for v in found if v.shape != found[0].shape]:
-            raise WeftError(f"embeddings of {found[0].shape[1]} and of {wrong[0]} numbers cannot be compared")
-        sums = [s + float((v * found[0]).sum()) for s, v in zip(sums, found, strict=True)]
+        vectors = [np.asarray(m.encode(rows[at : at + _LINES], normalize=True), np.float64) for m in models]
+        if wrong := [v.shape[1] for v in vectors if v.shape != vectors[0].shape]:
+            raise WeftError(f"embeddings of {vectors[0].shape[1]} and of {wrong[0]} numbers cannot be compared")
+        sums = [s + float((v * vectors[0]).sum()) for s, v in zip(sums, vectors, strict=True)]
         progress("embedding", min(at + _LINES, len(rows)), len(rows))
     return [s / len(rows) for s in sums]
 
@@ -111,15 +111,15 @@ def stream_errors(models: Sequence[Generator | Encoder], ids: Sequence[int]) -> 
     shape is left out.
     """
     want: dict[str, Array] = {}
-    found = []
+    distances = []
     for model in models:
         got = _handed_on(model, ids)
         want = want or got
         if len(got) != len(want):
             got = dict(zip([*want][-1:], [*got.values()][-1:], strict=False))
         shared = {layer: x for layer, x in got.items() if layer in want and x.shape == want[layer].shape}
-        found.append({layer: _distance(x, want[layer]) for layer, x in shared.items()})
-    return found
+        distances.append({layer: _distance(x, want[layer]) for layer, x in shared.items()})
+    return distances
 
 
 def _handed_on(model: Generator | Encoder, ids: Sequence[int]) -> dict[str, Array]:
@@ -129,8 +129,8 @@ def _handed_on(model: Generator | Encoder, ids: Sequence[int]) -> dict[str, Arra
     inside = graphs[-1]
     names = dict.fromkeys(name for parts in inside.streams.values() for name in parts)
     values = inside.run(stock_inputs(inside.inputs, ids), names)
-    found = {layer: [values[name].astype(np.float64) for name in parts] for layer, parts in inside.streams.items()}
-    return {layer: sum(parts[1:], parts[0]) for layer, parts in found.items()}
+    streams = {layer: [values[name].astype(np.float64) for name in parts] for layer, parts in inside.streams.items()}
+    return {layer: sum(parts[1:], parts[0]) for layer, parts in streams.items()}
 
 
 def _distance(got: Array, want: Array) -> float:

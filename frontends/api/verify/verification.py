@@ -23,7 +23,7 @@ from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.folder import MANIFEST, read_manifest
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.backends.storage import check_contents
-from weft.ir import interpret
+from weft.ir import interpret, ops
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
@@ -43,7 +43,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
 # What compiling does of itself, which is judged; what other passes change is changed in the reference too.
 JUDGED = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
-COMPARING = {"expert_choice", "limit_capacity"}  # routers that compare the tokens of a call
+COMPARING = (ops.expert_choice, ops.limit_capacity)  # routers that compare the tokens of a call
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ def verify_folder(
 
 def _compete(model: Model, tokens: int) -> bool:
     """Check that experts choose among the `tokens` tokens of a call, or have a capacity."""
-    routers = (node for node in model.graph.nodes if node.op.name in COMPARING)
-    return any(n.op.name == "expert_choice" or (n.attrs["capacity"] or 0) < tokens for n in routers)
+    routers = (node for node in model.graph.nodes if node.op in COMPARING)
+    return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 
 
 def tolerated(dtype: str, layers: int, reduction: int) -> float:

@@ -50,16 +50,16 @@ def _of_files(folder: Path, model: Model) -> dict[str, Any]:
     config = read_json(config_file) if config_file.is_file() else {}
     template = read_text(template_file) if template_file.is_file() else config.get("chat_template")
     tokens, types = _tokens(read, model)
-    said: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}
+    keys: dict[str, Any] = {"tokens": tokens, **_merging(read, tokens, types, model), "token_type": types}
     meta = model.graph.meta
     eos = meta.get("eos_token_ids") or [None]
     index = {token: i for i, token in enumerate(tokens)}
     unknown = read["model"].get("unk_token") or _text(config.get("unk_token"))
     ids = {"bos": meta.get("bos_token_id"), "eos": eos[0], "padding": meta.get("pad_token_id")}
     ids["unknown"] = index.get(unknown) if unknown else None
-    said |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
-    said["add_bos_token"] = _begins(read, ids["bos"], index)
-    named = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    keys |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
+    keys["add_bos_token"] = _begins(read, ids["bos"], index)
+    named = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     return named | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
 
 
@@ -96,9 +96,9 @@ def _merging(read: Mapping[str, Any], tokens: list[str], types: list[int], model
     """Describe the tokenizer's model: ranked merges of bytes, or scores of a SentencePiece vocabulary."""
     merges = [m if isinstance(m, str) else " ".join(m) for m in read["model"]["merges"]]
     if read["model"].get("byte_fallback"):
-        made = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed(list(enumerate(merges)))}
+        ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed(list(enumerate(merges)))}
         lowest = -float(len(merges))
-        scores = [made.get(t, lowest) if kind == _NORMAL else 0.0 for t, kind in zip(tokens, types, strict=True)]
+        scores = [ranks.get(t, lowest) if kind == _NORMAL else 0.0 for t, kind in zip(tokens, types, strict=True)]
         normalizer = json.dumps(read.get("normalizer")) + json.dumps(read.get("pre_tokenizer"))
         prefix = "Prepend" in normalizer or '"prepend_scheme": "first"' in normalizer or '"always"' in normalizer
         return {"model": "llama", "scores": scores, "add_space_prefix": prefix}

@@ -49,13 +49,13 @@ def write_folder(
         raise WeftError(f"{model.description} has merged weights, which its base has not: `weft export` writes them")
     if model.unread:
         raise WeftError(f"{model.spec}: nothing reads tensor {model.unread[0]!r}, so its values cannot be restored")
-    wanted = None if dtype is None else parse_stored(dtype)
+    stored = None if dtype is None else parse_stored(dtype)
     source = Folder.open(Path(origin["path"]))
     config = dict(source.config)
     config.pop("quantization_config", None)  # what is written are the numbers
-    if wanted is not None:
+    if stored is not None:
         config.pop("torch_dtype", None)  # its older name
-        config["dtype"] = CONFIG_NAMES[wanted]
+        config["dtype"] = CONFIG_NAMES[stored]
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if (generation := source.path / "generation_config.json").is_file():
@@ -63,7 +63,7 @@ def write_folder(
             shutil.copyfile(generation, folder / generation.name)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        write_shards(folder, _tensors(model.graph, wanted, params), shard_bytes)
+        write_shards(folder, _tensors(model.graph, stored, params), shard_bytes)
         seal(folder, PROVENANCE, provenance(model, hashes()))
 
 

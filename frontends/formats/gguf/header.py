@@ -120,18 +120,18 @@ class _Parser:
     def tensor(
         self, name: str, shape: tuple[int, ...], ggml_type: int, offset: int, start: int, alignment: int
     ) -> TensorInfo:
-        found = storage_types().get(ggml_type)
-        if found is None:
+        dtype = storage_types().get(ggml_type)
+        if dtype is None:
             known = ", ".join(t.name.upper() for t in storage_types().values())
             raise self.bad(
                 f"stores tensor {name} as {type_name(ggml_type)}, which weft cannot decode; it knows {known}"
             )
-        if shape[-1] % found.block:
+        if shape[-1] % dtype.block:
             raise self.bad(
-                f"has tensor {name} with rows of {shape[-1]} elements, not whole {found.name.upper()} blocks "
-                f"of {found.block}"
+                f"has tensor {name} with rows of {shape[-1]} elements, not whole {dtype.name.upper()} blocks "
+                f"of {dtype.block}"
             )
-        nbytes = found.bytes_for(math.prod(shape))
+        nbytes = dtype.bytes_for(math.prod(shape))
         if offset % alignment:
             raise self.bad(
                 f"places tensor {name} at offset {offset}, which is not a multiple of its alignment {alignment}"
@@ -141,7 +141,7 @@ class _Parser:
                 f"is truncated: tensor {name} ends at byte {start + offset + nbytes} but the file has {self.size}; "
                 "fetch it again"
             )
-        return TensorInfo(name, shape, found, ggml_type, start + offset, nbytes)
+        return TensorInfo(name, shape, dtype, ggml_type, start + offset, nbytes)
 
     def entry(self, what: str) -> tuple[str, tuple[int, ...], int, int]:
         name = self.string(f"the name of {what}")

@@ -51,19 +51,19 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
 def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     """The architecture's keys without their prefix, float32 numbers as the decimals they stand for; and what only the
     tensors say: the vocabulary, the number of token types, which layers are of a kind, LongRoPE's factors."""
-    found = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(prefix)}
+    config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(prefix)}
     keys = set(reader.keys())
     if isinstance(tokens := reader.metadata.get("tokenizer.ggml.tokens"), list):
-        found.setdefault("vocab_size", len(tokens))
+        config.setdefault("vocab_size", len(tokens))
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
-            found.setdefault(name, reader.shape(tensor)[0])
+            config.setdefault(name, reader.shape(tensor)[0])
     for kind, tensor in ((SPARSE, "ffn_gate_inp"), (RECURRENT, "ssm_in")):
         pattern = re.compile(rf"blk\.(\d{{1,9}})\.{tensor}\.weight")
-        found[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
+        config[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
     for tensor in keys & {SHORT, LONG}:
-        found[tensor] = tuple(_decimal(float(f)) for f in reader.read(tensor, 0, reader.shape(tensor)[0]))
-    return found
+        config[tensor] = tuple(_decimal(float(f)) for f in reader.read(tensor, 0, reader.shape(tensor)[0]))
+    return config
 
 
 def _decimal(value: Any) -> Any:

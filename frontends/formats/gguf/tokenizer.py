@@ -156,14 +156,14 @@ class _Vocab:
     def id(self, *names: str) -> int | None:
         """The id the file gives a special token under one of `names`, or its kind's default for the last."""
         for name in names:
-            found = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
-            if found is None:
+            token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
+            if token is None:
                 continue
-            if not fits(found, int) or not 0 <= found < len(self.tokens):
+            if not fits(token, int) or not 0 <= token < len(self.tokens):
                 raise WeftError(
-                    f"tokenizer.ggml.{name}_token_id is {shown(found)}, outside the {len(self.tokens)} tokens"
+                    f"tokenizer.ggml.{name}_token_id is {shown(token)}, outside the {len(self.tokens)} tokens"
                 )
-            return int(found)
+            return int(token)
         default = _DEFAULT_IDS.get(self.kind, {}).get(names[-1])
         return default if default is not None and default < len(self.tokens) else None
 

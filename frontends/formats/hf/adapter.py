@@ -234,8 +234,8 @@ def _complete(adapter: Adapter, module: str, update: Update) -> None:
         raise WeftError(f"{where}: {adapter.shown(update.up, update.down)} are no two factors of one rank")
     dora = bool(adapter.config.get("use_dora"))
     if dora != bool(update.magnitude):
-        told = "says use_dora, but there is no magnitude" if dora else "does not say use_dora, but has a magnitude"
-        raise WeftError(f"{where} {told} for {module}")
+        fault = "says use_dora, but there is no magnitude" if dora else "does not say use_dora, but has a magnitude"
+        raise WeftError(f"{where} {fault} for {module}")
 
 
 def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
@@ -291,7 +291,7 @@ def _check_config(config: Mapping[str, Any], path: Path) -> None:
 
 def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the invalid values of `config`."""
-    for key, fits, wanted in (
+    for key, fits, expected in (
         ("r", _positive, "is no positive integer"),
         ("lora_alpha", _number, "is no number"),
         (
@@ -309,7 +309,7 @@ def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ):
         left_out = key not in ("r", "lora_alpha") and config.get(key) is None
         if key in config and not left_out and not fits(config[key]):
-            yield key, wanted
+            yield key, expected
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in config.get(key) or {}:
             if fault := _fault_of_pattern(pattern):

@@ -45,10 +45,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
     Raises:
         WeftError: if one is a link that leads out of the folder: a copy of it would publish what it points to.
     """
-    found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    for file in found:
+    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    for file in files:
         check_inside(folder, file)
-    return found
+    return files
 
 
 def check_inside(folder: Path, file: Path) -> None:
@@ -118,9 +118,9 @@ class Folder:
         """Special tokens in the form of graph.meta: generation_config.json before config.json."""
 
         def ids(name: str) -> list[int]:
-            for file, said in (("generation_config.json", self.generation), ("config.json", self.config)):
-                if said.get(name) not in (None, -1):  # -1 is how the first Llamas say that there is none
-                    return Record(self.path / file, said).tokens(name)
+            for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):
+                if config.get(name) not in (None, -1):  # -1 is how the first Llamas say that there is none
+                    return Record(self.path / file, config).tokens(name)
             return []
 
         single = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}

@@ -320,16 +320,16 @@ class _Merger:
         siblings = {f"{name.rpartition('.')[0]}.{expert}" for name in self.stacks for expert in _EXPERTS}
         imagined = describe(self.family, self.config, self.keys | siblings, self.source).graph
         updates = {name: parts[0] if len(parts) == 1 else Add(tuple(parts)) for name, (_, parts) in self.stacks.items()}
-        found, read = {}, set()
+        updated, read = {}, set()
         for param in imagined.params.values():
             mine = self.stacks.keys() & set(param.recipe.sources())
             for name in mine:
-                found[param.name] = self.stacks[name][0], param.recipe.substituted(updates)
+                updated[param.name] = self.stacks[name][0], param.recipe.substituted(updates)
                 read.add(name)
         for name in self.stacks.keys() - read:
             adapter = self.stacks[name][0]
             raise WeftError(f"the adapter {adapter.path}: nothing in {self.source} reads {name!r}, which it updates")
-        return found
+        return updated
 
 
 def _key(number: int, key: str) -> str:

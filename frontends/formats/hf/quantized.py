@@ -118,7 +118,7 @@ class MXFP4:
 
 
 def _mxfp4(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) -> Mapping[str, Quantized]:
-    found: dict[str, Quantized] = {}
+    tensors: dict[str, Quantized] = {}
     for key in keys:
         name = key.removesuffix("_blocks")
         if name == key:
@@ -127,8 +127,8 @@ def _mxfp4(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) 
         fits = len(blocks) == 4 and blocks[3] == 16 and reader.shape(scales) == blocks[:3]
         if not fits or {reader.dtype(key), reader.dtype(scales)} != {dtypes.u8}:
             raise _misfit(reader, key, scales, "u8 [experts, out, in / 32, 16], without the last axis")
-        found[name] = MXFP4(key, scales)
-    return found
+        tensors[name] = MXFP4(key, scales)
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _fp8(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) ->
         raise WeftError(f"weight_block_size={size!r} says no tile of two sides")
     if how.get("activation_scheme", "dynamic") != "dynamic":
         raise WeftError(f"activation_scheme={how['activation_scheme']!r} is not supported, only 'dynamic'")
-    found: dict[str, Quantized] = {}
+    tensors: dict[str, Quantized] = {}
     for key in keys:
         if reader.dtype(key) not in (dtypes.f8e4m3, dtypes.f8e5m2):
             continue
@@ -178,8 +178,8 @@ def _fp8(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) ->
         tiles = tuple(-(-n // edge) for n, edge in zip(shape, edges, strict=False))
         if len(shape) < 2 or reader.shape(scales) != tiles or not reader.dtype(scales).is_float:
             raise _misfit(reader, key, scales, f"a float for each tile of {size[0]} · {size[1]}")
-        found[key] = Tiles(key, scales, edges)
-    return found
+        tensors[key] = Tiles(key, scales, edges)
+    return tensors
 
 
 def _beside(key: str, scales: str, keys: Collection[str]) -> str:
@@ -189,9 +189,9 @@ def _beside(key: str, scales: str, keys: Collection[str]) -> str:
     return scales
 
 
-def _misfit(reader: TensorReader, key: str, scales: str, wanted: str) -> WeftError:
+def _misfit(reader: TensorReader, key: str, scales: str, expected: str) -> WeftError:
     both = " and ".join(f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in (key, scales))
-    return WeftError(f"{both} are not codes and their scales, {wanted}")
+    return WeftError(f"{both} are not codes and their scales, {expected}")
 
 
 _METHODS = {"mxfp4": _mxfp4, "fp8": _fp8}

@@ -221,10 +221,10 @@ def _shard(name: str) -> re.Match[str] | None:
     return re.fullmatch(r"(.*-)(\d+)-of-(\d+)(\.safetensors)", name)
 
 
-def _complete(folder: Path, found: list[str]) -> None:
-    for name in found:
+def _complete(folder: Path, names: list[str]) -> None:
+    for name in names:
         if match := _shard(name):
             stem, digits, count, end = match.groups()
             for i in range(1, int(count) + 1):
-                if (wanted := f"{stem}{i:0{len(digits)}d}-of-{count}{end}") not in found:
-                    raise WeftError(f"{folder} lacks the shard {wanted}; fetch it too")
+                if (expected := f"{stem}{i:0{len(digits)}d}-of-{count}{end}") not in names:
+                    raise WeftError(f"{folder} lacks the shard {expected}; fetch it too")

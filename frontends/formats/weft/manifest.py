@@ -13,9 +13,9 @@ from weft.backends.storage import PROVENANCE as PROVENANCE
 from weft.backends.targets import Backend
 from weft.ir.documents import expanded
 from weft.ir.graph import Graph
+from weft.ir.op import Trait
 from weft.passes.analysis.costs import parameter_count
-from weft.passes.analysis.states import cache_records, max_source, state_records
-from weft.passes.library.cache.kv_cache import ROUTERS
+from weft.passes.analysis.states import manifest_records, max_source, taken_states
 
 from ...model import Model
 
@@ -43,9 +43,8 @@ def record(
         "pad_token_id": meta.get("pad_token_id"),
         **(_of_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
         **{name: meta[name] for name in ("pooling", "normalize") if name in meta},
-        "cache": cache_records(graph),
-        "states": state_records(graph),
-        "compares_tokens": any(node.op.name in ROUTERS for node in graph.nodes),
+        **manifest_records(graph, taken_states(graph)),
+        "compares_tokens": any(Trait.COMPARES in node.op.traits for node in graph.nodes),
         "pipeline": pipeline,
         "source": _origin(model, hashes),
         "versions": {name: metadata.version(name) for name in target.libraries},

@@ -12,10 +12,10 @@ from weft.ir.graph import Graph
 
 def check_metadata(graph: Graph, name: str) -> None:
     """Raise WeftError if `graph`, read from `name`, says something of itself that cannot be."""
-    for key, (wanted, fits) in _FACTS.items():
+    for key, (expected, fits) in _FACTS.items():
         value = graph.meta.get(key)
         if value is not None and not fits(value):
-            raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is no {wanted}")
+            raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is no {expected}")
 
 
 def _count(value: Any) -> bool:

@@ -50,8 +50,8 @@ def write_model(
     Raises:
         WeftError: if `out` cannot be written, or a number exceeds the range of `dtype`.
     """
-    graph, wanted = model.graph.clone(), None if dtype is None else parse_stored(dtype)
-    tensors = parameters(graph, wanted)
+    graph, stored = model.graph.clone(), None if dtype is None else parse_stored(dtype)
+    tensors = parameters(graph, stored)
     for name in tensors:
         graph.params[name].recipe = Source(name)
     graph.meta.pop("source", None)  # the folder itself, wherever it will be
@@ -92,20 +92,20 @@ def read_model(spec: str, path: Path) -> Model:
 
 def _provenance(path: Path) -> dict[str, Any]:
     """Return the record of what a model folder was made from, without the list of its files."""
-    found = read_json(path)
-    check_format(path, found)
-    return {key: value for key, value in found.items() if key not in SEALED}
+    record = read_json(path)
+    check_format(path, record)
+    return {key: value for key, value in record.items() if key not in SEALED}
 
 
 def parameters(graph: Graph, dtype: DType | None = None) -> dict[str, Tensor]:
     """The parameters of `graph` that hold weights, by name: to be stored as `write_model` says."""
-    found = {}
+    tensors = {}
     for name, param in graph.params.items():
         if param.recipe.has(Source, *RANDOM):
             own = exact(param.recipe, param.type.dtype, graph.reader)
             kind = dtype if dtype is not None and own.is_float else own
-            found[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.reader))
-    return found
+            tensors[name] = Tensor(param.type.concrete({}), kind, partial(stream, param.recipe, graph.reader))
+    return tensors
 
 
 def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:

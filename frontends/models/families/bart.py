@@ -13,7 +13,7 @@ from ..tables.settings import Settings
 def _names(part: str) -> Names:
     """Names of the encoder or decoder."""
     layer = f"{part}.layers.{{i}}"
-    found: Names = {
+    names: Names = {
         f"{part}.positions": f"{part}.embed_positions",
         f"{part}.embed_norm": f"{part}.layernorm_embedding",
         f"{layer}.ffn.up": f"{layer}.fc1",
@@ -22,10 +22,10 @@ def _names(part: str) -> Names:
         f"{part}.final_norm": f"{part}.layer_norm",
     }
     for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
-        found[f"{layer}.{ours}_norm"] = f"{layer}.{theirs}_layer_norm"
+        names[f"{layer}.{ours}_norm"] = f"{layer}.{theirs}_layer_norm"
         for weight, name in {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}.items():
-            found[f"{layer}.{ours}.{weight}"] = f"{layer}.{theirs}.{name}"
-    return found
+            names[f"{layer}.{ours}.{weight}"] = f"{layer}.{theirs}.{name}"
+    return names
 
 
 def _logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:

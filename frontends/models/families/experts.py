@@ -55,8 +55,8 @@ def half_of_each(name: str, index: int) -> Template:
 
 def experts_of(settings: Settings) -> MoE:
     """The mixture of the layers that have one; all are alike."""
-    found: MoE = settings.first("moe")
-    return found
+    moe: MoE = settings.first("moe")
+    return moe
 
 
 def activation(config: Config) -> str:

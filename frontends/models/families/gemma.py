@@ -33,9 +33,9 @@ def _windows(every: int) -> Any:
 
 def _two_ropes(config: Config) -> tuple[RoPE, ...]:
     """Gemma 3: other frequencies in global layers than in local ones."""
-    given = config.get("rope_parameters") or {}
-    if "full_attention" in given or "sliding_attention" in given:
-        wide, local = ({"rope_parameters": given.get(f"{kind}_attention")} for kind in ("full", "sliding"))
+    parameters = config.get("rope_parameters") or {}
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        wide, local = ({"rope_parameters": parameters.get(f"{kind}_attention")} for kind in ("full", "sliding"))
         both = rope_of({"rope_theta": 1e6, **config, **wide}), rope_of({**config, "rope_theta": 1e4, **local})
     else:
         both = rope_of({"rope_theta": 1e6, **config}), rope_of({"rope_theta": config.get("rope_local_base_freq", 1e4)})

@@ -23,8 +23,8 @@ def _interleaved(name: str, offset: int) -> Template:
     """Gate (`offset` 0) or up (1) of experts stored [experts, dim, 2 · hidden], biases [experts, 2 · hidden]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        found, last = fetch(name), 1 if part.endswith("bias") else 2
-        mine = Slice(found, last, offset, 2 * experts_of(settings).hidden, 2)
+        weight, last = fetch(name), 1 if part.endswith("bias") else 2
+        mine = Slice(weight, last, offset, 2 * experts_of(settings).hidden, 2)
         return mine if last == 1 else Permute(mine, (0, 2, 1))
 
     return template

@@ -14,7 +14,7 @@ from ..tables.settings import Settings
 def _names(part: str, ffn: int) -> Names:
     """Names of the encoder or decoder, whose feed-forward is sublayer `ffn` of a block."""
     block = f"{part}.block.{{i}}.layer"
-    found: Names = {
+    names: Names = {
         f"{part}.position_bias": f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{part}.layers.{{i}}.attn_norm": f"{block}.0.layer_norm",
         f"{part}.layers.{{i}}.cross_norm": f"{block}.1.layer_norm",
@@ -25,9 +25,9 @@ def _names(part: str, ffn: int) -> Names:
         f"{part}.final_norm": f"{part}.final_layer_norm",
     }
     for weight in "qkvo":
-        found[f"{part}.layers.{{i}}.attn.{weight}"] = f"{block}.0.SelfAttention.{weight}"
-        found[f"{part}.layers.{{i}}.cross.{weight}"] = f"{block}.1.EncDecAttention.{weight}"
-    return found
+        names[f"{part}.layers.{{i}}.attn.{weight}"] = f"{block}.0.SelfAttention.{weight}"
+        names[f"{part}.layers.{{i}}.cross.{weight}"] = f"{block}.1.EncDecAttention.{weight}"
+    return names
 
 
 def _up(name: str) -> Template:

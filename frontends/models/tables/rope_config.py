@@ -50,27 +50,29 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
     Raises:
         WeftError: if the type is unknown or lacks a number.
     """
-    given = rope_settings(config)
-    kind = _kind(given)
+    rope = rope_settings(config)
+    kind = _kind(rope)
     if kind not in _KINDS:
         raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
     plain = RopeScaling(scaling=_KINDS[kind])
-    said = {name: given[key] for name, key in _NAMES.items() if given.get(key) or given.get(key) is False}
+    settings = {name: rope[key] for name, key in _NAMES.items() if rope.get(key) or rope.get(key) is False}
     if "original" in plain.used:
-        said["original"] = config["max_position_embeddings"] if kind == "dynamic" else _original(config, given)
-    if kind in _TEMPERED and "factor" not in said:
-        said["factor"] = config["max_position_embeddings"] / said["original"]
+        settings["original"] = config["max_position_embeddings"] if kind == "dynamic" else _original(config, rope)
+    if kind in _TEMPERED and "factor" not in settings:
+        settings["factor"] = config["max_position_embeddings"] / settings["original"]
     for name in plain.used:
-        if name in _NEEDED and name not in said:
+        if name in _NEEDED and name not in settings:
             raise WeftError(f"RoPE of type {kind} needs {_NAMES[name]!r}")
-    scaling = replace(plain, **{name: _as(getattr(plain, name), said[name]) for name in plain.used if name in said})
-    amplitude = given.get("attention_factor") if kind in _TEMPERED else 1.0
+    scaling = replace(
+        plain, **{name: _as(getattr(plain, name), settings[name]) for name in plain.used if name in settings}
+    )
+    amplitude = rope.get("attention_factor") if kind in _TEMPERED else 1.0
     if amplitude is None:
-        mscales = given.get("mscale") or 1.0, given.get("mscale_all_dim") or 0.0
-        amplitude = replace(scaling, factor=float(said["factor"])).attention_factor(*mscales)
+        mscales = rope.get("mscale") or 1.0, rope.get("mscale_all_dim") or 0.0
+        amplitude = replace(scaling, factor=float(settings["factor"])).attention_factor(*mscales)
     return RoPE(
-        theta=float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        fraction=float(given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
+        theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        fraction=float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
         amplitude=float(amplitude),
         **scaling.settings,
     )
@@ -100,12 +102,12 @@ def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
 
 def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a config says of rotary positions beside the base, under the newer name or the older one."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise WeftError(f"rope parameters must be a mapping, not {given!r}")
-    if any(isinstance(v, Mapping) for v in given.values()):
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise WeftError(f"rope parameters must be a mapping, not {rope!r}")
+    if any(isinstance(v, Mapping) for v in rope.values()):
         raise WeftError("rope parameters that differ by layer type are not supported for this family")
-    return given
+    return rope
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
@@ -128,9 +130,9 @@ def _kind(given: Mapping[str, Any]) -> str:
     return "longrope" if older else kind
 
 
-def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
+def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     for name in ("original_max_position_embeddings", "max_position_embeddings"):
-        for said in (given, config):
+        for said in (rope, config):
             if said.get(name):
                 return int(said[name])
     raise WeftError("RoPE scaling needs 'original_max_position_embeddings'")
@@ -176,11 +178,11 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
 def gguf_rope(rope: RoPE) -> dict[str, Any]:
     """Return the keys that `rope_of_gguf` reads as `rope`, but for the numbers of a head that turn; of scalings that
     llama.cpp has no name for, the base only."""
-    said: dict[str, Any] = {"rope.freq_base": rope.theta}
+    settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
-        said["rope.scaling.type"] = rope.scaling
+        settings["rope.scaling.type"] = rope.scaling
     if rope.scaling in _TEMPERED:
-        said[_ATTENTION] = rope.amplitude / rope.attention_factor()
+        settings[_ATTENTION] = rope.amplitude / rope.attention_factor()
     if rope.scaling in ("linear", *_TEMPERED):
-        said |= {_GGUF[name]: getattr(rope, name) for name in rope.used if name in _GGUF}
-    return said
+        settings |= {_GGUF[name]: getattr(rope, name) for name in rope.used if name in _GGUF}
+    return settings

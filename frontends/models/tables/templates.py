@@ -15,8 +15,8 @@ def transposed(name: str) -> Template:
     """A linear map stored [in, out] (Conv1D)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        found = fetch(f"{name}.{part}")
-        return Permute(found, (1, 0)) if part == "weight" else found
+        weight = fetch(f"{name}.{part}")
+        return Permute(weight, (1, 0)) if part == "weight" else weight
 
     return template
 
@@ -29,15 +29,15 @@ def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False
     """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        found = transposed(name)(fetch, part, s) if turned else fetch(f"{name}.{part}")
+        weight = transposed(name)(fetch, part, s) if turned else fetch(f"{name}.{part}")
         heads, d = s.heads or 1, s.head_size
         runs, queries, keys = (s.groups, heads // s.groups, 1) if grouped else (1, heads, s.groups)
         first, count = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}[which]
         start, stop = first * d, (first + count) * d
         if runs == 1:
-            return Slice(found, 0, start, stop)
+            return Slice(weight, 0, start, stop)
         rest = (-1,) if part == "weight" else ()
-        apart = Reshape(found, (runs, (queries + 2 * keys) * d, *rest))
+        apart = Reshape(weight, (runs, (queries + 2 * keys) * d, *rest))
         return Reshape(Slice(apart, 1, start, stop), (runs * count * d, *rest))
 
     return template

@@ -14,8 +14,8 @@ NAME = "verified.json"
 def read_verified() -> Errors:
     """The committed errors; families that were never measured are absent."""
     file = files(__package__) / NAME
-    found: Errors = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
+    errors: Errors = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return errors
 
 
 def write_verified(errors: Errors) -> None:

@@ -72,7 +72,7 @@ def _convert(node: Node) -> str | None:
         return "it has a cache of its KV heads; run gqa-to-mla before kv-cache"
     if heads == kv_heads:
         return "every query head has a KV head to itself"
-    found: dict[str, Branch] = {}
+    branches: dict[str, Branch] = {}
     for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
@@ -81,11 +81,11 @@ def _convert(node: Node) -> str | None:
         same = Layout(tuple(range(count)), branch.start.width // count)
         if (reason := misfit(branch, same)) is not None or not branch.plain or ropes > (role != "v"):
             return reason or f"{role} is normalized, scaled or rotated on its way from the linear to the attention"
-        found[role] = branch
-    x, d = found["k"].linear.inputs[0], found["k"].start.width // kv_heads
-    if x is None or found["v"].linear.inputs[0] is not x:
+        branches[role] = branch
+    x, d = branches["k"].linear.inputs[0], branches["k"].start.width // kv_heads
+    if x is None or branches["v"].linear.inputs[0] is not x:
         return "its keys and values are made of different values"
-    frequencies = None if found["k"].rope is None else found["k"].rope.operand("frequencies")
+    frequencies = None if branches["k"].rope is None else branches["k"].rope.operand("frequencies")
     turned = 0 if frequencies is None else 2 * frequencies.width
     if turned and kv_heads > 1:
         return f"its {kv_heads} KV heads are rotated each by itself; mha-to-gqa{{kv_heads=1}} makes one of them"

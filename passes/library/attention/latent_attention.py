@@ -57,15 +57,15 @@ class MlaAbsorb(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if (found := _made_from(node)) is None:
+            if (latent := _made_from(node)) is None:
                 continue
-            if found.shared is None and not found.alone:
+            if latent.shared is None and not latent.alone:
                 continue  # ordinary attention
-            keys = node.attrs["kv_heads"] * found.k_rows.shape[1]
-            reason = found.reason
-            if reason is None and found.latent.width >= keys:
-                reason = f"its keys, {keys} numbers, are no longer than the {found.latent.width} they are made from"
-            _absorb(node, found, reason, self.name, trace)
+            keys = node.attrs["kv_heads"] * latent.k_rows.shape[1]
+            reason = latent.reason
+            if reason is None and latent.latent.width >= keys:
+                reason = f"its keys, {keys} numbers, are no longer than the {latent.latent.width} they are made from"
+            _absorb(node, latent, reason, self.name, trace)
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ class SlimAttention(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if (found := _made_from(node)) is None:
+            if (latent := _made_from(node)) is None:
                 continue
             both = sum(v.width for v in node.inputs[1:3] if v is not None)
-            kept = found.latent.width + (0 if found.shared is None else found.shared.width)
-            reason = found.reason
-            if reason is None and kept >= both:
-                reason = f"its keys and values, {both} numbers, are no longer than the {kept} they are made from"
-            _absorb(node, found, reason, self.name, trace)
+            width = latent.latent.width + (0 if latent.shared is None else latent.shared.width)
+            reason = latent.reason
+            if reason is None and width >= both:
+                reason = f"its keys and values, {both} numbers, are no longer than the {width} they are made from"
+            _absorb(node, latent, reason, self.name, trace)
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ def _made_from(node: Node) -> _Latent | None:
     together = (places[:, :own] > 0).all() and not places[:, own:].any()
     shared = next(iter(of_k), None)
     if shared is not None:
-        wanted = np.arange(1, shared.width + 1)
-        together &= (of_k[shared][:, own:] == wanted).all() if shared.width == places.shape[1] - own else False
+        expected = np.arange(1, shared.width + 1)
+        together &= (of_k[shared][:, own:] == expected).all() if shared.width == places.shape[1] - own else False
     if not together:
         return None
     k_rows, v_rows, reason = places[:, :own] - 1, of_v[v_from[0]] - 1, None
@@ -223,7 +223,7 @@ def _biased(linear: Node, index: Array) -> bool:
     return not is_zero(rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.reader))
 
 
-def _absorb(node: Node, found: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
+def _absorb(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
     """Let `node` attend to the latent, unless there is a `reason` not to."""
     if reason is not None:
         trace.refuse(rule, node.output.name, reason)
@@ -232,12 +232,12 @@ def _absorb(node: Node, found: _Latent, reason: str | None, rule: str, trace: Tr
     graph, heads, q = node.graph, node.attrs["heads"], node.operand("q")
     assert q is not None
     attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
-    shared = found.shared
+    shared = latent.shared
     with graph.inserting(before=node):
-        ups = (_up(found.k_linear, found.k_rows, heads, "k_up"), _up(found.v_linear, found.v_rows, heads, "v_up"))
-        plain, turned = _parted(q, heads, found.k_rows.shape[1])
-        y = absorbed(plain, turned, found.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
-    _replace(node, node.output, y, (plain, turned, found.latent, shared))
+        ups = (_up(latent.k_linear, latent.k_rows, heads, "k_up"), _up(latent.v_linear, latent.v_rows, heads, "v_up"))
+        plain, turned = _parted(q, heads, latent.k_rows.shape[1])
+        y = absorbed(plain, turned, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
+    _replace(node, node.output, y, (plain, turned, latent.latent, shared))
 
 
 def _up(linear: Node, wanted: Array, heads: int, name: str) -> Param:

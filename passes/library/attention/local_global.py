@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from weft.ir import Graph, Node, WeftError
+from weft.ir import Graph, Node, WeftError, ops
 
 from ...analysis.layers import roles, self_attentions
 from ...analysis.rotary import check_scaling, expected, retune, rotations_of
@@ -61,7 +61,7 @@ class LocalGlobal(Pass):
         layers = self._layers(graph)
         for node, role in layers.items():
             wanted = {"window": self.window if role == "local" else None, "keep_first": 0}
-            if node.op.name != "attention" or node.attrs["pattern"] != "dense":
+            if node.op is not ops.attention or node.attrs["pattern"] != "dense":
                 what = node.attrs.get("pattern", node.op.name)
                 trace.refuse(self.name, node.output.name, f"{what} says what it sees")
             elif {**node.attrs, **wanted} != node.attrs:
@@ -87,7 +87,7 @@ class LocalGlobal(Pass):
         known = {n.output.name: n for n in after.nodes}
         meanings: dict[str, Any] = {}
         for node, role in self._layers(before).items():
-            if node.op.name == "attention" and node.attrs["pattern"] == "dense":
+            if node.op is ops.attention and node.attrs["pattern"] == "dense":
                 meanings[node.output.name] = partial(attend, sees[role])
         for layers, theta in self._bases(self._layers(before)):
             for rope, recipe in rotations_of(before, layers, self.name, Trace()).items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from weft.ir import Graph, WeftError
+from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.readers import Array
 
 from ...analysis.layers import Layers, chosen
@@ -24,7 +24,7 @@ Sees = Callable[[int, int], bool]  # of the positions of a query and a key
 def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
     """Give the attentions of `layers` the attributes `attrs`."""
     for node in chosen(graph, layers, name):
-        if node.op.name != "attention":
+        if node.op is not ops.attention:
             trace.refuse(name, node.output.name, f"{node.op.name} has neither windows nor patterns")
         elif {**node.attrs, **attrs} != node.attrs:
             node.attrs.update(attrs)
@@ -34,7 +34,7 @@ def restrict(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any
 def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, sees: Sees, tokens: int) -> None:
     """Over texts of `tokens`, attentions whose attributes `after` differ see what `sees` says."""
     old = {n.output.name: n.attrs for n in before.nodes}
-    changed = [n for n in after.nodes if n.op.name == "attention" and n.attrs != old.get(n.output.name)]
+    changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old.get(n.output.name)]
     inputs = texts(before, equivalence, tokens)
     meanings = {n.output.name: partial(attend, sees) for n in changed}
     equivalence.same(equivalence.run_as(before, inputs, meanings), equivalence.run(after, inputs), EXACT)
@@ -92,7 +92,7 @@ class SlidingWindow(Pass):
         at_least(self.name, 0, keep_first=self.keep_first)
         for node in chosen(graph, self.layers, self.name):
             at, window = node.output.name, node.attrs.get("window")
-            if node.op.name != "attention":
+            if node.op is not ops.attention:
                 trace.refuse(self.name, at, f"{node.op.name} has no window")
             elif node.attrs["pattern"] != "dense":
                 trace.refuse(self.name, at, f"its pattern {node.attrs['pattern']} says what it sees")

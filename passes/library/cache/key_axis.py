@@ -12,7 +12,7 @@ from ...edits.edit import backward_slice
 
 def bias_makers(graph: Graph, biases: Iterable[Value]) -> list[Node]:
     """The nodes, in order, that compute `biases`, down to the iotas that count keys: those lend only a length."""
-    counts = {n.output: n for n in graph.nodes if n.op.name == "iota"}
+    counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
     makers = set(backward_slice(biases, counts))
     makers |= {node for v, node in counts.items() if makers.intersection(v.users)}
     for v, node in counts.items():
@@ -42,7 +42,7 @@ class KeyAxis:
         """
         if bias is None:
             return None
-        counted = [n.output for n in self.makers if n.op.name == "iota"]
+        counted = [n.output for n in self.makers if n.op is ops.iota]
         needed = {*backward_slice([bias], counted), *(v.producer for v in counted)}
         for node in self.makers:
             if node in needed and node.output not in self.extended:
@@ -63,7 +63,7 @@ class KeyAxis:
         """Emit `node` once more, reading extended operands."""
         operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
         with self.graph.inserting(before=node):
-            if node.op.name == "iota" and sizes.names(node.output.shape[0]):
+            if node.op is ops.iota and sizes.names(node.output.shape[0]):
                 outs = ops.iota.emit(self.mask, axis=1)
             else:
                 for i, (operand, v) in enumerate(zip(node.op.operands, operands, strict=False)):

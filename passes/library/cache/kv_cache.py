@@ -10,19 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
-from weft.ir.ops.softmax_attention import ATTENTIONS
+from weft.ir.op import Growth, Trait
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
-from ...analysis.states import give_states, has_state, states
+from ...analysis.states import caches, give_states, has_state, states, taken_states
 from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import changed
 from .key_axis import KeyAxis, bias_makers
 from .tokens import Tokens, carries, token_axes, tokenwise
 
-ROUTERS = {"limit_capacity", "expert_choice", "load_balance_loss"}  # they compare the tokens of a call
 COUNTING = "positions should come from the input position_ids"
 MIXING = "a token may see others by causal attention, recurrences and convolutions only"
 
@@ -71,7 +69,7 @@ class KvCache(Pass):
         tokens = token_axes(graph)
         if tokens is not None:
             _check_causal(graph, tokens)
-        attentions = [n for n in graph.nodes if n.op.name in ATTENTIONS and n.attrs["causal"]]
+        attentions = [n for n in graph.nodes if caches(n)]
         recurrences = [n for n in graph.nodes if states(n)]
         if tokens is None or not attentions + recurrences:
             raise WeftError(f"kv-cache: graph {graph.name} has no causal self-attention to give a cache to")
@@ -88,14 +86,14 @@ class KvCache(Pass):
         keys = KeyAxis(graph, mask, at, makers)
         for i, node in enumerate(attentions):
             trace.fired(self.name, node.output.name)
-            given: dict[str, Value | None] = {"positions": at}
+            given: dict[str, Value | None] = {caches(node)[0].positions: at}
             if node.op is ops.attention:
                 given |= {"bias": keys.extend(node.operand("bias")), "key_mask": mask}
-            _give_cache(graph, node, i, given)
+            give_states(graph, node, i, given)
         keys.drop_unused()
         for j, node in enumerate(recurrences):
             trace.fired(self.name, node.output.name)
-            give_states(graph, node, j)
+            give_states(graph, node, j, {})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Every way to cut a text into calls gives the full pass (two ways for models above a million parameters)."""
@@ -110,20 +108,6 @@ class KvCache(Pass):
                 equivalence.same(whole, {name: stepped[name] for name in whole}, EXACT)
             except WeftError as e:
                 raise WeftError(f"in calls of {', '.join(map(str, cuts))} tokens: {e}") from None
-
-
-def _give_cache(graph: Graph, node: Node, number: int, given: dict[str, Value | None]) -> None:
-    """Let the attention `node` go on from past_key_values.{number}; `given` are operands, by name, that it then has."""
-    k, v = node.operand("k"), node.operand("v")
-    assert k is not None
-    heads = node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"]
-    parts = [(part, t) for part, t in (("key", k), ("value", v)) if t is not None]
-    for part, fresh in parts:
-        shape = (k.shape[0], heads, sizes.sym("capacity"), fresh.width // heads)
-        past = graph.add_input(f"past_key_values.{number}.{part}", TensorType(fresh.type.dtype, shape))
-        given[f"past_{part[0]}"] = past
-    for (part, _), present in zip(parts, changed(node, given).outputs[1:], strict=True):
-        graph.add_output(f"present.{number}.{part}", present)
 
 
 _Called = tuple[dict[str, Array], dict[str, tuple[Array, ...]]]  # past and states for the next call; outputs by call
@@ -145,9 +129,8 @@ def run_in_chunks(
     total = sum(cuts)
     if () not in calls:
         fed = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
-        past = {k: v for k, v in fed.items() if k.startswith("past_key_values.")}
-        past |= {k: np.zeros_like(v) for k, v in fed.items() if k.startswith("past_states.")}
-        calls[()] = past, {}
+        constant = {name: spec.growth is Growth.CONSTANT for spec, name, _ in taken_states(graph)}
+        calls[()] = {name: np.zeros_like(fed[name]) if zero else fed[name] for name, zero in constant.items()}, {}
     for i in range(len(cuts)):
         if cuts[: i + 1] not in calls:
             start, stop = sum(cuts[:i]), sum(cuts[: i + 1])
@@ -164,13 +147,10 @@ def _called(
     call = {"position_ids": positions, "attention_mask": np.ones((batch, stop), np.int64)}
     others = {k: v for k, v in inputs.items() if k not in call}
     rows = {k: v[:, start:stop] for k, v in others.items() if v.shape[:2] == (batch, total)}
-    past, found = {**past}, {**found}
-    for name, array in equivalence.run(graph, {**others, **rows, **call, **past}).items():
-        kind, _, rest = name.partition(".")
-        if (taken := {"present": "past_key_values", "present_states": "past_states"}.get(kind)) is not None:
-            past[f"{taken}.{rest}"] = array
-        else:
-            found[name] = (*found.get(name, ()), array)
+    made = equivalence.run(graph, {**others, **rows, **call, **past})
+    presents = {present: name for _, name, present in taken_states(graph)}
+    past = past | {presents[name]: array for name, array in made.items() if name in presents}
+    found = found | {name: (*found.get(name, ()), array) for name, array in made.items() if name not in presents}
     return past, found
 
 
@@ -221,7 +201,7 @@ def _comparing(graph: Graph, tokens: Tokens) -> list[Node]:
         if not contents.isdisjoint(node.inputs):
             contents.update(node.outputs)
         mixes = any(carries(v, tokens) for v in node.inputs) and tokenwise(node, tokens) is None
-        if node.op.name in ROUTERS or (mixes and node not in makers and node.output not in contents):
+        if Trait.COMPARES in node.op.traits or (mixes and node not in makers and node.output not in contents):
             found.append(node)
     return found
 
@@ -229,7 +209,7 @@ def _comparing(graph: Graph, tokens: Tokens) -> list[Node]:
 def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known: set[Node]) -> None:
     """Nothing but `attentions` and what is `known` may let a token see another."""
     for node in graph.nodes:
-        if node.operand("past_k") is not None if node in attentions else has_state(node):
+        if has_state(node):
             raise WeftError(f"kv-cache: {node!r} (%{node.output.name}) has a cache already")
         if node in attentions:
             if node.inputs[1] is not None and node.inputs[1].shape[1] != tokens[1]:
@@ -241,7 +221,7 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], known
         if reads and tokenwise(node, tokens) is None and node not in known:
             raise WeftError(
                 f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
-                f"{COUNTING if node.op.name in ('iota', 'cumsum') else MIXING}"
+                f"{COUNTING if node.op in (ops.iota, ops.cumsum) else MIXING}"
             )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, WeftError, ops
+from weft.ir import Graph, Node, Value, WeftError, ops
+from weft.ir.op import Growth
 
+from ...analysis.states import caches, has_state, taken_states
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
@@ -58,7 +60,7 @@ class RollingBuffer(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.slack < 0:
             raise WeftError(f"rolling-buffer: slack={self.slack} must not be negative")
-        cached = [n for n in graph.nodes if n.op is ops.attention and n.operand("past_k") is not None]
+        cached = [n for n in graph.nodes if n.op is ops.attention and has_state(n)]
         if not cached:
             raise WeftError(f"rolling-buffer: graph {graph.name} has no cache; run kv-cache before it")
         limit = self.length or graph.meta.get("context")
@@ -66,21 +68,16 @@ class RollingBuffer(Pass):
             size = _capacity(node, self.slack)
             if size is None or (limit is not None and size >= limit):
                 continue
-            for name in ("past_k", "past_v"):
-                if (past := node.operand(name)) is not None:
-                    past.type = past.type.with_axis(2, size)
+            for past in _pasts(node):
+                past.type = past.type.with_axis(2, size)
             trace.fired(self.name, changed(node, rolling=True).output.name)
         if not trace.rewrites[self.name]:
             trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Calls of several sizes, some beyond the capacity, give what full caches give."""
-        sizes = {
-            past.shape[2]
-            for n in after.nodes
-            if n.op is ops.attention and n.attrs["rolling"] and (past := n.operand("past_k")) is not None
-        }
-        total = max(sizes, default=0) + 4
+        sizes = (spec.type.shape[2] for spec, _, _ in taken_states(after) if spec.growth is Growth.WINDOW)
+        total = max((size for size in sizes if isinstance(size, int)), default=0) + 4
         total = within_positions(before, total if total <= _LONGEST_TRIAL else 6)
         inputs = equivalence.inputs(before, seq=total)
         for cuts in _cuts(total):
@@ -92,8 +89,13 @@ class RollingBuffer(Pass):
 def _capacity(node: Node, slack: int) -> int | None:
     """The keys that the cache of `node` must hold if it rolls; None if it cannot."""
     window, first = node.attrs["window"], node.attrs["keep_first"]
-    alone = all(p is None or len(p.uses) == 1 for p in (node.operand("past_k"), node.operand("past_v")))
+    alone = all(len(past.uses) == 1 for past in _pasts(node))
     return int(window) + first + slack if window is not None and alone and not node.attrs["rolling"] else None
+
+
+def _pasts(node: Node) -> list[Value]:
+    """The caches that `node` takes."""
+    return [past for spec in caches(node) if (past := node.operand(spec.taken)) is not None]
 
 
 def _cuts(total: int) -> Iterable[tuple[int, ...]]:

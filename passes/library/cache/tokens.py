@@ -11,7 +11,10 @@ from weft.ir.op import Trait
 from weft.ir.types.sizes import Size
 
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
-_ALONG_AXES = {"sum", "mean", "max", "min", "prod", "softmax", "cumsum", "split", "slice", "concat", "pad"}
+_ALONG_AXES = {
+    *(ops.sum, ops.mean, ops.max, ops.min, ops.prod, ops.softmax, ops.cumsum),
+    *(ops.split, ops.slice_, ops.concat, ops.pad),
+}
 
 
 def token_axes(graph: Graph) -> Tokens | None:
@@ -38,28 +41,28 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
     rows = tuple(i for i, v in enumerate(node.inputs) if carries(v, tokens))
     if not rows or not all(carries(v, tokens) for v in node.outputs):
         return None
-    name, x = node.op.name, node.inputs[0]
-    if Trait.ELEMENTWISE in node.op.traits:
+    op, x = node.op, node.inputs[0]
+    if Trait.ELEMENTWISE in op.traits:
         rank = len(node.output.shape)
         return rows if all(_aligned(v, i in rows, rank) for i, v in enumerate(node.inputs)) else None
-    if Trait.ROWWISE in node.op.traits:
+    if Trait.ROWWISE in op.traits:
         return rows if 0 in rows and x is not None and len(x.shape) > 2 else None
-    if Trait.VIEW in node.op.traits:  # of [batch, seq, ...] that leaves [batch, seq, ...], even no more than that
+    if Trait.VIEW in op.traits:  # of [batch, seq, ...] that leaves [batch, seq, ...], even no more than that
         return rows if 0 in rows else None
-    if name in ("embedding", "one_hot"):
+    if op in (ops.embedding, ops.one_hot):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
-    if name in _ALONG_AXES:
+    if op in _ALONG_AXES:
         return rows if x is not None and len(rows) == len(node.inputs) and _beyond_tokens(node, len(x.shape)) else None
-    if name == "expand":
+    if op is ops.expand:
         return rows if x is not None and 2 < len(x.shape) == len(node.output.shape) else None
-    if name == "gather":
+    if op is ops.gather:
         return rows if rows == (0,) and x is not None and node.attrs["axis"] % len(x.shape) >= 2 else None
-    if name == "transpose":
+    if op is ops.transpose:
         return rows if node.attrs["axes"][:2] == (0, 1) else None
-    if name == "matmul":
+    if op is ops.matmul:
         flat = all(v is not None and (len(v.shape) > 2) == (i == 0) for i, v in enumerate(node.inputs))
         return rows if rows == (0,) and flat else None
-    if name == "attention":  # over keys that are not these tokens
+    if op is ops.attention:  # over keys that are not these tokens
         return rows if rows == (0,) and not node.attrs["causal"] and node.operand("bias") is None else None
     return None
 

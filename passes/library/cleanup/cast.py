@@ -103,9 +103,14 @@ def _positional(graph: Graph) -> set[Value]:
         floats = [v for v in node.inputs if v is not None and v.type.dtype.is_float]
         if not node.output.type.dtype.is_float:
             continue
-        if not floats or node.op.name == "cast":
+        if not floats or node.op is ops.cast:
             kept.update(node.outputs)
-        elif {Trait.ELEMENTWISE, Trait.VIEW} & node.op.traits or node.op.name in ("expand", "concat", "slice", "split"):
+        elif {Trait.ELEMENTWISE, Trait.VIEW} & node.op.traits or node.op in (
+            ops.expand,
+            ops.concat,
+            ops.slice_,
+            ops.split,
+        ):
             inside = [v for v in floats if v in kept and not isinstance(v, Param)]
             if inside and all(v in kept or isinstance(v, Param) for v in floats):
                 kept.update(floats)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node
+from weft.ir import Graph, Node, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -43,7 +43,7 @@ class DropDoubleNorm(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for norm in graph.nodes:
-            if norm.op.name != "rms_norm":
+            if norm.op is not ops.rms_norm:
                 continue
             seconds, others = _ends(norm)
             if not seconds:
@@ -77,7 +77,7 @@ def _ends(norm: Node) -> tuple[list[Node], list[str]]:
         if value.is_output:
             others.append(f"the output %{value.name}")
         for node, i in value.uses:
-            if i == 0 and node.op.name in ("rms_norm", "layer_norm"):
+            if i == 0 and node.op in (ops.rms_norm, ops.layer_norm):
                 seconds.append(node)
             elif i == 0 and _scales(node, lead):
                 waiting += node.outputs
@@ -90,11 +90,11 @@ def _scales(node: Node, lead: tuple[object, ...]) -> bool:
     """Check that scaling a row (of leading axes `lead`) scales the result of `node` equally."""
     if not all(len(v.shape) > len(lead) and v.shape[: len(lead)] == lead for v in node.outputs):
         return False
-    match node.op.name:
-        case "linear":
+    match node.op:
+        case ops.linear:
             return node.operand("bias") is None
-        case "affine":
+        case ops.affine:
             return bool(node.attrs["plus"] == 0)
-        case "split" | "slice":
+        case ops.split | ops.slice_:
             return bool(node.attrs["axis"] % len(node.output.shape) >= len(lead))
-    return node.op.name in ("reshape", "rope")
+    return node.op in (ops.reshape, ops.rope)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, Value
+from weft.ir import Graph, Node, Op, Param, Recipe, Value, ops
 from weft.ir.interpreter import run_node, widen
 from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape, Scale, Slice, Source, Take
 
@@ -54,7 +54,7 @@ class FoldConstants(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            counted = node.op.name == "iota"
+            counted = node.op is ops.iota
             operands = [v for v in node.inputs if isinstance(v, Param)]
             if not counted and len(operands) != len(node.inputs):
                 continue
@@ -100,8 +100,7 @@ def _fixed(param: Param) -> Shape:
 
 def _recipes(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
     """The outputs of `node` (the first of `shape`) as recipes over those of its operands; empty if there are none."""
-    name = node.op.name
-    form = _MOVES.get(name) or (_ARITHMETIC.get(name) if operands[0].type.dtype.is_float else None)
+    form = _MOVES.get(node.op) or (_ARITHMETIC.get(node.op) if operands[0].type.dtype.is_float else None)
     found = form(node, operands, shape) if form else None
     return [] if found is None else found if isinstance(found, list) else [found]
 
@@ -184,21 +183,21 @@ def _cast(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
 
 _UNDOES = {"exp": "log", "log": "exp", "neg": "neg", "reciprocal": "reciprocal"}
 Form = Callable[[Node, list[Param], Shape], Recipe | list[Recipe] | None]
-_MOVES: dict[str, Form] = {
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "unsqueeze": _reshape,
-    "transpose": _transpose,
-    "slice": _slice,
-    "split": _split,
-    "concat": _concat,
-    "gather": _gather,
+_MOVES: dict[Op, Form] = {
+    ops.reshape: _reshape,
+    ops.squeeze: _reshape,
+    ops.unsqueeze: _reshape,
+    ops.transpose: _transpose,
+    ops.slice_: _slice,
+    ops.split: _split,
+    ops.concat: _concat,
+    ops.gather: _gather,
 }
-_ARITHMETIC: dict[str, Form] = {
-    "affine": _affine,
-    "add": _add,
-    "sub": _sub,
-    "mul": _mul,
-    "cast": _cast,
-    **{fn: _map(fn) for fn in ("neg", "exp", "log", "reciprocal", "cos", "sin")},
+_ARITHMETIC: dict[Op, Form] = {
+    ops.affine: _affine,
+    ops.add: _add,
+    ops.sub: _sub,
+    ops.mul: _mul,
+    ops.cast: _cast,
+    **{op: _map(op.name) for op in (ops.neg, ops.exp, ops.log, ops.reciprocal, ops.cos, ops.sin)},
 }

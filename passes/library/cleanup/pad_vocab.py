@@ -56,7 +56,7 @@ class PadVocab(Pass):
             return
         vocab = head.output.width
         extra = -vocab % self.multiple
-        others = [n for n in weight.users if n is not head and n.op.name != "embedding"]
+        others = [n for n in weight.users if n is not head and n.op is not ops.embedding]
         if others:
             trace.refuse(self.name, at, f"%{weight.name} is read by {others[0].op.name} (%{others[0].output.name}) too")
         elif extra:
@@ -68,8 +68,8 @@ def _head(graph: Graph) -> Node | None:
     """The linear that makes the logits, but for what is done to each of them alone."""
     logits = graph.outputs.get("logits")
     node = None if logits is None else logits.producer
-    while node is not None and node.op.name != "linear":
-        alone = Trait.ELEMENTWISE in node.op.traits or node.op.name == "slice"
+    while node is not None and node.op is not ops.linear:
+        alone = Trait.ELEMENTWISE in node.op.traits or node.op is ops.slice_
         x = node.inputs[0] if alone else None
         node = None if x is None else x.producer
     return node
@@ -78,7 +78,7 @@ def _head(graph: Graph) -> Node | None:
 def _pad(head: Node, weight: Param, extra: int) -> None:
     """Give `head`, and the embeddings of as many tokens, `extra` more rows."""
     graph, vocab = head.graph, head.output.width
-    tables = [n.inputs[1] for n in graph.nodes if n.op.name == "embedding" and _asked_by_tokens(n)]
+    tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _asked_by_tokens(n)]
     found = dict.fromkeys(
         p for p in (weight, *head.inputs[2:], *tables) if isinstance(p, Param) and p.shape[0] == vocab
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, WeftError
+from weft.ir import Graph, WeftError, ops
 
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
@@ -58,7 +58,7 @@ class QuietRouters(Pass):
         for name in found:
             for scaled in graph.inputs[name].users:
                 for noisy in scaled.output.users:
-                    if (scaled.op.name, noisy.op.name) != ("mul", "add"):
+                    if (scaled.op, noisy.op) != (ops.mul, ops.add):
                         raise WeftError(f"quiet-routers: {noisy!r} (%{noisy.output.name}) does not add {name} · spread")
                     logits = next(v for v in noisy.inputs if v is not None and v is not scaled.output)
                     shared = logits.producer.inputs if logits.producer else ()

@@ -192,10 +192,10 @@ def _drop(branch: Branch) -> None:
     linear, bias, (start, stop) = branch.linear, branch.bias, branch.span
     assert bias is not None
     reader, count = linear.graph.reader, int(bias.shape[0])
-    kept = [rows(bias.recipe, a, b, reader) for a, b in ((0, start), (stop, count)) if a < b]
+    pieces = [rows(bias.recipe, a, b, reader) for a, b in ((0, start), (stop, count)) if a < b]
     new = None
-    if not all(map(is_zero, kept)):
-        parts = [*kept[: start > 0], Full(0.0, (stop - start,)), *kept[start > 0 :]]
+    if not all(map(is_zero, pieces)):
+        parts = [*pieces[: start > 0], Full(0.0, (stop - start,)), *pieces[start > 0 :]]
         new = derive(bias, Concat(tuple(parts)))
     changed(linear, {"bias": new})
     replace_param(bias, new)

@@ -27,7 +27,7 @@ class Chain:
 
     @property
     def linears(self) -> list[Node]:
-        return [n for n in self.nodes if n.op.name == "linear"]
+        return [n for n in self.nodes if n.op is ops.linear]
 
     @property
     def work(self) -> int:
@@ -72,10 +72,10 @@ class CollapseLinears(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op.name == "add":
+            if node.op is ops.add:
                 self._add(node, trace)
         for node in graph.nodes:
-            if node.op.name == "linear":
+            if node.op is ops.linear:
                 last = node
                 while (product := self._multiply(last, trace)) is not None:
                     last = product
@@ -104,7 +104,7 @@ class CollapseLinears(Pass):
         found = list(_chains(outer.output, None))
         if len(found) < 2:
             x = outer.inputs[0]
-            if x is not None and x.producer is not None and x.producer.op.name == "linear" and found:
+            if x is not None and x.producer is not None and x.producer.op is ops.linear and found:
                 trace.refuse(
                     self.name, outer.output.name, f"%{x.name} is read by others too, or its weight is computed"
                 )
@@ -123,7 +123,7 @@ class CollapseLinears(Pass):
         """A linear of rows that are looked up becomes a lookup of what it makes of them."""
         (chain, *_), rows = [*_chains(outer.output, None), None], outer.inputs[0]
         lookup = None if rows is None else rows.producer
-        table = lookup.inputs[1] if lookup is not None and lookup.op.name == "embedding" else None
+        table = lookup.inputs[1] if lookup is not None and lookup.op is ops.embedding else None
         if chain is None or rows is None or lookup is None or not isinstance(table, Param):
             return
         others = [n for n in (*rows.users, *table.users) if n not in (outer, lookup)]
@@ -158,10 +158,10 @@ def _chains(value: Value, reader: Node | None) -> Iterator[Chain]:
 
     while (node := value.producer) is not None and (reader is None or private(value, reader)):
         x = node.inputs[0] if node.inputs else None
-        if node.op.name not in ("linear", "affine") or node.attrs.get("plus") or x is None:
+        if node.op not in (ops.linear, ops.affine) or node.attrs.get("plus") or x is None:
             return
         nodes.append(node)
-        if node.op.name == "affine":
+        if node.op is ops.affine:
             scale *= node.attrs["by"]
         else:
             if not only_params(node.inputs[1:]):
@@ -199,7 +199,7 @@ def _replace(chain: Chain, base: Node) -> Node:
     weight = base.inputs[1]
     assert isinstance(weight, Param)
     width = last.output.width
-    given = [v for n in (base, *chain.nodes) if n.op.name == "linear" and isinstance(v := n.operand("bias"), Param)]
+    given = [v for n in (base, *chain.nodes) if n.op is ops.linear and isinstance(v := n.operand("bias"), Param)]
     made = derive(weight, chain.weight, (width, chain.x.width))
     bias = None if chain.bias is None else derive(given[0], chain.bias, (width,))
     with graph.inserting(before=last):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param
+from weft.ir import Graph, Node, Param, ops
 from weft.ir.recipes.matrices import RowNorm
 
 from ...core.base import Pass
@@ -45,13 +45,13 @@ class FoldEmbeddingNorm(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for norm in graph.nodes:
-            x = norm.inputs[0] if norm.op.name in ("rms_norm", "layer_norm") else None
+            x = norm.inputs[0] if norm.op in (ops.rms_norm, ops.layer_norm) else None
             if x is None or x.producer is None:
                 continue
             lookup, why = x.producer, None
-            if lookup.op.name != "embedding":
-                makers = [v.producer.op.name for v in lookup.inputs if v is not None and v.producer is not None]
-                if lookup.op.name not in ("add", "affine") or x.users != (norm,) or "embedding" not in makers:
+            if lookup.op is not ops.embedding:
+                makers = [v.producer.op for v in lookup.inputs if v is not None and v.producer is not None]
+                if lookup.op not in (ops.add, ops.affine) or x.users != (norm,) or ops.embedding not in makers:
                     continue
                 why = f"%{x.name} is not what is looked up: {lookup.op.name} stands between"
             if why := why or self._obstacle(norm, lookup):

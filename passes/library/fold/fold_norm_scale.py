@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value
+from weft.ir.op import Trait
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.absorb import NORMS, read_through, reads, scaled, unable, weights_read_with
+from ...edits.absorb import read_through, reads, scaled, unable, weights_read_with
 from ...edits.edit import changed, drop_params, only_params
 
 
@@ -59,7 +60,7 @@ def sites(
     would copy them. They may be shared among sites with equal norm weights, as those of shared layers are.
     """
     found: dict[Node, Site] = {}
-    for norm in (n for n in graph.nodes if n.op.name in NORMS):
+    for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
         one = find(norm)
         if isinstance(one, str):
             trace.refuse(name, norm.output.name, one)

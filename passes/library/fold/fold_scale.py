@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from weft.ir import Graph, Node, Param
+from weft.ir import Graph, Node, Param, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -104,12 +104,12 @@ class FoldScale(Pass):
 def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> Iterator[_Plan]:
     """Yield a plan for each factor of the graph: the edits that move it into weights."""
     for node in graph.nodes:
-        name, x = node.op.name, node.output
+        x = node.output
         edits: list[Edit] | str
-        if name == "attention" and (scale := _score_scale(node)) != 1:
+        if node.op is ops.attention and (scale := _score_scale(node)) != 1:
             factor: Factor = scale
             edits = absorbed(node, 0, factor, order)
-        elif name == "route" and node.attrs["scale"] != 1:
+        elif node.op is ops.route and node.attrs["scale"] != 1:
             factor = float(node.attrs["scale"])
             edits = _experts(node, factor)
         elif (found := _multiplied(node)) is not None:
@@ -137,9 +137,9 @@ def _multiplied(node: Node) -> tuple[int, Factor] | None:
     y = node.output
     if not y.type.dtype.is_float or not y.shape or not isinstance(y.shape[-1], int):
         return None
-    if node.op.name == "affine" and node.attrs["plus"] == 0 and node.attrs["by"] not in (0, 1):
+    if node.op is ops.affine and node.attrs["plus"] == 0 and node.attrs["by"] not in (0, 1):
         return 0, node.attrs["by"]
-    if node.op.name != "mul":
+    if node.op is not ops.mul:
         return None
     for i, v in enumerate(node.inputs):
         x = node.inputs[1 - i]
@@ -159,14 +159,14 @@ def _experts(route: Node, factor: Factor) -> list[Edit] | str:
         if value.is_output:
             return f"%{value.name} is an output of the graph"
         for node, i in value.uses:
-            if node.op.name == "moe" and i == 1:
+            if node.op is ops.moe and i == 1:
                 found = writing(node, factor)
                 if isinstance(found, str):
                     return found
                 edits += found
-            elif node.op.name == "limit_capacity":
+            elif node.op is ops.limit_capacity:
                 values.append(node.output)
-            elif node.op.name != "load_balance_loss":  # which only asks what is not 0
+            elif node.op is not ops.load_balance_loss:  # which only asks what is not 0
                 return f"%{value.name} is read by {node.op.name} (%{node.output.name})"
     return edits
 
@@ -175,7 +175,7 @@ def _merged(plans: Iterator[_Plan]) -> list[_Plan]:
     """`plans`, those of embeddings with one table as one."""
     found: dict[object, _Plan] = {}
     for plan in plans:
-        table = next((e for e in plan.edits if e.node.op.name == "embedding"), None)
+        table = next((e for e in plan.edits if e.node.op is ops.embedding), None)
         key = id(plan) if table is None else (table.param, table.what)
         if key in found:
             found[key].sites += plan.sites
@@ -187,9 +187,9 @@ def _merged(plans: Iterator[_Plan]) -> list[_Plan]:
 
 def _compensate(plan: _Plan, order: Mapping[Node, int]) -> None:
     """Shrink the input of linears whose weights, tied to a table, grow, where possible."""
-    for table in {e.param: e for e in plan.edits if e.node.op.name == "embedding"}.values():
+    for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
-            if node.op.name == "linear" and i == 1 and isinstance(table.factor, float):
+            if node.op is ops.linear and i == 1 and isinstance(table.factor, float):
                 shrunk = absorbed(node, 0, 1 / table.factor, order)
                 if not isinstance(shrunk, str):
                     plan.edits += [*shrunk, replace(table, node=node, index=i)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, WeftError
+from weft.ir import Graph, Node, Param, WeftError, ops
 from weft.ir.recipes import Add, Full, Slice
 from weft.ir.recipes.matrices import MatMul
 
@@ -54,9 +54,7 @@ class FoldTokenTypes(Pass):
             raise WeftError(f"{self.name}: graph {graph.name} has no input {INPUT}")
         found: dict[Node, Node] = {}  # lookups of types, and those that take their row in
         for total in totals(graph):
-            terms = [
-                v.producer for v in summands(total) if v.producer is not None and v.producer.op.name == "embedding"
-            ]
+            terms = [v.producer for v in summands(total) if v.producer is not None and v.producer.op is ops.embedding]
             for types in (n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not fixed(n.output)):
                 alone = [
                     n for n in terms if n is not types and isinstance(t := n.inputs[1], Param) and len(t.uses) == 1

@@ -76,10 +76,10 @@ def _obstacle(stream: Stream) -> str | None:
 
 def _centred_heads(streams: list[Stream]) -> list[Node]:
     """The linears whose weight is a table of `streams`, and what they read a LayerNorm without weight and bias."""
-    norms = [n for stream in streams for n in stream.norms if n.op.name != "norm_linear"]
+    norms = [n for stream in streams for n in stream.norms if n.op is not ops.norm_linear]
     plain = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
     shared = set(tables(streams))
-    return [n for v in plain for n, i in v.uses if n.op.name == "linear" and i == 0 and n.inputs[1] in shared]
+    return [n for v in plain for n, i in v.uses if n.op is ops.linear and i == 0 and n.inputs[1] in shared]
 
 
 def _centred_rows(x: Value) -> Value:
@@ -88,12 +88,12 @@ def _centred_rows(x: Value) -> Value:
 
 def _to_rms(norm: Node) -> None:
     """An RMS norm for the LayerNorm `norm` of what is centred."""
-    graph, bias = norm.graph, None if norm.op.name == "norm_linear" else norm.operand("bias")
+    graph, bias = norm.graph, None if norm.op is ops.norm_linear else norm.operand("bias")
     found = site(norm) if isinstance(bias, Param) else None
     if isinstance(found, Site) and isinstance(bias, Param):
         for reader in found.readers:
             read_through(reader, None, bias.recipe)
-    if norm.op.name == "layer_norm":
+    if norm.op is ops.layer_norm:
         with graph.inserting(before=norm):
             y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
         graph.replace(norm, y)

@@ -74,17 +74,17 @@ class PrecomputeFirstLayer(Pass):
             _look_up(ids, values, known, vocab)
         for node in list(graph.nodes) if not wanted else ():
             reader = next((n for v in node.outputs for n in v.users if n.output not in known), None)
-            if node.op.name == "embedding" and node.output in known and reader is not None:
+            if node.op is ops.embedding and node.output in known and reader is not None:
                 why = f"{reader.op.name} (%{reader.output.name}) makes of it what depends on more than the token"
                 trace.refuse(self.name, node.output.name, why)
 
 
 def _tabulated(node: Node, known: Mapping[Value, Rows]) -> list[Rows]:
     """The outputs of `node` as rows of tables, if they depend on one token each."""
-    name, a = node.op.name, node.attrs
+    op, a = node.op, node.attrs
     x, *others = (*node.inputs, None, None, None)[:4]
     params = [v.recipe if isinstance(v, Param) else None for v in others]
-    if name == "embedding" and isinstance(table := node.inputs[1], Param):
+    if op is ops.embedding and isinstance(table := node.inputs[1], Param):
         return [Rows(x, table.recipe, int(table.shape[0]))] if x is not None and not isinstance(x, Param) else []
     rows = known.get(x) if x is not None else None
     if rows is None:
@@ -93,28 +93,30 @@ def _tabulated(node: Node, known: Mapping[Value, Rows]) -> list[Rows]:
     def made(recipe: Recipe, costly: bool = False) -> Rows:
         return Rows(rows.ids, recipe, rows.vocab, rows.costly or costly)
 
-    if name in ("add", "add_norm"):
+    if op in (ops.add, ops.add_norm):
         other = known.get(others[0]) if others[0] is not None else None
         if other is None or (other.ids, other.vocab) != (rows.ids, rows.vocab):
             return []
         total = made(Add((rows.recipe, other.recipe)), other.costly)
         return (
             [total]
-            if name == "add"
+            if op is ops.add
             else [made(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
         )
     if any(v is not None and not isinstance(v, Param) for v in others):
         return []
-    match name:
-        case "rms_norm" | "layer_norm":
-            return [made(RowNorm(rows.recipe, name.removesuffix("_norm"), a["eps"], params[0], params[1]))]
-        case "linear":
+    match op:
+        case ops.rms_norm | ops.layer_norm:
+            return [
+                made(RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1]))
+            ]
+        case ops.linear:
             return [made(_projected(rows.recipe, rows.vocab, node), True)]
-        case "norm_linear":
+        case ops.norm_linear:
             return [made(_projected(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
-        case "affine":
+        case ops.affine:
             return [made(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
-        case "split" if x is not None and a["axis"] % len(x.shape) == len(x.shape) - 1:
+        case ops.split if x is not None and a["axis"] % len(x.shape) == len(x.shape) - 1:
             ends = [sum(a["sizes"][: i + 1]) for i in range(len(a["sizes"]))]
             return [made(Slice(rows.recipe, 1, end - size, end)) for end, size in zip(ends, a["sizes"], strict=True)]
     return []

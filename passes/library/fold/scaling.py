@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, Value
+from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Concat, Full, Reshape, Scale
 from weft.ir.recipes.matrices import MatMul
 
@@ -20,7 +20,10 @@ from ...edits.absorb import WRITERS
 from ...edits.edit import derive, replace_param
 
 Factor = float | Recipe  # a number, or a vector along the last axis of what is multiplied
-_HANDS_ON = {"rope", "reshape", "transpose", "squeeze", "unsqueeze", "expand", "slice", "gather", "head_linear"}
+_HANDS_ON = {
+    *(ops.rope, ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze, ops.expand, ops.slice_, ops.gather),
+    ops.head_linear,
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def spread(scalar: Recipe, width: int) -> Recipe:
 def writing(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
     """The edits that make what `node` writes `factor` times as large (rows start:stop of it), or why there are none."""
     edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
-    for name, axis in WRITERS[node.op.name].items():
+    for name, axis in WRITERS[node.op].items():
         operand = node.operand(name)
         if operand is None and not edits:
             return f"{at} has no weight"
@@ -91,7 +94,7 @@ def reading(value: Value, factor: Factor) -> list[Edit] | str:
     if value.is_output:
         return f"%{value.name} is an output of the graph"
     for node, i in value.uses:
-        if node.op.name != "linear" or i or not isinstance(node.inputs[1], Param):
+        if node.op is not ops.linear or i or not isinstance(node.inputs[1], Param):
             return f"%{value.name} is read by {node.op.name} (%{node.output.name})"
     return [Edit(node, 1, factor, axis=1) for node in value.users]
 
@@ -153,34 +156,34 @@ class _Walk:
 
     def meet(self, node: Node, demanded: list[tuple[Value, Factor]]) -> None:
         """Hand the demands on outputs of `node` on to its operands, or end them at its parameters."""
-        name, (value, factor) = node.op.name, demanded[0]
+        op, (value, factor) = node.op, demanded[0]
         number = not isinstance(factor, Recipe)
-        if name in ("linear", "norm_linear"):
+        if op in (ops.linear, ops.norm_linear):
             self.linear(node, factor)
-        elif name == "split":
+        elif op is ops.split:
             self.split(node, demanded)
-        elif name == "add_norm" and (value.index or len(demanded) > 1):
+        elif op is ops.add_norm and (value.index or len(demanded) > 1):
             self.refuse(f"%{value.name} is a sum of residuals")
-        elif name in WRITERS:
+        elif op in WRITERS:
             self.take(writing(node, factor))
-        elif (name in ("add", "sub") and (number or _aligned(node))) or (name == "concat" and number):
+        elif (op in (ops.add, ops.sub) and (number or _aligned(node))) or (op is ops.concat and number):
             for i in range(len(node.inputs)):
                 self.demand(node, i, factor)
-        elif name == "mul" and (number or _aligned(node)) and any(isinstance(v, Param) for v in node.inputs):
+        elif op is ops.mul and (number or _aligned(node)) and any(isinstance(v, Param) for v in node.inputs):
             self.demand(node, next(i for i, v in enumerate(node.inputs) if isinstance(v, Param)), factor)
-        elif name == "glu" and node.attrs["limit"] is None and node.attrs["shift"] == 0:
+        elif op is ops.glu and node.attrs["limit"] is None and node.attrs["shift"] == 0:
             self.demand(node, 1, factor)
-        elif name == "cast" or (name == "affine" and node.attrs["plus"] == 0) or (name in _HANDS_ON and number):
+        elif op is ops.cast or (op is ops.affine and node.attrs["plus"] == 0) or (op in _HANDS_ON and number):
             self.demand(node, 0, factor)
         else:
-            self.refuse(f"{name} (%{value.name}) stands between the scale and the weights")
+            self.refuse(f"{op.name} (%{value.name}) stands between the scale and the weights")
 
     def linear(self, node: Node, factor: Factor) -> None:
         """Into weight and bias; past a weight that is a table too, into the bias and what is read."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
-        elif isinstance(factor, Recipe) or all(n.op.name in ("linear", "norm_linear") for n in weight.users):
+        elif isinstance(factor, Recipe) or all(n.op in (ops.linear, ops.norm_linear) for n in weight.users):
             self.take(writing(node, factor))
         else:
             self.take([] if bias is None else [Edit(node, 2, factor)])

@@ -46,7 +46,7 @@ class FuseGlu(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            found = gated(node) if node.op.name == "mul" else None
+            found = gated(node) if node.op is ops.mul else None
             if isinstance(found, str):
                 trace.refuse(self.name, node.output.name, found)
             elif isinstance(found, Gate):

@@ -19,7 +19,7 @@ def _fusible(norm: Node) -> Site | str | None:
     if isinstance(found, str):
         return found
     for reader in (*norm.output.users, *found.readers):
-        if reader.op.name != "linear":
+        if reader.op is not ops.linear:
             return f"it is read by {reader.op.name} (%{reader.output.name})"
     return found if found.readers else None
 
@@ -78,7 +78,7 @@ class FuseNormLinear(Pass):
             if is_layer(norm):
                 linears = tuple(read_through(reader, centred) for reader in linears)
             x = norm.inputs[0]
-            if norm.op.name == "add_norm":
+            if norm.op is ops.add_norm:
                 with graph.inserting(before=norm):
                     x = ops.add(x, norm.inputs[1])
                 replace_uses(norm.outputs[1], x)

@@ -59,7 +59,7 @@ class FuseParallelBlock(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         place = {node: i for i, node in enumerate(graph.nodes)}
-        known = [projections(node) for node in graph.nodes if node.op.name == "attention"]
+        known = [projections(node) for node in graph.nodes if node.op is ops.attention]
         attentions = {p.o: p for p in known if isinstance(p, Projections)}
         for total in totals(graph):
             terms = [v.producer for v in summands(total) if v.producer and len(v.uses) == 1 and not v.is_output]
@@ -86,7 +86,7 @@ class FuseParallelBlock(Pass):
 def _misfit(attention: Projections, feed: FeedForward) -> str | None:
     nodes = [attention.o, feed.down, *(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
     for node in nodes:
-        if node.op.name != "linear":
+        if node.op is not ops.linear:
             return f"%{node.output.name} has its norm fused into it: run before fuse-norm-linear"
         if not only_params(node.inputs[1:]):
             return f"the weight of %{node.output.name} is computed"
@@ -128,7 +128,7 @@ def _way_in(nodes: list[Node]) -> None:
     splits: list[Node] = []
     for node in nodes:
         (reader, *others) = node.output.users
-        if not others and reader.op.name == "split" and cuts_rows(reader):
+        if not others and reader.op is ops.split and cuts_rows(reader):
             pieces += reader.outputs
             splits.append(reader)
         else:

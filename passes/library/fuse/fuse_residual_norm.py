@@ -69,7 +69,7 @@ class FuseResidualNorm(Pass):
     see = ("unfuse-residual-norm",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        norms = {n.op.name for n in graph.nodes}
-        rules = [Rule("fuse-residual-rms-norm", Pattern(_rms), _fuse_rms)] if "rms_norm" in norms else []
-        rules += [Rule("fuse-residual-layer-norm", Pattern(_layer), _fuse_layer)] if "layer_norm" in norms else []
+        norms = {n.op for n in graph.nodes}
+        rules = [Rule("fuse-residual-rms-norm", Pattern(_rms), _fuse_rms)] if ops.rms_norm in norms else []
+        rules += [Rule("fuse-residual-layer-norm", Pattern(_layer), _fuse_layer)] if ops.layer_norm in norms else []
         apply_rules(graph, rules, trace)

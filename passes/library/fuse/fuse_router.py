@@ -98,7 +98,7 @@ class FuseRouter(Pass):
     purpose = "Fuse and take apart"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        if any(node.op.name == "one_hot" for node in graph.nodes):
+        if any(node.op is ops.one_hot for node in graph.nodes):
             rules = [
                 Rule(form, Pattern(fn), partial(_route, settings=settings)) for form, (fn, settings) in FORMS.items()
             ]

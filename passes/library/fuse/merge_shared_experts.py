@@ -83,7 +83,7 @@ def _summand(term: Value) -> tuple[Value, FeedForward | str] | None:
     node = term.producer
     if node is None:
         return None
-    if node.op.name in ("mul", "affine"):
+    if node.op in (ops.mul, ops.affine):
         for v in node.inputs:
             behind = feed_forward(v.producer) if v is not None and v.producer is not None else None
             if isinstance(behind, FeedForward):

@@ -107,7 +107,7 @@ class PackQkv(Pass):
 def _linear_behind(value: Value | None) -> Node | None:
     """The linear that makes `value`, looking through what treats its first operand row by row."""
     while value is not None and (node := value.producer) is not None:
-        if node.op.name == "linear":
+        if node.op is ops.linear:
             return node
         if not THROUGH & node.op.traits:
             return None

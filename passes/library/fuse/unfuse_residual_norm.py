@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph, Value
+from weft.ir import Graph, Value, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -42,7 +42,7 @@ class UnfuseResidualNorm(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op.name != "add_norm":
+            if node.op is not ops.add_norm:
                 continue
             trace.fired(self.name, node.output.name)
             with graph.inserting(before=node):

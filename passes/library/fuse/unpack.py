@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.ir import Graph
+from weft.ir import Graph, ops
 
 from ...analysis.projections import take_apart
 from ...core.base import Pass
@@ -45,7 +45,7 @@ class Unpack(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
             x = node.inputs[0] if node.inputs else None
-            if node.op.name != "split" or x is None or x.producer is None or x.producer.op.name != "linear":
+            if node.op is not ops.split or x is None or x.producer is None or x.producer.op is not ops.linear:
                 continue
             at = node.output.name
             if not cuts_rows(node):

@@ -106,21 +106,21 @@ def _misfit(node: Node, layout: Layout, width: int) -> str | None:
     return "stands between the linear and the attention"
 
 
-def lay(reader: Node, wanted: Mapping[str, tuple[Branch, Layout]]) -> None:
+def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> None:
     """Let operands of the attention `reader`, by role, made by their branches, have their heads laid out anew.
 
     Weights get the rows of heads in their new places, and what stands between is made again. Ask `misfit` before. Where
     a width changes, the linear must not be packed, and `reader` must be changed next.
     """
     linears: dict[Node, list[tuple[Branch, Layout]]] = {}
-    for branch, layout in wanted.values():
+    for branch, layout in layouts.values():
         linears.setdefault(branch.linear, []).append((branch, layout))
-    made = {linear: _rewoven(linear, sides) for linear, sides in linears.items()}
-    for role, (branch, layout) in wanted.items():
-        value = branch.start if branch.packed else made[branch.linear]
+    repacked = {linear: _repack(linear, sides) for linear, sides in linears.items()}
+    for role, (branch, layout) in layouts.items():
+        value = branch.start if branch.packed else repacked[branch.linear]
         derived: list[tuple[Value | None, Value | None]] = []
         for node in branch.between:
-            value = _again(node, value, layout, reader, derived)
+            value = _rebuild(node, value, layout, reader, derived)
         reader.set_input(reader.op.operand_index(role), value)
         for node in reversed(branch.between):
             reader.graph.erase(node)
@@ -128,7 +128,7 @@ def lay(reader: Node, wanted: Mapping[str, tuple[Branch, Layout]]) -> None:
             replace_param(old, new)
 
 
-def _rewoven(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
+def _repack(linear: Node, sides: list[tuple[Branch, Layout]]) -> Value:
     """Repack the rows of `linear` by the layouts of `sides`, and return its output."""
     (branch, layout), *_ = sides
     weight, bias = branch.weight, branch.bias
@@ -150,7 +150,7 @@ def taken(recipe: Recipe, index: Sequence[int]) -> Recipe:
     return Take(recipe, tuple(index))
 
 
-def _again(
+def _rebuild(
     node: Node, x: Value, layout: Layout, reader: Node, derived: list[tuple[Value | None, Value | None]]
 ) -> Value:
     """Rebuild `node` on `x` in a new layout; append (old, new) operands to `derived`."""

@@ -16,7 +16,7 @@ from ...core.trace import Trace
 from ...edits.edit import changed, reweigh
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
-from .head_layout import Layout, lay, misfit, taken
+from .head_layout import Layout, apply_layout, misfit, taken
 
 
 @dataclass(frozen=True)
@@ -138,19 +138,19 @@ class MhaToGqa(Pass):
         """Return the new layouts of keys and values of the attention `node`, or why there are none."""
         if node.operand("v") is None:
             return "its keys are its values too"
-        old, found = int(node.attrs["kv_heads"]), dict[str, Layout]()
+        old, layouts = int(node.attrs["kv_heads"]), dict[str, Layout]()
         for role in "kv":
             branch = branch_of(node, role)
             if isinstance(branch, str):
                 return branch
             width = branch.start.width // old
             if self.method == "first":
-                found[role] = Layout(tuple(range(0, old, old // self.kv_heads)), width)
+                layouts[role] = Layout(tuple(range(0, old, old // self.kv_heads)), width)
             else:
-                found[role] = Pooled(tuple(range(self.kv_heads)), width, 0, old)
-            if (reason := misfit(branch, found[role])) is not None:
+                layouts[role] = Pooled(tuple(range(self.kv_heads)), width, 0, old)
+            if (reason := misfit(branch, layouts[role])) is not None:
                 return reason
-        return found
+        return layouts
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """When the merged heads are equal, nothing is lost."""
@@ -171,7 +171,7 @@ def _converted(node: Node, layouts: dict[str, Layout], groups: int, fit: Fit) ->
     for role in set(layouts).intersection(fit.linears):
         weight, bias = fit.linears[role]
         layouts[role] = Replaced(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
-    lay(node, {role: (unpacked(node, role), layout) for role, layout in layouts.items()})
+    apply_layout(node, {role: (unpacked(node, role), layout) for role, layout in layouts.items()})
     node = changed(node, kv_heads=groups)
     for role in set("qo").intersection(fit.linears):
         _reweigh(node, role, *fit.linears[role])

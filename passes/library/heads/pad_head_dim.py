@@ -11,7 +11,7 @@ from ...analysis.projections import Branch, branch_of, output_of, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed, replace_param
-from .head_layout import Layout, growth, lay, misfit
+from .head_layout import Layout, apply_layout, growth, misfit
 
 MOST = 1024  # numbers that a head is made a multiple of
 
@@ -80,7 +80,7 @@ def _padded(node: Node, multiple: int) -> str | None:
     if v is None:
         return "its keys are its values too"
     factor = 1.0 / math.sqrt(width) if scale is None else scale
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
@@ -92,18 +92,18 @@ def _padded(node: Node, multiple: int) -> str | None:
         grown = growth(branch, layout)
         if role == "v" and grown != 1:
             return "a norm makes its values"
-        found[role], factor = layout, factor / grown
+        layouts[role], factor = layout, factor / grown
     o = output_of(node)
     if isinstance(o, str):
         return o
     sides: dict[str, tuple[Branch, Layout]] = {}
-    for role, layout in found.items():
+    for role, layout in layouts.items():
         if layout.zeros:
             sides[role] = unpacked(node, role), layout
-    lay(node, sides)
+    apply_layout(node, sides)
     weight = o.operand("weight")
     assert isinstance(weight, Param)
-    values = Layout(tuple(range(heads)), found["v"].width, found["v"].zeros)
+    values = Layout(tuple(range(heads)), layouts["v"].width, layouts["v"].zeros)
     new = weight if values.plain else values.derived(weight, axis=1)
     padded = changed(node, scale=factor)
     if new is not weight:

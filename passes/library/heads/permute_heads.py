@@ -12,7 +12,7 @@ from ...analysis.projections import Branch, branch_of, output_of, rows
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed, derive, drop, replace_param
-from .head_layout import Layout, lay, misfit
+from .head_layout import Layout, apply_layout, misfit
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
         return "it has a cache of its KV heads; run permute-heads before kv-cache"
     if node.operand("v") is None:
         return "its keys are its values too"
-    found: dict[str, tuple[Branch, Layout]] = {}
+    layouts: dict[str, tuple[Branch, Layout]] = {}
     for role, places, count in (("q", order, heads), ("k", of_groups, kv_heads), ("v", of_groups, kv_heads)):
         branch = branch_of(node, role)
         if isinstance(branch, str):
@@ -92,7 +92,7 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
         layout = Layout(places, branch.start.width // count)
         if (reason := misfit(branch, layout)) is not None:
             return reason
-        found[role] = branch, layout
+        layouts[role] = branch, layout
     o, sinks, bias = output_of(node), node.operand("sinks"), node.operand("bias")
     if isinstance(o, str):
         return o
@@ -101,9 +101,9 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
     remade = None if bias is None else biases[bias] if bias in biases else rearranged_bias(bias, order)
     if isinstance(remade, str):
         return remade
-    if _stands(*found["q"]):
+    if _stands(*layouts["q"]):
         return ""
-    lay(node, {role: side for role, side in found.items() if not side[1].plain})
+    apply_layout(node, {role: side for role, side in layouts.items() if not side[1].plain})
     weight = o.operand("weight")
     assert isinstance(weight, Param)
     columns = Layout(order, int(weight.shape[1]) // heads).derived(weight, axis=1)

@@ -18,7 +18,7 @@ from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import changed, derive, drop, replace_param
 from ...fitting.calibration import Activations, read_tokens
-from .head_layout import Layout, lay, misfit
+from .head_layout import Layout, apply_layout, misfit
 from .permute_heads import rearranged_bias
 
 
@@ -80,10 +80,10 @@ class PruneHeads(Pass):
                 raise WeftError(f"prune-heads: %{node.output.name} has KV heads 0 to {node.attrs['kv_heads'] - 1}")
             if len(left) <= (0 if self.heads else self.count):
                 raise WeftError(f"prune-heads: %{node.output.name} would have none left of its KV heads")
-        kept, biases = self._kept(graph, sites), dict[tuple[Value, tuple[int, ...]], Value]()
+        remaining, biases = self._kept(graph, sites), dict[tuple[Value, tuple[int, ...]], Value]()
         for node in sites:
             at = node.output.name
-            _prune(node, kept[_output_weight(node)], biases)
+            _prune(node, remaining[_output_weight(node)], biases)
             trace.fired(self.name, at)
         drop(graph, [old.producer for old, _ in biases if old.producer is not None])
 
@@ -139,8 +139,8 @@ def _reason(node: Node) -> str | None:
     sinks, bias = node.operand("sinks"), node.operand("bias")
     if not (sinks is None or isinstance(sinks, Param)):
         return f"its sinks %{sinks.name} are computed"
-    found = None if bias is None else rearranged_bias(bias, tuple(range(node.attrs["heads"])))
-    return found if isinstance(found, str) else None
+    rearranged = None if bias is None else rearranged_bias(bias, tuple(range(node.attrs["heads"])))
+    return rearranged if isinstance(rearranged, str) else None
 
 
 def _output_weight(node: Node) -> Param:
@@ -167,29 +167,29 @@ def _energies(node: Node, activations: Activations | None) -> Array:
         rows = v.weight.recipe.evaluate(reader)[start:stop].astype(np.float64)
         rows = rows.reshape(node.attrs["kv_heads"], -1, rows.shape[1])
         moments = np.repeat(rows @ rows.swapaxes(1, 2), heads // len(rows), 0)
-    found = np.einsum("hod,hde,hoe->h", outputs, moments, outputs, optimize=True)
-    return np.asarray(found.reshape(node.attrs["kv_heads"], -1).sum(1))
+    energies = np.einsum("hod,hde,hoe->h", outputs, moments, outputs, optimize=True)
+    return np.asarray(energies.reshape(node.attrs["kv_heads"], -1).sum(1))
 
 
-def _prune(node: Node, kept: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
-    """Leave the attention `node` the KV heads `kept`, and the query heads that read them."""
+def _prune(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
+    """Leave the attention `node` the KV heads `remaining`, and the query heads that read them."""
     run = node.attrs["heads"] // node.attrs["kv_heads"]
-    order = tuple(h * run + i for h in kept for i in range(run))
+    order = tuple(h * run + i for h in remaining for i in range(run))
     sides = {}
-    for role, heads in (("q", order), ("k", kept), ("v", kept)):
+    for role, heads in (("q", order), ("k", remaining), ("v", remaining)):
         branch = unpacked(node, role)
         sides[role] = branch, Layout(heads, branch.start.width // node.attrs["heads" if role == "q" else "kv_heads"])
     columns = Layout(order, node.output.width // node.attrs["heads"])
-    lay(node, sides)
+    apply_layout(node, sides)
     sinks, bias = node.operand("sinks"), node.operand("bias")
     new_sinks = derive(sinks, Take(sinks.recipe, order), (len(order),)) if isinstance(sinks, Param) else None
     if bias is not None:
         if (bias, order) not in biases:
-            made = rearranged_bias(bias, order)
-            assert not isinstance(made, str)
-            biases[bias, order] = made() if callable(made) else made
+            rearranged = rearranged_bias(bias, order)
+            assert not isinstance(rearranged, str)
+            biases[bias, order] = rearranged() if callable(rearranged) else rearranged
         bias = biases[bias, order]
-    node = changed(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(kept))
+    node = changed(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(remaining))
     replace_param(sinks, new_sinks)
     weight, o = _output_weight(node), output_of(node)
     assert isinstance(o, Node)

@@ -10,7 +10,7 @@ from ...analysis.projections import Branch, branch_of, unpacked
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import changed
-from .head_layout import Layout, lay, misfit
+from .head_layout import Layout, apply_layout, misfit
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class GqaToMha(Pass):
         for node in graph.nodes:
             if node.op is not ops.attention:
                 continue
-            wanted = self.kv_heads or node.attrs["heads"]
-            if wanted == node.attrs["kv_heads"]:
+            kv_heads = self.kv_heads or node.attrs["heads"]
+            if kv_heads == node.attrs["kv_heads"]:
                 continue
             at = node.output.name
-            if (reason := _repeat(node, wanted)) is not None:
+            if (reason := _repeat(node, kv_heads)) is not None:
                 trace.refuse(self.name, at, reason)
             else:
                 trace.fired(self.name, at)
@@ -75,7 +75,7 @@ def _repeat(node: Node, wanted: int) -> str | None:
         return "it has a cache of its KV heads; run gqa-to-mha before kv-cache"
     if v is None:
         return "its keys are its values too"
-    found: dict[str, tuple[Branch, Layout]] = {}
+    layouts: dict[str, tuple[Branch, Layout]] = {}
     for role in "kv":
         branch = branch_of(node, role)
         if isinstance(branch, str):
@@ -84,7 +84,7 @@ def _repeat(node: Node, wanted: int) -> str | None:
         layout = Layout(repeated, branch.start.width // kv_heads)
         if (reason := misfit(branch, layout)) is not None:
             return reason
-        found[role] = branch, layout
-    lay(node, {role: (unpacked(node, role), layout) for role, (_, layout) in found.items()})
+        layouts[role] = branch, layout
+    apply_layout(node, {role: (unpacked(node, role), layout) for role, (_, layout) in layouts.items()})
     changed(node, kv_heads=wanted)
     return None

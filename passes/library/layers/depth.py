@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret
+from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret, ops
 from weft.ir.recipes import Full
 from weft.ir.recipes.readers import Array
 
@@ -188,7 +188,7 @@ def _added(y: Value, x: Value) -> list[Value] | None:
     """Return the summands added to x to make y; None if y is not such a sum."""
     if y is x:
         return []
-    if y.producer is None or y.producer.op.name != "add":
+    if y.producer is None or y.producer.op is not ops.add:
         return None
     a, b = y.producer.inputs
     assert a is not None and b is not None
@@ -204,27 +204,29 @@ def _ends(value: Value, found: set[Param]) -> str | None:
     node = value.producer
     if node is None:
         return f"%{value.name} is not computed in the layer"
-    name = node.op.name
-    if name in ("linear", "norm_linear", "moe"):
-        params = [v for k in WRITERS[name] if (v := node.operand(k)) is not None]
+    if node.op in (ops.linear, ops.norm_linear, ops.moe):
+        params = [v for k in WRITERS[node.op] if (v := node.operand(k)) is not None]
         found.update(p for p in params if isinstance(p, Param))
         return (
-            None if all(isinstance(p, Param) for p in params) else f"the weights of {name} (%{value.name}) are computed"
+            None
+            if all(isinstance(p, Param) for p in params)
+            else f"the weights of {node.op.name} (%{value.name}) are computed"
         )
-    if name == "mul":  # one zero is enough
+    if node.op is ops.mul:  # one zero is enough
         for factor in (v for v in node.inputs if v is not None):
             zeros = set[Param]()
             if (why := _ends(factor, zeros)) is None:
                 found.update(zeros)
                 return None
         return why
-    if name in ("add", "rms_norm", "layer_norm", "cast", "reshape") or (name == "affine" and node.attrs["plus"] == 0):
-        bias = node.operand("bias") if name == "layer_norm" else None
+    linear = node.op in (ops.add, ops.rms_norm, ops.layer_norm, ops.cast, ops.reshape)
+    if linear or (node.op is ops.affine and node.attrs["plus"] == 0):
+        bias = node.operand("bias") if node.op is ops.layer_norm else None
         if isinstance(bias, Param):
             found.add(bias)
-        operands = node.inputs if name == "add" else node.inputs[:1]
+        operands = node.inputs if node.op is ops.add else node.inputs[:1]
         return next((why for v in operands if v is not None and (why := _ends(v, found))), None)
-    return f"{name} (%{value.name}) makes what it adds, not a linear"
+    return f"{node.op.name} (%{value.name}) makes what it adds, not a linear"
 
 
 def _adds_nothing(layer: Layer) -> bool:

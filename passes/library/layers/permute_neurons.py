@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param, Recipe, WeftError
+from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Shuffle
 
 from ...analysis.feed_forward import feed_forward
@@ -72,7 +72,7 @@ class PermuteNeurons(Pass):
     def _runs(self, node: Node) -> Runs | None:
         """Return the runs of neurons to shuffle for the feed-forward or experts that end in `node`; None if it ends
         none."""
-        if node.op.name == "moe":
+        if node.op is ops.moe:
             up, down = node.operand("up"), node.operand("down")
             assert up is not None and down is not None
             seed, count = self._seed(down.name), int(up.shape[1])

@@ -110,7 +110,7 @@ class ReplaceActivation(Pass):
 def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[Node, ...]] | None]]:
     """The last nodes of activations in feed-forwards, with what they are; None for experts."""
     for node in graph.nodes:
-        if node.op.name == "moe":
+        if node.op is ops.moe:
             yield node, None
             continue
         unit = gated(node)
@@ -118,7 +118,7 @@ def _sites(graph: Graph) -> Iterator[tuple[Node, Gate | tuple[str, Value, tuple[
             yield node, unit
             continue
         found = activated(node.output)
-        read = [n.op.name == "linear" and i == 0 for n, i in node.output.uses]
+        read = [n.op is ops.linear and i == 0 for n, i in node.output.uses]
         if found is not None and read and all(read) and not node.output.is_output and projected(found[1]):
             yield node, found
 

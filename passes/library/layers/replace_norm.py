@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.ir import Graph, Node, Value, WeftError, ops
+from weft.ir.op import Trait
 
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.absorb import NORMS, is_layer
+from ...edits.absorb import is_layer
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class ReplaceNorm(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.eps is not None and not self.eps >= 0:
             raise WeftError(f"{self.name}: eps={self.eps} must not be negative")
-        fused = next((n for n in graph.nodes if n.op.name == "norm_linear"), None)
+        fused = next((n for n in graph.nodes if n.op is ops.norm_linear), None)
         if fused is not None:
             raise WeftError(f"{self.name}: %{fused.output.name} is fused; run {self.name} before fuse-norm-linear")
         for norm in graph.nodes:
-            if norm.op.name not in NORMS:
+            if Trait.NORM not in norm.op.traits:
                 continue
             eps = norm.attrs["eps"] if self.eps is None else self.eps
             if is_layer(norm) == (self.kind == "layer") and eps == norm.attrs["eps"]:
@@ -61,7 +62,7 @@ class ReplaceNorm(Pass):
 
     def _replaced(self, norm: Node, eps: float) -> tuple[Value, ...]:
         bias = norm.operand("bias") if is_layer(norm) else None
-        if norm.op.name == "add_norm":
+        if norm.op is ops.add_norm:
             operands = (*norm.inputs[:2], norm.operand("weight"), bias if self.kind == "layer" else None)
             made = ops.add_norm.emit(*operands, kind=self.kind, eps=eps)
         elif self.kind == "layer":
@@ -74,7 +75,7 @@ class ReplaceNorm(Pass):
         """The model equals its original with every norm spelled out in means, squares and roots."""
         spelled = before.clone()
         for node in spelled.nodes:
-            if node.op.name in NORMS:
+            if Trait.NORM in node.op.traits:
                 with spelled.inserting(before=node):
                     spelled.replace(node, *self._spelled(node))
         inputs = equivalence.inputs(before)
@@ -86,7 +87,7 @@ class ReplaceNorm(Pass):
 
         x = node.inputs[0]
         assert x is not None
-        x = ops.add(x, node.inputs[1]) if node.op.name == "add_norm" else x
+        x = ops.add(x, node.inputs[1]) if node.op is ops.add_norm else x
         y = ops.sub(x, mean(x)) if self.kind == "layer" else x
         eps = node.attrs["eps"] if self.eps is None else self.eps
         y = ops.div(y, ops.sqrt(ops.affine(mean(ops.square(y)), plus=eps)))

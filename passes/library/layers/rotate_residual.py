@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.ir import Graph, Node, Param
+from weft.ir import Graph, Node, Param, ops
 from weft.ir.recipes.matrices import RandomOrthogonal
 
 from ...analysis.residual import Stream, require, residual_streams, unwritable, write_mapped
@@ -75,7 +75,7 @@ def _readers(stream: Stream) -> Iterator[Node]:
     """The linears and experts that read the stream, by way of a norm or directly."""
     yield from stream.linears
     for norm in stream.norms:
-        if norm.op.name == "norm_linear":
+        if norm.op is ops.norm_linear:
             yield norm
         else:
             found = site(norm)
@@ -90,7 +90,7 @@ def _obstacle(stream: Stream) -> str | None:
         name = norm.output.name
         if is_layer(norm):
             return f"%{name} subtracts the mean; run layernorm-to-rmsnorm before"
-        if norm.op.name == "norm_linear":
+        if norm.op is ops.norm_linear:
             continue
         if norm.operand("weight") is not None:
             return f"%{name} has a weight; run fold-norm-scale{{untie=true}} before"

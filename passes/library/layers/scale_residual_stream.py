@@ -54,19 +54,19 @@ class ScaleResidualStream(Pass):
         if not 1e-6 <= self.factor <= 1e6:
             raise WeftError(f"{self.name}: factor={self.factor} must be from 1e-06 to 1e+06")
         by = self.factor / graph.meta.get("residual_scale", 1.0)
-        found = residual_streams(graph, self.name)
-        require(found, self.name, lambda stream: unwritable(stream, norms=True))
+        streams = residual_streams(graph, self.name)
+        require(streams, self.name, lambda stream: unwritable(stream, norms=True))
         if by == 1:
             return
 
         def rows(x: Value) -> Value:
             return ops.affine(x, by=by, name="scaled")
 
-        write_mapped(found, scaled(by), rows)
-        for linear in (n for stream in found for n in stream.linears):
+        write_mapped(streams, scaled(by), rows)
+        for linear in (n for stream in streams for n in stream.linears):
             read_through(linear, scaled(1 / by))
-        for norm in (n for stream in found for n in stream.norms):
+        for norm in (n for stream in streams for n in stream.norms):
             changed(norm, eps=norm.attrs["eps"] * by * by)
-        for stream in found:
+        for stream in streams:
             trace.fired(self.name, next(iter(stream.values)).name)
         graph.meta["residual_scale"] = self.factor

@@ -108,9 +108,9 @@ def _beside_experts(f: FeedForward) -> bool:
     values = [f.down.output]
     for value in values:
         for node in value.users:
-            if node.op.name in ("mul", "affine"):
+            if node.op in (ops.mul, ops.affine):
                 values.append(node.output)
             others = [v.producer for v in node.inputs if v is not None and v is not value and v.producer is not None]
-            if node.op.name == "add" and any(o.op.name == "moe" for o in others):
+            if node.op is ops.add and any(o.op is ops.moe for o in others):
                 return True
     return False

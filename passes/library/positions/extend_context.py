@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, WeftError
+from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Concat, Slice
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid
 from weft.ir.recipes.readers import Array
@@ -86,7 +86,7 @@ class ExtendContext(ScalingArguments, Pass):
         tables = position_tables(before)
         for node in before.nodes:
             name, new = node.output.name, known[node.output.name]
-            old = recipe_of(node) if node.op.name == "rope" else None
+            old = recipe_of(node) if node.op is ops.rope else None
             if old is not None and old != recipe_of(new):
                 settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
                 if self.method == "yarn":

@@ -91,7 +91,7 @@ class InsertRope(ScalingArguments, Pass):
         known = {n.output.name: n for n in before.nodes}
         for node in after.nodes:
             old = known.get(node.output.name)
-            if node.op.name == "attention" and old is not None and not rotations(old) and (found := rotations(node)):
+            if node.op is ops.attention and old is not None and not rotations(old) and (found := rotations(node)):
                 amplitude, pairs = temperature(self.scaling, self.factor), self.layout == "interleaved"
                 turn = expected(self._recipe(before, old), found[0], interleaved=pairs, amplitude=amplitude)
                 meanings[node.output.name] = partial(_rotated, turn, inputs.get("position_ids"))
@@ -100,7 +100,7 @@ class InsertRope(ScalingArguments, Pass):
 
     def _misfit(self, node: Node) -> str | None:
         """Say why the attention `node` cannot be rotated; None if it can."""
-        if node.op.name != "attention":
+        if node.op is not ops.attention:
             return f"{node.op.name} has positions already (strip-positions removes them)"
         if rotations(node):
             return "it has rotary positions already (strip-positions removes them, extend-context changes them)"

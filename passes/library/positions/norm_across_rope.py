@@ -69,26 +69,26 @@ class NormAcrossRope(Pass):
 
 def _before(rotation: Node) -> list[Node]:
     """The norm that makes what `rotation` turns, with the reshapes around it; in order."""
-    found: list[Node] = []
+    chain: list[Node] = []
     value = rotation.inputs[0]
     while value is not None and (node := value.producer) is not None and node.op in (ops.reshape, *_NORMS):
-        if node.op in _NORMS and any(n.op in _NORMS for n in found):
+        if node.op in _NORMS and any(n.op in _NORMS for n in chain):
             break
-        found.insert(0, node)
+        chain.insert(0, node)
         value = node.inputs[0]
-    return _one_norm(found, found[0].inputs[0] if found else None)
+    return _one_norm(chain, chain[0].inputs[0] if chain else None)
 
 
 def _behind(rotation: Node) -> list[Node]:
     """The norm that reads what `rotation` makes, with the reshapes around it; in order."""
-    found: list[Node] = []
+    chain: list[Node] = []
     value = rotation.output
     while len(value.uses) == 1 and (node := value.uses[0][0]).op in (ops.reshape, *_NORMS):
-        if node.op in _NORMS and any(n.op in _NORMS for n in found):
+        if node.op in _NORMS and any(n.op in _NORMS for n in chain):
             break
-        found.append(node)
+        chain.append(node)
         value = node.output
-    return _one_norm(found, rotation.output)
+    return _one_norm(chain, rotation.output)
 
 
 def _one_norm(steps: list[Node], start: Value | None) -> list[Node]:

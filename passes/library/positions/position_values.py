@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 
 
 def positional(graph: Graph) -> set[Value]:
@@ -10,7 +10,7 @@ def positional(graph: Graph) -> set[Value]:
     found: set[Value] = {v for name, v in graph.inputs.items() if name == "position_ids"}
     for node in graph.nodes:
         given = {v for v in node.inputs if v is not None and not isinstance(v, Param)}
-        if node.op.name == "iota" or (given and given <= found):
+        if node.op is ops.iota or (given and given <= found):
             found.update(node.outputs)
     return found
 
@@ -18,16 +18,16 @@ def positional(graph: Graph) -> set[Value]:
 def position_tables(graph: Graph) -> list[Node]:
     """The nodes `embedding` that look positions up in a table, a parameter."""
     places = positional(graph)
-    return [n for n in graph.nodes if n.op.name == "embedding" and n.inputs[0] in places and _is_table(n)]
+    return [n for n in graph.nodes if n.op is ops.embedding and n.inputs[0] in places and _is_table(n)]
 
 
 def first_row(node: Node) -> int | None:
     """The row of its table where the node, one of `position_tables`, finds position 0; None if that cannot be told."""
     value, offset = node.inputs[0], 0
-    while value is not None and (producer := value.producer) is not None and producer.op.name != "iota":
-        if producer.op.name == "affine" and producer.attrs["by"] == 1 and float(producer.attrs["plus"]).is_integer():
+    while value is not None and (producer := value.producer) is not None and producer.op is not ops.iota:
+        if producer.op is ops.affine and producer.attrs["by"] == 1 and float(producer.attrs["plus"]).is_integer():
             offset += int(producer.attrs["plus"])
-        elif producer.op.name not in ("expand", "unsqueeze", "cast"):
+        elif producer.op not in (ops.expand, ops.unsqueeze, ops.cast):
             return None
         value = producer.inputs[0]
     return offset

@@ -54,18 +54,18 @@ class RopeLayout(Pass):
     layout: Literal["half", "interleaved"]
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        wanted = self.layout == "interleaved"
+        interleaved = self.layout == "interleaved"
         turned: dict[Node, list[tuple[Node, Destination]]] = {}
         for node in graph.nodes:
             if node.op is ops.rope:
                 goes = destination(node.output, _elements(node))
                 if isinstance(goes, str):
-                    if node.attrs["interleaved"] != wanted:
+                    if node.attrs["interleaved"] != interleaved:
                         trace.refuse(self.name, node.output.name, goes)
                 else:
                     turned.setdefault(goes.node, []).append((node, goes))
         for attention, sides in turned.items():
-            if all(rotation.attrs["interleaved"] == wanted for rotation, _ in sides):
+            if all(rotation.attrs["interleaved"] == interleaved for rotation, _ in sides):
                 continue
             orders = _mismatch(attention, sides) or _orders([rotation for rotation, _ in sides])
             if isinstance(orders, str):
@@ -75,7 +75,7 @@ class RopeLayout(Pass):
             for node, order in orders.items():
                 _take(node, order)
             for rotation, _ in sides:
-                changed(rotation, interleaved=wanted)
+                changed(rotation, interleaved=interleaved)
 
 
 def _elements(rotation: Node) -> Array:
@@ -124,15 +124,15 @@ def _orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
         places, pairs = came.labels.reshape(rotation.attrs["heads"], -1), _pairs(rotation)
         paired = np.arange(2 * pairs).reshape((pairs, 2) if rotation.attrs["interleaved"] else (2, pairs))
         order[places[:, : 2 * pairs]] = places[:, paired.T.reshape(-1)]
-    found = {linear: order.tolist() for linear, order in rows.items()}
+    orders = {linear: order.tolist() for linear, order in rows.items()}
     for came in origins:
         for step, labels in came.steps:
             if step.op in (ops.rms_norm, ops.layer_norm, ops.mul, ops.add):
                 vector = _order_of_vector(step, labels, rows[came.linear])
                 if isinstance(vector, str):
                     return f"{step.op.name} (%{step.output.name}) {vector}"
-                found[step] = vector
-    return found
+                orders[step] = vector
+    return orders
 
 
 def _order_of_vector(step: Node, labels: Array, order: Array) -> list[int] | str:

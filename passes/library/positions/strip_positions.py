@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Value, ops
+from weft.ir import Graph, Node, Op, Value, ops
 from weft.ir.recipes.readers import Array
 
 from ...analysis.layers import need_early
@@ -21,8 +21,8 @@ from ...edits.edit import backward_slice, replace_uses
 from ..cleanup.dce import Dce
 from .position_values import position_tables, positional
 
-_ABSOLUTE = {"add", "add_norm"}  # with them positions come into the text
-_MASKING = {"less", "less_equal", "equal", "where"}  # a bias made with them may hide keys
+_ABSOLUTE = (ops.add, ops.add_norm)  # with them positions come into the text
+_MASKING = {ops.less, ops.less_equal, ops.equal, ops.where}  # a bias made with them may hide keys
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class StripPositions(Pass):
         need_early(graph, self.name)
         places = positional(graph)
         for node in graph.nodes:
-            plain = _PLAIN.get(node.op.name)
+            plain = _PLAIN.get(node.op)
             if plain is not None and plain(node):
                 trace.fired(self.name, node.output.name)
-            elif node.op.name in _ABSOLUTE:
+            elif node.op in _ABSOLUTE:
                 self._unsum(node, places, trace)
-            elif node.op.name == "attention" and (bias := node.operand("bias")) in places and bias is not None:
-                if _MASKING & {n.op.name for n in backward_slice([bias], [])}:
+            elif node.op is ops.attention and (bias := node.operand("bias")) in places and bias is not None:
+                if _MASKING & {n.op for n in backward_slice([bias], [])}:
                     trace.refuse(self.name, bias.name, "it is made by comparisons and may be a mask")
                 else:
                     node.set_input(node.op.operand_index("bias"), None)
@@ -79,7 +79,7 @@ class StripPositions(Pass):
 
     def _unsum(self, node: Node, places: set[Value], trace: Trace) -> None:
         """Take the positions out of the sum `node`, if it has any."""
-        (x, y), norms = node.inputs[:2], node.op.name == "add_norm"
+        (x, y), norms = node.inputs[:2], node.op is ops.add_norm
         assert x is not None and y is not None
         if (x in places) == (y in places) or not node.output.type.dtype.is_float:
             return
@@ -101,8 +101,8 @@ class StripPositions(Pass):
         places = positional(before)
         meanings: dict[str, Callable[..., Any]] = {}
         for node in before.nodes:
-            if node.op.name in _UNPLACED:
-                meanings[node.output.name] = _UNPLACED[node.op.name]
+            if node.op in _UNPLACED:
+                meanings[node.output.name] = _UNPLACED[node.op]
             elif node.output in places and node.output.name not in kept and not places.issuperset(_read(node)):
                 meanings[node.output.name] = partial(_nothing, node.op.reference)
         remaining = {name: inputs[name] for name in after.inputs}
@@ -132,10 +132,10 @@ def _absolute(node: Node) -> bool:
     return True
 
 
-_PLAIN: dict[str, Callable[[Node], bool]] = {
-    "rope": _unturned,
-    "linear_attention": _unturned_linear,
-    "relative_attention": _absolute,
+_PLAIN: dict[Op, Callable[[Node], bool]] = {
+    ops.rope: _unturned,
+    ops.linear_attention: _unturned_linear,
+    ops.relative_attention: _absolute,
 }
 
 
@@ -171,8 +171,8 @@ def _unturned_sums(
     return ops.linear_attention.reference(q, k, v, mask, heads=heads, causal=causal)
 
 
-_UNPLACED: dict[str, Callable[..., Any]] = {
-    "rope": lambda x, *turn, **attrs: x,
-    "linear_attention": _unturned_sums,
-    "relative_attention": _unrelated,
+_UNPLACED: dict[Op, Callable[..., Any]] = {
+    ops.rope: lambda x, *turn, **attrs: x,
+    ops.linear_attention: _unturned_sums,
+    ops.relative_attention: _unrelated,
 }

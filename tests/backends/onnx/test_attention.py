@@ -136,7 +136,7 @@ def test_the_cuda_kernel_takes_a_bias_or_sinks() -> None:
     place = TARGETS["ort-cuda"]
     for sinks, wanted in ((None, None), (np.zeros(HEADS), "the CUDA kernel takes a bias or sinks, not both")):
         graph = run_passes(decoder(alibi, sinks=sinks), "kv-cache, cast{dtype=f16}")
-        node = next(n for n in graph.nodes if n.op.name == "attention")
+        node = next(n for n in graph.nodes if n.op is ops.attention)
         found = next(lowering for lowering in LOWERINGS["attention"] if lowering.name == "GroupQueryAttention")
         assert found.when(node, place) == wanted
         assert refusals(node, place) is None  # the standard operator takes both

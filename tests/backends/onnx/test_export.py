@@ -78,13 +78,13 @@ def test_rotary_positions_are_absorbed_only_when_the_kernel_can_turn_them(tmp_pa
 def test_positions_turned_in_other_heads_are_not_absorbed() -> None:
     """A rotation of half as many, twice as wide heads is another function than the kernel's."""
     graph = run_passes(decoder().graph(), "default")
-    (rope,) = [n for n in graph.nodes if n.op.name == "rope" and n.output.name == "layers.1.attn.q_rope"]
+    (rope,) = [n for n in graph.nodes if n.op is ops.rope and n.output.name == "layers.1.attn.q_rope"]
     wide = graph.add_param("wide", TensorType(dtypes.f32, (8,)), Full(0.1, (8,)))
-    for node in [n for n in graph.nodes if n.op.name == "rope" and n.scope == rope.scope]:
+    for node in [n for n in graph.nodes if n.op is ops.rope and n.scope == rope.scope]:
         node.set_input(2, wide)
     rope.attrs["heads"] = 2
     chosen = select(graph, TARGETS["ort-cpu"]).chosen
-    assert [n.scope for n in chosen if n.op.name == "rope"] == ["layers.1.attn"] * 2
+    assert [n.scope for n in chosen if n.op is ops.rope] == ["layers.1.attn"] * 2
 
 
 def test_a_tied_embedding_is_stored_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.backends.viz.layout.arrange import END, START, Box, Branches, Column, Rows
-from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene
 from weft.backends.viz.model.network import Network, Vertex
 
@@ -42,7 +42,7 @@ def test_nothing_overlaps(network: Network) -> None:
     every = {s.key for s in root.all() if s.arrangement is not None}
     rows = {s.key for s in root.all() if s.arrangement is not None and in_rows(s.arrangement.box)}
     for opened in ({root.key}, every, every | {s.key + ALL for s in root.all() if s.part.count > 1}):
-        found = [f for f in faults(place(root, opened)) if " lies on " not in f or f.rpartition(" in ")[2] not in rows]
+        found = [f for f in faults(layout(root, opened)) if " lies on " not in f or f.rpartition(" in ")[2] not in rows]
         assert found == []
 
 
@@ -107,6 +107,6 @@ def test_every_operation_is_in_the_picture_once(network: Network) -> None:
 def test_twice_the_same(network: Network) -> None:
     def points(root: Shape) -> list[object]:
         every = {s.key for s in root.all() if s.arrangement is not None}
-        return [(p.shape.key, p.x, p.y, [w.points for w in p.wires]) for p in place(root, every).all()]
+        return [(p.shape.key, p.x, p.y, [w.points for w in p.wires]) for p in layout(root, every).all()]
 
     assert points(scene(network)) == points(scene(network))

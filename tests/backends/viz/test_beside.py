@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft import load_source
-from weft.backends.viz.layout.notes import called, carried, said
-from weft.backends.viz.layout.positions import PORT, place
+from weft.backends.viz.layout.notes import called, captions, carried
+from weft.backends.viz.layout.positions import PORT, layout
 from weft.backends.viz.layout.scene import Shape, scene, unfolded
 from weft.backends.viz.model.network import Network, Vertex, network
 from weft.backends.viz.model.outline import outline
@@ -28,22 +28,22 @@ def test_caches_add_no_boxes(preset: str) -> None:
 def test_caches_are_told_where_they_are_read_and_made() -> None:
     at = {s.key: s for s in drawn("smollm2-135m", "kv-cache").all()}
     for key in ("layers.0.attn", "layers.0.attn.attention"):
-        assert "past key, value" in at[key].said[0] and at[key].said[1] == "gives present key, value"
-    assert at["layers.0-29"].said == []
+        assert "past key, value" in at[key].captions[0] and at[key].captions[1] == "gives present key, value"
+    assert at["layers.0-29"].captions == []
 
 
 @pytest.mark.parametrize("preset", ["t5-base", "transformer-base"])
 def test_the_encoder_goes_into_every_cross_attention(preset: str) -> None:
     root = drawn(preset)
-    at = {p.shape.key: p for p in place(root, unfolded(root)).all()}
-    result = next(w.values for w in place(root, unfolded(root)).wires if w.source and w.source.key == "encoder")
+    at = {p.shape.key: p for p in layout(root, unfolded(root)).all()}
+    result = next(w.values for w in layout(root, unfolded(root)).wires if w.source and w.source.key == "encoder")
     (layers,) = [p for key, p in at.items() if key.startswith("decoder.layers.") and p.shape.part.count > 1]
     for around, target in ((at["decoder"], layers), (layers, at["decoder.layers.0.cross"])):
         (line,) = [w for w in around.wires if w.target is target.shape and w.values == result]
         assert line.source is None and line.points[0][0] > target.x + target.width
         x, y = line.points[-1]
         assert x == pytest.approx(target.x + target.width) and target.y < y < target.y + 2 * PORT
-    assert "encoder output" in at["decoder.layers.0.cross"].shape.said[0]
+    assert "encoder output" in at["decoder.layers.0.cross"].shape.captions[0]
 
 
 def test_names_of_notes() -> None:
@@ -72,5 +72,5 @@ def test_what_every_layer_reads_is_not_of_the_layer_before() -> None:
     first = [Vertex(f"layers.0.{name}", "exp", "layers.0", ("x",), (f"layers.0.{name}",)) for name in ("mask", "out")]
     made = outline(Network("net", (*first, *layer(1), *layer(2), *layer(3)), {"x": "f32[2]"}, {}))
     inner = [part for part in made.parts() if part.path == "layers.1.attn"]
-    assert [list(said(part, ("layers.0.mask",), (), ())) for part in inner] == [["with mask of layer 0"]]
-    assert [list(said(part, ("layers.0.out",), (), ())) for part in inner] == [["with out of the layer before"]]
+    assert [list(captions(part, ("layers.0.mask",), (), ())) for part in inner] == [["with mask of layer 0"]]
+    assert [list(captions(part, ("layers.0.out",), (), ())) for part in inner] == [["with out of the layer before"]]

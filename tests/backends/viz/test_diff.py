@@ -10,7 +10,7 @@ from weft import load_source, run_passes
 from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.layout.font import width
-from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import ALL, Shape
 from weft.backends.viz.model.marks import kind
 from weft.backends.viz.model.network import Network, network
@@ -44,7 +44,7 @@ def test_nothing_overlaps(name: str) -> None:
     root = drawn(name)
     everything = {s.key for s in root.all() if s.arrangement is not None}
     for keys in ({root.key}, opened(root), everything):
-        placed = place(root, keys)
+        placed = layout(root, keys)
         assert list(faults(placed)) == []
         before, after = placed.inner
         assert before.x + before.width < after.x and before.y == after.y
@@ -74,7 +74,7 @@ def test_what_changed_is_open_at_first() -> None:
 
 def test_layers_of_both_sides_can_be_drawn_one_by_one() -> None:
     root = drawn("smollm2-135m")
-    placed = place(root, opened(root) | {f"{side}.layers.0-29{ALL}" for side in ("before", "after")})
+    placed = layout(root, opened(root) | {f"{side}.layers.0-29{ALL}" for side in ("before", "after")})
     keys = {p.shape.key for p in placed.all()}
     assert {"before.layers.29", "after.layers.29"} <= keys and list(faults(placed)) == []
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from playwright.sync_api import Page
 
-from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import ALL, scene, unfolded
 from weft.backends.viz.model.network import Network
 from weft.backends.viz.model.outline import Part, outline
@@ -59,7 +59,7 @@ def test_nothing_overlaps(style: str, tmp_path: Path) -> None:
     root = scene(read(built(style, 3), tmp_path))
     every = {s.key for s in root.all() if s.arrangement is not None}
     for opened in ({root.key}, every, every | {s.key + ALL for s in root.all() if s.part.count > 1}):
-        assert list(faults(place(root, opened))) == []
+        assert list(faults(layout(root, opened))) == []
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_operators_of_onnx_runtime(tmp_path: Path) -> None:
     attn = at["layers.0.attn"]
     assert attn.label.title == "Grouped-query attention" and attn.label.kind == "attention"
     assert attn.label.lines[1] == "4 heads, 2 KV heads · window 16 · RoPE"
-    assert attn.said == ["with lengths, total, past key, value", "gives present key, value"]
+    assert attn.captions == ["with lengths, total, past key, value", "gives present key, value"]
     assert at["layers.0.attn.qkv_proj.MatMul_Q4"].label.lines == ("qkv_proj", "8 to 24")
     assert at["layers.0.input_layernorm.LayerNorm"].label.title == "RMSNorm"
     assert at["embed_tokens.Gather"].label.title == "Embedding"

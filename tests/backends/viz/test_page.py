@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 from weft import load_source
-from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import ALL, scene, unfolded
 from weft.backends.viz.model.network import network
 from weft.backends.viz.web.page import page
@@ -28,7 +28,7 @@ def test_places_are_those_of_python(preset: str, visit: Callable[[str], Page]) -
     for opened in (unfolded(root), everything, everything | repeats):
         shown.evaluate("(keys) => { opened.clear(); keys.forEach((k) => opened.add(k)); draw() }", sorted(opened))
         theirs: dict[str, Any] = shown.evaluate(CORNERS)
-        ours = {p.shape.key: p for p in place(root, opened).all()}
+        ours = {p.shape.key: p for p in layout(root, opened).all()}
         assert theirs.keys() == ours.keys()
         for key, p in ours.items():
             *numbers, wires = theirs[key]

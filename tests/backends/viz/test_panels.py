@@ -65,7 +65,7 @@ def test_large_windows_are_drawn_small_and_told_true() -> None:
     (found,) = told(load_source("mistral-7b").graph)["attention"]["kinds"]
     assert found["scaled"] and found["title"] == "Causal, window 4,096" and found["where"] == "layers 0–31"
     assert found["mask"][20] == "0" * 13 + "1" * 8 + "0" * 3
-    assert any("less than 4,096 positions away; 8 in the picture" in text for text in found["said"])
+    assert any("less than 4,096 positions away; 8 in the picture" in text for text in found["sentences"])
 
 
 def test_encoders_sources_and_sinks() -> None:
@@ -73,7 +73,7 @@ def test_encoders_sources_and_sinks() -> None:
     assert [k["where"] for k in (both, causal, cross)] == ["encoder layers 0–11", *["decoder layers 0–11"] * 2]
     assert set(both["mask"]) == {"1" * 24} and set(cross["mask"]) == {"1" * 16} and cross["cross"]
     (sinks,) = told(model({"sinks": True}))["attention"]["kinds"]
-    assert sinks["sinks"] and any("extra logit" in text for text in sinks["said"])
+    assert sinks["sinks"] and any("extra logit" in text for text in sinks["sentences"])
 
 
 def test_a_rolling_cache_holds_what_writing_puts_there() -> None:

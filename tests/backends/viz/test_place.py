@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import pytest
 
 from weft import load_source
 from weft.backends.viz.layout.font import width
-from weft.backends.viz.layout.positions import Placed, place
+from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
 from weft.backends.viz.model.network import network
 from weft.frontends.models.presets import PRESETS
@@ -18,6 +19,7 @@ from .geometry import faults
 LEAST = 11  # pixels of text
 
 
+@functools.cache  # by two tests
 def drawn(preset: str) -> Shape:
     return scene(network(load_source(preset).graph))
 
@@ -35,7 +37,7 @@ def states(root: Shape) -> Iterable[set[str]]:
 def test_nothing_overlaps(preset: str) -> None:
     root = drawn(preset)
     for opened in states(root):
-        assert list(faults(place(root, opened))) == []
+        assert list(faults(layout(root, opened))) == []
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -50,7 +52,7 @@ def test_text_fits_its_box(preset: str) -> None:
 
 def test_the_stream_is_straight() -> None:
     root = drawn("smollm2-135m")
-    at = {p.shape.key: p for p in place(root, unfolded(root)).all()}
+    at = {p.shape.key: p for p in layout(root, unfolded(root)).all()}
     spine = [at[key].axis for key in ("layers.0.attn_residual", "layers.0.ffn_residual", "layers.0-29", "final_norm")]
     assert max(spine) - min(spine) < 0.01
     assert at["layers.0.attn"].x > spine[0]
@@ -61,9 +63,9 @@ def test_every_operation_is_drawn_once() -> None:
     root = scene(network(graph))
     opened = {s.key for s in root.all() if s.arrangement} | {s.key + ALL for s in root.all() if s.part.count > 1}
     for _ in range(3):  # what stands in opened layers is opened too
-        opened |= {p.shape.key for p in place(root, opened).all() if p.shape.arrangement}
+        opened |= {p.shape.key for p in layout(root, opened).all() if p.shape.arrangement}
     names = [
-        v.name for p in leaves(place(root, opened)) for v in p.shape.part.vertices if v.op not in ("input", "output")
+        v.name for p in leaves(layout(root, opened)) for v in p.shape.part.vertices if v.op not in ("input", "output")
     ]
     assert sorted(names) == sorted(node.output.name for node in graph.nodes)
 

@@ -15,7 +15,7 @@ from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.style import LOOKS, colours
 from weft.backends.viz.formats.svg import svg
 from weft.backends.viz.layout.font import width, wrapped
-from weft.backends.viz.layout.positions import place
+from weft.backends.viz.layout.positions import layout
 from weft.backends.viz.layout.scene import Shape, scene, unfolded
 from weft.backends.viz.model.labels import KINDS
 from weft.backends.viz.model.network import network
@@ -93,20 +93,20 @@ def only_texts(root: ET.Element) -> str:
 def test_what_is_drawn_is_what_is_placed(preset: str) -> None:
     root = drawn(preset)
     tree = ET.fromstring(printed(preset))
-    placed = [p for p in place(root, unfolded(root)).all() if p.shape is not root]
+    placed = [p for p in layout(root, unfolded(root)).all() if p.shape is not root]
     titles = [e.text for e in tree.iter(f"{NS}title")][1:]
     assert sorted(filter(None, titles)) == sorted(p.shape.key for p in placed)
     texts = {e.text for e in tree.iter(f"{NS}text")}
     for p in placed:
         assert p.shape.label.symbol or p.shape.label.title in texts
-        assert p.open or p.shape.label.symbol or {*p.shape.label.lines, *p.shape.said} <= texts
+        assert p.open or p.shape.label.symbol or {*p.shape.label.lines, *p.shape.captions} <= texts
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_legend_tells_the_kinds_that_occur(preset: str) -> None:
     root = drawn(preset)
     texts = [e.text for e in ET.fromstring(printed(preset)).iter(f"{NS}text")]
-    shown = {p.shape.label.kind for p in place(root, unfolded(root)).all() if p.shape is not root}
+    shown = {p.shape.label.kind for p in layout(root, unfolded(root)).all() if p.shape is not root}
     assert {kind for kind, name in KINDS.items() if name in texts} == shown
 
 

@@ -14,7 +14,7 @@ from weft.backends.viz.formats.mermaid import mermaid
 from weft.backends.viz.formats.sheet import Sheet
 from weft.backends.viz.formats.tree import plain_tree
 from weft.backends.viz.layout.links import links
-from weft.backends.viz.layout.positions import Placed, place
+from weft.backends.viz.layout.positions import Placed, layout
 from weft.backends.viz.layout.scene import ALL, Shape, scene, unfolded
 from weft.backends.viz.model.network import Network, Vertex, network
 from weft.frontends.api.draw.fact_sheet import fact_sheet
@@ -34,15 +34,15 @@ def drawn(preset: str) -> Shape:
 
 def first(preset: str) -> Placed:
     root = drawn(preset)
-    return place(root, unfolded(root))
+    return layout(root, unfolded(root))
 
 
 def everything(root: Shape) -> Placed:
     """Every operation in a box of its own, or in that of what it views or adds to."""
     opened = {s.key for s in root.all() if s.arrangement} | {s.key + ALL for s in root.all() if s.part.count > 1}
     for _ in range(4):  # what stands in opened layers is opened too
-        opened |= {p.shape.key for p in place(root, opened).all() if p.shape.arrangement}
-    return place(root, opened)
+        opened |= {p.shape.key for p in layout(root, opened).all() if p.shape.arrangement}
+    return layout(root, opened)
 
 
 # -- what reads what
@@ -130,7 +130,7 @@ def odd(name: str) -> Placed:
         Vertex(name, "gelu", "", ("a",), (name,), ("x",), ("f32[2]",)),
     )
     root = scene(Network('say "it"', vertices, {"x": "f32[2]"}, {"y": (name, "f32[2]")}))
-    return place(root, [root.key])
+    return layout(root, [root.key])
 
 
 ODD = 'a"b\\n<i>`c` #1; {d} | e\n# &f\x1b[2J'

@@ -9,7 +9,7 @@ from weft.backends.viz.model.facts import facts
 from weft.backends.viz.model.network import network
 from weft.backends.viz.model.outline import outline
 from weft.backends.viz.model.work import NONE, of_node
-from weft.ir import Graph
+from weft.ir import Graph, ops
 from weft.ir.graph.analysis import total_cost
 from weft.ir.types import sizes
 from weft.passes import run_passes
@@ -56,7 +56,7 @@ def test_one_more_token_costs_what_a_cached_graph_costs(preset: str) -> None:
     masks = [n for n in cached.nodes if "key_mask" in {o.name for o in n.op.operands} and n.operand("key_mask")]
     beyond = 0  # the cached graph reads the whole cache; a window keeps as much as it sees
     for node in cached.nodes:
-        if node.op.name == "attention" and node.attrs["window"] is not None:
+        if node.op is ops.attention and node.attrs["window"] is not None:
             k, v = node.operand("k"), node.operand("v")
             beyond += 4 * (SEEN - node.attrs["window"]) * (k.width + v.width if k and v else 0)
     assert run["read"] - found["read"] == 8 * SEEN * len(masks) + beyond
@@ -70,7 +70,7 @@ def test_an_encoder_does_nothing_for_one_more_token() -> None:
 
 def test_experts_that_one_token_asks_for() -> None:
     graph = load_source("mixtral-8x7b").graph
-    moe = next(n for n in graph.nodes if n.op.name == "moe")
+    moe = next(n for n in graph.nodes if n.op is ops.moe)
     each = 3 * 4096 * 14_336
     numbers = [sizes.evaluate(of_node(moe).read, sized(n)) for n in (1, 4)]
     assert numbers == [2 * each + 4096 + 8, 8 * each + 4 * (4096 + 8)]

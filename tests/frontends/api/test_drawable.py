@@ -54,7 +54,7 @@ def test_an_onnx_folder_looks_like_its_source(arch: Path) -> None:
         (wanted,) = {s.label.title for s in source.all() if s.label.kind == kind and s.arrangement is not None}
         assert {s.label.title for s in root.all() if s.label.kind == kind and s.arrangement is not None} == {wanted}
     attn = next(s for s in root.all() if s.key.endswith(".attn"))
-    assert attn.said[0].endswith("past key, value") and attn.said[1].startswith("gives present key, value")
+    assert attn.captions[0].endswith("past key, value") and attn.captions[1].startswith("gives present key, value")
 
 
 def test_parameters_of_a_compiled_folder(arch: Path) -> None:

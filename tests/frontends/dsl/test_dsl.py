@@ -52,7 +52,7 @@ model = Decoder(vocab=32_000, dim=512, layers=([local] * 5 + [wide]) * 4, tie_em
 """)
     graph = weft.load_source(tmp_path / "local_global.py").graph
     verify(graph, recipes=True)
-    windows = [n.attrs["window"] for n in graph.nodes if n.op.name == "attention"]
+    windows = [n.attrs["window"] for n in graph.nodes if n.op is ops.attention]
     assert windows == ([512] * 5 + [None]) * 4
     assert "lm_head.weight" not in graph.params
     assert {n for n in graph.params if "rope" in n} == {"rope.frequencies", "rope.frequencies_2"}
@@ -404,7 +404,7 @@ def test_encoder_with_rope_numbers_its_own_positions() -> None:
     verify(graph, recipes=True)
     assert list(graph.inputs) == ["input_ids", "attention_mask"]
     assert list(graph.outputs) == ["last_hidden_state"]
-    attention = [n for n in graph.nodes if n.op.name == "attention"]
+    attention = [n for n in graph.nodes if n.op is ops.attention]
     assert all(n.operand("key_mask") is graph.inputs["attention_mask"] and not n.attrs["causal"] for n in attention)
     assert "iota" not in {n.op.name for n in Encoder(10, 8, 1, Block(Attention(2))).graph().nodes}
 
@@ -421,7 +421,7 @@ def test_cross_attention_reads_memory(rng: np.random.Generator) -> None:
     graph = trace(Cross(Attention(4)), {"x": X, "memory": memory})
     verify(graph, recipes=True)
     assert graph.params["attn.k.weight"].shape == (16, 8)
-    (node,) = [n for n in graph.nodes if n.op.name == "attention"]
+    (node,) = [n for n in graph.nodes if n.op is ops.attention]
     assert not node.attrs["causal"]
 
 

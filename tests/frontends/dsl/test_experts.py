@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Block, Decoder, GatedMLP, MoE
-from weft.ir import interpret, verify
+from weft.ir import interpret, ops, verify
 
 from ..formulas import Array, close, outputs, run, sigmoid, silu, softmax, softplus
 
@@ -197,7 +197,7 @@ def test_cost_counts_the_active_experts() -> None:
         from weft.ir.types import sizes
 
         graph = Decoder(10, 16, 1, Block(None, model)).graph()
-        return sizes.evaluate(total_cost(n for n in graph.nodes if n.op.name == "moe").flops, {"batch": 1, "seq": 1})
+        return sizes.evaluate(total_cost(n for n in graph.nodes if n.op is ops.moe).flops, {"batch": 1, "seq": 1})
 
     assert flops(MoE(64, 8, 2)) == 2 * 6 * 8 * 16
     assert flops(MoE(64, 8, 2, choice="hierarchical", groups=8, top_groups=3)) == 6 * 6 * 8 * 16

@@ -24,7 +24,7 @@ from weft import (
     WeftError,
 )
 from weft.frontends.dsl import T5Bias
-from weft.ir import Graph, interpret, parse, verify
+from weft.ir import Graph, interpret, ops, parse, verify
 
 VOCAB, DIM, HEADS, LAYERS, HIDDEN = 41, 24, 3, 2, 36
 
@@ -130,12 +130,12 @@ def test_one_table_of_relative_positions_for_each_half() -> None:
         Encoder(*shape, Block(attn, MLP(HIDDEN), norm), position_bias=bias, final_norm=norm),
         Decoder(*shape, Block(attn, MLP(HIDDEN), norm, cross=CrossAttention(HEADS)), position_bias=bias),
     ).graph()
-    makers = [n for n in graph.nodes if n.op.name == "relative_position_bias"]
+    makers = [n for n in graph.nodes if n.op is ops.relative_position_bias]
     assert [n.attrs["bidirectional"] for n in makers] == [True, False]
     assert [name for name in graph.params if "bias" in name] == [
         *("encoder.position_bias.weight", "decoder.position_bias.weight")
     ]
-    crossing = [n for n in graph.nodes if n.op.name == "attention" and n.scope.endswith("cross")]
+    crossing = [n for n in graph.nodes if n.op is ops.attention and n.scope.endswith("cross")]
     assert len(crossing) == LAYERS and all(n.operand("bias") is None for n in crossing)
 
 

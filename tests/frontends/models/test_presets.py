@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from weft.frontends import PRESETS, load_source
-from weft.ir import verify
+from weft.ir import ops, verify
 from weft.passes.analysis.costs import active_count, cached, parameter_count, state_bytes
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
@@ -92,7 +92,7 @@ def test_states_have_a_constant_size() -> None:
 
 
 def test_gpt3_alternates_dense_and_banded_layers() -> None:
-    windows = [n.attrs["window"] for n in load_source("gpt3-175b").graph.nodes if n.op.name == "attention"]
+    windows = [n.attrs["window"] for n in load_source("gpt3-175b").graph.nodes if n.op is ops.attention]
     assert windows == [None, 256] * 48
 
 

@@ -159,7 +159,7 @@ def test_walk_sees_what_is_inserted_behind() -> None:
     seen = []
     for node in graph.nodes:
         seen.append(node.op.name)
-        if node.op.name == "neg":
+        if node.op is ops.neg:
             with graph.inserting(before=node):
                 ops.exp(graph.inputs["x"])
             with graph.inserting(after=node):

@@ -77,6 +77,23 @@ def test_cost_is_a_number(op: Op, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
+def test_states_are_what_a_call_takes_and_makes(op: Op, case: Case) -> None:
+    """Of every op: whatever it declares to keep, and nothing else, is called past and present."""
+    (node,) = one_node(op, case)[0].nodes
+    specs = op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
+    assert len({spec.part for spec in specs}) == len(specs)
+    pasts = {o.name for o in op.operands if o.name.startswith("past") and node.operand(o.name) is not None}
+    assert pasts <= {spec.taken for spec in specs}
+    results = dict(zip(op.results(node.inputs), node.outputs, strict=False))
+    for spec in specs:
+        past = node.operand(spec.taken)
+        if spec.made and past is not None:
+            assert past.shape == results[spec.made].shape == spec.type.shape
+        elif spec.made:
+            assert spec.made not in results and spec.row.count(sizes.sym("capacity")) == (spec.slots is not None)
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
 def test_one_node_graph_round_trips(op: Op, case: Case) -> None:
     graph, _ = one_node(op, case)
     assert parse(str(graph)) == graph

@@ -57,7 +57,7 @@ UNITS: dict[str, Gate] = {
 def test_gated_units_of_every_activation_are_recognized(name: str, packed: bool) -> None:
     before = unit(UNITS[name], packed)
     after = applied("fuse-glu", before)
-    (glu,) = [n for n in after.nodes if n.op.name == "glu"]
+    (glu,) = [n for n in after.nodes if n.op is ops.glu]
     assert glu.attrs["activation"] == name.partition(",")[0]
     assert (glu.attrs["limit"], glu.attrs["shift"]) == ((0.7, 1.0) if UNITS[name] is clamped else (None, 0.0))
     assert len(after) == 4 and worst(before, after) <= EXACT
@@ -96,7 +96,7 @@ def test_a_gate_clamped_on_both_sides_is_another_one() -> None:
 
 def test_what_others_read_is_not_fused_away() -> None:
     before, trace = unit(UNITS["silu"]), Trace()
-    before.add_output("opened", next(n.output for n in before.nodes if n.op.name == "swish"))
+    before.add_output("opened", next(n.output for n in before.nodes if n.op is ops.swish))
     assert str(applied("fuse-glu", before, trace)) == str(before)
     assert "%swish is read by others too" in trace.refusals[0].reason
 
@@ -221,7 +221,7 @@ def test_copies_are_the_same_model(name: str, k: int) -> None:
     after = applied(f"upcycle-to-moe{{experts=3, top_k={k}}}", before)
     dense = sum(isinstance(feed_forward(n), FeedForward) for n in before.nodes)
     assert count(after, "moe") == dense > 0 and worst(before, after) <= EXACT
-    routers = {n.inputs[1] for n in after.nodes if n.op.name == "linear" and n.output.width == 3}
+    routers = {n.inputs[1] for n in after.nodes if n.op is ops.linear and n.output.width == 3}
     shared = name == "packed/variant repeated"
     assert len(routers) == dense // (2 if shared else 1)
 
@@ -230,7 +230,7 @@ def test_without_renormalization_the_model_changes() -> None:
     before = ZOO["preset/smollm2-135m"]()
     wrong = applied("upcycle-to-moe{experts=4}", before)
     for node in wrong.nodes:
-        if node.op.name == "route":
+        if node.op is ops.route:
             node.attrs["renormalize"] = False
     assert worst(before, wrong) > 0.05
 
@@ -241,7 +241,7 @@ def test_experts_are_not_upcycled_again() -> None:
     assert str(applied("upcycle-to-moe{experts=4}", before, trace)) == str(before)
     assert {r.reason for r in trace.refusals} == {"it stands beside experts"}
     before = unit(UNITS["silu"])
-    before.add_output("hidden", next(n.output for n in before.nodes if n.op.name == "mul"))
+    before.add_output("hidden", next(n.output for n in before.nodes if n.op is ops.mul))
     trace = Trace()
     assert str(applied("upcycle-to-moe{experts=4}", before, trace)) == str(before)
     assert trace.refusals[0].reason == "%mul is read by the caller too"
@@ -322,8 +322,7 @@ def test_the_check_notices_another_activation() -> None:
 def test_gates_of_attention_and_poolers_stay() -> None:
     after = applied("replace-activation{to=relu}", ZOO["variant/gate"]())
     assert (
-        count(after, "sigmoid") == 2
-        and [n.attrs["activation"] for n in after.nodes if n.op.name == "glu"] == ["relu"] * 2
+        count(after, "sigmoid") == 2 and [n.attrs["activation"] for n in after.nodes if n.op is ops.glu] == ["relu"] * 2
     )
     after = applied("replace-activation{to=relu}", ZOO["family/bert"]())
     assert count(after, "tanh") == 1 and count(after, "relu") == 3

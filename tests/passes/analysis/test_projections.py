@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.ir import Graph, Node, verify
+from weft.ir import Graph, Node, ops, verify
 from weft.ir.recipes import Full, Scale, Slice, Source
 from weft.passes.analysis.projections import Projections, projections, unpacked
 
@@ -19,7 +19,7 @@ MODELS = {
 
 
 def attentions(graph: Graph) -> list[Node]:
-    return [n for n in graph.nodes if n.op.name == "attention"]
+    return [n for n in graph.nodes if n.op is ops.attention]
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

@@ -96,7 +96,7 @@ def test_writers_are_centred_and_shifts_go_on() -> None:
     centred_params = {n for n, p in after.params.items() if isinstance(p.recipe, Centre)}
     layers = {f"layers.{i}.{n}.{p}" for i in range(3) for n in ("attn.o", "ffn.down") for p in ("weight", "bias")}
     assert centred_params == {"embed.weight", "positions.weight"} | layers
-    assert all(len(n.inputs) == 2 for n in after.nodes if n.op.name == "rms_norm")
+    assert all(len(n.inputs) == 2 for n in after.nodes if n.op is ops.rms_norm)
     head = next(n for n in after.nodes if n.output.name == "lm_head")
     assert head.operand("bias") is not None and "add" in {n.op.name for n in after.nodes}
 
@@ -105,7 +105,7 @@ def test_a_shift_that_no_linear_takes_is_added() -> None:
     graph = ZOO["variant/encoder, pre-norm"]()
     after = applied("layernorm-to-rmsnorm", graph)
     assert after.outputs["last_hidden_state"].producer is not None
-    assert after.outputs["last_hidden_state"].producer.op.name == "add" and worst(graph, after) <= EXACT
+    assert after.outputs["last_hidden_state"].producer.op is ops.add and worst(graph, after) <= EXACT
 
 
 def test_tied_heads() -> None:
@@ -151,9 +151,9 @@ def as_rms(graph: Graph) -> Graph:
     wrong = graph.clone()
     for stream in streams(wrong):
         for writer in stream.writers:
-            if isinstance(writer, Node) and writer.op.name in ("linear", "embedding"):
+            if isinstance(writer, Node) and writer.op in (ops.linear, ops.embedding):
                 write_through(writer, centred)
-    for norm in [n for n in wrong.nodes if n.op.name == "layer_norm"]:
+    for norm in [n for n in wrong.nodes if n.op is ops.layer_norm]:
         with wrong.inserting(before=norm):
             y = ops.rms_norm(norm.inputs[0], norm.operand("weight"), eps=norm.attrs["eps"])
             y = ops.add(y, norm.operand("bias"))
@@ -237,7 +237,7 @@ def test_eps_must_be_scaled_too() -> None:
     before = Tiny().graph()
     wrong = applied("scale-residual-stream{factor=0.01}", before)
     for node in wrong.nodes:
-        if node.op.name == "rms_norm":
+        if node.op is ops.rms_norm:
             changed(node, eps=1e-5)
     assert worst(before, wrong) > 1e-4
 

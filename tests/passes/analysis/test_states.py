@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from weft.ir import Graph, TensorType, Value, WeftError, ops
+from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, case, constant_state, normal, op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
 from weft.passes import Trace, default_pipeline, run_passes
+from weft.passes.analysis.costs import cached, state_bytes
+from weft.passes.analysis.states import manifest_records, taken_states
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
@@ -128,6 +132,56 @@ def test_the_interface() -> None:
         if name.startswith("past_")
     ]
     assert list(after.outputs) == ["logits", *presents]
+
+
+def test_an_op_from_outside_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OPS, "_items", {name: OPS[name] for name in OPS})  # it goes again with the test
+
+    @op(outputs="leaky present", cases=[case(normal(2, 5, 3)), case(normal(2, 5, 3), normal(2, 3))])
+    def leaky(x: Array, past: Array | None = None, *, leak: float = 0.9) -> Array | tuple[Array, Array]:
+        """y_t = leak · y_{t−1} + x_t."""
+        sums, y = np.zeros_like(x[:, 0]) if past is None else past, np.zeros_like(x)
+        for t in range(x.shape[1]):
+            y[:, t] = sums = leak * sums + x[:, t]
+        return y if past is None else (y, sums)
+
+    @leaky.infer
+    def _(n: OpCall) -> tuple[TensorType, ...]:
+        return (n.x,) if n.past is None else (n.x, n.past)
+
+    @leaky.states
+    def _(n: OpCall) -> tuple[StateSpec, ...]:
+        return (constant_state(StateKind.SSM, n.x, n.x.shape[2]),)
+
+    before = model(lambda g, x, at: leaky(x), local)
+    after = applied("kv-cache", before)
+    KvCache().check(before, after, EquivalenceCheck())
+    assert str(after.inputs["past_states.0.ssm"].type) == "f32[batch, 12]"
+    assert state_bytes(before.nodes, 2) == 4 * WIDTH
+    assert cached(before.nodes) == [(2 * WIDTH, 3)]
+    assert manifest_records(after, taken_states(after))["carried"] == [
+        {
+            "input": "past_key_values.0.key",
+            "output": "present.0.key",
+            "kind": "kv",
+            "growth": "text",
+            "shape": [3, None, 4],
+        },
+        {
+            "input": "past_key_values.0.value",
+            "output": "present.0.value",
+            "kind": "kv",
+            "growth": "text",
+            "shape": [3, None, 4],
+        },
+        {
+            "input": "past_states.0.ssm",
+            "output": "present_states.0.ssm",
+            "kind": "ssm",
+            "growth": "constant",
+            "shape": [12],
+        },
+    ]
 
 
 def test_without_attention_nothing_reads_the_mask_until_the_last_token_is_taken() -> None:

@@ -45,8 +45,8 @@ def test_names_scopes_and_trace() -> None:
     trace = Trace()
     legalize(after, refusing("add_norm", "glu"), trace)
     made = {v.name: n for n in after.nodes for v in n.outputs}
-    assert made["layers.0.mlp_norm"].op.name == "rms_norm" and made["layers.0.attn_sum"].op.name == "add"
-    assert made["layers.0.mlp.glu"].op.name == "mul" and made["layers.0.mlp.glu"].scope == "layers.0.mlp"
+    assert made["layers.0.mlp_norm"].op is ops.rms_norm and made["layers.0.attn_sum"].op is ops.add
+    assert made["layers.0.mlp.glu"].op is ops.mul and made["layers.0.mlp.glu"].scope == "layers.0.mlp"
     assert trace.rewrites == {"expand add_norm": 2, "expand glu": 1}
     assert "expanded glu at %layers.0.mlp.glu: glu is not spoken here; nor there" in trace.lines
 

@@ -39,10 +39,10 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
 
 def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | None:
     """`norm_qkv`, which writes the cache, then `decode_attention`."""
-    held = packed(e, [h.projection for h in (found.q, found.k, found.v)])
-    if held is None:
+    packing = packed(e, [h.projection for h in (found.q, found.k, found.v)])
+    if packing is None:
         return None
-    (weight, bias), source, rope = held, found.q.projection.source, found.q.rope
+    (weight, bias), source, rope = packing, found.q.projection.source, found.q.rope
     norm = e.norm(source)
     q_norm, k_norm = (None if h.norm is None else e.norm_node(h.norm) for h in (found.q, found.k))
     scope = e.around(weight, norm, bias, q_norm, k_norm)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.ir.op import Op
 from weft.passes.analysis.rotary import unlike
 
 from ...kernels import latent_qk
 from ..emitter import Refusal
+from ..gates import maker
 from ..patterns import NormOf, is_norm
 from .products import few_rows
 
@@ -29,17 +29,17 @@ class Absorbed:
 
 def absorbed(node: Node) -> Absorbed | str:
     """The attention `node` with what makes its queries and keys; or why these are no one kernel."""
-    keys = _made(node.operand("k"), ops.concat)
+    keys = maker(node.operand("k"), ops.concat)
     c, turned = (None, None) if keys is None or len(keys.inputs) != 2 else keys.inputs
-    k_rope = _made(turned, ops.rope)
+    k_rope = maker(turned, ops.rope)
     if c is None or k_rope is None:
         return "its keys are no latent beside what is turned"
     norm = _norm(c)
     if (kv := _halves(norm.x, k_rope.inputs[0])) is None:
         return "its latent, or the RMS norm of that, is not split from what is turned"
-    both = _made(_flat(node.operand("q")), ops.concat)
+    both = maker(_flat(node.operand("q")), ops.concat)
     up, rope = (None, None) if both is None or len(both.inputs) != 2 else map(_flat, both.inputs)
-    product, q_rope = _made(up, ops.head_linear), _made(rope, ops.rope)
+    product, q_rope = maker(up, ops.head_linear), maker(rope, ops.rope)
     if product is None or q_rope is None or not product.attrs["inverse"]:
         return "its queries are not multiplied by a projection of keys"
     q, weight = _halves(_flat(product.inputs[0]), _flat(q_rope.inputs[0])), product.operand("weight")
@@ -59,26 +59,20 @@ def refusal(found: Absorbed, heads: int) -> Refusal:
 
 def _norm(c: Value) -> NormOf:
     """A latent, or an RMS norm of one."""
-    made = _made(c, ops.rms_norm)
+    made = maker(c, ops.rms_norm)
     x = None if made is None or not is_norm(made) else made.inputs[0]
     return NormOf(c) if x is None else NormOf(x, made)
 
 
-def _made(value: Value | None, op: Op) -> Node | None:
-    """Return what makes `value`, if that is a node of `op`."""
-    node = None if value is None else value.producer
-    return node if node is not None and node.op is op else None
-
-
 def _flat(value: Value | None) -> Value | None:
     """Return what `value` is another shape of."""
-    node = _made(value, ops.reshape)
+    node = maker(value, ops.reshape)
     return value if node is None else node.inputs[0]
 
 
 def _halves(first: Value | None, second: Value | None) -> Value | None:
     """Return what is split into `first` and `second` along its last axis."""
-    node = _made(first, ops.split)
+    node = maker(first, ops.split)
     if node is None or node.outputs != (first, second) or node.attrs["axis"] not in (-1, len(node.output.shape) - 1):
         return None
     return node.inputs[0]

@@ -46,14 +46,14 @@ def by_head(e: StepEmitter, node: Node) -> Var | None:
     x, weight = node.operand("x"), node.operand("weight")
     if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
         return None
-    held = e.weight(weight)
-    e.within(held)
+    own = e.weight(weight)
+    e.within(own)
     e.chose("linear_by_head", few_rows)
-    return Call("linear_by_head").give(x, held, str(node.attrs["heads"])).emit(e)
+    return Call("linear_by_head").give(x, own, str(node.attrs["heads"])).emit(e)
 
 
 def _linear(e: StepEmitter, p: Projection, activation: str = "") -> Var:
-    weight, bias, norm = e.weight(p.weight), _weight(e, p.bias), e.norm(p.source)
+    weight, bias, norm = e.weight(p.weight), optional_weight(e, p.bias), e.norm(p.source)
     e.within(weight, norm, bias)
     e.chose("norm_linear", few_rows, parts="norm" * (norm is not None))
     call = Call("norm_linear").give(p.source.x, weight).named(bias=bias, norm=norm)
@@ -63,7 +63,8 @@ def _linear(e: StepEmitter, p: Projection, activation: str = "") -> Var:
     return made
 
 
-def _weight(e: StepEmitter, param: Param | None) -> Operand | None:
+def optional_weight(e: StepEmitter, param: Param | None) -> Operand | None:
+    """A weight as it is, if there is one."""
     return None if param is None else e.weight(param)
 
 
@@ -91,10 +92,10 @@ def side_by_side(e: StepEmitter, statements: list[Statement]) -> list[Statement]
 def _one(e: StepEmitter, group: list[Statement]) -> Statement | None:
     """The linear maps of `group` as one; None if their weights do not stand side by side."""
     parts = [e.linears[s.results[0]] for s in group]
-    held = packed(e, parts)
-    if held is None or len({p.weight for p in parts}) != len(parts):
+    packing = packed(e, parts)
+    if packing is None or len({p.weight for p in parts}) != len(parts):
         return None
-    weight, bias = held
+    weight, bias = packing
     call = Call("norm_linear").give(group[0].operands[0], weight).named(bias=bias, norm=e.norm(parts[0].source))
     widths = ", ".join(str(p.value.width) for p in parts)
     for choice in e.choices:
@@ -117,11 +118,11 @@ def gated(e: StepEmitter, node: Node) -> Var | None:
         e.declined(found)
         return None
     gate, up = found
-    held = packed(e, [gate, up])
-    if held is None:
+    packing = packed(e, [gate, up])
+    if packing is None:
         e.declined("gate and up do not stand side by side")
         return None
-    (weight, bias), norm = held, e.norm(gate.source)
+    (weight, bias), norm = packing, e.norm(gate.source)
     e.within(weight, norm, bias)
     e.chose("norm_glu", few_rows, parts="norm, gate and up" if norm is not None else "gate and up")
     call = Call("norm_glu").give(gate.source.x, weight).named(bias=bias, norm=norm)
@@ -138,7 +139,7 @@ def opening(call: Call, node: Node) -> Call:
 def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:
     """`stream` and what a projection adds to it."""
     p = found.projection
-    weight, bias, norm = e.weight(p.weight), _weight(e, p.bias), e.norm(found.norm)
+    weight, bias, norm = e.weight(p.weight), optional_weight(e, p.bias), e.norm(found.norm)
     e.within(weight, norm, bias)
     call = Call("linear_residual").give(p.source.x, weight, stream).named(bias=bias, norm=norm)
     call.set("scale", found.scale, default=1).named(tickets=e.tickets(p.value.width))

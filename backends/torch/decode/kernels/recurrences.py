@@ -8,7 +8,7 @@ import torch
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.passes.analysis.states import states
+from weft.passes.analysis.states import has_state, states
 
 from ...kernels import selective_scan, ssd
 from ...kernels.shared import operands
@@ -18,7 +18,8 @@ from ...program.statements import CacheSlot, Operand, Submodule, Var
 from .. import patterns
 from ..calls import Call
 from ..emitter import StepEmitter, required
-from ..gates import Ending, ending
+from ..gates import Ending, ending, maker, single
+from .products import optional_weight
 
 KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
 PLAIN = (ops.linear_attention, ops.gated_linear_attention)  # computed with torch
@@ -44,7 +45,7 @@ def recurrence(e: StepEmitter, node: Node) -> Var | None:
     if node.op not in KERNELS:
         e.declined("no kernel computes it token by token")
         return None
-    if any(node.operand(o) is not None for o, _ in states(node).values()):
+    if has_state(node):
         e.declined("its state is an operand")
         return None
     return _convolved(e, node) if node.op is ops.causal_conv else _stepped(e, Ending(node))
@@ -55,10 +56,10 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
     found = ending(node)
     if found is None or found.node not in e.cached:
         return None
-    if any(found.node.operand(o) is not None for o, _ in states(found.node).values()):
+    if has_state(found.node):
         return None
     e.enter(found.node)
-    if e.around(_norm(e, found)) != e.scope:
+    if e.around(_norm(e, found.norm, found.gain)) != e.scope:
         return None
     e.reconsider()
     return _stepped(e, found, local_name(node.output))
@@ -90,7 +91,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
         call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"])
     if found.gate is not None:
         call.give(f"gate={call.place(found.gate)}[:, 0]")
-    if (norm := _norm(e, found)) is not None:
+    if (norm := _norm(e, found.norm, found.gain)) is not None:
         call.named(norm=norm, tickets=e.tickets(found.groups)).set("norm_groups", found.groups, default=1)
     e.chose(KERNELS[node.op], lambda dtype: _refusal(node, dtype), parts=", ".join(_parts(given, found)))
     return call.emit(e, "[0][:, None]", name=name)
@@ -107,17 +108,17 @@ def _operands(node: Node) -> dict[str, Given]:
 
 def _step_size(node: Node, delta: Given) -> Given:
     """Δ as the softplus of a projection, or of a sum with a bias."""
-    made = delta.value.producer
-    inner = None if made is None or made.op is not ops.softplus else made.inputs[0]
+    made = maker(delta.value, ops.softplus)
+    inner = None if made is None else made.inputs[0]
     if inner is None:
         return delta
     found = patterns.projection(inner)
-    if found is not None and node.op is ops.selective_scan and patterns.single(inner):
+    if found is not None and node.op is ops.selective_scan and single(inner):
         norm = found.source.node
         if norm is None or norm.op is ops.rms_norm:
             return Given(found.source.x, norm, found.weight, found.bias, softplus=True)
-    add = inner.producer
-    x, bias = (None, None) if add is None or add.op is not ops.add else add.inputs[:2]
+    add = maker(inner, ops.add)
+    x, bias = (None, None) if add is None else add.inputs[:2]
     if isinstance(x, Param):
         x, bias = bias, x
     if x is not None and isinstance(bias, Param) and bias.shape == x.shape[-1:]:
@@ -127,8 +128,8 @@ def _step_size(node: Node, delta: Given) -> Given:
 
 def _normed(value: Value) -> Given:
     """`value` as the RMS norm that only the recurrence reads."""
-    node = value.producer
-    if node is None or node.op is not ops.rms_norm or not patterns.is_norm(node) or not patterns.single(value):
+    node = maker(value, ops.rms_norm)
+    if node is None or not patterns.is_norm(node) or not single(value):
         return Given(value)
     return Given(required(node, "x"), node)
 
@@ -136,32 +137,25 @@ def _normed(value: Value) -> Given:
 def _prepare(e: StepEmitter, call: Call, given: dict[str, Given]) -> None:
     """Add the keywords that say what is done with what a kernel reads."""
     delta = given["delta"]
-    call.named(**{name: None if w is None else e.weight(w) for name, w in _projects(delta).items()})
+    call.named(weight=optional_weight(e, delta.weight), bias=optional_weight(e, delta.bias))
     call.set("softplus", delta.softplus, default=False)
     for name, keyword in (("delta", "norm"), ("b", "b_norm"), ("c", "c_norm")):
-        if (node := given[name].norm) is not None:
-            call.named(**{keyword: e.norm_node(node)})
+        call.named(**{keyword: _norm(e, given[name].norm)})
 
 
-def _projects(given: Given) -> dict[str, Param | None]:
-    return {"weight": given.weight, "bias": given.bias}
-
-
-def _weights(e: StepEmitter, given: Given) -> list[Operand]:
+def _weights(e: StepEmitter, given: Given) -> tuple[Operand | None, ...]:
     """The weights of what is done with an operand."""
-    held: list[Operand] = [e.weight(w) for w in _projects(given).values() if w is not None]
-    return held if given.norm is None else [*held, e.norm_node(given.norm)]
+    return optional_weight(e, given.weight), optional_weight(e, given.bias), _norm(e, given.norm)
 
 
-def _norm(e: StepEmitter, found: Ending) -> Submodule | None:
-    """The norm of what is gated, whose gain is as wide as all of it."""
-    return None if found.norm is None else e.norm_node(found.norm, found.gain)
+def _norm(e: StepEmitter, node: Node | None, gain: Param | None = None) -> Submodule | None:
+    return None if node is None else e.norm_node(node, gain)
 
 
 def _parts(given: dict[str, Given], found: Ending) -> list[str]:
     """Name what a kernel computes beside the recurrence."""
     delta = given["delta"]
-    told = {
+    does = {
         "norms": any(g.norm is not None for g in given.values()),
         "projection of its step": delta.weight is not None,
         "softplus": delta.softplus,
@@ -169,12 +163,12 @@ def _parts(given: dict[str, Given], found: Ending) -> list[str]:
         "gate": found.gate is not None,
         "norm": found.norm is not None,
     }
-    return [name for name, does in told.items() if does]
+    return [name for name, done in does.items() if done]
 
 
 def _in_place(call: Call, node: Node) -> Call:
     """`call` with the state before the token and where that after it goes, the same place in the cache."""
-    place = f"{call.place(CacheSlot(next(iter(states(node))), '', ''))}.values[0]"
+    place = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values[0]"
     return call.give(place, place)
 
 

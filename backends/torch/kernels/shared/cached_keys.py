@@ -6,6 +6,8 @@ keep + (p − keep) modulo the others.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from .launch import jit, tl
@@ -63,29 +65,59 @@ def prefetch(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.const
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1)
 
 
-def visible_mask(
-    positions: torch.Tensor,
-    capacity: int,
-    window: int | None,
-    keep_first: int,
-    rolling: bool,
-    chunk: int | None = None,
-    dilation: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which slots tokens at `positions` [batch] see, bool [batch, capacity], and the distance to each (≤ 0)."""
-    newest = positions.reshape(-1, 1)
-    at = torch.arange(capacity, device=positions.device)[None]
-    if rolling:
-        rolled = newest - (newest - at) % (capacity - keep_first)
-        at = torch.where(at < keep_first, at, torch.where(rolled < keep_first, -1, rolled))
-    there = (at >= 0) & (at <= newest)
-    if window is not None:
-        there &= (newest - at < window) | (at < keep_first)
-    if chunk is not None:
-        there &= newest // chunk == at // chunk
-    if dilation > 1:
-        there &= (newest - at) % dilation == 0
-    return there, at - newest
+@dataclass(frozen=True)
+class Mask:
+    """The keys that a new token sees in a cache of `capacity`: the last `window` of them and the first `keep_first`,
+    those of its `chunk`, and of these every `dilation`-th. A `rolling` cache below its window shows the keys it holds.
+
+    Raises:
+        ValueError: if a cache rolls without a window, or keeps nothing but its first keys, or there is `keep_first`
+            with `chunk` or `dilation`.
+    """
+
+    capacity: int
+    window: int | None = None
+    keep_first: int = 0
+    rolling: bool = False
+    chunk: int | None = None
+    dilation: int = 1
+
+    def __post_init__(self) -> None:
+        given = f"window={self.window} and keep_first={self.keep_first}"
+        if self.rolling and (self.window is None or self.keep_first >= self.capacity):
+            raise ValueError(f"a rolling cache of {self.capacity} keys does not hold {given}")
+        if self.keep_first and (self.chunk is not None or self.dilation > 1):
+            others = f"chunk={self.chunk} and dilation={self.dilation}"
+            raise ValueError(f"keep_first={self.keep_first} does not go with {others}")
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of `visible_range` and `slots`, but for CHUNK and STEP."""
+        window, keep = self.window or 0, 0 if self.window is None else self.keep_first
+        ring = self.capacity - keep if self.rolling else 0
+        return {"WINDOW": min(window, ring) if self.rolling else window, "KEEP": keep, "RING": ring}
+
+    @property
+    def reach(self) -> int:
+        """How many keys a token sees at most."""
+        most = self.capacity if self.window is None else min(self.capacity, self.window + self.keep_first)
+        return -(-min(most, self.chunk or most) // self.dilation)
+
+    def visible(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots that tokens at `positions` [batch] see, bool [batch, capacity], and the distance to each (≤ 0)."""
+        newest = positions.reshape(-1, 1)
+        at = torch.arange(self.capacity, device=positions.device)[None]
+        if self.rolling:
+            rolled = newest - (newest - at) % (self.capacity - self.keep_first)
+            at = torch.where(at < self.keep_first, at, torch.where(rolled < self.keep_first, -1, rolled))
+        there = (at >= 0) & (at <= newest)
+        if self.window is not None:
+            there &= (newest - at < self.window) | (at < self.keep_first)
+        if self.chunk is not None:
+            there &= newest // self.chunk == at // self.chunk
+        if self.dilation > 1:
+            there &= (newest - at) % self.dilation == 0
+        return there, at - newest
 
 
 def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int) -> None:
@@ -100,22 +132,6 @@ def write(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolli
     cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
 
 
-def mask(capacity: int, window: int | None, keep_first: int, rolling: bool) -> dict[str, int]:
-    """Return the constants of `visible_range` and `slots`. A rolling cache below its window shows the keys it holds.
-
-    Raises:
-        ValueError: if a cache rolls without a window, or keeps nothing but its first keys.
-    """
-    if rolling and (window is None or keep_first >= capacity):
-        raise ValueError(
-            f"a rolling cache of {capacity} keys does not hold window={window} and keep_first={keep_first}"
-        )
-    keep = 0 if window is None else keep_first
-    if rolling and window is not None:
-        window = min(window, capacity - keep)
-    return {"WINDOW": window or 0, "KEEP": keep, "RING": capacity - keep if rolling else 0}
-
-
 def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
     """Check that `positions` are one per row of q.
 
@@ -124,9 +140,3 @@ def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
     """
     if positions.numel() != q.shape[0]:
         raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")
-
-
-def reach(capacity: int, window: int | None, keep_first: int, chunk: int | None = None, dilation: int = 1) -> int:
-    """Return how many keys a query sees at most."""
-    most = capacity if window is None else min(capacity, window + keep_first)
-    return -(-min(most, chunk or most) // dilation)

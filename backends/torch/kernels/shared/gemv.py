@@ -18,8 +18,8 @@ from . import launch
 from .launch import DTYPES, Variant, jit, options, tl, variant, wait
 from .norm import Norm
 from .operands import gradient_refusal, power_of_2
+from .rows import MOST_ROWS
 
-MOST_ROWS = 8  # of x; for more, tensor cores are due
 PROCESSORS = 132  # streaming multiprocessors of an H200
 
 
@@ -151,11 +151,16 @@ def weighted(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VE
 
 
 @jit
-def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
-    """Load the first weights of `products` before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
-    k = begin + tl.arange(0, BLOCK_K)[None, None, :]
+def weights_at(weight, rows, k, end, K):
+    """Columns k [1, 1, BLOCK_K] below `end` of `rows` [BLOCK_N] of W [·, K], read once: [1, BLOCK_N, BLOCK_K]."""
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
+
+
+@jit
+def first_weights(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
+    """Load the first weights of `products` before anything that the kernel ahead writes: [1, BLOCK_N, BLOCK_K]."""
+    return weights_at(weight, rows, begin + tl.arange(0, BLOCK_K)[None, None, :], end, K)
 
 
 @jit

@@ -13,7 +13,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
-MOST_ROWS = 8
+from .operands import learns
+
+MOST_ROWS = 8  # of x; for more, on a GPU tensor cores are due, and on a CPU blocks of a product
 DTYPES = (torch.float32, torch.bfloat16)
 _packed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> (its version, the packed form)
 
@@ -30,8 +32,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Tell whether packed weights are used: on a CPU, for few rows, where nobody wants gradients."""
     few = x.device.type == "cpu" and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
-    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return few and not wanted and weight.dtype == x.dtype and refusal(x.dtype) is None
+    return few and not learns(x, weight) and weight.dtype == x.dtype and refusal(x.dtype) is None
 
 
 @functools.cache

@@ -29,9 +29,9 @@ def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str, 
     `outputs` are the names of what `model` returns; `normalize` scales the vector to unit length.
     """
     row = torch.tensor([ids], device=next(model.parameters()).device)
-    given = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
-    made = model(**{name: value for name, value in given.items() if name in model.forward.__annotations__})
-    hidden: Tensor = (made if isinstance(made, tuple) else (made,))[outputs.index("last_hidden_state")][0].float()
+    inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
+    output = model(**{name: value for name, value in inputs.items() if name in model.forward.__annotations__})
+    hidden: Tensor = (output if isinstance(output, tuple) else (output,))[outputs.index("last_hidden_state")][0].float()
     vector = {"mean": hidden.mean(0), "max": hidden.amax(0), "cls": hidden[0]}[pooling]
     return vector / vector.norm().clamp(min=1e-12) if normalize else vector
 
@@ -44,24 +44,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pooling", choices=["mean", "max", "cls"], help="how tokens become one vector (its own way)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as they are stored)")
-    given = parser.parse_args()
-    if bool(given.texts) == bool(given.ids):
+    args = parser.parse_args()
+    if bool(args.texts) == bool(args.ids):
         parser.error("give texts, or --ids")
-    return given
+    return args
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Read the model, and embed the texts."""
     facts = read_facts()
-    tokenizer = read_tokenizer() if given.texts else None
-    rows = given.ids if tokenizer is None else [tokenizer.encode(text).ids for text in given.texts]
+    tokenizer = read_tokenizer() if args.texts else None
+    rows = args.ids if tokenizer is None else [tokenizer.encode(text).ids for text in args.texts]
     for row in rows:
         if not row or not 0 <= min(row) <= max(row) < facts["vocab"]:
             raise Failure(f"a text is {row}, but it must be tokens from 0 to {facts['vocab'] - 1}, one at least")
         if len(row) > facts["max_length"]:
             raise Failure(f"a text of {len(row)} tokens is longer than the {facts['max_length']} that the model takes")
-    model = load_model(device=given.device, dtype=given.dtype)
-    pooling, normalize = given.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
+    model = load_model(device=args.device, dtype=args.dtype)
+    pooling, normalize = args.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
     for row in rows:
         print(json.dumps(embed(model, row, facts["outputs"], pooling, normalize).tolist()), flush=True)
 

@@ -57,16 +57,16 @@ def generate(
 
 def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
     """Print the text of `tokens` up to one of `stop` as it comes, whole characters at a time; how many they were."""
-    known, shown = list[int](), 0
+    known, printed = list[int](), 0
     for token in tokens:
         if token in stop:
             break
         known.append(token)
         text = decode(known)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            print(text[shown:], end="", flush=True)
-            shown = len(text)
-    print(decode(known)[shown:])
+            print(text[printed:], end="", flush=True)
+            printed = len(text)
+    print(decode(known)[printed:])
     return len(known)
 
 
@@ -84,45 +84,40 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="draw the same way every time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as they are stored)")
-    given = parser.parse_args()
-    if (given.prompt is None) == (given.ids is None):
+    args = parser.parse_args()
+    if (args.prompt is None) == (args.ids is None):
         parser.error("give a prompt, or --ids")
-    if (
-        given.max_tokens < 1
-        or given.top_k < 0
-        or not 0 < given.top_p <= 1
-        or not 0 <= (given.temperature or 0) < math.inf
-    ):
+    if args.max_tokens < 1 or args.top_k < 0 or not 0 < args.top_p <= 1 or not 0 <= (args.temperature or 0) < math.inf:
         parser.error("--max-tokens is at least 1, --top-k and --temperature at least 0, --top-p above 0 and at most 1")
-    if given.temperature is None:
-        given.temperature = 1.0 if given.top_k or given.top_p < 1 else 0.0
-    return given
+    if args.temperature is None:
+        args.temperature = 1.0 if args.top_k or args.top_p < 1 else 0.0
+    return args
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Read the model, and continue the prompt."""
     facts = read_facts()
-    tokenizer = read_tokenizer() if given.ids is None else None
-    prompt = given.ids if tokenizer is None else tokenizer.encode(given.prompt).ids
+    tokenizer = read_tokenizer() if args.ids is None else None
+    prompt = args.ids if tokenizer is None else tokenizer.encode(args.prompt).ids
     answers = facts["kind"] == "encoder-decoder"
     most = facts["max_source_length"] if answers else facts["max_length"]
     if not prompt or not 0 <= min(prompt) <= max(prompt) < facts["vocab"]:
         raise Failure(f"the prompt is {prompt}, but it must be tokens from 0 to {facts['vocab'] - 1}, one at least")
     if len(prompt) > most:
         raise Failure(f"the prompt of {len(prompt)} tokens is longer than the {most} that the model was compiled for")
-    model = load_model(device=given.device, dtype=given.dtype)
-    random = torch.Generator(given.device)
-    random.manual_seed(random.seed() if given.seed is None else given.seed)
-    read = torch.tensor([prompt], device=given.device)
-    ids = torch.tensor([[facts["decoder_start_token_id"]]], device=given.device) if answers else read
-    length = min(ids.shape[1] + given.max_tokens - 1, facts["max_length"])
+    model = load_model(device=args.device, dtype=args.dtype)
+    random = torch.Generator(args.device)
+    random.manual_seed(random.seed() if args.seed is None else args.seed)
+    read = torch.tensor([prompt], device=args.device)
+    ids = torch.tensor([[facts["decoder_start_token_id"]]], device=args.device) if answers else read
+    length = min(ids.shape[1] + args.max_tokens - 1, facts["max_length"])
     ends = {length: facts.get("forced_eos_token_id"), ids.shape[1]: facts.get("forced_bos_token_id")}
     start = time.perf_counter()
     tokens = generate(
         model,
         ids,
         length,
-        lambda logits: draw(logits, given.temperature, given.top_k, given.top_p, random),
+        lambda logits: draw(logits, args.temperature, args.top_k, args.top_p, random),
         read if answers else None,
         {position: token for position, token in ends.items() if token is not None},
     )

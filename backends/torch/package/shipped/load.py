@@ -205,17 +205,17 @@ def _object(text: bytes) -> dict[str, Any]:
     """The JSON object in `text`. Raises ValueError if there is none, or it has a key twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
+        if len(unique_pairs := dict(pairs)) < len(pairs):
             raise ValueError("a key is there twice")
-        return found
+        return unique_pairs
 
     try:
-        found = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+        unique_pairs = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deep") from None
-    if not isinstance(found, dict):
+    if not isinstance(unique_pairs, dict):
         raise ValueError("it holds no JSON object")
-    return found
+    return unique_pairs
 
 
 def _tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:

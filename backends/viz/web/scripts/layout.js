@@ -1,4 +1,4 @@
-// Where everything is, by the rules of place.py: sizes of boxes from the inside out, then corners, then lines.
+// Where everything is, by the rules of positions.py: sizes of boxes from the inside out, then corners, then lines.
 
 // -- how large: [width, height, axis]
 const stacked = (sizes) => {

@@ -1,4 +1,7 @@
-"""Every configuration that ships compiles for an H200: 16-byte loads, nothing spilled, dependent launch as meant."""
+"""What ships compiles for an H200: 16-byte loads, nothing spilled, dependent launch as meant.
+
+`make test` compiles a sample that takes every path through every kernel, `make test-all` every configuration.
+"""
 
 from __future__ import annotations
 

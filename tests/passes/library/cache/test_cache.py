@@ -48,7 +48,7 @@ def test_the_interface() -> None:
         **{f"past_key_values.{i}.{p}": "f32[batch, 2, capacity, 4]" for i in (0, 1) for p in ("key", "value")},
     }
     assert list(after.outputs) == ["logits", *(f"present.{i}.{p}" for i in (0, 1) for p in ("key", "value"))]
-    for node in (n for n in after.nodes if n.op.name == "attention"):
+    for node in (n for n in after.nodes if n.op is ops.attention):
         assert node.operand("key_mask") is after.inputs["attention_mask"]
         assert node.operand("positions") is after.inputs["position_ids"]
         assert node.output.name == f"{node.scope}.attention"
@@ -79,12 +79,12 @@ def test_right_padded_rows_of_different_lengths_continue_alone() -> None:
 def test_a_wrong_cache_is_caught() -> None:
     before = Tiny(window=3).graph()
     after = applied("kv-cache", before)
-    node = next(n for n in after.nodes if n.op.name == "attention")
+    node = next(n for n in after.nodes if n.op is ops.attention)
     node.attrs["window"] = 4
     with pytest.raises(WeftError, match=r"in calls of .* tokens: output logits differs by"):
         KvCache().check(before, after, EquivalenceCheck())
     node.attrs["window"] = 3
-    rope = next(n for n in after.nodes if n.op.name == "rope")
+    rope = next(n for n in after.nodes if n.op is ops.rope)
     with after.inserting(before=rope):
         places = ops.cumsum(ops.sub(after.inputs["position_ids"], after.inputs["position_ids"]), axis=1)
     rope.set_input(1, places)
@@ -174,7 +174,7 @@ def test_what_mixes_tokens_without_a_cache_is_refused(build: Callable[[Value], V
 def test_graphs_that_cannot_have_a_cache_are_refused() -> None:
     encoder = mixing(lambda x: x)
     for node in encoder.nodes:
-        if node.op.name == "attention":
+        if node.op is ops.attention:
             node.attrs["causal"] = False
     with pytest.raises(WeftError, match=r"attention \(%\S+\) is not causal: .*--passes default,-kv-cache"):
         applied("kv-cache", encoder)
@@ -212,7 +212,7 @@ def test_last_logits_are_rows_of_the_full_logits(tiny: Tiny, fused: bool) -> Non
 def test_everything_after_the_last_attention_sees_one_row() -> None:
     after = applied("kv-cache, last-token-logits", Tiny(layers=3).graph())
     nodes = list(after.nodes)
-    last = max(i for i, n in enumerate(nodes) if n.op.name == "attention")
+    last = max(i for i, n in enumerate(nodes) if n.op is ops.attention)
     assert count(after, "gather_rows") == 2
     assert all(n.output.shape[1] == 1 for n in nodes[last + 1 :])
     assert all(n.output.shape[1] == SEQ for n in nodes[:last] if n.scope != "last_token")
@@ -244,7 +244,7 @@ def test_logits_that_mix_tokens_are_gathered_as_they_are() -> None:
     before.outputs["logits"] = ops.cumsum(logits, axis=1)
     after = applied("last-token-logits", before)
     LastTokenLogits().check(before, after, EquivalenceCheck())
-    assert list(after.nodes)[-1].op.name == "gather_rows"
+    assert list(after.nodes)[-1].op is ops.gather_rows
 
 
 def test_a_wrong_row_is_caught() -> None:

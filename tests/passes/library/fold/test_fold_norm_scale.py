@@ -43,7 +43,7 @@ def test_norms_of_decoders_lose_their_parameters(tiny: Tiny, before: str) -> Non
     assert len(weighted(after)) == (2 * tiny.layers if tiny.qk_norm else 0)
     assert worst(graph, after) <= EXACT
     assert count(after, "linear") == count(graph, "linear")
-    biases = [n.operand("bias") is not None for n in after.nodes if n.op.name == "linear" and n.inputs[0] is not None]
+    biases = [n.operand("bias") is not None for n in after.nodes if n.op is ops.linear and n.inputs[0] is not None]
     assert tiny.norm == "rms" or sum(biases) >= 2 * tiny.layers + 1
 
 
@@ -152,7 +152,7 @@ def test_a_norm_that_is_the_residual_keeps_its_weight() -> None:
     assert "it is a summand of add (%layers.0.attn_residual)" in reasons(trace)
     wrong, gain, made = without_weight(graph, "layers.0.attn_norm")
     for node in made.output.users:
-        if node.op.name == "linear":
+        if node.op is ops.linear:
             scale_weight(node, gain, 1)
     assert worst(graph, wrong) > 1e-2  # the residual was scaled too
 
@@ -166,7 +166,7 @@ def test_a_norm_after_a_sublayer_keeps_its_weight(name: str) -> None:
     assert "it is a summand of add (%layers.0.attn_residual)" in reasons(trace)
     wrong, gain, made = without_weight(graph, "layers.0.attn_post_norm")
     before = made.inputs[0]
-    assert before is not None and before.producer is not None and before.producer.op.name == "linear"
+    assert before is not None and before.producer is not None and before.producer.op is ops.linear
     scale_weight(before.producer, gain, 0)
     assert worst(graph, wrong) > 1e-2
 

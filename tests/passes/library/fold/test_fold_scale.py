@@ -21,9 +21,9 @@ SCALED = {"residual_scale": 0.22}
 
 def left(graph: Graph) -> list[str]:
     """The factors that are still there."""
-    found = [f"{n.output.name}" for n in graph.nodes if n.op.name == "affine" and n.attrs["plus"] == 0]
-    found += [n.output.name for n in graph.nodes if n.op.name == "attention" and n.attrs["scale"] != 1]
-    return found + [n.output.name for n in graph.nodes if n.op.name == "route" and n.attrs["scale"] != 1]
+    found = [f"{n.output.name}" for n in graph.nodes if n.op is ops.affine and n.attrs["plus"] == 0]
+    found += [n.output.name for n in graph.nodes if n.op is ops.attention and n.attrs["scale"] != 1]
+    return found + [n.output.name for n in graph.nodes if n.op is ops.route and n.attrs["scale"] != 1]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def vectors(kind: str) -> Graph:
 def test_factors_that_are_parameters(kind: str) -> None:
     before = vectors(kind)
     after = applied("fold-scale", before)
-    assert not [n for n in after.nodes if n.op.name == "mul"] and "factor" not in after.params
+    assert not [n for n in after.nodes if n.op is ops.mul] and "factor" not in after.params
     assert worst(before, after) <= EXACT
 
 
@@ -186,7 +186,7 @@ def test_queries_that_are_clipped_or_normed_do_not_take_the_scale(name: str, rea
     assert str(after) == str(before) and reason in str(trace.refusals[0])
     wrong = before.clone()  # as if nothing stood between
     for node in list(wrong.nodes):
-        if node.op.name == "attention":
+        if node.op is ops.attention:
             scale = 1 / np.sqrt(node.inputs[0].width // node.attrs["heads"])
             node.attrs["scale"] = 1.0
             q = next(n for n in wrong.nodes if n.output.name == node.scope + ".q")
@@ -199,7 +199,7 @@ def test_queries_that_are_clipped_or_normed_do_not_take_the_scale(name: str, rea
 def test_a_router_that_others_read_keeps_its_scale() -> None:
     g = MoE(4, 7, 2, scale=2.5)
     before = Decoder(37, 18, 1, Block(Attention(3), g)).graph()
-    combine = next(n for n in before.nodes if n.op.name == "route").output
+    combine = next(n for n in before.nodes if n.op is ops.route).output
     before.add_output("routed", combine)
     trace = Trace()
     after = applied("fold-scale", before, trace)

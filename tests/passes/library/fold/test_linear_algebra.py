@@ -191,7 +191,7 @@ def test_two_norms_fuse_on_the_way_out_and_where_they_are_equal_on_the_way_in() 
     assert count(folded, "linear") == 2 * 2 + 1
     wrong = before.clone()  # as if one norm did for both
     for i in range(2):
-        norms = {n.output.name: n.output for n in wrong.nodes if n.op.name == "rms_norm"}
+        norms = {n.output.name: n.output for n in wrong.nodes if n.op is ops.rms_norm}
         norms[f"layers.{i}.ffn_norm"].replace_uses(norms[f"layers.{i}.attn_norm"])
     for p in (*before.params.values(), *wrong.params.values()):
         if p.name.endswith("norm.weight"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.ir import Graph, Node, Param, Value
+from weft.ir import Graph, Node, Param, Value, ops
 from weft.passes import Trace
 from weft.passes.library.fuse.fuse_norm_linear import FuseNormLinear
 
@@ -45,12 +45,12 @@ def edges(graph: Graph) -> int:
 
 def alone(normed: Value) -> list[Node]:
     """The readers of `normed`, if they are linears of it."""
-    fits = all(n.op.name == "linear" and i == 0 and isinstance(n.inputs[1], Param) for n, i in normed.uses)
+    fits = all(n.op is ops.linear and i == 0 and isinstance(n.inputs[1], Param) for n, i in normed.uses)
     return list(normed.users) if fits and not normed.is_output else []
 
 
 def vectors(norm: Node) -> tuple[Value | None, ...]:
-    return tuple(norm.operand(name) if norm.op.name != "rms_norm" or name == "weight" else None for name in PARAMETERS)
+    return tuple(norm.operand(name) if norm.op is not ops.rms_norm or name == "weight" else None for name in PARAMETERS)
 
 
 PARAMETERS = ("weight", "bias")
@@ -58,7 +58,7 @@ PARAMETERS = ("weight", "bias")
 
 def changes(norm: Node) -> bool:
     """Check that weights after `norm` must change: not after an RMSNorm without a weight."""
-    return norm.op.name == "layer_norm" or norm.attrs.get("kind") == "layer" or any(vectors(norm))
+    return norm.op is ops.layer_norm or norm.attrs.get("kind") == "layer" or any(vectors(norm))
 
 
 def shared(norm: Node, readers: list[Node], groups: dict[Node, list[Node]]) -> bool:
@@ -77,7 +77,7 @@ def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
     expected = edges(graph)
     FuseNormLinear().run(graph, trace)
     assert trace.rewrites.total() == expected
-    assert sum(node.op.name == "norm_linear" for node in graph.nodes) >= expected
+    assert sum(node.op is ops.norm_linear for node in graph.nodes) >= expected
     assert BY_HAND.get(name, expected) == expected
     assert edges(graph) == 0
 

@@ -58,7 +58,7 @@ def test_padded_tables_give_the_same_logits(tied: bool, settings: dict[str, obje
 def test_without_the_slice_there_would_be_logits_of_tokens_that_do_not_exist() -> None:
     before = decoder()
     after = applied("pad-vocab{multiple=8}", before)
-    cut = next(n for n in after.nodes if n.op.name == "slice")
+    cut = next(n for n in after.nodes if n.op is ops.slice_)
     after.outputs["logits"] = cut.inputs[0]
     inputs = EquivalenceCheck().inputs(before)
     logits = EquivalenceCheck().run(after, inputs)["logits"]

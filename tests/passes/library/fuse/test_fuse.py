@@ -50,7 +50,7 @@ def test_packed_parameters_and_names() -> None:
     assert isinstance(bias, Concat) and bias.items[1:] == (Full(0.0, (8,)), Full(0.0, (8,)))
     assert isinstance(up := after.params["layers.0.mlp.gate_up.bias"].recipe, Concat)
     assert up.items[0] == Full(0.0, (23,))
-    split = next(n for n in after.nodes if n.op.name == "split")
+    split = next(n for n in after.nodes if n.op is ops.split)
     assert [v.name for v in split.outputs] == [f"layers.0.attn.{n}" for n in "qkv"]
     assert split.scope == "layers.0.attn"
 
@@ -177,7 +177,7 @@ def test_sums_read_elsewhere_come_from_the_second_output(step: str) -> None:
     before, trace = residual(step), Trace()
     after = applied("fuse-residual-norm", before, trace)
     assert trace.rewrites == {"fuse-residual-rms-norm": 1}
-    fused = next(n for n in after.nodes if n.op.name == "add_norm")
+    fused = next(n for n in after.nodes if n.op is ops.add_norm)
     assert [v.name for v in fused.outputs] == ["norm", "sum"] and fused.attrs["eps"] == 1e-3
     assert worst(before, after) <= EXACT
 

@@ -59,7 +59,7 @@ def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
     after = applied("fuse-norm-linear", graph, trace)
     assert trace.rewrites["fuse-norm-linear"] == count(after, "norm_linear") == EXPECTED[name]
     assert worst(graph, after) <= EXACT
-    fused = {n.inputs[0] for n in after.nodes if n.op.name == "norm_linear"}
+    fused = {n.inputs[0] for n in after.nodes if n.op is ops.norm_linear}
     assert len(fused) == sum(count(graph, n) - count(after, n) for n in ("rms_norm", "layer_norm", "add_norm"))
 
 
@@ -68,7 +68,7 @@ def test_no_family_has_a_linear_left_that_could_be_fused(name: str) -> None:
     """With copies allowed, a linear stays behind a norm only if the norm has another reader that is not a linear."""
     graph = ZOO[name]()
     after = applied("fuse-norm-linear{untie=true}", graph)
-    norms = [n.output for n in after.nodes if n.op.name in ("rms_norm", "layer_norm", "add_norm")]
+    norms = [n.output for n in after.nodes if n.op in (ops.rms_norm, ops.layer_norm, ops.add_norm)]
     assert all(v.is_output or {n.op.name for n in v.users} != {"linear"} for v in norms)
     assert count(after, "norm_linear") + count(after, "linear") == count(graph, "linear")
 
@@ -76,7 +76,7 @@ def test_no_family_has_a_linear_left_that_could_be_fused(name: str) -> None:
 def test_rows_of_weights_behind_a_layer_norm_sum_to_zero() -> None:
     after = applied("fuse-norm-linear", Tiny(norm="layer", bias="q").graph())
     for node in after.nodes:
-        if node.op.name == "norm_linear":
+        if node.op is ops.norm_linear:
             assert node.attrs["kind"] == "layer" and node.operand("bias") is not None
             w = node.operand("weight")
             assert isinstance(w, Param) and isinstance(w.recipe, Centre)
@@ -88,7 +88,7 @@ def test_a_layer_norm_needs_centred_weights() -> None:
     before = Tiny(norm="layer").graph()
     wrong = applied("fuse-norm-linear", before)
     for node in wrong.nodes:
-        w = node.operand("weight") if node.op.name == "norm_linear" else None
+        w = node.operand("weight") if node.op is ops.norm_linear else None
         if isinstance(w, Param) and isinstance(w.recipe, Centre):
             w.recipe = w.recipe.item
     assert worst(before, wrong) > 1e-2
@@ -130,7 +130,7 @@ def test_a_tied_head_is_fused_where_its_weight_stays() -> None:
         graph.replace(final, plain)
         after = applied("fuse-norm-linear", graph)
         head = next(n for n in after.nodes if n.output.name == "lm_head")
-        assert (head.op.name == "norm_linear") == fused and worst(graph, after) <= EXACT
+        assert (head.op is ops.norm_linear) == fused and worst(graph, after) <= EXACT
         assert head.inputs[1] is after.params["embed.weight"]
         untied = applied("fuse-norm-linear{untie=true}", graph)
         assert count(untied, "linear") == 2 * 2 and worst(graph, untied) <= EXACT  # o and down
@@ -143,7 +143,7 @@ def test_caches_and_last_tokens_work_around_it(tiny: Tiny) -> None:
     for pipeline in (fused, late):
         after = run_passes(tiny.graph(), pipeline, verify=True)
         assert count(after, "norm_linear") == 2 * tiny.layers + 1
-        head = next(n for n in after.nodes if n.op.name == "norm_linear" and n.output.shape[-1] == tiny.vocab)
+        head = next(n for n in after.nodes if n.op is ops.norm_linear and n.output.shape[-1] == tiny.vocab)
         assert head.output.shape[1] == 1
 
 

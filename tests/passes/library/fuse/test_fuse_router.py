@@ -52,7 +52,7 @@ def test_every_spelling_is_one_op(name: str) -> None:
     weigh, settings = SPELLINGS[name]
     before = spelled(weigh)
     after = applied("fuse-router", before)
-    route = next(n for n in after.nodes if n.op.name == "route")
+    route = next(n for n in after.nodes if n.op is ops.route)
     assert {k: v for k, v in route.attrs.items() if v != route.op.attrs[k].default} == {"k": 3, **settings}
     assert [n.op.name for n in after.nodes] == ["linear", "route", "moe"] and worst(before, after) <= EXACT
 

@@ -237,6 +237,6 @@ def test_layers_that_share_weights_in_turns(layers: str) -> None:
     g.add_output("y", x)
     after = run_passes(g, f"prune-layers{{layers={layers}}}", verify=True)
     streams = {i: p.recipe.stream for i, p in known.items()}
-    used = [n.inputs[1].recipe.stream for n in after.nodes if n.op.name == "linear"]
+    used = [n.inputs[1].recipe.stream for n in after.nodes if n.op is ops.linear]
     assert used == [streams[i % 2] for i in range(4) if str(i) not in layers]
     assert len(after.params) == len(set(used))

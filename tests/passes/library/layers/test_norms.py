@@ -67,7 +67,7 @@ def test_models_with_another_norm(name: str) -> None:
     for kind, gone in (("rms", "layer_norm"), ("layer", "rms_norm")):
         after = run_passes(before, f"replace-norm{{kind={kind}}}", verify=True)
         assert count(after, gone) == 0
-        assert {n.attrs["kind"] for n in after.nodes if n.op.name == "add_norm"} <= {kind}
+        assert {n.attrs["kind"] for n in after.nodes if n.op is ops.add_norm} <= {kind}
         assert set(after.params) == set(before.params)
 
 
@@ -98,7 +98,7 @@ def test_the_norm_of_an_embedding_goes_into_the_table(name: str) -> None:
     after = applied("fold-embedding-norm{untie=true}", before)
     kinds = ("rms_norm", "layer_norm")
     assert sum(count(after, k) for k in kinds) == sum(count(before, k) for k in kinds) - 1
-    table = next(n for n in after.nodes if n.op.name == "embedding").inputs[1]
+    table = next(n for n in after.nodes if n.op is ops.embedding).inputs[1]
     assert isinstance(table, Param) and isinstance(table.recipe, RowNorm)
     assert worst(before, after) <= EXACT
 
@@ -125,7 +125,7 @@ def test_why_positions_are_in_the_way() -> None:
     graph = ZOO["family/bert"]()
     wrong = graph.clone()
     norm = next(n for n in wrong.nodes if n.output.name == "embed_norm")
-    for node in [n for n in wrong.nodes if n.op.name == "embedding"]:
+    for node in [n for n in wrong.nodes if n.op is ops.embedding]:
         table, gain, bias = node.inputs[1], *norm.inputs[1:]
         assert isinstance(table, Param) and isinstance(gain, Param) and isinstance(bias, Param)
         table.recipe = RowNorm(table.recipe, "layer", norm.attrs["eps"], gain.recipe, bias.recipe)

@@ -12,7 +12,7 @@ function maskOf(kind) {
     say: (r, c) => (c < sink ? (c ? "" : `token ${r} and the learned score`) : `token ${r} ${sees(r, c - sink) ? "sees" : "does not see"} ${kind.cross ? "source " : ""}token ${c - sink}`) });
   return el("div", { class: "masks" }, el("div", {}, svg, told), el("div", {},
     el("p", {}, el("b", {}, kind.where || kind.at), `, ${counted(kind.count, "attention")}. `, link(kind.at, "Show in the picture")),
-    kind.said.map((text) => el("p", {}, text)),
+    kind.sentences.map((text) => el("p", {}, text)),
     el("p", {}, el("small", {}, el("span", { class: "key", style: "background:var(--seen)" }), "seen ", el("span", { class: "key", style: "background:var(--unseen)" }), `not seen. Rows are tokens that look, columns those looked at${kind.sinks ? "; the first column is the learned score" : ""}${kind.scaled ? "; drawn smaller than it is" : ""}.`)),
     asTable("Tokens seen", ["token", "sees"], mask.map((row, r) => [r, runs(row) || "nothing"]))));
 }

@@ -1,7 +1,7 @@
 // The page about experts: which are chosen for a token, and what stays idle.
 if (DATA.panels?.experts) tab("experts", "Experts", () => DATA.panels.experts.flatMap((rule) => {
   const across = Math.min(32, rule.groups > 1 ? rule.experts / rule.groups : Math.ceil(Math.sqrt(rule.experts * 2))), rows = Math.ceil(rule.experts / across);
-  const parts = [head(`${rule.experts} experts: ${rule.where}`), ...rule.said.map((text) => el("p", {}, text)),
+  const parts = [head(`${rule.experts} experts: ${rule.where}`), ...rule.sentences.map((text) => el("p", {}, text)),
     el("p", {}, `${told(rule.parameters)} parameters in the experts of ${counted(rule.layers, "layer")}` + (rule.idle ? `; ${told(rule.idle)} of them, ${share(rule.idle, rule.parameters)}, are idle for a token.` : "."))];
   if (rule.examples.length) {
     const box = el("div", {}), slider = el("input", { type: "range", min: 0, max: rule.examples.length - 1, value: 0, "aria-label": "Example", oninput: () => show(+slider.value) });

@@ -1,0 +1,118 @@
+"""States: what a node keeps from call to call, as one record that passes, backends, runtimes and pictures read.
+
+| growth | slots | a call | at the start of a text | rewinds | rows of beams |
+|---|---|---|---|---|---|
+| text | position p in slot p | writes its tokens | stays: no row looks beyond its length | yes | slots in use |
+| window | position p in slot p mod capacity | writes over old ones | stays | no | whole |
+| constant | none | replaces all of it | zeros | no | whole |
+| source | tokens of an encoded source | reads it | made anew | yes | follow their source |
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ..types import TensorType, dtypes, sizes
+from ..types.sizes import Size
+
+
+class StateKind(enum.Enum):
+    """The kind of a state: what its numbers are."""
+
+    KV = "kv"  # keys, or values, of an attention
+    LATENT = "latent"  # keys that are values too
+    CONV = "conv"  # the last rows that a convolution saw
+    SSM = "ssm"  # the state of a state space
+    RECURRENT = "recurrent"  # the sum of keys times values of linear attention
+    NORM = "norm"  # the sum of keys that its result is divided by
+    CROSS = "cross"  # keys, or values, of an encoded source
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it adds up all tokens so far: such sums are f32, thousands of terms do not fit 8 or 11 bits."""
+        return self in (StateKind.SSM, StateKind.RECURRENT, StateKind.NORM)
+
+
+class Growth(enum.Enum):
+    """The growth of a state, which decides how it is indexed, reset and gathered: see the table of the module."""
+
+    TEXT = "text"
+    WINDOW = "window"
+    CONSTANT = "constant"
+    SOURCE = "source"
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a row can go back to fewer tokens."""
+        return self in (Growth.TEXT, Growth.SOURCE)
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state of a call of an op: a tensor whose first axis counts rows.
+
+    `type` is the state's as it is, or as a cache that no call has yet would be, its axis of slots then `capacity`.
+    `window` is how many tokens an attention looks back, whether or not its cache rolls.
+    """
+
+    part: str  # what it is called among the states of a node
+    kind: StateKind
+    growth: Growth
+    taken: str  # the operand that takes it
+    made: str  # the output that makes it; "" if calls leave it as it is
+    type: TensorType
+    slots: int | None = None  # the axis that counts slots
+    positions: str = ""  # the operand that tells the slots of the call's tokens
+    window: int | None = None
+
+    @property
+    def row(self) -> tuple[Size, ...]:
+        """The shape of one row."""
+        return self.type.shape[1:]
+
+    @property
+    def per_slot(self) -> tuple[Size, ...]:
+        """The shape of what one row keeps in one slot, or at all where there are none."""
+        return tuple(s for axis, s in enumerate(self.type.shape) if axis not in (0, self.slots))
+
+
+def constant_state(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
+    """A state of constant size, `row` for each text of `like` [batch, ...], taken and made as past and present."""
+    dtype = dtypes.f32 if kind.accumulates else like.dtype
+    type = like.with_dtype(dtype).with_shape(like.shape[0], *row)
+    return StateSpec(part or kind.value, kind, Growth.CONSTANT, f"past{suffix}", f"present{suffix}", type)
+
+
+def caches(
+    k: TensorType,
+    v: TensorType | None,
+    past: TensorType | None,
+    heads: int,
+    *,
+    rolling: bool = False,
+    window: int | None = None,
+) -> tuple[StateSpec, ...]:
+    """The caches [batch, heads, capacity, width] of a causal attention: of keys alone where they are its values too.
+
+    k and v [batch, keys, heads · width] are those of a call, `past` is the cache of keys that the node takes.
+    """
+    kind, growth = StateKind.LATENT if v is None else StateKind.KV, Growth.WINDOW if rolling else Growth.TEXT
+    capacity = sizes.sym("capacity") if past is None else past.shape[2]
+
+    def cache(part: str, fresh: TensorType) -> StateSpec:
+        type = fresh.with_shape(fresh.shape[0], heads, capacity, sizes.floordiv(fresh.shape[2], heads))
+        names = f"past_{part[0]}", f"present_{part[0]}"
+        return StateSpec(part, kind, growth, *names, type, slots=2, positions="positions", window=window)
+
+    return (cache("key", k),) if v is None else (cache("key", k), cache("value", v))
+
+
+def cross_states(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
+    """Keys and values [batch, source, width] of an encoded source, which every call of a text reads again."""
+    parts = (("key", "k", k), ("value", "v", v))
+    return tuple(
+        StateSpec(part, StateKind.CROSS, Growth.SOURCE, taken, "", type, slots=1)
+        for part, taken, type in parts
+        if type is not None
+    )
