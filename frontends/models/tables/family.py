@@ -78,7 +78,8 @@ class Lookup:
     reciprocal: bool = False
 
     def __call__(self, config: Config) -> Any:
-        value = next((config[key] for key in self.keys if config.get(key) is not None), self.default)
+        absent = _ABSENT if self.reciprocal else None  # null has no reciprocal: that is an error, no default
+        value = next((config[key] for key in self.keys if config.get(key, absent) is not absent), self.default)
         if value is REQUIRED:
             raise WeftError(f"no key {self.keys[0]!r}")
         return 1 / value if self.reciprocal else value
