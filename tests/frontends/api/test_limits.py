@@ -53,7 +53,7 @@ def test_more_blocks_than_tensors(tiny: Path, tmp_path: Path) -> None:
         ("seq]", f"{'(' * 99}seq{')' * 99}]", "nested more than 64 deep"),
         ("seq]", f"{'-' * 5000}seq]", "more than 512 signs"),
         ("seq]", f"{'9' * 5000}]", "a number of 5000 characters"),
-        ("seq]", "2^64^64^64]", "unexpected '^'"),
+        ("seq]", "2^64^64^64]", "expected end but found '^'"),
         ("seq]", "floordiv(seq, 0)]", "the size seq is divided by 0"),
         ("heads=4", 'heads="\\q"', "Invalid \\escape"),
         ("heads=4", "heads=" + "[" * 5000, "values are nested more than 64 deep"),
