@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import json
 import re
@@ -115,6 +116,19 @@ def test_sources_keep_the_house_rules(folder: str, root: Path) -> None:
         wrong += [
             f"{path}:{i}" for i, line in enumerate(lines, 1) if unexplained.search(line) or unfinished.search(line)
         ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "src/weft", "tests"])
+def test_docstrings_begin_with_a_verb_or_a_noun(folder: str, root: Path) -> None:
+    """A summary says what a thing is or does; one that begins with a question word leaves the reader to guess."""
+    riddle, wrong = re.compile(r"(What|Whether|Which|How|Where|Why)\b"), []
+    paths = root.joinpath(folder).glob("*.py") if folder == "src/weft" else root.joinpath(folder).rglob("*.py")
+    for path in sorted(paths):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                doc = ast.get_docstring(node) or ""
+                wrong += [f"{path}:{node.body[0].lineno}: {doc.splitlines()[0]}"] if riddle.match(doc) else []
     assert not wrong
 
 

@@ -1,4 +1,4 @@
-"""What a compiled model keeps from call to call, as it says itself; and how models tell that were compiled before.
+"""Caches and states of a compiled model, as it records them; and inferred for models compiled before.
 
 Folders record every state in weft.json, generated modules of PyTorch say the growth of their caches. Older ones, and
 folders of onnxruntime-genai's builder, only have names: of the inputs, of the classes.

@@ -30,7 +30,7 @@ class StateKind(enum.Enum):
 
     @property
     def accumulates(self) -> bool:
-        """Whether it adds up all tokens so far: such sums are f32, thousands of terms do not fit 8 or 11 bits."""
+        """Check that the state sums over all tokens: such sums are f32, as 8 or 11 bits lose thousands of terms."""
         return self in (StateKind.SSM, StateKind.RECURRENT, StateKind.NORM)
 
 
@@ -44,7 +44,7 @@ class Growth(enum.Enum):
 
     @property
     def rewinds(self) -> bool:
-        """Whether a row can go back to fewer tokens."""
+        """Check that a row can drop tokens."""
         return self in (Growth.TEXT, Growth.SOURCE)
 
 

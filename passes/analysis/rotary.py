@@ -142,8 +142,8 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
 
 
 def expected(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
-    """What the node `rope`, whose frequencies are to be `recipe`, should compute, by `oracle.turned` with `settings`
-    (interleaved, amplitude).
+    """Return the reference of the node `rope` with frequencies `recipe`: `oracle.turned` with `settings` (interleaved,
+    amplitude).
 
     The numbers are those of its parameter, rounded to float32 as they are.
 

@@ -1,4 +1,4 @@
-"""What a model keeps from call to call: caches, and states of constant size, by the specs of its ops.
+"""Caches of a model, and states of constant size, by the specs of its ops.
 
 A graph takes the cache of attention i as past_key_values.{i}.{part} and returns it as present.{i}.{part}, the state of
 recurrence j as past_states.{j}.{part} and present_states.{j}.{part}.
@@ -39,12 +39,12 @@ def sums(node: Node) -> set[int]:
 
 
 def has_state(node: Node) -> bool:
-    """Whether `node` takes what earlier calls left, a cache or a state, from an operand."""
+    """Check that `node` takes a cache or a state of earlier calls as an operand."""
     return any(node.operand(s.taken) is not None for s in (*caches(node), *states(node)))
 
 
 def has_cache(graph: Graph) -> bool:
-    """Whether `graph` has caches or states."""
+    """Check that `graph` has caches or states."""
     return any(map(has_state, graph.nodes))
 
 

@@ -1,4 +1,4 @@
-"""What is added to weft from outside: an op, a pass, a family and targets, by entry points and by --import."""
+"""Plugins: an op, a pass, a family and targets, by entry points and by --import."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Mask:
 
     @property
     def reach(self) -> int:
-        """How many keys a token sees at most."""
+        """Return the largest number of keys that a token sees."""
         most = self.capacity if self.window is None else min(self.capacity, self.window + self.keep_first)
         return -(-min(most, self.chunk or most) // self.dilation)
 

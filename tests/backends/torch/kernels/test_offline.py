@@ -1,4 +1,4 @@
-"""What ships compiles for an H200: 16-byte loads, nothing spilled, dependent launch as meant.
+"""Shipped kernels compile for an H200: 16-byte loads, no spills, dependent launch as meant.
 
 `make test` compiles a sample that takes every path through every kernel, `make test-all` every configuration.
 """

@@ -72,7 +72,7 @@ def test_few_rows(
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, None), (8, 32), (8, None)])
 @pytest.mark.parametrize("offsets", [False, True])
 def test_dequantizing_takes_codes_to_numbers(bits: int, group: int | None, dtype: torch.dtype, offsets: bool) -> None:
-    """What is rounded to the nearest code comes back within half a step, up to the rounding of scales and offsets."""
+    """Quantized numbers come back within half a step, up to the rounding of scales and offsets."""
     rng, half = np.random.default_rng(0), 1 << (bits - 1)
     size = group or 192
     weight = (rng.normal(size=(7, 192)) + 0.5).reshape(7, -1, size)
