@@ -41,7 +41,7 @@ def test_text_errors_have_line_and_column(tiny: Path, tmp_path: Path) -> None:
     lines = done("opt", tiny).stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if " = linear(" in line)
     wrong = {
-        "syntax": ([*lines[:at], lines[at].replace("linear(", "linear["), *lines[at + 1 :]], "expected '('"),
+        "syntax": ([*lines[:at], lines[at].replace("linear(", "linear["), *lines[at + 1 :]], "expected ("),
         "type": ([*lines[:at], lines[at].replace("f32[", "f16["), *lines[at + 1 :]], "declared f16"),
         "op": ([*lines[:at], lines[at].replace("linear(", "linaer("), *lines[at + 1 :]], "did you mean linear"),
     }

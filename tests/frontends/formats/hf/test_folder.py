@@ -125,7 +125,7 @@ def test_a_file_that_shrinks_is_noticed(folder: Path) -> None:
 
 
 def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
-    fails(tmp_path / "nowhere", "no preset and no such file or folder")
+    fails(tmp_path / "nowhere", "neither a preset nor an existing file or folder")
     (folder / "config.json").unlink()
     fails(folder, "has no config.json, so it is not a Hugging Face model folder")
 
