@@ -139,7 +139,7 @@ def test_states_stay_where_the_model_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("family/bert", "not a decoder"), ("family/bart", "no decoder"), ("cached/preset gpt2", "keeps nothing")],
+    [("family/bert", "not a decoder"), ("family/bart", "not a decoder"), ("cached/preset gpt2", "keeps nothing")],
 )
 def test_what_has_no_step_says_why(name: str, why: str) -> None:
     with pytest.raises(WeftError, match=f"^no decode step: .*{why}"):

@@ -387,7 +387,7 @@ def test_refuses_where_an_adapter_has_no_place(tiny: Path, tmp_path: Path) -> No
     assert "is not an adapter" in refused("inspect", tiny / "base", "--adapter", tiny / "base")
     assert "is not an adapter" in refused("inspect", tiny / "base", "--adapter", tmp_path / "nowhere")
     done("compile", tiny / "base", "-o", tmp_path / "out")
-    assert "--adapter goes with a source" in refused("run", tmp_path / "out", *given, "--ids", "3")
+    assert "--adapter applies to uncompiled sources" in refused("run", tmp_path / "out", *given, "--ids", "3")
     shutil.copytree(tiny / "adapter", tmp_path / "adapter")
     for name, told in (
         ("else/where", "whose base 'else/where' is not available locally"),
