@@ -396,4 +396,4 @@ def test_refuses_where_an_adapter_has_no_place(tiny: Path, tmp_path: Path) -> No
         peft.reconfigure(tmp_path / "adapter", base_model_name_or_path=name)
         assert told in refused("inspect", tmp_path / "adapter")
     peft.reconfigure(tmp_path / "adapter", base_model_name_or_path=str(tiny / "second"))
-    assert "merge that first" in refused("inspect", tmp_path / "adapter")
+    assert "merge it first" in refused("inspect", tmp_path / "adapter")
