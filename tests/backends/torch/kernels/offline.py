@@ -1,18 +1,16 @@
 """Compiles what kernels ship for an H200 that is not there, and prints as JSON what the machine code is like.
 
 A script of its own, because Triton must be imported without TRITON_INTERPRET: `python offline.py 0 2` is the first
-half. They are a sample that takes every path through every kernel, or with WEFT_TESTS=all all that ship.
+half.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -26,7 +24,6 @@ from weft.backends.torch.kernels.shared.launch import Variant
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-FLAGS = ("pdl", "vectors", "ahead", "warps", "stages")
 VECTOR_LOADS = re.compile(r"ld\.global\S*\.(v4\.[bfsu]32|v2\.[bfsu]64)|cp\.async\.c[ag]\S* .*, 0x10\b|cp\.async\.bulk")
 
 
@@ -97,32 +94,9 @@ def shipped() -> dict[str, Variant]:
     return found
 
 
-def sample(variants: dict[str, Variant]) -> dict[str, Variant]:
-    """Few of `variants` that have all their kernels, dtypes, stages, warps and settings; sizes count as zero, one or
-    more."""
-
-    def paths(variant: Variant) -> set[tuple[Any, ...]]:
-        kernel = variant.kernel.__module__, variant.kernel.__name__
-        settings = {name: min(v, 2) if type(v) is int else v for name, v in variant.constants.items()}
-        settings |= {field.name: getattr(variant, field.name) for field in fields(variant) if field.name in FLAGS}
-        return {
-            (*kernel, "dtype", next(iter(variant.types.values()))),
-            *((*kernel, *item) for item in settings.items()),
-        }
-
-    taken = {label: paths(variant) for label, variant in variants.items()}
-    left, chosen = set().union(*taken.values()), dict[str, Variant]()
-    while left:
-        best = max(taken, key=lambda label: len(taken[label] & left))
-        left -= taken[best]
-        chosen[best] = variants[best]
-    return chosen
-
-
 def main(part: int, parts: int) -> None:
     """Print the facts of every `parts`-th variant, from `part` on."""
-    listed = shipped()
-    chosen = list((listed if os.environ.get("WEFT_TESTS") == "all" else sample(listed)).items())[part::parts]
+    chosen = list(shipped().items())[part::parts]
     json.dump({name: facts(variant) for name, variant in chosen}, sys.stdout, indent=1)
 
 

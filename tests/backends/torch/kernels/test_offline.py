@@ -1,7 +1,4 @@
-"""Shipped kernels compile for an H200: 16-byte loads, no spills, dependent launch as meant.
-
-`make test` compiles a sample that takes every path through every kernel, `make test-all` every configuration.
-"""
+"""Shipped kernels compile for an H200: 16-byte loads, no spills, dependent launch as meant."""
 
 from __future__ import annotations
 
