@@ -226,7 +226,7 @@ def shown(value: Any) -> str:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Check that `value` is of the annotated type `hint`: an int is a float, a bool is neither."""
+    """Return whether `value` is of the annotated type `hint`: an int is a float, a bool is neither."""
     if hint is Any:
         return True
     if hint is None or hint is type(None):

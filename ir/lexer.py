@@ -30,12 +30,13 @@ class Lexer:
     def __init__(self, text: str, pattern: re.Pattern[str], where: Callable[[int], str], most: int = 1 << 62) -> None:
         self.text, self.where = text, where
         self.tokens: list[Token] = []
-        at = re.match(rf"(?:{BLANK})*", text).end()  # type: ignore[union-attr]  # it matches nothing too
+        blank = re.match(rf"(?:{BLANK})*", text)
+        at = blank.end() if blank else 0
         for match in pattern.finditer(text, at):
             start, end = match.span()
             if start != at:
                 break
-            kind: str = match.lastgroup  # type: ignore[assignment]  # every alternative has a name
+            kind = str(match.lastgroup)
             token = match[kind]
             if kind == "number" and len(token) > most:
                 self.fail(f"a number of {len(token)} characters", at)

@@ -57,7 +57,7 @@ class OnnxFolder:
 
 
 def _suits_genai(graph: Graph, notes: list[str]) -> bool:
-    """Check that onnxruntime-genai runs `graph`; `notes` gets the reason if a user might expect it to."""
+    """Return whether onnxruntime-genai runs `graph`; `notes` gets the reason if a user might expect it to."""
     kind, reason = graph.meta.get("kind"), None
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         notes.append("the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one")

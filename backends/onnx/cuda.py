@@ -158,7 +158,7 @@ class _Placement:
             self._cross(node, kernel)
 
     def _folded(self, node: onnx.Node) -> bool:
-        """Check that ONNX Runtime folds `node` into a constant when it loads the model."""
+        """Return whether ONNX Runtime folds `node` into a constant when it loads the model."""
         if node.op_type == "Shape" and (operand := node.inputs[0]) is not None and operand.shape is not None:
             return operand.shape.is_static()
         return all(value is None or value in self.fixed for value in node.inputs)

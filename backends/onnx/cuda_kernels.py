@@ -104,7 +104,7 @@ class Kernel:
         return _at(self.outputs, index)
 
     def takes(self, variable: str, dtype: str) -> bool:
-        """Check that the kernel supports `dtype` for the type variable (or fixed type) `variable`."""
+        """Return whether the kernel supports `dtype` for the type variable (or fixed type) `variable`."""
         return dtype in self.types.get(variable, {variable})
 
 

@@ -148,7 +148,7 @@ def _manifest(folder: Path) -> tuple[Path, dict[str, Any] | None]:
 
 
 def _lists(files: object) -> bool:
-    """Check that `files` maps names below the folder to checksums."""
+    """Return whether `files` maps names below the folder to checksums."""
     return isinstance(files, dict) and all(
         isinstance(digest, str) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
         for name, digest in files.items()
@@ -186,7 +186,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _compiled_from(folder: Path, prefix: str, listed: set[str]) -> bool:
-    """Check that the `__pycache__` below `prefix` holds nothing but bytecode of listed sources."""
+    """Return whether the `__pycache__` below `prefix` holds nothing but bytecode of listed sources."""
     with os.scandir(folder / prefix / "__pycache__") as entries:
         return all(
             entry.is_file(follow_symlinks=False)

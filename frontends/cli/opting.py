@@ -144,7 +144,7 @@ def tell(report: Report, passes: str, trace: bool) -> None:
 
 
 def _is_folder(out: str) -> bool:
-    """Check that `out` names a folder: not a .weft file, a device or a pipe."""
+    """Return whether `out` names a folder: not a .weft file, a device or a pipe."""
     path = Path(out)
     if out == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return False

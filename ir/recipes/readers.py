@@ -151,7 +151,7 @@ class SpilledTensors:
         return np.frombuffer(data, dtype).reshape((rows, *shape[1:]) if shape else ())
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """As `BlockTensorReader` says; computed tensors have none."""
+        """Read the stored blocks of a tensor of the checkpoint; computed tensors have none."""
         assert isinstance(self.base, BlockTensorReader)
         return self.base.read_blocks(key, start, stop)
 

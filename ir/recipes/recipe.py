@@ -84,12 +84,12 @@ class Recipe:
         return self.map_parts(lambda part: part.substituted(table))
 
     def has(self, *kinds: type[Recipe]) -> bool:
-        """Check that this recipe, or one inside it, is of one of `kinds`."""
+        """Return whether this recipe, or one inside it, is of one of `kinds`."""
         return isinstance(self, kinds) or any(part.has(*kinds) for part in self.parts)
 
     @property
     def constant(self) -> bool:
-        """Check that the table is never trained: it reads no checkpoint, random or initial values."""
+        """Return whether the table is never trained: it reads no checkpoint, random or initial values."""
         parts = self.parts
         return all(part.constant for part in parts) if parts else not self.trained
 
@@ -105,7 +105,7 @@ class Recipe:
 
     @property
     def needs_full_read(self) -> bool:
-        """Check that reading a row needs the whole input, as for transpositions."""
+        """Return whether reading a row needs the whole input, as for transpositions."""
         return any(p.needs_full_read for p in self.parts)
 
     def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:

@@ -30,7 +30,7 @@ class StateKind(enum.Enum):
 
     @property
     def accumulates(self) -> bool:
-        """Check that the state sums over all tokens: such sums are f32, as 8 or 11 bits lose thousands of terms."""
+        """Return whether the state sums over all tokens: such sums are f32, as 8 or 11 bits lose thousands of terms."""
         return self in (StateKind.SSM, StateKind.RECURRENT, StateKind.NORM)
 
 
@@ -44,7 +44,7 @@ class Growth(enum.Enum):
 
     @property
     def rewinds(self) -> bool:
-        """Check that a row can drop tokens."""
+        """Return whether a row can drop tokens."""
         return self in (Growth.TEXT, Growth.SOURCE)
 
 

@@ -44,7 +44,7 @@ class VisibleKeys:
 
     @property
     def local(self) -> bool:
-        """Check that more than causality hides keys."""
+        """Return whether more than causality hides keys."""
         return self.window is not None or self.pattern != "dense"
 
     def conditions(self, query: Any, key: Any, equal: Callable[[Any, Any], Any] = operator.eq) -> list[Any]:

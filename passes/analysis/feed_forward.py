@@ -34,12 +34,12 @@ class Projection:
         return x
 
     def alike(self, other: Projection) -> bool:
-        """Check that both are linears of the same value, with the same fused norm if there is one."""
+        """Return whether both are linears of the same value, with the same fused norm if there is one."""
         return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
 
     @property
     def normed(self) -> bool:
-        """Check that the linear normalizes its input."""
+        """Return whether the linear normalizes its input."""
         return self.node.op is ops.norm_linear
 
     @property
@@ -151,7 +151,7 @@ def projected(value: Value) -> Projection | None:
 
 
 def private(value: Value, reader: Node) -> bool:
-    """Check that `reader` alone reads `value`."""
+    """Return whether `reader` alone reads `value`."""
     return not value.is_output and set(value.users) <= {reader}
 
 

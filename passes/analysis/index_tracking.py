@@ -48,7 +48,7 @@ def _push(node: Node, operand: int, labels: Array) -> list[Array] | None:
 
 
 def _moves(node: Node) -> bool:
-    """Check that `node` moves features within a token: [batch, seq] stay the leading axes."""
+    """Return whether `node` moves features within a token: [batch, seq] stay the leading axes."""
     operands = [v for v in node.inputs if v is not None]
     return node.op in _MOVES and all(v.shape[:2] == node.output.shape[:2] for v in operands)
 

@@ -64,7 +64,7 @@ class Branch:
 
     @property
     def plain(self) -> bool:
-        """Check that only rotations and reshapes follow, which are linear in each head's weight rows."""
+        """Return whether only rotations and reshapes follow, which are linear in each head's weight rows."""
         return all(n.op in (ops.rope, ops.reshape) for n in self.between)
 
 
@@ -223,7 +223,7 @@ def rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
 
 
 def is_zero(recipe: Recipe) -> bool:
-    """Check that a recipe is all zeros, as the gaps between packed biases are."""
+    """Return whether a recipe is all zeros, as the gaps between packed biases are."""
     if isinstance(recipe, Concat):
         return all(map(is_zero, recipe.items))
     return isinstance(recipe, Full) and recipe.value == 0

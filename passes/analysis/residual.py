@@ -191,7 +191,7 @@ def write_mapped(
 
 
 def _own(writer: Node, writers: Container[Node | Param]) -> bool:
-    """Check that only `writers` read the weight that a change of `writer` would affect."""
+    """Return whether only `writers` read the weight that a change of `writer` would affect."""
     if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
     table = writer.operand("table") if writer.op is ops.embedding else None

@@ -39,12 +39,12 @@ def sums(node: Node) -> set[int]:
 
 
 def has_state(node: Node) -> bool:
-    """Check that `node` takes a cache or a state of earlier calls as an operand."""
+    """Return whether `node` takes a cache or a state of earlier calls as an operand."""
     return any(node.operand(s.taken) is not None for s in (*caches(node), *states(node)))
 
 
 def has_cache(graph: Graph) -> bool:
-    """Check that `graph` has caches or states."""
+    """Return whether `graph` has caches or states."""
     return any(map(has_state, graph.nodes))
 
 
@@ -74,10 +74,10 @@ def _constant(spec: StateSpec) -> bool:
     return spec.growth is Growth.CONSTANT
 
 
-Carried = tuple[StateSpec, str, str]  # a state, and the names of the input that takes it and the output that makes it
+NamedState = tuple[StateSpec, str, str]  # with the input that takes it, the output that makes it
 
 
-def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[Carried]:
+def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
     """Name the states of some nodes, those of one together, as kv-cache names what a graph takes and returns."""
     numbers = {True: itertools.count(), False: itertools.count()}
     for found in nodes:
@@ -85,7 +85,7 @@ def named_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[Carried]:
         yield from ((spec, *_names(spec, number)) for spec in found)
 
 
-def taken_states(graph: Graph) -> Iterator[Carried]:
+def taken_states(graph: Graph) -> Iterator[NamedState]:
     """The states that `graph` takes, in the order of its inputs."""
     for name, value in graph.inputs.items():
         for node, place in value.uses:
@@ -95,7 +95,7 @@ def taken_states(graph: Graph) -> Iterator[Carried]:
                 yield spec, name, next(iter(graph.outputs.names(made)), "")
 
 
-def cache_records(carried: Iterable[Carried]) -> list[dict[str, Any]]:
+def cache_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     """A record per cache.
 
     `layer` is its number, `window` that of the attention or None; a `rolling` cache holds `capacity` keys (None: as
@@ -116,12 +116,12 @@ def cache_records(carried: Iterable[Carried]) -> list[dict[str, Any]]:
     ]
 
 
-def state_records(carried: Iterable[Carried]) -> list[dict[str, Any]]:
+def state_records(carried: Iterable[NamedState]) -> list[dict[str, Any]]:
     """A record per state of constant size: its input's `name` and the `shape` of a row."""
     return [{"name": name, "shape": list(spec.row)} for spec, name, _ in carried if _constant(spec)]
 
 
-def manifest_records(graph: Graph, carried: Iterable[Carried]) -> dict[str, Any]:
+def manifest_records(graph: Graph, carried: Iterable[NamedState]) -> dict[str, Any]:
     """The records of all that the model keeps: `cache` and `states` as above, and in `carried` every tensor.
 
     That has a `kind` and a `growth` (see `StateSpec`), the `shape` of a row (None: as long as the text, or the source)

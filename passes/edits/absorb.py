@@ -62,12 +62,12 @@ def multiplied(matrix: Recipe) -> AxisMap:
 
 
 def is_layer(norm: Node) -> bool:
-    """Check that a norm, fused or not, subtracts the mean."""
+    """Return whether a norm, fused or not, subtracts the mean."""
     return norm.op is ops.layer_norm or norm.attrs.get("kind") == "layer"
 
 
 def moves_rows(node: Node) -> bool:
-    """Check that the result's rows (last axis) are rows of the first operand (all operands of `concat`), unchanged."""
+    """Return whether the rows (last axis) of the result are rows of the first operand, of any operand of `concat`."""
     x = node.inputs[0] if node.inputs else None
     if x is None or not x.shape:
         return False

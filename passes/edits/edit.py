@@ -140,12 +140,12 @@ def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **at
 
 
 def only_params(values: Iterable[Value | None]) -> bool:
-    """Check that all `values` are parameters or absent."""
+    """Return whether all `values` are parameters or absent."""
     return all(v is None or isinstance(v, Param) for v in values)
 
 
 def cuts_rows(split: Node) -> bool:
-    """Check that `split` splits the last axis."""
+    """Return whether `split` splits the last axis."""
     x = split.inputs[0]
     return x is not None and bool(split.attrs["axis"] % len(x.shape) == len(x.shape) - 1)
 

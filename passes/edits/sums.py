@@ -25,7 +25,7 @@ def summands(total: Node) -> list[Value]:
 
 
 def fixed(value: Value) -> bool:
-    """Check that the summand `value` must stay: an add_norm, which always adds two values, reads it."""
+    """Return whether the summand `value` must stay: an add_norm, which always adds two values, reads it."""
     return any(n.op is ops.add_norm for n in value.users)
 
 
@@ -39,7 +39,7 @@ def take_out(value: Value) -> None:
 
 
 def _inner(node: Node) -> bool:
-    """Check that the sum is only a summand of another sum."""
+    """Return whether the sum is only a summand of another sum."""
     if node.output.is_output or len(node.output.uses) != 1:
         return False
     reader, index = node.output.uses[0]

@@ -20,12 +20,12 @@ Out = onnx.Value
 
 
 def is_length(mask: Value) -> bool:
-    """Check that a key mask only encodes the length of each row: a decoder's attention_mask, padded on the right."""
+    """Return whether a key mask only encodes row lengths: the attention_mask of a decoder, padded on the right."""
     return mask.graph.inputs.get("attention_mask") is mask
 
 
 def is_plain(node: Node) -> bool:
-    """Check that the operator's is_causal covers all of the attention's attributes."""
+    """Return whether the operator's is_causal covers all of the attention's attributes."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.of(node.attrs).local
 

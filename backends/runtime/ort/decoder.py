@@ -93,7 +93,7 @@ class OrtDecoder:
 
     @property
     def rewinds(self) -> bool:
-        """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
+        """Return whether rows can drop tokens: impossible once states or rolling caches have lost some."""
         return all(state.growth.rewinds for state in self.states)
 
     @contextmanager

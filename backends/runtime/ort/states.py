@@ -36,7 +36,7 @@ class State:
 
     @property
     def recurrent(self) -> bool:
-        """Check that the state has constant size and is held twice."""
+        """Return whether the state has constant size and is held twice."""
         return self.growth is Growth.CONSTANT
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,13 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list: a text, or a sequence of token ids, is one."""
-    return [prompts] if isinstance(prompts, str) or is_ids(prompts) else list(prompts)  # type: ignore[arg-type]  # the rest
+    if isinstance(prompts, str) or is_ids(prompts):
+        return [prompts]
+    return cast(list[Prompt], list(prompts))  # no single prompt: mypy cannot tell from `is_ids`
 
 
 def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Check that `prompt` is one sequence of token ids, not several prompts."""
+    """Return whether `prompt` is one sequence of token ids, not several prompts."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (

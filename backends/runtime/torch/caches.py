@@ -38,17 +38,17 @@ def tensors(layer: Any) -> Iterator[Tensor]:
 
 
 def is_state(layer: Any) -> bool:
-    """Check that a layer keeps a state, not keys."""
+    """Return whether a layer keeps a state, not keys."""
     return growth_of(layer) is Growth.CONSTANT
 
 
 def is_cross(layer: Any) -> bool:
-    """Check that a layer keeps keys and values of an encoded source."""
+    """Return whether a layer keeps keys and values of an encoded source."""
     return growth_of(layer) is Growth.SOURCE
 
 
 def rewinds(cache: Any) -> bool:
-    """Check that rows can drop tokens: impossible once states or rolling caches have lost some."""
+    """Return whether rows can drop tokens: impossible once states or rolling caches have lost some."""
     return all(growth_of(layer).rewinds for layer in layers(cache))
 
 

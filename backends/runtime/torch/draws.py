@@ -13,7 +13,7 @@ from ..core.sampling import Sampler, Sampling
 
 
 def can_draw(samplers: Sequence[Sampler]) -> bool:
-    """Check that a `Draws` can replace `samplers`: not if they penalize repetition."""
+    """Return whether a `Draws` can replace `samplers`: not if they penalize repetition."""
     return all(s.sampling.repetition_penalty == 1 for s in samplers)
 
 

@@ -60,7 +60,7 @@ def calls(method: Method) -> list[Call]:
 
 
 def _stands(node: Node, path: str) -> bool:
-    """Check that `node` lies in the module at `path`."""
+    """Return whether `node` lies in the module at `path`."""
     return f"{node.scope}.".startswith(f"{path}.")
 
 

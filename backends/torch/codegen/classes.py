@@ -32,7 +32,7 @@ class Class:
 
     @property
     def checkpointing(self) -> bool:
-        """Check that its forward supports activation checkpointing."""
+        """Return whether its forward supports activation checkpointing."""
         return any("self.checkpointing" in line for line in self.lines)
 
     @property
@@ -100,7 +100,7 @@ class ClassWriter:
         return name
 
     def _is_hidden(self, v: Var) -> bool:
-        """Check that `v` is a hidden state on its way through the layers: an expert calls it x."""
+        """Return whether `v` is a hidden state on its way through the layers: an expert calls it x."""
         if v not in self.makers or v.type != "Tensor":
             return False
         maker = self.makers[v]

@@ -112,7 +112,7 @@ def _place(norm: Node, scope: str) -> str:
 
 
 def _parallel(method: Method, parts: list[Call]) -> bool:
-    """Check that the second part reads nothing from the first."""
+    """Return whether the second part reads nothing from the first."""
     made = set(parts[0].results)
     for item in method.items:
         if item is parts[1]:

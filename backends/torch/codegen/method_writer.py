@@ -242,7 +242,7 @@ def _words(path: str) -> list[str]:
 
 
 def _alike(o: Operand, results: Iterable[Var]) -> bool:
-    """Check that a result has an operand's shape, and so may reuse its name."""
+    """Return whether a result has an operand's shape, and so may reuse its name."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 

@@ -167,5 +167,5 @@ def _some_weight(method: Method) -> str:
 
 
 def _asks_like(method: Method) -> bool:
-    """Check that `new_cache` of a module takes a weight of another module, for its dtype and device."""
+    """Return whether `new_cache` of a module takes a weight of another module, for its dtype and device."""
     return "like" in re.findall(r"\w+", _new_cache(method))

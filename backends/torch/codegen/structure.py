@@ -78,7 +78,7 @@ class Method:
 
 
 def has_state(item: Item) -> bool:
-    """Check that an item keeps something from call to call."""
+    """Return whether an item keeps something from call to call."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0
@@ -230,7 +230,7 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 def _is_list(path: str, paths: set[str]) -> bool:
-    """Check that `path` has only numbered children, as a ModuleList has."""
+    """Return whether `path` has only numbered children, as a ModuleList has."""
     return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
 
 

@@ -16,7 +16,7 @@ def maker(value: Value | None, *ops: Op) -> Node | None:
 
 
 def single(value: Value) -> bool:
-    """Tell whether `value` is read once."""
+    """Return whether `value` is read once."""
     return len(value.uses) == 1 and not value.is_output
 
 

@@ -80,7 +80,7 @@ class Mixture:
 
 
 def is_norm(node: Node) -> bool:
-    """Tell whether `node` is a norm over the last axis with weights of its own, or none."""
+    """Return whether `node` is a norm over the last axis with weights of its own, or none."""
     return node.op in (ops.rms_norm, ops.layer_norm) and all(v is None or isinstance(v, Param) for v in node.inputs[1:])
 
 
@@ -96,7 +96,7 @@ def norm_of(value: Value, alone: bool = False) -> NormOf:
 
 
 def is_projection(node: Node) -> bool:
-    """Tell whether `node` is a linear map of tokens with weights of its own, which are numbers, not blocks of codes."""
+    """Return whether `node` is a linear map of tokens by weights of its own, stored as numbers, not as blocks."""
     weights = node.inputs[1:]
     return (
         node.op is ops.linear
@@ -107,7 +107,7 @@ def is_projection(node: Node) -> bool:
 
 
 def quantized(*values: Value | None) -> bool:
-    """Tell whether a linear map with weights in blocks makes one of `values`, split, normed and turned or not."""
+    """Return whether a linear map with weights in blocks makes one of `values`, split, normed and turned or not."""
     made = [v.producer for v in values if v is not None and v.producer is not None]
     passing = (ops.split, ops.reshape, ops.rope, ops.rms_norm)
     return any(is_kept(n) or (n.op in passing and quantized(n.inputs[0])) for n in made)
@@ -153,7 +153,7 @@ def part(value: Value | None) -> Projection | None:
 
 
 def together(parts: Sequence[Projection]) -> bool:
-    """Tell whether `parts` have weights of their own, or are all that one projection is split into, in order."""
+    """Return whether `parts` have weights of their own, or are all that one projection is split into, in order."""
     makers = [p.value.producer for p in parts]
     if all(made is not None and made.op is ops.linear for made in makers):
         return True
@@ -185,7 +185,7 @@ def self_attention(node: Node) -> SelfAttention | str:
 
 
 def _normed_alike(q: Node | None, k: Node | None) -> bool:
-    """Tell whether the heads of queries and keys have norms of one kind, or none."""
+    """Return whether the heads of queries and keys have norms of one kind, or none."""
     if q is None or k is None:
         return q is k
     return q.attrs["eps"] == k.attrs["eps"] and (q.operand("weight") is None) == (k.operand("weight") is None)

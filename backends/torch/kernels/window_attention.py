@@ -117,7 +117,7 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
 
 
 def has_window_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> bool:
-    """Tell whether the kernel computes `window_attention` of these operands: of this size and dtype, on this device,
+    """Return whether the kernel computes `window_attention` of these operands: of this size and dtype, on this device,
     without gradients."""
     return _refusal(q, k, v, sinks) is None
 

@@ -99,7 +99,7 @@ def in_model_dtype(text: str, values: list[Value]) -> str:
 
 
 def _of_table(value: Value) -> bool:
-    """Check that `value` is looked up in a table, which keeps its own dtype."""
+    """Return whether `value` is looked up in a table, which keeps its own dtype."""
     producer = value.producer
     table = producer.operand("table") if producer is not None and producer.op is ops.embedding else None
     return isinstance(table, Param) and table.recipe.constant
@@ -192,7 +192,7 @@ def _softmax(e: Emitter, node: Node) -> Var:
 
 
 def _is_finite(x: Value) -> bool:
-    """Check that nothing masks `x`: it is a product or a norm, scaled or not."""
+    """Return whether nothing masks `x`: it is a product or a norm, scaled or not."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
         return _is_finite(operand_of(x.producer))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)

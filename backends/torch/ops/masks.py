@@ -49,13 +49,13 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
 
 
 def is_dense(node: Node) -> bool:
-    """Check that attention has no sparse pattern beside causality and a window."""
+    """Return whether attention has no sparse pattern beside causality and a window."""
     return bool(node.attrs.get("pattern", "dense") == "dense")
 
 
 def sees_some(node: Node) -> bool:
-    """Check that positions alone determine the visible keys, and no PyTorch operator computes the attention without a
-    mask of all pairs because of its window, pattern or scores."""
+    """Return whether positions alone tell the visible keys, but PyTorch's operators would need a mask of all pairs: for
+    a window, a sparse pattern or other scores."""
     a = node.attrs
     special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
     alone = node.operand("bias") is None and node.operand("key_mask") is None

@@ -6,5 +6,5 @@ from weft.ir.graph import Value
 
 
 def is_shared(value: Value) -> bool:
-    """Check that the model's own forward makes `value`."""
+    """Return whether the model's own forward makes `value`."""
     return value.producer is None or not value.producer.scope

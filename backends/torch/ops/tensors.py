@@ -88,7 +88,7 @@ def _expand(e: Emitter, node: Node) -> Var:
 
 
 def _broadcasts(e: Emitter, value: Value) -> bool:
-    """Check that `value`, a row repeated for each text, is only ever added to a value with those rows."""
+    """Return whether `value`, a row repeated for each text, is only ever added to a value with those rows."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]
@@ -99,7 +99,7 @@ def _broadcasts(e: Emitter, value: Value) -> bool:
 
 
 def _expanded(value: Value) -> bool:
-    """Check that `value` comes from an expand like those of `_broadcasts`."""
+    """Return whether `value` comes from an expand like those of `_broadcasts`."""
     producer = value.producer
     return producer is not None and (
         producer.op is ops.expand

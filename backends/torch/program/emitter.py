@@ -155,7 +155,7 @@ class Emitter:
         return self._hoisted[key][0]
 
     def is_hoisted(self, var: Var) -> bool:
-        """Check that `var` is computed in the model's own forward, for layers to share."""
+        """Return whether `var` is computed in the model's own forward, for layers to share."""
         return any(s.early and var in s.results for s in self.program.statements)
 
     def folded(self, var: Var, first: int) -> tuple[str, list[Operand]]:
@@ -209,14 +209,14 @@ class Emitter:
         return leaf if self._leaves[path] == (leaf, params) else None
 
     def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
-        """Check whether other names than `params` lie below `path`: then no single module of torch can stand there."""
+        """Return whether other names than `params` lie below `path`: then no single module of torch can stand there."""
         if self._parts is None:
             scopes = {node.scope for node in self.graph.nodes}
             self._parts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _outer(name))
         return self._parts[path] > len(params)  # blocks of a weight are several
 
     def _inside(self, path: str) -> bool:
-        """Check that the module at `path` lies in the scope of the node."""
+        """Return whether the module at `path` lies in the scope of the node."""
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def hold(self, param: Param) -> Operand:

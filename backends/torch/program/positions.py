@@ -75,7 +75,7 @@ def rolled(node: Node) -> tuple[int, int] | None:
 
 
 def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
-    """Check that `bias` is made of distances to keys at `position_ids`, for attentions with this window only."""
+    """Return whether `bias` is made of distances to keys at `position_ids`, for attentions with this window only."""
     maker = bias.producer
     keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
     expected = {"window": window, "keep_first": keep, "causal": True}

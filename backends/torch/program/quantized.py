@@ -42,7 +42,7 @@ def kept(weight: Value | None) -> BlockLayout | str:
 
 
 def is_kept(node: Node) -> bool:
-    """Check that `node` is a linear whose weight stays in blocks."""
+    """Return whether `node` is a linear whose weight stays in blocks."""
     return node.op is ops.linear and isinstance(kept(node.operand("weight")), BlockLayout)
 
 
@@ -95,12 +95,12 @@ def widened(graph: Graph) -> list[str]:
 
 
 def _reads(node: Node, weight: Param, home: str) -> bool:
-    """Check that `node` can use a module at `home`, to multiply by `weight` or look up its rows."""
+    """Return whether `node` can use a module at `home`, to multiply by `weight` or look up its rows."""
     scope = node.scope
     operand = {ops.linear: "weight", ops.embedding: "table"}.get(node.op)
     return operand is not None and node.operand(operand) is weight and (not scope or home.startswith(f"{scope}."))
 
 
 def embeds(weight: Param) -> bool:
-    """Check that `weight` is also an embedding table."""
+    """Return whether `weight` is also an embedding table."""
     return any(node.op is ops.embedding for node in weight.users)

@@ -96,7 +96,7 @@ class Program:
 
 
 def inside(path: str, scope: str) -> bool:
-    """Check that `path` lies under `scope`."""
+    """Return whether `path` lies under `scope`."""
     return not scope or path.startswith(f"{scope}.")
 
 

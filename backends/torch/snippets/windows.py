@@ -119,8 +119,7 @@ def attend(
 
 
 def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Check that flex_attention computes this: training on more than one block, on a GPU with Triton, with heads that
-    fit.
+    """Return whether flex_attention computes this: training on more than one block, on a GPU with Triton.
 
     Never in an exported program, which must run on all devices.
     """
@@ -135,13 +134,15 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 
 
 def skips(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Check that the window kernel computes this: several tokens, on a supported GPU, without gradients."""
+    """Return whether the window kernel computes this: several tokens, on a supported GPU, without gradients."""
     return q.shape[2] > 1 and not torch.compiler.is_compiling() and has_window_kernel(q, k, v, sinks)
 
 
 def fits_window(seen: Seen, window: int) -> bool:
-    """Check that the keys are those of the queries, all within one window; False in an exported program, whose lengths
-    are symbolic."""
+    """Return whether the keys are those of the queries, all within one window.
+
+    Never in an exported program, whose lengths are symbolic.
+    """
     queries, keys = seen.queries.shape[1], seen.keys.shape[1]
     return not torch.compiler.is_exporting() and queries == keys and queries <= window
 

@@ -161,7 +161,7 @@ def _rails(wiring: Wiring, parts: Sequence[Part], places: Mapping[int, tuple[int
 
 
 def _rightmost(box: Box, path: Sequence[int]) -> bool:
-    """Check that nothing is to the right of the box at `path`."""
+    """Return whether nothing is to the right of the box at `path`."""
     for place in path:
         if not isinstance(box, (Column, Branches)) or (isinstance(box, Branches) and place + 1 < len(box.boxes)):
             return False

@@ -224,7 +224,7 @@ def _rail(around: Placed, target: Placed, lane: int) -> list[Point]:
 
 
 def _beside_circle(x: float, target: Placed) -> bool:
-    """Check that a line from `x` enters a circle from its side."""
+    """Return whether a line from `x` enters a circle from its side."""
     return bool(target.shape.label.symbol) and abs(x - target.axis) > 1
 
 

@@ -117,11 +117,11 @@ def _spare(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) -> None
 
 
 def _counts(part: Part) -> bool:
-    """Check that a part uses only the shape of its inputs."""
+    """Return whether a part uses only the shape of its inputs."""
     return bool(part.vertices) and part.vertices[0].op == "iota"
 
 
 def _apart(graph: nx.DiGraph, i: int, stream: Sequence[int]) -> bool:
-    """Check that part `i` depends neither on the stream nor on its input."""
+    """Return whether part `i` depends neither on the stream nor on its input."""
     above = nx.ancestors(graph, i) | {i}
     return START not in above and not above & {*stream}

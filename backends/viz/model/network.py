@@ -78,7 +78,7 @@ class Vertex:
 
     @property
     def attends(self) -> bool:
-        """Check that this is an attention with a softmax over keys."""
+        """Return whether this is an attention with a softmax over keys."""
         return self.op in OPS and Trait.ATTENTION in OPS[self.op].traits
 
 

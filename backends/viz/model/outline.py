@@ -38,7 +38,7 @@ class Part:
 
     @property
     def parallel(self) -> bool:
-        """Check that no repetition reads results of the one before."""
+        """Return whether no repetition reads results of the one before."""
         values = {name for part in self.children for name in part.made}
         return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
 
@@ -92,7 +92,7 @@ class Part:
 
     @cached_property
     def layered(self) -> bool:
-        """Check that the part is a layer or contains layers."""
+        """Return whether the part is a layer or contains layers."""
         return self.count > 1 or (self.name.isdigit() and bool(self.children)) or any(p.layered for p in self.children)
 
     def parts(self) -> Iterator[Part]:
@@ -176,7 +176,7 @@ def _leaves(network: Network, own: Mapping[str, None], outputs: Mapping[str, Seq
 
 
 def _belongs(vertex: Vertex, source: Vertex) -> bool:
-    """Check that an operation is drawn with its source: a view, or the bias after a linear."""
+    """Return whether an operation is drawn with its source: a view, or the bias after a linear."""
     return vertex.view or (vertex.meant.op == "add" and bool(vertex.weights) and source.meant.op == "linear")
 
 

@@ -67,7 +67,7 @@ class Constant:
 
     @property
     def numeric(self) -> bool:
-        """Check that the constant may be learned: numbers, not indices."""
+        """Return whether the constant may be learned: numbers, not indices."""
         return (self.dtype[:1] in "fb" and self.dtype != "bool") or self.dtype in ("i8", "u8", "i4", "u4")
 
 

@@ -59,7 +59,7 @@ def _names(source: Any) -> bool:
 
 
 def _is_onnx(folder: Path) -> bool:
-    """Check that a folder holds an ONNX model, and no other weights that it was exported from."""
+    """Return whether a folder holds an ONNX model, and no other weights that it was exported from."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 

@@ -56,7 +56,7 @@ def _shown(part: Part, times: int) -> Iterator[tuple[Part, int]]:
 
 
 def _layered(part: Part) -> bool:
-    """Check that a part is a layer, repeats, or contains such parts."""
+    """Return whether a part is a layer, repeats, or contains such parts."""
     return bool(part.children) and (part.count > 1 or part.name.isdigit() or any(map(_layered, part.children)))
 
 

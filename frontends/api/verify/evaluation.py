@@ -229,7 +229,7 @@ def _compiled(model: Any) -> bool:
 
 
 def _reads_text(source: Any) -> bool:
-    """Check that a model, or a compiled folder, has a tokenizer."""
+    """Return whether a model, or a compiled folder, has a tokenizer."""
     return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
 
 

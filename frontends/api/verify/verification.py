@@ -80,7 +80,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Check that the relative error is within the tolerance (a NaN never is)."""
+        """Return whether the relative error is within the tolerance (a NaN never is)."""
         return self.max_relative <= self.tolerance
 
 
@@ -181,7 +181,7 @@ def verify_folder(
 
 
 def _compete(model: Model, tokens: int) -> bool:
-    """Check that experts choose among the `tokens` tokens of a call, or have a capacity."""
+    """Return whether experts choose among the `tokens` tokens of a call, or have a capacity."""
     routers = (node for node in model.graph.nodes if node.op in COMPARING)
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 

@@ -124,7 +124,7 @@ def _split(read: Mapping[str, Any], model: Model) -> str:
 
 
 def _begins(read: Mapping[str, Any], bos: int | None, index: Mapping[str, int]) -> bool:
-    """Check that encoding a text adds the bos token."""
+    """Return whether encoding a text adds the bos token."""
     template = read.get("post_processor") or {}
     steps = [template, *template.get("processors", [])]
     starts = [s["single"][0].get("SpecialToken", {}).get("id") for s in steps if s.get("single")]

@@ -57,7 +57,7 @@ def _rotated(s: Settings) -> set[int]:
 
 
 def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
-    """Check that the family's table reads `key`, or would if no other key said the same.
+    """Return whether the family's table reads `key`, or would if no other key said the same.
 
     Without the key, or with nonsense as its value, the settings then differ.
     """

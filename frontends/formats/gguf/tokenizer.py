@@ -54,7 +54,7 @@ class TokenIds:
 
 
 def has_tokenizer(metadata: Metadata) -> bool:
-    """Check that a GGUF file describes a tokenizer."""
+    """Return whether a GGUF file describes a tokenizer."""
     return any(key.startswith("tokenizer.") for key in metadata)
 
 

@@ -118,7 +118,7 @@ class Adapter:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Check that `folder` contains an adapter."""
+    """Return whether `folder` contains an adapter."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 

@@ -143,12 +143,12 @@ class _Merger:
         return next(param.recipe.sources(), "") if param else ""
 
     def unties(self, adapter: Adapter) -> bool:
-        """Check that `adapter` changes the embedding or head of a tied model, which must then be untied."""
+        """Return whether `adapter` changes the embedding or head of a tied model, which must then be untied."""
         names = (*adapter.updates, *adapter.replaced)
         return any(self.find(name) == self.embed or self.is_head(name) for name in names)
 
     def is_head(self, name: str) -> bool:
-        """Check that `name` is the weight of the head."""
+        """Return whether `name` is the weight of the head."""
         head = self.family.names.get("lm_head")
         return isinstance(head, str) and name.removeprefix(self.family.prefix) == f"{head}.weight"
 

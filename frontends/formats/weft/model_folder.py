@@ -117,7 +117,7 @@ def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
 
 
 def _moves(recipe: Recipe) -> bool:
-    """Check that `recipe` only moves numbers of checkpoint tensors, beside zeros and ones."""
+    """Return whether `recipe` only moves numbers of checkpoint tensors, beside zeros and ones."""
     if isinstance(recipe, Full):
         return recipe.value in (0, 1)
     return isinstance(recipe, _MOVING) and all(map(_moves, recipe.parts))

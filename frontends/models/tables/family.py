@@ -56,7 +56,7 @@ class Fetch:
         return Source(next((k for k in tried if k in self.keys), usual))
 
     def has(self, name: str) -> bool:
-        """Check that the checkpoint has the tensor `name`."""
+        """Return whether the checkpoint has the tensor `name`."""
         return not self.keys.isdisjoint(self._spellings(name))
 
     def _spellings(self, name: str) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ class _Latent:
 
     @property
     def alone(self) -> bool:
-        """Check that the latent has no other readers."""
+        """Return whether the latent has no other readers."""
         linears = {self.k_linear: set(self.k_rows.flat), self.v_linear: set(self.v_rows.flat)}
         if self.k_linear is self.v_linear:
             linears = {self.k_linear: set(self.k_rows.flat) | set(self.v_rows.flat)}
@@ -216,7 +216,7 @@ def _made_from(node: Node) -> _Latent | None:
 
 
 def _biased(linear: Node, index: Array) -> bool:
-    """Check that rows `index` of `linear` have a nonzero bias."""
+    """Return whether rows `index` of `linear` have a nonzero bias."""
     bias = linear.operand("bias")
     if not isinstance(bias, Param):
         return bias is not None

@@ -29,7 +29,7 @@ def token_axes(graph: Graph) -> Tokens | None:
 
 
 def carries(value: Value | None, tokens: Tokens) -> bool:
-    """Check that `value` has a row per token."""
+    """Return whether `value` has a row per token."""
     return value is not None and not isinstance(value, Param) and value.shape[:2] == tokens
 
 
@@ -68,7 +68,7 @@ def tokenwise(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
 
 
 def _aligned(value: Value | None, carrying: bool, rank: int) -> bool:
-    """Check that the token axis of a broadcast operand is absent or aligned with the output's."""
+    """Return whether the token axis of a broadcast operand is absent or aligned with the output's."""
     if value is None:
         return True
     if carrying:

@@ -88,7 +88,7 @@ class Cast(Pass):
 
 
 def _wide(node: Node, operand: int) -> bool:
-    """Check that the operand stays f32 beside narrower ones: rotary frequencies, sums over all tokens."""
+    """Return whether the operand stays f32 beside narrower ones: rotary frequencies, sums over all tokens."""
     frequencies = node.op is ops.rope and node.op.operands[operand].name == "frequencies"
     return frequencies or operand in sums(node)
 

@@ -87,7 +87,7 @@ def _ends(norm: Node) -> tuple[list[Node], list[str]]:
 
 
 def _scales(node: Node, lead: tuple[object, ...]) -> bool:
-    """Check that scaling a row (of leading axes `lead`) scales the result of `node` equally."""
+    """Return whether scaling a row (of leading axes `lead`) scales the result of `node` equally."""
     if not all(len(v.shape) > len(lead) and v.shape[: len(lead)] == lead for v in node.outputs):
         return False
     match node.op:

@@ -159,7 +159,7 @@ def _unequal(node: Node, v: Branch) -> str | None:
 
 
 def _finite(bias: Value) -> bool:
-    """Check that `bias` is finite: a parameter, or a function of distances."""
+    """Return whether `bias` is finite: a parameter, or a function of distances."""
     if isinstance(bias, Param):
         return not bias.recipe.has(Literal, Full)
     return bias.producer is not None and bias.producer.op in (ops.alibi, ops.relative_position_bias)

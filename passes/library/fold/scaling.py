@@ -213,7 +213,7 @@ class _Walk:
 
 
 def _aligned(node: Node) -> bool:
-    """Check that all operands are as wide as the result."""
+    """Return whether all operands are as wide as the result."""
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
 
 

@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """Check that the layout keeps the heads and their order."""
+        """Return whether the layout keeps the heads and their order."""
         return self.heads == tuple(range(len(self.heads))) and not self.zeros
 
     @property

@@ -119,7 +119,7 @@ def _permuted(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) ->
 
 
 def _stands(branch: Branch, layout: Layout) -> bool:
-    """Check that the rows of `branch` are already in the order of `layout`."""
+    """Return whether the rows of `branch` are already in the order of `layout`."""
     start, stop = branch.span
     own = rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
     return isinstance(own, Take) and own.axis == 0 and own.indices == tuple(start + i for i in layout.rows)

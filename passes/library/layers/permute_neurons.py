@@ -95,7 +95,7 @@ class PermuteNeurons(Pass):
 
 
 def _is_shuffled(recipe: Recipe, runs: Sequence[Run]) -> bool:
-    """Check that `recipe` already has all `runs`."""
+    """Return whether `recipe` already has all `runs`."""
     for run in reversed(runs):
         if not isinstance(recipe, Shuffle) or (recipe.axis, recipe.start, recipe.stop, recipe.seed) != run:
             return False

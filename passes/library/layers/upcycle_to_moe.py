@@ -104,7 +104,7 @@ class UpcycleToMoe(Pass):
 
 
 def _beside_experts(f: FeedForward) -> bool:
-    """Check that the result of `f`, scaled or not, is added to the result of experts."""
+    """Return whether the result of `f`, scaled or not, is added to the result of experts."""
     values = [f.down.output]
     for value in values:
         for node in value.users:

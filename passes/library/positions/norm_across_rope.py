@@ -117,7 +117,7 @@ def _refusal(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None
 
 
 def _equal_in_pairs(weight: Recipe, rotation: Node, each: int) -> bool:
-    """Check that `weight` is provably equal within each pair that `rotation` rotates."""
+    """Return whether `weight` is provably equal within each pair that `rotation` rotates."""
     if isinstance(weight, Full):
         return True
     frequencies = rotation.inputs[2]

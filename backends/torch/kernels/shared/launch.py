@@ -72,7 +72,7 @@ def assumed(found: tuple[int, int]) -> Iterator[None]:
 def uses_torch(
     kernel: bool | None, refusal: Callable[Operands, str | None], *operands: Operands.args, **more: Operands.kwargs
 ) -> bool:
-    """Tell whether a launcher computes with torch: `kernel` is False, or `refusal` gives a reason for the operands.
+    """Return whether a launcher computes with torch: `kernel` is False, or `refusal` gives a reason for the operands.
 
     Every launcher has a keyword `kernel`. None, the default, takes the kernel where it can run. False takes the same
     formula in torch, which is the `reference` of a kernel file.
@@ -89,7 +89,7 @@ def uses_torch(
 
 
 def has_pdl(x: torch.Tensor) -> bool:
-    """Tell whether kernels on the device of `x` may start before the ones before them have ended."""
+    """Return whether kernels on the device of `x` may start before the ones before them have ended."""
     return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
 
 

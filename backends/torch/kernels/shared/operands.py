@@ -12,7 +12,7 @@ Given = TypeVar("Given", torch.Tensor, torch.Tensor | None)
 
 
 def learns(*tensors: torch.Tensor | None) -> bool:
-    """Tell whether gradients are wanted, which kernels for inference do not give."""
+    """Return whether gradients are wanted, which kernels for inference do not give."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 

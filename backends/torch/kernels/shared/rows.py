@@ -30,7 +30,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Tell whether packed weights are used: on a CPU, for few rows, where nobody wants gradients."""
+    """Return whether packed weights are used: on a CPU, for few rows, where nobody wants gradients."""
     few = x.device.type == "cpu" and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
     return few and not learns(x, weight) and weight.dtype == x.dtype and refusal(x.dtype) is None
 

@@ -76,7 +76,7 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Callable[[Tensor, Tensor
 
 
 def _is_of_use(model: nn.Module, folder: Path) -> bool:
-    """Check that decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights too.
+    """Return whether decode.py helps `model`: kernels run on its GPU, or the CPU has memory for packed weights too.
 
     DTensors, weights split among processes, work with model.py only.
     """
