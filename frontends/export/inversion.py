@@ -1,30 +1,177 @@
-"""A family's recipes read backwards: the recipes of its checkpoint's tensors, over the parameters of a graph.
+"""Recipes read backwards: from parameters to the checkpoint tensors they are made of.
 
-`weft.frontends.export.inverse` restores the values of known tensors. Here nothing is evaluated, and shapes follow from
-those of the parameters. Parts of one tensor (packed q, k and v) are joined; what moves or scales numbers is undone.
+`restore` computes the values of known tensors: what moves numbers is undone exactly, arithmetic in float64 and rounded
+once to float32. `inverted` computes nothing: it returns recipes of the tensors over the parameters of a graph, whose
+shapes follow from those of the parameters. Both undo a recipe step by step, by `inverse`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import networkx as nx
 import numpy as np
 
 from weft.ir.errors import WeftError
+from weft.ir.graph import Graph
 from weft.ir.recipes import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice, Source, Take
+from weft.ir.recipes.readers import Array, MemoryReader, TensorReader
 from weft.ir.recipes.recipe import Recipe
 
 Shape = tuple[int, ...]
 Layout = Callable[[str, int], Shape | None]  # a tensor's name and how many numbers it has -> its shape
-_INVERSES = {
-    "neg": ("neg",),
-    "exp": ("log",),
-    "log": ("exp",),
-    "reciprocal": ("reciprocal",),
-}
+_INVERSES = {"neg": "neg", "exp": "log", "log": "exp", "reciprocal": "reciprocal"}
+
+
+def inverse(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
+    """Undo the last step of `recipe`, which made `value` of its one part, of `shape`: return the recipe of that part.
+
+    Raises:
+        WeftError: if the step has no inverse, or reads several parts.
+    """
+    match recipe:
+        case Permute(_, axes):
+            return Permute(value, tuple(int(a) for a in np.argsort(axes)))
+        case Reshape():
+            return Reshape(value, shape)
+        case Take(_, indices, axis) if sorted(indices) == list(range(shape[axis])):
+            return Take(value, tuple(int(i) for i in np.argsort(indices)), axis)
+        case Scale(_, (int() | float()) as factor) if factor:
+            return Scale(value, 1 / factor)
+        case Add((_,), offset):
+            return Add((value,), -offset)
+        case Map(_, fn) if fn in _INVERSES:
+            return Map(value, _INVERSES[fn])
+        case Cast():
+            return value  # its results are among its arguments
+    raise WeftError(f"the recipe {recipe.name}, which reads {_read(recipe)}, has no inverse")
+
+
+def _read(recipe: Recipe) -> str:
+    return ", ".join(dict.fromkeys(recipe.sources()))
+
+
+class Group(NamedTuple):
+    """Parameters and the checkpoint keys that they, and no other parameters, read."""
+
+    params: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+class Piece(NamedTuple):
+    """Part of the tensor `key` that is determined: its `values` where `known`, both of its shape."""
+
+    key: str
+    values: Array
+    known: Array
+
+
+def groups(graph: Graph) -> list[Group]:
+    """The parameters of `graph` that read checkpoint tensors, and those tensors, in the order of the parameters."""
+    reads = nx.Graph()
+    for name, param in graph.params.items():
+        reads.add_edges_from((("param", name), ("key", key)) for key in param.recipe.sources())
+    at = {node: i for i, node in enumerate(reads)}
+    components = []
+    for component in nx.connected_components(reads):
+        nodes = sorted(component, key=at.__getitem__)
+        params, keys = (tuple(name for kind, name in nodes if kind == wanted) for wanted in ("param", "key"))
+        components.append(Group(params, keys))
+    return components
+
+
+def restore(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Iterator[tuple[str, Array]]:
+    """Every checkpoint tensor that the parameters of `graph` read, as (key, float32 values), in the order of `groups`.
+
+    `params` are the values of parameters by name; of those not given, the recipes say them. One group is held in
+    memory at a time.
+
+    Raises:
+        WeftError: if a parameter is unknown or of another shape, a recipe has no inverse, parameters that read the same
+            numbers disagree about them, or numbers of a tensor are read by none.
+    """
+    values = params or {}
+    for name in values:
+        if name not in graph.params:
+            raise WeftError(f"graph {graph.name} has no parameter {name!r}")
+    for group in groups(graph):
+        yield from _restored(graph, group, values).items()
+
+
+def _restored(graph: Graph, group: Group, given: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors of `group`, by key."""
+    tensors = {key: _blank(graph.reader.shape(key)) for key in group.keys}
+    for name in group.params:
+        recipe, shape = graph.params[name].recipe, graph.params[name].shape
+        value = np.asarray(given[name] if name in given else recipe.evaluate(graph.reader))
+        if value.shape != shape:
+            raise WeftError(f"parameter {name} is {list(shape)}, but its value is {list(value.shape)}")
+        try:
+            for key, values, known in undo(recipe, value, graph.reader):
+                _put(*tensors[key], values, known, key)
+        except WeftError as e:
+            raise WeftError(f"{name}: {e}") from None
+    for key, (_, known) in tensors.items():
+        if not known.all():
+            missing = known.size - int(np.count_nonzero(known))
+            raise WeftError(f"{missing} of the {known.size} numbers of tensor {key!r} are read by no parameter")
+    return {key: values for key, (values, _) in tensors.items()}
+
+
+def undo(recipe: Recipe, value: Array, reader: TensorReader) -> Iterator[Piece]:
+    """Solve for the tensors in `reader` that `recipe` reads, given its `value`.
+
+    Raises:
+        WeftError: naming the step that has no inverse, and the tensors it reads.
+    """
+    yield from _undo(recipe, value, np.broadcast_to(np.True_, value.shape), reader)
+
+
+def _undo(recipe: Recipe, value: Array, known: Array, reader: TensorReader) -> Iterator[Piece]:
+    if isinstance(recipe, Source):
+        yield Piece(recipe.key, value, known)
+        return
+    if not _read(recipe):
+        return  # a constant
+    shape = recipe.parts[0].shape(reader)
+    match recipe:
+        case Concat(items, axis):
+            at = np.cumsum([item.shape(reader)[axis] for item in items])[:-1]
+            for item, v, k in zip(items, np.split(value, at, axis), np.split(known, at, axis), strict=True):
+                yield from _undo(item, v, k, reader)
+            return
+        case Slice(_, axis, start, stop, step):
+            whole, seen = _blank(shape)
+            cut = (slice(None),) * axis + (slice(start, stop, step),)
+            whole[cut], seen[cut] = value, known
+        case Take(_, indices, axis):  # some may be missing, others repeated
+            whole, seen = _blank(shape)
+            rows, seen_rows, value, known = (np.moveaxis(t, axis, 0) for t in (whole, seen, value, known))
+            for n, i in enumerate(indices):
+                _put(rows[i : i + 1], seen_rows[i : i + 1], value[n : n + 1], known[n : n + 1], _read(recipe))
+        case _:
+            undone = inverse(recipe, Source("value"), shape)
+            with np.errstate(all="ignore"):  # what is not known may be no argument of the inverse
+                whole = undone.evaluate(MemoryReader({"value": value.astype(np.float64)})).astype(np.float32)
+            moves = isinstance(recipe, Permute | Reshape)
+            seen = undone.evaluate(MemoryReader({"value": known})) if moves else known
+    yield from _undo(recipe.parts[0], whole, seen, reader)
+
+
+def _blank(shape: tuple[int, ...]) -> tuple[Array, Array]:
+    return np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
+
+
+def _put(into: Array, seen: Array, values: Array, known: Array, what: str) -> None:
+    """Add what is `known` of `values` to `into`, where it must agree with what was `seen` before."""
+    both = seen & known
+    if both.any() and not np.array_equal(into[both], values[both], equal_nan=True):
+        raise WeftError(f"numbers of {what} are read more than once, and differ: give all who read them the same")
+    np.copyto(into, values, where=known, casting="same_kind")
+    seen |= known
 
 
 class Made(NamedTuple):
@@ -75,35 +222,23 @@ def inverted(equations: Iterable[tuple[Recipe, Made]], layout: Layout = lambda n
 
 def _undone(recipe: Recipe, value: Made, layout: Layout) -> list[tuple[Recipe, Made]]:
     """Invert the last step of `recipe` on `value`: its parts, each with its value."""
-    if (same := _step(value.recipe)) is not None and same == _step(recipe):  # undone without rounding
-        return [(recipe.parts[0], Made(value.recipe.parts[0], value.shape))]
-    match recipe:
-        case Permute(item, axes):
-            back = tuple(int(a) for a in np.argsort(axes))
-            return [(item, Made(Permute(value.recipe, back), tuple(value.shape[a] for a in back)))]
-        case Reshape(item, _):
-            return [(item, value.reshaped(_shape(item, math.prod(value.shape)) or _stored(item, value.shape, layout)))]
-        case Concat(items, axis):
-            each = value.shape[axis] // len(items)
-            starts = range(0, value.shape[axis], each)
-            return [(item, value.cut(axis, at, at + each)) for item, at in zip(items, starts, strict=True)]
-        case Scale(item, (int() | float()) as factor) if factor:
-            return [(item, Made(Scale(value.recipe, 1 / factor), value.shape))]
-        case Add((item,), offset):
-            return [(item, Made(Add((value.recipe,), -offset), value.shape))]
-        case Map(item, fn) if fn in _INVERSES:
-            inverse = value.recipe
-            for step in _INVERSES[fn]:
-                inverse = Map(inverse, step)
-            return [(item, Made(inverse, value.shape))]
-        case Cast(item, _):
-            return [(item, value)]
-        case Take(item, indices, axis) if sorted(indices) == list(range(len(indices))):
-            back = tuple(int(i) for i in np.argsort(indices))
-            return [(item, Made(Take(value.recipe, back, axis), value.shape))]
     if not any(True for _ in recipe.sources()):
-        return []
-    raise WeftError(f"the recipe {recipe.name}, which reads {', '.join(recipe.sources())}, has no inverse")
+        return []  # a constant
+    item, shape = recipe.parts[0], value.shape
+    if (same := _step(value.recipe)) is not None and same == _step(recipe):  # undone without rounding
+        return [(item, Made(value.recipe.parts[0], shape))]
+    match recipe:
+        case Concat(items, axis):
+            each = shape[axis] // len(items)
+            starts = range(0, shape[axis], each)
+            return [(item, value.cut(axis, at, at + each)) for item, at in zip(items, starts, strict=True)]
+        case Permute(_, axes):
+            shape = tuple(shape[a] for a in np.argsort(axes))
+        case Reshape():
+            shape = _shape(item, math.prod(shape)) or _stored(item, shape, layout)
+            if shape == value.shape:
+                return [(item, value)]
+    return [(item, Made(inverse(recipe, value.recipe, shape), shape))]
 
 
 def _step(recipe: Recipe) -> tuple[object, ...] | None:

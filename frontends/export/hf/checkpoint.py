@@ -18,7 +18,7 @@ from weft.ir.types.dtypes import DType
 from ...formats.hf.folder import Folder, check_inside
 from ...formats.weft.manifest import hashing, provenance
 from ...model import Model
-from ..inverse import groups, restore
+from ..inversion import groups, restore
 
 CONFIG_NAMES = {dtypes.f32: "float32", dtypes.f16: "float16", dtypes.bf16: "bfloat16"}
 
