@@ -33,6 +33,7 @@ def generated(model: Any) -> tuple[Graph, nn.Module]:
     from weft.backends.targets import TARGETS
     from weft.backends.torch import kernels
     from weft.backends.torch.codegen.source import write_source
+    from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import load, run_source
     from weft.frontends.api.source.sources import load_source
     from weft.passes import run_passes
@@ -40,7 +41,7 @@ def generated(model: Any) -> tuple[Graph, nn.Module]:
     graph = load_source(architecture(_shape(model))).graph
     graph = run_passes(graph, TARGETS["torch"].pipeline(graph, "f32"))
     with torch.device("meta"):
-        module: nn.Module = run_source(write_source(graph, kernels.__name__).text).Model()
+        module: nn.Module = run_source(write_source(lower(graph), kernels.__name__).text).Model()
     theirs = model.state_dict()
     load(module, {key: theirs[_theirs(key)] for key in module.state_dict()})
     return graph, module.eval().requires_grad_(False)

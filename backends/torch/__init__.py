@@ -2,14 +2,12 @@
 
 A graph becomes text in these steps:
 
-- `lowering` turns its nodes into statements (`program`), by the functions in `ops`; `positions` and `states` say where
-  a call begins and what is kept from call to call.
-- `structure` gathers the statements of a scope into a method, equal scopes into one class, chained calls into loops.
-- `source` writes the classes (`classes`): called by `titles`, described by `about`, made of what `members` holds, their
-  lines by `body` and `naming`. Functions of `parts` that the text names are copied in (`library`).
-- `module` runs the text and loads the weights; `export` writes a folder, with the scripts in `shipped`.
+- `lower` turns its nodes into the statements of a `program`, by the functions in `ops`.
+- `codegen` gathers the statements of a scope into a method, equal scopes into one class, chained calls into loops, and
+  writes the classes. Functions that the text names are copied in from `snippets`.
+- `decode` writes decode.py, which computes one token with few of the Triton `kernels`.
+- `package` runs the text and loads the weights, in process or as a folder with scripts.
 
-`step` writes decode.py, one token by few of the Triton `kernels`, by the same means; `explain` tells which; `parallel`
-shares a model between processes.
+`build` makes these steps in order, for the target's entry in `backends.catalogue`.
 Never here: model families, checkpoint formats, rewrites of graphs.
 """

@@ -41,7 +41,7 @@ class TorchFolder:
         if "logits" in graph.outputs:
             _leave_out_losses(graph, notes)
         self._built = export.build(graph)
-        self._plan = "" if processes == 1 else write_plan(graph, processes)
+        self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
         if self._plan and self._built.step:
             notes.append("decode.py supports one process only: processes with parallel.py decode with model.py")
         self._weights = {

@@ -76,7 +76,7 @@ def state_dict(
     from weft.backends.torch.package.module import tensor
 
     graph = _graph(source, seed, passes, keep_blocks)
-    return {key: tensor(param, graph.reader, kind) for key, param in lower(graph).weights.items()}
+    return {key: tensor(param, graph.reader, kind) for key, param in lower(graph).program.weights.items()}
 
 
 def _dtype(dtype: str | Dtype | None) -> Dtype:

@@ -37,9 +37,9 @@ def stored_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     dtype, *others = {reader.dtype(key) for key in blocks}
     if others:
         return f"its rows are stored in different ways ({', '.join(sorted(map(str, (dtype, *others))))})"
-    if dtype not in LAYOUTS or not isinstance(reader, BlockTensorReader):
-        return f"it is stored as {dtype}, not as {', '.join(map(str, LAYOUTS))}"
-    return LAYOUTS[dtype]
+    if dtype.name not in LAYOUTS or not isinstance(reader, BlockTensorReader):
+        return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)}"
+    return LAYOUTS[dtype.name]
 
 
 def _rows_of(recipe: Recipe) -> tuple[str, ...] | str:
@@ -85,7 +85,7 @@ class Stored(Recipe):
 
 @dataclass(frozen=True)
 class _Parts:
-    """An reader whose tensors are one part of the blocks of another's: recipes that move rows work on it unchanged."""
+    """A reader whose tensors are one part of the blocks of another's: recipes that move rows work on it unchanged."""
 
     reader: TensorReader
     part: str
@@ -102,7 +102,7 @@ class _Parts:
 
     def shape(self, key: str) -> tuple[int, ...]:
         *lead, width = self.reader.shape(key)
-        layout = LAYOUTS[self.reader.dtype(key)]
+        layout = LAYOUTS[self.reader.dtype(key).name]
         planes, groups = layout.bits // 4, width // layout.group
         sizes = {
             "codes": planes * width // 2,
@@ -121,7 +121,7 @@ class _Parts:
 
     def _rows(self, key: str, start: int, stop: int) -> Array:
         assert isinstance(self.reader, BlockTensorReader)
-        layout = LAYOUTS[self.reader.dtype(key)]
+        layout = LAYOUTS[self.reader.dtype(key).name]
         codes, scales, offsets = layout.unpack(self.reader.read_blocks(key, start, stop))
         if self.part == "words":
             return pack_words(codes, layout.bits)

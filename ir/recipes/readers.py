@@ -52,7 +52,7 @@ class TensorReader(Protocol):
 
 @runtime_checkable
 class BlockTensorReader(TensorReader, Protocol):
-    """An reader that can also hand out quantized blocks as they are stored."""
+    """A reader that can also hand out quantized blocks as they are stored."""
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
         """The blocks of rows ``start:stop`` of a matrix, u8 [rows, blocks in a row, bytes of a block]."""

@@ -4,8 +4,8 @@ A row is cut into groups. A group has a scale, perhaps a minimum, and a code of 
 
     weight[n, k] = scales[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
 
-A layout is data: a new one is one `BlockLayout` in `LAYOUTS`. Kernels and lowerings never ask for a layout by name,
-they say which bits, groups and offsets they take.
+A layout is data: a new one is one `BlockLayout`, registered by `add_layout`. Kernels and lowerings never ask for a
+layout by name, they say which bits, groups and offsets they take.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..registry import Registry
 from . import dtypes
 from .dtypes import DType
 
@@ -119,12 +120,15 @@ class BlockLayout:
         return numbers
 
 
+LAYOUTS: Registry[BlockLayout] = Registry("block layout", __name__, "see docs/extending.md")  # by the name of the dtype
+
+
+def add_layout(layout: BlockLayout) -> None:
+    """Register `layout`: weights that a checkpoint stores in blocks of its dtype can stay so."""
+    LAYOUTS.add(layout.dtype.name, layout)
+
+
 # Those of the GGUF specification that multiply well as they are stored.
-LAYOUTS: dict[DType, BlockLayout] = {
-    layout.dtype: layout
-    for layout in (
-        BlockLayout(dtypes.q4_0, HALVES),
-        BlockLayout(dtypes.q4_1, HALVES, has_minimum=True),
-        BlockLayout(dtypes.q8_0, SIGNED),
-    )
-}
+add_layout(BlockLayout(dtypes.q4_0, HALVES))
+add_layout(BlockLayout(dtypes.q4_1, HALVES, has_minimum=True))
+add_layout(BlockLayout(dtypes.q8_0, SIGNED))

@@ -1,7 +1,7 @@
 """Merged key and value heads fitted to what attentions compute: the algebra of `head_conversion`, on a graph.
 
 A `Fitter` follows a graph on a calibration text. Asked about one attention after the other, it computes what their
-maps see there, and from that the weights for fewer heads; they go into an reader on top of the checkpoint.
+maps see there, and from that the weights for fewer heads; they go into a reader on top of the checkpoint.
 """
 
 from __future__ import annotations

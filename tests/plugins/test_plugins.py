@@ -136,6 +136,95 @@ def test_targets_from_outside(weft: Weft, installed: Path) -> None:
     assert offered == ["onnx", "onnx-half"]
 
 
+SHIFTED = """
+from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE, linear, module
+from weft_extras.token_shift import token_shift
+
+
+@module
+class Shift:
+    def __call__(self, x):
+        return linear(token_shift(x), x.width, "mix")
+
+
+shift = Block(Shift(), GatedMLP(48), RMSNorm())
+attend = Block(Attention(4, rope=RoPE()), GatedMLP(48), RMSNorm())
+model = Decoder(97, 32, [shift, attend], context=64)
+"""
+
+
+def test_a_state_from_outside(weft: Weft, installed: Path) -> None:
+    """The spec of its op is enough for ONNX Runtime: input and output, reset, beams, manifest. PyTorch asks for a
+    lowering."""
+    (installed / "shifted.py").write_text(SHIFTED)
+    weft("compile", "shifted.py", "-o", "shifted", "--max-length", 24)
+    carried = json.loads((installed / "shifted" / "weft.json").read_text())["carried"]
+    (state,) = (record for record in carried if record["kind"] == "conv")
+    assert (state["growth"], state["shape"]) == ("constant", [1, 32])
+    assert "FAILED" not in weft("verify", "shifted", "--trust", "--tokens", 8).stdout
+    weft("run", "shifted", "--ids", "1,2,3", "--max-tokens", 4, "--beams", 2)
+    alone = run(installed, "-m", "weft", "compile", "shifted.py", "-o", "bare", "--target", "torch")
+    assert alone.returncode == 2 and "token_shift" in alone.stderr
+    both = "--import", "weft_extras.token_shift_torch"
+    weft(*both, "compile", "shifted.py", "-o", "module", "--target", "torch")
+    assert "FAILED" not in weft(*both, "verify", "module", "--trust", "--tokens", 8).stdout
+
+
+BLOCKS = """
+import json, sys
+import numpy as np
+import weft
+from weft.ir import MemoryReader, interpret
+from weft.ir.recipes import Source
+from weft.ir.types.block_layouts import Blocks
+from weft_extras.q4_64 import Q4_64
+
+
+class Checkpoint(MemoryReader):
+    def dtype(self, key):
+        return Q4_64.dtype
+
+    def shape(self, key):
+        rows, groups, _ = self.arrays[key].shape
+        return rows, groups * Q4_64.group
+
+    def read_blocks(self, key, start, stop):
+        return self.arrays[key][start:stop]
+
+    def read(self, key, start, stop):
+        return Q4_64.dequantize(Q4_64.unpack(self.read_blocks(key, start, stop)))
+
+
+block = weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.GatedMLP(192), weft.RMSNorm())
+graph, rng = weft.Decoder(97, 64, 2, block, context=64).graph(), np.random.default_rng(0)
+stored = {}
+for name, param in graph.params.items():
+    if param.type.rank == 2 and "embed" not in name:
+        rows, width = param.shape
+        scales = (rng.random((rows, width // 64)) / 64).astype(np.float32)
+        codes = rng.integers(0, 16, (rows, width // 64, 64)).astype(np.uint8)
+        stored[name] = Q4_64.pack(Blocks(codes, scales))
+        param.recipe = Source(name)
+graph.reader = Checkpoint(stored)
+ids = rng.integers(0, 97, 24)
+want = interpret(graph, {"input_ids": ids[None], "position_ids": np.arange(24)[None]})["logits"][0]
+for target, passes in (("ort-cpu", "default, -last-token-logits"), ("torch", "default")):
+    weft.compile(graph, target, target=target, passes=passes, keep_blocks="all", max_length=32)
+    got = weft.load(target, device="cpu", trust=True).logits(ids.tolist())
+    manifest = json.load(open(f"{target}/weft.json"))
+    print(target, float(np.abs(got - want).max() / np.abs(want).max()), manifest["kept_blocks"], manifest.get("blocks"))
+"""
+
+
+def test_a_block_layout_from_outside(installed: Path) -> None:
+    """Every kernel and lowering that takes its bits and groups takes it."""
+    done = run(installed, "-c", BLOCKS)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert [(target, kept) for target, _, kept in lines] == [("ort-cpu", "all None"), ("torch", "all {'q4_64': 15}")]
+    assert all(float(error) < 1e-4 for _, error, _ in lines)
+
+
 COMPLETION = """
 from click.shell_completion import ShellComplete
 from weft.frontends.cli import cli

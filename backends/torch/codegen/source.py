@@ -16,9 +16,7 @@ from typing import Any
 
 import jinja2
 
-from weft.ir.graph import Graph
-
-from ..lower.lower import lower
+from ..lower.lower import Lowered
 from ..program.snippets import imports, kernels, names, used_snippets
 from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, relative
 from .classes import ClassWriter
@@ -39,13 +37,9 @@ class Source:
     kernels: list[str] = field(default_factory=list)
 
 
-def write_source(graph: Graph, package: str = "kernels") -> Source:
-    """The Python source of `graph`, which imports kernels, if any, from `package`.
-
-    Raises:
-        WeftError: naming an op that cannot be written.
-    """
-    program = lower(graph)
+def write_source(lowered: Lowered, package: str = "kernels") -> Source:
+    """The Python source of a model, which imports kernels, if any, from `package`."""
+    program = lowered.program
     top = structure(program)
     writer = ModelWriter(program)
     writer.write(top)
@@ -55,7 +49,7 @@ def write_source(graph: Graph, package: str = "kernels") -> Source:
     used = used.union({"torch"}, *(p.uses for p in parts))
     files = kernels(used)
     text = template("model.py.j2").render(
-        about=model_doc(graph, program, bool(files)),
+        about=model_doc(lowered.graph, program, bool(files)),
         imports=imports(used, package),
         parts=[*(p.source for p in parts), *own],
         classes=classes,

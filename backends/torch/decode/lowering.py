@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Value
 from weft.ir.op import Op
-from weft.passes import Trace
 
 from ..codegen.structure import Call, Loop, Method, structure
-from ..lower.lower import legal, lower, needed
-from ..program.registry import LOWERINGS
-from ..program.statements import TOP, Operand, Program, Var
+from ..lower.lower import Lowered, emit, needed
+from ..program.statements import TOP, Program, Var
 from ..program.states import cached_nodes
 from . import patterns, tables
 from .emitter import Choice, StepEmitter
@@ -44,18 +42,13 @@ def refusal(graph: Graph) -> str | None:
     return f"the model reads {', '.join(sorted(more))}" if more else None
 
 
-def lower_step(graph: Graph) -> Step | str:
-    """The decode step of `graph`, whose caches are those of the model; or why there is none.
-
-    Raises:
-        WeftError: naming an op that cannot be written.
-    """
-    if reason := refusal(graph):
+def lower_step(model: Lowered) -> Step | str:
+    """The decode step of `model`, with the same caches; or why there is none."""
+    if reason := refusal(model.graph):
         return reason
-    plain = lower(graph)
-    kept = nesting(structure(plain))
+    kept = nesting(structure(model.program))
     for moves in (True, False):  # what keeps a state moves where the states stay in their places
-        step = _lowered(graph, plain.functions, moves)
+        step = _step(model, moves)
         if nesting(step.method) == kept:
             return step
     return "its states would not be those of the model"
@@ -76,24 +69,11 @@ def nesting(method: Method) -> object:
     return found[0] if alone else tuple(found)
 
 
-def _lowered(graph: Graph, functions: dict[str, str], moves: bool) -> Step:
-    graph = legal(graph, Trace())
-    emitter = StepEmitter(graph, functions, moves)
-    for node in list(graph.nodes):
-        emitter.enter(node)
-        fused = FUSED.get(node.op)
-        made: Operand | Iterable[Operand] | None = None if fused is None else fused(emitter, node)
-        if made is None:
-            emitter.enter(node)
-            chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
-            made = chosen.emit(emitter, node)
-        if made is not None:
-            results = list(made) if isinstance(made, Iterable) else [made]
-            for value, operand in zip(node.outputs, results, strict=True):
-                emitter[value] = operand
-    emitter.leave()
+def _step(model: Lowered, moves: bool) -> Step:
+    emitter = StepEmitter(model.legal, model.program.functions, moves)
+    emit(emitter, model.legal, FUSED)
     program = emitter.program
-    program.outputs = {"logits": emitter[graph.outputs["logits"]]}
+    program.outputs = {"logits": emitter[model.legal.outputs["logits"]]}
     program.statements = emitter.ended(products.side_by_side(emitter, needed(program)))
     tables.made_once(program, emitter.most_tickets)
     made_by = {s.node for s in program.statements}

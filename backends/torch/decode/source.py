@@ -6,13 +6,12 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from weft.ir.graph import Graph
-
 from ..codegen.classes import ClassWriter
 from ..codegen.method_writer import Writer
 from ..codegen.naming import Named
 from ..codegen.source import formatted, template
 from ..codegen.structure import Method
+from ..lower.lower import Lowered
 from ..program.snippets import imports, library, names, used_snippets
 from ..program.statements import ParamRef, Var
 from .lowering import lower_step
@@ -27,20 +26,20 @@ OWN = {"pack", "pack_bias", "written", "written_latent"}  # parts that steps hav
 STEP = ("input_ids", "position_ids", "cache")  # what every step is given
 
 
-def write_step(graph: Graph, model: str = "model", package: str = "kernels") -> tuple[str, list[str]]:
-    """The source of the decode step of `graph`, and the files of kernels that it imports from `package`; nothing, where
-    there is no step of the graph, or none of its kernels would be called.
+def write_step(lowered: Lowered, model: str = "model", package: str = "kernels") -> tuple[str, list[str]]:
+    """The source of the decode step of a model, and the files of kernels that it imports from `package`; nothing, where
+    there is no step of the model, or none of its kernels would be called.
 
     What it has in common with the module's source it imports from the Python module `model`.
     """
-    step = lower_step(graph)
+    step = lower_step(lowered)
     if isinstance(step, str):
         return "", []
     for var in (v for s in step.program.statements for v in s.results if v.name in LAUNCHERS):
         var.name = "y"
     writer = _StepWriter(step.program)
     writer.write(step.method)
-    given: dict[str, Any] = {"name": graph.name, "model": model, "classes": list(writer.classes.values())}
+    given: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
     own = used_snippets(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
+from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Value
-from weft.ir.op import Trait
+from weft.ir.op import Op, Trait
 from weft.passes import Trace, legalize, lookup
 
 from ..program.emitter import Emitter
@@ -15,6 +18,8 @@ from ..program.statements import Operand, ParamRef, Program, Statement, Submodul
 from ..program.states import cached_nodes, counts_keys, cross_attentions
 from .encoder import within_encoder
 from .identifiers import with_identifiers
+
+E = TypeVar("E", bound=Emitter)
 
 
 def refusals(node: Node) -> list[str] | None:
@@ -28,8 +33,17 @@ def refusals(node: Node) -> list[str] | None:
     return reasons or ["no lowering is registered"]
 
 
-def lower(graph: Graph, trace: Trace | None = None) -> Program:
-    """The program of `graph`, whose ops are legal afterwards (their bodies take the place of what has no lowering).
+@dataclass(frozen=True)
+class Lowered:
+    """A `graph`, a copy of it whose ops are all `legal`, and the `program` of that."""
+
+    graph: Graph
+    legal: Graph
+    program: Program
+
+
+def lower(graph: Graph) -> Lowered:
+    """Lower `graph`: the bodies of ops take the place of those that have no lowering.
 
     A graph of a decoder without caches also gets them: its program keeps, where it is given a cache, what tokens of
     later calls need.
@@ -37,38 +51,60 @@ def lower(graph: Graph, trace: Trace | None = None) -> Program:
     Raises:
         WeftError: naming an op that cannot be written.
     """
-    graph = legal(graph, trace or Trace())
-    cached = cached_nodes(graph)
-    emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached))
+    legal = _legal(graph)
+    cached = cached_nodes(legal)
+    emitter = Emitter(legal, cached, counts_keys(legal, cached), cross_attentions(legal, cached))
     begin(emitter)
-    head = _head(graph) if emitter.cached else None
-    for node in list(graph.nodes):
+    head = _head(legal) if emitter.cached else None
+
+    def pick_last(node: Node) -> None:
+        if head is not None and head[0] in node.outputs:
+            _pick_last(emitter, *head)
+
+    emit(emitter, legal, {}, pick_last)
+    program = emitter.program
+    program.outputs = {name: emitter[value] for name, value in legal.outputs.items()}
+    program.statements = within_encoder(program, end(emitter, needed(program)))
+    read = read_weights(program)
+    program.weights = {key: p for key, p in program.weights.items() if key in read}
+    return Lowered(graph, legal, program)
+
+
+def emit(
+    emitter: E,
+    legal: Graph,
+    fused: Mapping[Op, Callable[[E, Node], Operand | None]],
+    then: Callable[[Node], None] = lambda node: None,
+) -> None:
+    """Let `emitter` write every node of `legal`, by the entry of `fused` for its op if that returns something, else by
+    the first lowering that accepts it; `then` is called after each."""
+    for node in list(legal.nodes):
         emitter.enter(node)
-        chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
-        emitted = chosen.emit(emitter, node)
+        emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
+        if emitted is None:
+            emitter.enter(node)
+            chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
+            emitted = chosen.emit(emitter, node)
         if emitted is not None:
             results = list(emitted) if isinstance(emitted, Iterable) else [emitted]
             for value, operand in zip(node.outputs, results, strict=True):
                 emitter[value] = operand
-        if head is not None and head[0] in node.outputs:
-            _pick_last(emitter, *head)
+        then(node)
     emitter.leave()
-    program = emitter.program
-    program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
-    program.statements = within_encoder(program, end(emitter, needed(program)))
-    read = read_weights(program)
-    program.weights = {key: p for key, p in program.weights.items() if key in read}
-    return program
 
 
-def legal(graph: Graph, trace: Trace) -> Graph:
-    """A copy of `graph` whose ops all have lowerings; sums stand apart from their norms, each in its own layer.
+def _legal(graph: Graph) -> Graph:
+    """Copy `graph` with ops that all have lowerings; sums stand apart from their norms, each in its own layer.
 
     Raises:
-        WeftError: naming an op that cannot be written.
+        WeftError: naming an op that cannot be written, or whose state cannot be kept.
     """
-    graph = with_identifiers(graph.clone())
+    graph, trace = with_identifiers(graph.clone()), Trace()
     lookup("unfuse-residual-norm")().run(graph, trace)
+    cached = cached_nodes(graph)
+    for node in graph.nodes:
+        if node in cached and (reasons := refusals(node)):  # its body would forget earlier calls
+            raise WeftError(f"target torch cannot keep the state of {node.op.name} (%{node.output.name}): {reasons[0]}")
     legalize(graph, refusals, trace)
     return graph
 

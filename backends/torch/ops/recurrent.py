@@ -14,7 +14,7 @@ from .dense import operand
 from .elementwise import activation
 
 
-def _carried(e: Emitter, node: Node, text: str, *given: Value | Operand) -> tuple[Var, ...]:
+def carried(e: Emitter, node: Node, text: str, *given: Value | Operand) -> tuple[Var, ...]:
     """The outputs of `node` from the part `text`, which returns a result and a state.
 
     ``{past}`` in `text` is the state before: the operands of the node, or what the cache keeps, if there is one.
@@ -53,7 +53,7 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
     if node not in e.cached and node.operand("past") is None:
         made: tuple[Var, ...] = (e.emit(f"causal_conv({{0}}, {{1}}{rest})", *given, replaces=0),)
     else:
-        made = _carried(e, node, f"causal_conv_from({{past}}, {{0}}, {{1}}{rest})", *given)
+        made = carried(e, node, f"causal_conv_from({{past}}, {{0}}, {{1}}{rest})", *given)
     if node.attrs["activation"] == "identity":
         return made
     return e.emit(activation(node.attrs["activation"]), made[0], replaces=0), *made[1:]
@@ -63,7 +63,7 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
 def _selective_scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     given = [v for v in node.inputs[:6] if v is not None]
     places = [f"{{{i}}}" for i in range(len(given))] + ["None"] * (6 - len(given))
-    return _carried(e, node, f"selective_scan({', '.join(places)}, {{past}})", *given)
+    return carried(e, node, f"selective_scan({', '.join(places)}, {{past}})", *given)
 
 
 @lowering(ops.ssd)
@@ -71,7 +71,7 @@ def _ssd(e: Emitter, node: Node) -> tuple[Var, ...]:
     given = [v for v in node.inputs[:6] if v is not None]
     places = [f"{{{i}}}" for i in range(len(given))] + ["None"] * (6 - len(given))
     shape = f"heads={node.attrs['heads']}, groups={node.attrs['groups']}"
-    return _carried(e, node, f"ssd({', '.join(places)}, {{past}}, {shape})", *given)
+    return carried(e, node, f"ssd({', '.join(places)}, {{past}}, {shape})", *given)
 
 
 @lowering(ops.gated_linear_attention)
@@ -85,7 +85,7 @@ def _gated_linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
             part = "gated_linear_attention"
     gates = ", {3}" if decay is not None else ""
     text = f"{part}({{0}}, {{1}}, {{2}}{gates}, {{past}}, heads={heads}, groups={groups})"
-    return _carried(e, node, text, *(t for t in (q, k, v, decay) if t is not None))
+    return carried(e, node, text, *(t for t in (q, k, v, decay) if t is not None))
 
 
 @lowering(ops.linear_attention)
@@ -107,6 +107,6 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     given = q, k, *turned, operand(node, "v")
     if not node.attrs["causal"]:
         return (e.emit(f"linear_attention({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {heads})", *given),)
-    return _carried(
+    return carried(
         e, node, f"causal_linear_attention({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{past}}, heads={heads})", *given
     )

@@ -13,6 +13,7 @@ from ..decode.emitter import Choice
 from ..decode.lowering import lower_step
 from ..kernels.shared import rows
 from ..kernels.shared.launch import assumed
+from ..lower.lower import lower
 
 HOPPER = (9, 0)  # the compute capability that is asked about by default
 
@@ -42,7 +43,7 @@ def explain(
 
     `capability` is that of a CUDA device, or None for a CPU, where torch computes what a kernel would.
     """
-    step = lower_step(graph)
+    step = lower_step(lower(graph))
     if isinstance(step, str):
         return [Explained(graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {step}")]
     chosen: dict[Node, list[Choice]] = {}

@@ -14,6 +14,7 @@ from weft.ir.types.dtypes import DType
 
 from ..codegen.source import Source, write_source
 from ..decode.source import write_step
+from ..lower.lower import Lowered, lower
 from ..program.constants import stored_dtype
 
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
@@ -43,6 +44,7 @@ class Built:
     """
 
     kind: str
+    lowered: Lowered
     source: Source
     keeps: bool = False
     step: str = ""
@@ -55,11 +57,12 @@ def build(graph: Graph) -> Built:
     Raises:
         WeftError: naming an op that cannot be written.
     """
-    kind, source = graph.meta.get("kind", "decoder"), write_source(graph)
+    kind, lowered = graph.meta.get("kind", "decoder"), lower(graph)
+    source = write_source(lowered)
     if "def new_cache" not in source.text:
-        return Built(kind, source, kernels=source.kernels)
-    step, kernels = write_step(graph)
-    return Built(kind, source, True, step if kernels else "", sorted({*source.kernels, *kernels}))
+        return Built(kind, lowered, source, kernels=source.kernels)
+    step, kernels = write_step(lowered)
+    return Built(kind, lowered, source, True, step if kernels else "", sorted({*source.kernels, *kernels}))
 
 
 def weights(built: Built, dtype: DType) -> dict[str, Weight]:

@@ -22,6 +22,7 @@ from weft.ir.recipes.streams import stream
 
 from .. import kernels
 from ..codegen.source import Source, write_source
+from ..lower.lower import lower
 from ..program.statements import TORCH_NAMES
 
 
@@ -34,7 +35,7 @@ def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: to
         WeftError: if an op cannot be written, a weight cannot be read, or the device is not there.
     """
     place = checked_device(device)
-    source = write_source(graph, kernels.__name__)
+    source = write_source(lower(graph), kernels.__name__)
     with torch.device("meta"):
         module: nn.Module = run_source(source.text).Model()
     load(module, state_dict(source, graph.reader, dtype, place))
@@ -50,9 +51,10 @@ def build_step(graph: Graph, module: nn.Module) -> Callable[..., torch.Tensor]:
     from ..decode.lowering import lower_step
     from ..decode.source import write_step
 
-    text, _ = write_step(graph, type(module).__module__, kernels.__name__)
+    lowered = lower(graph)
+    text, _ = write_step(lowered, type(module).__module__, kernels.__name__)
     if not text:
-        reason = lower_step(graph)
+        reason = lower_step(lowered)
         raise WeftError(f"no decode step: {reason if isinstance(reason, str) else 'no kernel computes a part of it'}")
     step: Callable[..., torch.Tensor] = run_source(text).Step(module)
     return step

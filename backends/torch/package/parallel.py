@@ -19,7 +19,7 @@ from weft.passes.analysis.projections import Branch, Projections, projections
 
 from ..codegen.source import formatted, template
 from ..lower.identifiers import with_identifiers
-from ..lower.lower import lower
+from ..lower.lower import Lowered
 from ..program.statements import CacheSlot, ParamRef, Program, Submodule
 
 COLUMNS, ROWS, EXPERTS = "ColwiseParallel()", "RowwiseParallel()", "ExpertParallel()"
@@ -38,15 +38,14 @@ class Plan:
     whole: dict[str, str] = field(default_factory=dict)
 
 
-def write_plan(graph: Graph, degree: int) -> str:
-    """The file parallel.py beside the generated model of `graph`: ``parallelize(model, mesh)`` for `degree` processes.
+def write_plan(model: Lowered, degree: int) -> str:
+    """The file parallel.py beside a generated model: ``parallelize(model, mesh)`` for `degree` processes.
 
     Raises:
         WeftError: if heads cannot be shared out evenly, or if there is nothing to divide.
     """
-    graph = with_identifiers(graph)
-    program = lower(graph)
-    plan, paths = make_plan(graph, degree, program), set(program.weights)
+    graph = with_identifiers(model.graph)
+    plan, paths = make_plan(graph, degree, model.program), set(model.program.weights)
     kinds = {style.partition("(")[0] for style in plan.styles.values()}
     text = template("parallel.py.j2").render(
         name=graph.name,

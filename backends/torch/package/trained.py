@@ -57,7 +57,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
 def _keys(graph: Graph) -> dict[str, str]:
     """Return the names of the parameters that a module of `graph` holds, each with its key in the state_dict."""
     own = parameter_names(graph)
-    return {own[param.name]: key for key, param in lower(graph).weights.items()}
+    return {own[param.name]: key for key, param in lower(graph).program.weights.items()}
 
 
 def _tie(param: Param) -> Hashable:

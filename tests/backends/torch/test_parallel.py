@@ -28,6 +28,7 @@ from weft import (
 )
 from weft.backends.torch import kernels
 from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.module import run_source, state_dict
 from weft.backends.torch.package.parallel import write_plan
 
@@ -65,11 +66,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, A
     alone = {}
     for name, model in MODELS.items():
         graph = model.graph(seed=1)
-        source = write_source(graph, kernels.__name__)
+        source = write_source(lower(graph), kernels.__name__)
         weights = state_dict(source, graph.reader, torch.float64)
         (folder / name).mkdir()
         (folder / name / "model.py").write_text(source.text, encoding="utf-8")
-        (folder / name / "parallel.py").write_text(write_plan(graph, 2), encoding="utf-8")
+        (folder / name / "parallel.py").write_text(write_plan(lower(graph), 2), encoding="utf-8")
         torch.save({"weights": weights, "ids": IDS, "prompt": PROMPT}, folder / name / "given.pt")
         net = run_source(source.text).Model().double()
         net.load_state_dict(weights)
@@ -105,7 +106,7 @@ def near(got: torch.Tensor, want: torch.Tensor, largest: float = 0.0) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_each_process_holds_a_part(name: str, ran: Any) -> None:
     _, both = ran[name]
-    whole = dict(write_source(MODELS[name].graph()).weights)
+    whole = dict(write_source(lower(MODELS[name].graph())).weights)
     cut = [k for k in both[0]["local"] if not k.endswith(("_norm.weight", "o.bias", "down.bias"))]
     tokens = [k for k in cut if k.startswith(("embed", "lm_head"))]
     assert len(tokens) == (0 if name == "gpt2" else 2)  # whose head is the embedding
@@ -118,16 +119,16 @@ def test_each_process_holds_a_part(name: str, ran: Any) -> None:
 
 
 def test_what_is_whole_is_said() -> None:
-    text = write_plan(MODELS["hybrid"].graph(), 2)
+    text = write_plan(lower(MODELS["hybrid"].graph()), 2)
     assert "# layers.2.attn is whole on every process: it has bias of its own for every head" in text
     assert "# layers.2.ffn is whole on every process: its 55 hidden units do not divide evenly" in text
     assert '"layers.1.ffn.experts": ExpertParallel()' in text
-    assert "# embed is whole on every process: it is the head too" in write_plan(MODELS["gpt2"].graph(), 2)
+    assert "# embed is whole on every process: it is the head too" in write_plan(lower(MODELS["gpt2"].graph()), 2)
     assert "layers.2.attn.q" not in text and '"layers.*' not in text
 
 
 def test_all_layers_are_one_entry() -> None:
-    text = write_plan(MODELS["llama"].graph(), 2)
+    text = write_plan(lower(MODELS["llama"].graph()), 2)
     assert text.count("Parallel()") == 7 and '"embed": RowwiseParallel(input_layouts=Replicate())' in text
     assert (
         '"lm_head": ColwiseParallel(output_layouts=Replicate())' in text
@@ -145,17 +146,19 @@ def test_all_layers_are_one_entry() -> None:
 )
 def test_what_cannot_be_shared_is_refused(model: str, degree: int, says: str) -> None:
     with pytest.raises(WeftError, match=says):
-        write_plan(MODELS[model].graph(), degree)
+        write_plan(lower(MODELS[model].graph()), degree)
 
 
 def test_a_model_without_heads_is_refused() -> None:
     with pytest.raises(WeftError, match="nothing of decoder can be divided among 2 processes"):
-        write_plan(decoder(Block(Mamba(inner=48, state=4), norm=norm)).graph(), 2)
+        write_plan(lower(decoder(Block(Mamba(inner=48, state=4), norm=norm)).graph()), 2)
 
 
 def test_a_folder_holds_the_plan(tmp_path: Path) -> None:
     weft.compile(MODELS["llama"], tmp_path / "out", target="torch", tensor_parallel=2)
-    assert (tmp_path / "out" / "parallel.py").read_text(encoding="utf-8") == write_plan(MODELS["llama"].graph(), 2)
+    assert (tmp_path / "out" / "parallel.py").read_text(encoding="utf-8") == write_plan(
+        lower(MODELS["llama"].graph()), 2
+    )
     weft.compile(MODELS["llama"], tmp_path / "out", target="torch")
     assert not (tmp_path / "out" / "parallel.py").exists()
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.backends.torch.decode.source import write_step
+from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.module import build_module, build_step
 from weft.frontends.models.tables.rope_config import at_length
 from weft.ir import Graph, interpret
@@ -59,7 +60,7 @@ def test_calls_and_steps(seed: int) -> None:
     module, want, bound = build_module(graph).eval(), meaning(graph), 4 * tolerance(graph, torch.float32)
     for cuts in ((LENGTH,), (5, 1, LENGTH - 6), (1,) * LENGTH):
         assert_close(calls(module, cuts), want, bound)
-    if write_step(graph)[0]:
+    if write_step(lower(graph))[0]:
         step, cache = build_step(graph, module), module.new_cache(2, LENGTH)
         with torch.inference_mode():
             call(module, {"input_ids": IDS[:, :7], "cache": cache})
@@ -69,7 +70,7 @@ def test_calls_and_steps(seed: int) -> None:
 
 def test_most_have_steps() -> None:
     """So that the steps above are not tested by there being none; what has none is a model all the same."""
-    assert [seed for seed in SEEDS if not write_step(drawn(seed))[0]] == [1022]
+    assert [seed for seed in SEEDS if not write_step(lower(drawn(seed)))[0]] == [1022]
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's RMSNorm of bf16 by f32 weights

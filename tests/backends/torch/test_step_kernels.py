@@ -14,6 +14,7 @@ import torch
 from weft import MLA, MLP, ALiBi, GatedMLP, LayerNorm, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from weft.backends.torch.decode.source import write_step
 from weft.backends.torch.kernels.shared import launch
+from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.module import build_module, build_step
 from weft.ir import Graph
 
@@ -67,7 +68,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, expected = one_layer(name), set(MODELS[name][1].split())
-    _, files = write_step(graph)
+    _, files = write_step(lower(graph))
     assert expected <= set(files)
     for file in files:
         home = importlib.import_module(f"weft.backends.torch.kernels.{file}")

@@ -16,6 +16,7 @@ from weft import load_source
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.decode.source import LAUNCHERS, write_step
 from weft.backends.torch.kernels.shared.tickets import Tickets
+from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.export import build, write_code
 from weft.passes import Trace, lookup
 
@@ -34,7 +35,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def smollm2() -> str:
-    return write_step(load_source("smollm2-135m").graph)[0]
+    return write_step(lower(load_source("smollm2-135m").graph))[0]
 
 
 def classes(text: str) -> dict[str, str]:
@@ -64,8 +65,8 @@ def test_sums_fused_with_norms_read_the_same(name: str) -> None:
     """They end the layer before, as in the model; the kernels of a step norm what they read."""
     graph, fused = graph_of(name), graph_of(name).clone()
     lookup("fuse-residual-norm")().run(fused, trace := Trace())
-    assert trace.rewrites and write_source(fused).text == write_source(graph).text
-    assert write_step(fused) == write_step(graph)
+    assert trace.rewrites and write_source(lower(fused)).text == write_source(lower(graph)).text
+    assert write_step(lower(fused)) == write_step(lower(graph))
 
 
 LAYERS = {  # what is called for a layer of a model: a launch each, attention to long texts two
@@ -83,7 +84,7 @@ LAYERS = {  # what is called for a layer of a model: a launch each, attention to
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_few_launches(name: str) -> None:
     """Between kernels nothing is computed but views: no operator, no function."""
-    text = write_step(graph_of(name))[0]
+    text = write_step(lower(graph_of(name)))[0]
     layer = "".join(body for called, body in classes(text).items() if called != "Step")
     assert sorted(CALLS.findall(layer)) == sorted(LAYERS[name].split())
     tree = ast.parse(text)
@@ -101,7 +102,7 @@ def test_a_layer_is_few_launches(name: str) -> None:
 )
 def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
     """Without a kernel for more of the attention: q, k and v, then the head."""
-    text = write_step(graph_of(name))[0]
+    text = write_step(lower(graph_of(name)))[0]
     assert f"q, k, v = norm_linear(x, {line}" in text
     assert text.count("norm_linear(") == 2
 
@@ -109,8 +110,8 @@ def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)
-    text, kernels = write_step(graph)
-    assert (text, kernels) == write_step(graph)
+    text, kernels = write_step(lower(graph))
+    assert (text, kernels) == write_step(lower(graph))
     imported = {n.module.split(".")[0] for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) and n.module}
     assert imported <= {"__future__", "typing", "torch", "kernels", "model"}
     write_code(build(graph), tmp_path)
@@ -153,7 +154,7 @@ def test_a_folder_steps_by_itself(tmp_path: Path) -> None:
 
 def test_kernels_that_are_named_are_called() -> None:
     for name in NAMES:
-        text, files = write_step(graph_of(name))
+        text, files = write_step(lower(graph_of(name)))
         helpers = {"shared.norm" for _ in re.findall(r"\bNorm\(", text)} | {
             "shared.tickets" for _ in re.findall(r"\bTickets\(", text)
         }

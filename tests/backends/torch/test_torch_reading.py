@@ -12,6 +12,7 @@ from weft.backends.torch import kernels
 from weft.backends.torch.codegen.method_writer import periodic
 from weft.backends.torch.codegen.naming import unparsed
 from weft.backends.torch.codegen.source import write_source
+from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.module import load, run_source, state_dict
 from weft.ir.graph import Graph
 
@@ -51,7 +52,7 @@ def checked(text: str) -> str:
 @pytest.mark.parametrize("name", COMMENTED)
 def test_comments_tell_the_shape_of_what_they_stand_beside(name: str) -> None:
     graph = graph_of(name)
-    source = write_source(graph)
+    source = write_source(lower(graph))
     made = run_source(checked(source.text))
     with torch.device("meta"):
         module = made.Model()
@@ -63,7 +64,7 @@ def test_comments_tell_the_shape_of_what_they_stand_beside(name: str) -> None:
 
 def classes(graph: Graph) -> dict[str, str]:
     """The classes of the modules of `graph` and their docstrings."""
-    tree = ast.parse(write_source(graph).text)
+    tree = ast.parse(write_source(lower(graph)).text)
     found = [n for n in tree.body if isinstance(n, ast.ClassDef) and "nn.Module" in map(ast.unparse, n.bases)]
     return {n.name: ast.get_docstring(n) or "" for n in found}
 
@@ -110,18 +111,18 @@ def test_a_block_says_how_its_parts_meet_the_residual_stream(name: str, wanted: 
 
 def test_the_layers_of_a_post_norm_decoder_are_alike() -> None:
     """Selecting the last token comes after the layers, not inside one."""
-    text = write_source(graph_of("family/bart")).text
+    text = write_source(lower(graph_of("family/bart"))).text
     assert "nn.ModuleList(DecoderBlock() for _ in range(3))" in text
 
 
 @pytest.mark.parametrize("name", ["family/gpt2-tied", "family/gemma2", "family/bert", "family/opt", "family/bloom"])
 def test_the_residual_stream_is_called_x(name: str) -> None:
-    assert re.search(r"\n +x = run\(x, ", write_source(graph_of(name)).text)
+    assert re.search(r"\n +x = run\(x, ", write_source(lower(graph_of(name))).text)
 
 
 def test_numbers_that_are_roots_or_shares_are_written_as_such() -> None:
-    assert "/ 30.0).tanh() * 30.0" in write_source(graph_of("family/gemma2")).text
-    assert "scale=24**-0.5" in write_source(graph_of("family/gemma3")).text
+    assert "/ 30.0).tanh() * 30.0" in write_source(lower(graph_of("family/gemma2"))).text
+    assert "scale=24**-0.5" in write_source(lower(graph_of("family/gemma3"))).text
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,6 @@ def test_powers_stay_what_they_are(text: str) -> None:
     ("name", "needed"), [("family/llama-gqa-tied", "only torch. "), ("family/gemma3", "only torch and kernels/. ")]
 )
 def test_a_module_says_what_it_imports(name: str, needed: str) -> None:
-    text = write_source(graph_of(name)).text
+    text = write_source(lower(graph_of(name))).text
     assert f"needs {needed}" in text
     assert ("from kernels." in text) == ("kernels" in needed)

@@ -22,6 +22,7 @@ from weft.backends.runtime.torch.folder import importing
 from weft.backends.torch.codegen.source import write_source
 from weft.backends.torch.kernels import quantized_linear
 from weft.backends.torch.kernels.shared import gemv, launch
+from weft.backends.torch.lower.lower import lower
 from weft.backends.torch.package.explain import explain
 from weft.backends.torch.package.module import build_module, build_step
 from weft.backends.torch.package.trained import with_weights
@@ -70,7 +71,7 @@ def test_families_compute_with_blocks(arch: str, save: Any, tmp_path: Path) -> N
     kind = KINDS[list(FAMILIES).index(arch) % 3]
     write_gguf(tmp_path / "model.gguf", folder, arch, {}, True, metadata, kind)
     graph = weft.load_source(tmp_path / "model.gguf").graph
-    source = write_source(kept(graph))
+    source = write_source(lower(kept(graph)))
     quantized = [key for key in source.weights if key.endswith(".codes")]
     assert len(quantized) >= 3 * 3  # at least q, k, v and out, or those in one, and one more, in each layer
     module: Any = build_module(kept(graph)).eval()
