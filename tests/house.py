@@ -34,6 +34,24 @@ CATALOGUES = {  # rooms of things of one kind
     "frontends/models/families": "a group of families",
     "frontends/cli": "a command",
 }
+# How much one addition touches: (what, places, the test that adds one from another package). The test names its files.
+PLACES = (
+    ("an op", "1: the function, with its types, body and cases", "test_an_op_from_outside"),
+    ("a model family", "1: its table", "test_a_family_from_outside"),
+    ("a pass", "1: the class", "test_a_pass_from_outside"),
+    (
+        "a block layout",
+        "1: its `BlockLayout`; kernels and lowerings take it by bits, group and offsets",
+        "test_a_block_layout_from_outside",
+    ),
+    ("a target", "1: a folder, or a file if it differs from another by facts only", "test_targets_from_outside"),
+    (
+        "a kind of state",
+        "1: the `StateSpec` of its op, and a lowering for each backend that does not use the op's body",
+        "test_a_state_from_outside",
+    ),
+)
+ADDITIONS = "tests/plugins/test_plugins.py"
 
 
 @dataclass
@@ -163,6 +181,16 @@ def page(house: House) -> str:
         "",
         f"Circles of imports: {len(house.circles())}. Lines in a file: at most {LONGEST}. Loose files in a room: at "
         f"most {MACHINERY}, in a catalogue of things of one kind at most {CATALOGUE}.",
+    ]
+    lines += [
+        "",
+        "## Places to touch",
+        "",
+        f"Each test of {ADDITIONS} adds one from another package ([extending.md](extending.md)).",
+        "",
+        "| to add | places | test |",
+        "|---|---|---|",
+        *(f"| {what} | {places} | {test} |" for what, places, test in PLACES),
     ]
     for floor in FLOORS:
         lines += ["", f"## {floor}/", "", "```text", *_drawn(house, floor, 0), "```"]

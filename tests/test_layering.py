@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import CATALOGUES, House, page
+from tests.house import ADDITIONS, CATALOGUES, PLACES, House, page
 
 LAYERS = ("ir", "passes", "backends", "frontends")
 
@@ -56,6 +56,26 @@ def test_rooms_say_what_lives_there(house: House) -> None:
         room.path for room in house.rooms.values() if "ever here:" not in room.doc and room.path not in CATALOGUES
     ]
     assert silent == [] and all(room.doc for room in house.rooms.values())
+
+
+def test_every_addition_is_shown_by_a_test(root: Path) -> None:
+    text = (root / ADDITIONS).read_text(encoding="utf-8")
+    assert [test for _, _, test in PLACES if f"def {test}(" not in text] == []
+
+
+def test_room_docstrings_name_what_is_there(house: House) -> None:
+    """A lower-case name in backticks is a module, or something defined in one of the room or of those around it."""
+    wrong = []
+    for room in house.rooms.values():
+        for name in set(re.findall(r"`([a-z_]+)`", room.doc)) - {"nn", "math", "weft", "_"}:  # they stand for others
+            around = [room.path, *(str(p) for p in Path(room.path).parents)]
+            places = {f"{place}/{name}" for place in around} | {f"{place}/{name}.py" for place in around}
+            inside = (p for m, p in house.paths.items() if p.is_relative_to(house.root / room.path))
+            known = any((house.root / place).exists() for place in places) or any(
+                re.search(rf"\b(def|class) {name}\b|^{name}\b", p.read_text(encoding="utf-8"), re.M) for p in inside
+            )
+            wrong += [] if known else [f"{room.path}: {name}"]
+    assert wrong == []
 
 
 def test_the_page_of_the_house_is_as_the_code(house: House, root: Path) -> None:

@@ -1,7 +1,7 @@
 """Running compiled models: `load` opens a folder, and what it returns generates text or encodes it.
 
-Never here: building models, knowledge of a model family, torch outside of torch_*.py. `generate` asks only for a
-`Decoder`, so that backends share it.
+`core` generates with any executor that is a `Decoder`; `ort` and `torch` are the executors, `text` has the tokenizer
+and chat templates. Never here: building models, knowledge of a model family, PyTorch outside of `torch`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The `weft` command: compile, run, inspect, viz, gallery, opt, export, verify, eval; ops, passes and other catalogues.
 
 Importing it costs click and nothing more; what a command needs is imported when it runs. Never here: anything a Python
-caller would want too (that lives beside this folder: `compile`, `inspection`, `verification`).
+caller would want too: that lives in `weft.frontends.api`.
 """
 
 from __future__ import annotations

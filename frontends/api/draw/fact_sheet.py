@@ -64,7 +64,7 @@ def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
     for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
         if taken := (kept[key] or {}).get("f16"):
             yield name, f"{size(taken)} in f16"
-    yield "FLOPs per token", f"{count(found.flops_per_token)}with {found.tokens:,} tokens of context"
+    yield "FLOPs per token", f"{count(found.flops_per_token)} with {found.tokens:,} tokens of context"
 
 
 def _attention(sizes: Dimensions) -> str:
