@@ -130,6 +130,7 @@ def _formula(name: str, x: Array) -> Array:
     return np.asarray(_FORMULAS[name](x))
 
 
+# Written apart from the ops' references, which `check` compares with.
 _FORMULAS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "relu": lambda x: np.where(x > 0, x, 0),
