@@ -101,9 +101,9 @@ def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     low, high = pair_turning(s.beta_fast), pair_turning(s.beta_slow)
     if s.truncate:
         low, high = math.floor(low), math.ceil(high)
-    # dim − 1, though there are only dim/2 pairs: so does transformers.
+    # dim − 1 as in transformers, though there are only dim/2 pairs.
     low, high = max(low, 0), min(high, dim - 1)
-    # Where the bounds meet, 0.001 apart, as in transformers: no division by zero.
+    # At least 0.001, as in transformers: equal bounds would divide by zero.
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 1e-3), 0, 1)
     return np.asarray(frequencies / s.factor * ramp + frequencies * (1 - ramp))
 

@@ -92,7 +92,7 @@ class FoldScale(Pass):
             if not taken & nodes:
                 taken |= nodes
                 plans.append(plan)
-        # To a fixpoint: a plan that is dropped no longer scales the weight it shares with others.
+        # To a fixpoint: dropping a plan may leave another one's weight scaled for some of its readers only.
         while not self.untie:
             edited = {(e.node, e.index): e.what for plan in plans for e in plan.edits}
             broken = {id(plan): why for plan in plans if (why := _shared(plan, edited))}

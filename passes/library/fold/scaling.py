@@ -20,7 +20,7 @@ from ...edits.absorb import WRITERS
 from ...edits.edit import derive, replace_param
 
 Factor = float | Recipe  # a number, or a vector along the last axis of what is multiplied
-# Ops that pass a number on from operand to result; most may move the last axis, so a vector does not pass.
+# Ops that pass a number on from operand to result; most may move or mix the last axis: no vector passes.
 _HANDS_ON = {
     *(ops.rope, ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze, ops.expand, ops.slice_, ops.gather),
     ops.head_linear,

@@ -60,7 +60,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=64)
-def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: all layers have the same layout
+def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: layers mostly share a layout
     return tuple(h * width + i for h in heads for i in range(width))
 
 
