@@ -45,6 +45,8 @@ class Poly:
     def __add__(self, other: Size) -> Size:
         if not isinstance(other, int | Poly):
             return NotImplemented  # a value: no op makes one of a size
+        if other == 0:
+            return self
         sums = dict(self.terms)
         for mono, c in _terms(other):
             sums[mono] = sums.get(mono, 0) + c
@@ -53,17 +55,17 @@ class Poly:
     def __mul__(self, other: Size) -> Size:
         if not isinstance(other, int | Poly):
             return NotImplemented
-        out: dict[Monomial, int] = {}
+        if isinstance(other, int):
+            if other == 1:
+                return self
+            return Poly(tuple((mono, c * other) for mono, c in self.terms)) if other else 0
         # Checked before the loops, which would take long for sizes that only a damaged file holds.
-        if isinstance(other, Poly) and len(self.terms) * len(other.terms) > MOST_TERMS**2:
+        if len(self.terms) * len(other.terms) > MOST_TERMS**2:
             raise WeftError(_TOO_LARGE)
+        out: dict[Monomial, int] = {}
         for m1, c1 in self.terms:
-            for m2, c2 in _terms(other):
-                powers = dict(m1)
-                for atom, p in m2:
-                    powers[atom] = powers.get(atom, 0) + p
-                # Sorted by text: an atom is a str or a `Call`, and Python cannot compare the two.
-                mono = tuple(sorted(powers.items(), key=lambda t: str(t[0])))
+            for m2, c2 in other.terms:
+                mono = _times(m1, m2)
                 out[mono] = out.get(mono, 0) + c1 * c2
         return _make(out)
 
@@ -83,6 +85,16 @@ class Poly:
 
     __radd__ = __add__
     __rmul__ = __mul__
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self.terms)
+
+    def __reduce__(self) -> tuple[type[Poly], tuple[object, ...]]:
+        return Poly, (self.terms,)  # without the hash: those of strings differ from process to process
 
     def __str__(self) -> str:
         return self._text
@@ -109,14 +121,32 @@ def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:
     return size.terms if isinstance(size, Poly) else (((), size),)
 
 
+@functools.lru_cache(maxsize=4096)  # the sizes of a model have few monomials, which come again in every layer
+def _times(m1: Monomial, m2: Monomial) -> Monomial:
+    """The product of two monomials."""
+    powers = dict(m1)
+    for atom, p in m2:
+        powers[atom] = powers.get(atom, 0) + p
+    # Sorted by text: an atom is a str or a `Call`, and Python cannot compare the two.
+    return tuple(sorted(powers.items(), key=lambda t: str(t[0])))
+
+
+@functools.lru_cache(maxsize=4096)
+def _rank(mono: Monomial) -> tuple[int, str]:
+    """Order of monomials: highest degree first, the constant last, names in alphabetical order."""
+    return -sum(p for _, p in mono), str(mono)
+
+
 def _make(terms: Mapping[Monomial, int]) -> Size:
-    nonzero = {m: c for m, c in terms.items() if c}
-    if not nonzero.keys() - {()}:
-        return nonzero.get((), 0)
-    if len(nonzero) > MOST_TERMS or any(sum(p for _, p in mono) > MOST_DEGREE for mono in nonzero):
+    nonzero = [term for term in terms.items() if term[1]]
+    if not nonzero:
+        return 0
+    if len(nonzero) == 1 and not nonzero[0][0]:
+        return nonzero[0][1]
+    # Sorted: one spelling per polynomial.
+    order = sorted(nonzero, key=lambda term: _rank(term[0]))
+    if len(order) > MOST_TERMS or -_rank(order[0][0])[0] > MOST_DEGREE:
         raise WeftError(_TOO_LARGE)
-    # Highest degree first, the constant last, names in alphabetical order: one spelling per polynomial.
-    order = sorted(nonzero.items(), key=lambda t: (-sum(p for _, p in t[0]), str(t[0])))
     return Poly(tuple(order))
 
 

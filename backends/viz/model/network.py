@@ -103,10 +103,10 @@ class Network:
 
 def network(graph: Graph) -> Network:
     """Convert a weft graph to a network to draw."""
-    unseen = {p: elements(p) for p in learned(graph)}
+    unseen, known = {p: elements(p) for p in learned(graph)}, dict[Any, _Numbers]()
     return Network(
         graph.name,
-        tuple(_vertex(node, unseen) for node in graph.nodes),
+        tuple(_vertex(node, unseen, known) for node in graph.nodes),
         {v.name: str(v.type) for v in graph.inputs.values()},
         {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
         context=graph.meta.get("context"),
@@ -120,11 +120,32 @@ def _made(origin: Origin) -> tuple[str, str | None]:
     return repr(origin.made), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
-def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
-    """Convert `node` to a vertex that owns the parameters it is the first to read; they are removed from `unseen`."""
+@dataclass(frozen=True)
+class _Numbers:
+    """What follows from an operation's attributes and the types of its operands."""
+
+    cost: Cost
+    cache: tuple[int, int | None] | None
+    state: tuple[int, int]
+    work: Work
+    step: Work
+
+
+def _numbers(node: Node) -> _Numbers:
+    cache, work = cached([node]), of_node(node)
+    return _Numbers(node.op.node_cost(node), cache[0] if cache else None, state(node), work, step(work, node))
+
+
+def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, _Numbers]) -> Vertex:
+    """Convert `node` to a vertex that owns the parameters it is the first to read; they are removed from `unseen`.
+
+    Layers repeat their operations: `known` has the numbers of those before it.
+    """
     read = list(_read(node))
-    cache = cached([node])
-    facts = of_node(node)
+    attrs = attributes(node)
+    kinds = tuple(None if v is None else v.type for v in node.inputs), tuple(v.type for v in node.outputs)
+    key = node.op.name, kinds, tuple(attrs.items())
+    numbers = known.get(key) or known.setdefault(key, _numbers(node))
     return Vertex(
         node.output.name,
         node.op.name,
@@ -133,14 +154,14 @@ def _vertex(node: Node, unseen: dict[Param, int]) -> Vertex:
         tuple(v.name for v in node.outputs),
         tuple(role for v, role in read if not isinstance(v, Param)),
         tuple(str(v.type) for v in node.outputs),
-        {k: spell(a) for k, a in attributes(node).items()},
+        {k: spell(a) for k, a in attrs.items()},
         tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
-        node.op.node_cost(node),
+        numbers.cost,
         Trait.VIEW in node.op.traits,
-        cache[0] if cache else None,
-        state(node),
-        work=facts,
-        step=step(facts, node),
+        numbers.cache,
+        numbers.state,
+        work=numbers.work,
+        step=numbers.step,
     )
 
 
