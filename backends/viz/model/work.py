@@ -44,7 +44,7 @@ NONE = Work()
 
 def total(works: Iterable[Work]) -> Work:
     """The sum."""
-    every = list(works)
+    every = [work for work in works if work != NONE]
     return Work(*(sizes.total(getattr(work, f.name) for work in every) for f in fields(Work)))
 
 

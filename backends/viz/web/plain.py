@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,9 +136,9 @@ def _repeat(s: Shape) -> dict[str, Any]:
     prefix = ".".join([*rounds[0]["key"].split(".")[:-1], ""])
     move = Move(prefix, prefix.count("."), low, high)
     later = replace(move, low=low + period, high=high + period)
-    changed = {1: list(_changed(rounds[0], rounds[1], lambda text: move.moved(text, period)))}
+    changed = {1: _changed(rounds[0], rounds[1], lambda text: move.moved(text, period))}
     for i in range(2, len(rounds)):
-        changed[i] = list(_changed(rounds[1], rounds[i], functools.partial(later.moved, by=(i - 1) * period)))
+        changed[i] = _changed(rounds[1], rounds[i], functools.partial(later.moved, by=(i - 1) * period))
     folded = len(s.part.children) == 1  # then the first time has in it what the folded part has
     return {
         "count": s.part.count,
@@ -162,15 +162,29 @@ def _span(key: str) -> tuple[int, int]:
     return numbers[0], numbers[-1]
 
 
-def _changed(before: Any, after: Any, moved: Callable[[str], str]) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield the path and value of each difference between `after` and the data before it, renamed by `moved`."""
-    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
-        pairs = [(name, before[name], after[name]) for name in after]
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        pairs = [(i, *both) for i, both in enumerate(zip(before, after, strict=True))]
-    else:
-        if (moved(before) if isinstance(before, str) else before) != after:
-            yield [], after
-        return
-    for name, a, b in pairs:
-        yield from (([name, *path], value) for path, value in _changed(a, b, moved))
+def _changed(before: Any, after: Any, moved: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
+    """List the path and value of each difference between `after` and the data before it, renamed by `moved`."""
+    found: list[tuple[list[str | int], Any]] = []
+    path: list[str | int] = []
+
+    # Types are compared by identity: a page of 60 layers asks a million times, of what JSON has alone.
+    def walk(before: Any, after: Any) -> None:
+        kind = type(before)
+        if kind is str:
+            if moved(before) != after:
+                found.append(([*path], after))
+        elif kind is dict and type(after) is dict and before.keys() == after.keys():
+            for name, value in after.items():
+                path.append(name)
+                walk(before[name], value)
+                path.pop()
+        elif kind is list and type(after) is list and len(before) == len(after):
+            for i, value in enumerate(after):
+                path.append(i)
+                walk(before[i], value)
+                path.pop()
+        elif before != after:
+            found.append(([*path], after))
+
+    walk(before, after)
+    return found
