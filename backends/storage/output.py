@@ -158,6 +158,7 @@ def _take_place(new: Path, out: Path, sources: Iterable[Path]) -> None:
                 check_free(out, sources)
                 _replace(new, out)
                 return
+        # There is no folder to replace yet.
         except FileNotFoundError:
             pass
         try:
