@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx as onnx_proto
 
 _NAMES = {number: name for name, number in ONNX_DTYPES.items()}
-# GetCpuPreferredNodes leaves nodes that read these types on the GPU: the CPU has few kernels for them.
+# GetCpuPreferredNodes leaves every node that reads one of these types on the GPU.
 _NEVER_ON_CPU = {"f16", "bf16", "f8e4m3", "f8e5m2"}
 _SUBGRAPHS = (onnx.AttributeType.GRAPH, onnx.AttributeType.GRAPHS)
 _SMALL = 100  # elements of an initializer that may follow a node to the CPU
