@@ -1,6 +1,6 @@
 """Model families as tables of differences: config keys to settings, checkpoint names to parameters.
 
-One vocabulary of settings describes every family, `build` turns settings into a model once, and a `Family` says only
+One vocabulary of settings (`tables`) describes every family and turns into a model once, and a `Family` says only
 where the settings and the weights are found, in folders of Hugging Face and in GGUF files, and who loads an export.
 Never here: file formats.
 """

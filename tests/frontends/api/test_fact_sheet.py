@@ -31,7 +31,7 @@ def test_numbers_are_those_of_inspect(preset: str) -> None:
     assert active in (None, f"{found['active_parameters']:,}")
     assert (active is None) == (found["active_parameters"] == found["parameters"])
     assert rows.pop("Layers") == str(found["layers"])
-    assert rows.pop("FLOPs per token") == f"{count(found['flops_per_token'])}with {found['tokens']} tokens of context"
+    assert rows.pop("FLOPs per token") == f"{count(found['flops_per_token'])} with {found['tokens']} tokens of context"
     for name, key in (("Vocabulary", "vocab"), ("Context", "context")):
         assert rows.pop(name, "") == (f"{found[key]:,}" if found[key] else "")
     for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
