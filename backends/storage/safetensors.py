@@ -102,7 +102,7 @@ def write_shards(
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda done: None) -> None:
     """Write `tensors` as the one file `path`; errors as of `write_shards`."""
-    # transformers refuses files that do not state a format.
+    # Older versions of transformers refuse files that do not state a format.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for key, tensor in tensors.items():

@@ -209,7 +209,7 @@ def host_ops(session: Any) -> list[str]:
 def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # What `host_ops` reads.
+    # `host_ops` reads the assignment.
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
