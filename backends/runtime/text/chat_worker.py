@@ -80,6 +80,7 @@ def limit(seconds: int, memory: int) -> None:
     for which, most in [*bounds, (resource.RLIMIT_CORE, 0)]:
         with contextlib.suppress(ValueError, OSError):  # macOS does not bound addresses
             resource.setrlimit(which, (most, most))
+    # A signal that the parent ignores stays ignored across exec.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
