@@ -91,7 +91,7 @@ class Forced:
 
 
 class Sampler:
-    """Draws the tokens of one row; has_cache which tokens it has seen where the repetition penalty asks."""
+    """Draws the tokens of one row; keeps which tokens it has seen where the repetition penalty asks."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
         self.sampling = sampling
