@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 import onnx_ir as onnx
+from onnx import defs
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
@@ -273,7 +274,11 @@ class Emitter:
             outputs.append(output)
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
-        imports = {"": self.target.opset}
+        opset = self.target.opset
+        for name in {n.op_type for n in self.nodes if n.domain == ""}:
+            if defs.has(name) and not defs.has(name, opset, ""):
+                raise WeftError(f"target {self.target.name} has opset {opset}, which has no operator {name}")
+        imports = {"": opset}
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1
         graph = onnx.Graph(

@@ -31,7 +31,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
     return None
 
 
-@lowering(ops.attention, when=_refusal)
+@lowering(ops.attention, when=_refusal, opset=24)
 def Attention(e: Emitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, v, past_k, past_v, positions = (node.operand(n) for n in ("q", "k", "v", "past_k", "past_v", "positions"))

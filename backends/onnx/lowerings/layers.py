@@ -58,7 +58,7 @@ def _rms(e: Emitter) -> str:
     return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
 
 
-@lowering(ops.rms_norm)
+@lowering(ops.rms_norm, opset=23)
 def RMSNorm(e: Emitter, node: Node) -> Out:
     return e.op(_rms(e), e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
 
@@ -77,7 +77,7 @@ def _uncentred(node: Node, target: Backend) -> str | None:
     return None if node.attrs["kind"] == "rms" or centred else "nothing tells that the rows of its weight sum to zero"
 
 
-@lowering(ops.norm_linear, when=_uncentred)
+@lowering(ops.norm_linear, when=_uncentred, opset=23)
 def NormMatMul(e: Emitter, node: Node) -> Out:
     x, weight, *bias = node.inputs
     assert x is not None and weight is not None
@@ -176,7 +176,7 @@ def _rope_refusal(node: Node, target: Backend) -> str | None:
     return None if isinstance(frequencies, Param) else "the frequencies are computed at run time"
 
 
-@lowering(ops.rope, when=_rope_refusal)
+@lowering(ops.rope, when=_rope_refusal, opset=23)
 def RotaryEmbedding(e: Emitter, node: Node) -> Out:
     x, positions, frequencies = node.inputs
     assert x is not None and frequencies is not None

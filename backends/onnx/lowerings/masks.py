@@ -162,7 +162,7 @@ class _Position:
         return self._op("Mod", other)
 
     def __floordiv__(self, other: int) -> _Position:
-        return self - self % other  # times `other`: Div of integers cuts towards 0, and blocks are only compared
+        return (self - self % other)._op("Div", other)  # Div of integers cuts towards 0, so only multiples are divided
 
     def __abs__(self) -> _Position:
         return self._op("Abs")

@@ -23,6 +23,8 @@ from ..emitter import Emitter
 from ..lowering import contrib_on, lowering
 from .layers import MS
 
+GROUPS = (16, 32, 64, 128, 256)  # that MatMulNBits takes
+
 
 def _layout(weight: Value | None) -> BlockLayout | str:
     if not isinstance(weight, Param):
@@ -40,7 +42,11 @@ def _refusal(node: Node, target: Backend) -> str | None:
     if weight.type.dtype != dtypes.f32:
         return f"{weight.type.dtype} weights are converted"
     layout = _layout(weight)
-    return layout if isinstance(layout, str) else None
+    if isinstance(layout, str):
+        return layout
+    if layout.bits not in (4, 8) or layout.group not in GROUPS:
+        return f"MatMulNBits does not take {layout.bits}-bit codes in groups of {layout.group}"
+    return None
 
 
 @lowering(ops.linear, targets=contrib_on("cpu"), when=_refusal, first=True)
