@@ -135,6 +135,7 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
+        # A bound read off the text, before Python makes any object; signs inside of strings count too.
         if (count := sum(map(text.count, _STRUCTURE))) > values:
             raise WeftError(f"it holds {count} values, more than the {values} that JSON may have here")
         value, end = json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
@@ -161,12 +162,14 @@ def json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
     except RecursionError:
         raise WeftError(_TOO_DEEP) from None
     level = [value]
+    # Level by level instead of recursively: the depth cannot exhaust Python's stack.
     for _ in range(DEEPEST):
         level = [item for outer in level for item in _contained(outer)]
         if not level:
             break
     else:
         raise WeftError(_TOO_DEEP)
+    # Only such an escape can make half a pair; without one the costly check by encoding is left out.
     if _HALF.search(text, start, end):
         try:
             json.dumps(value, ensure_ascii=False).encode()

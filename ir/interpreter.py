@@ -46,6 +46,7 @@ def interpret(
         known = len(binding)
         for name, value in graph.inputs.items():
             bind(value.type, env[value].shape, binding, name)
+    # Later nodes overwrite earlier ones. Outputs count too: what nobody reads is dropped by its own node.
     last_use: dict[Value, Node] = {
         v: node for node in graph.nodes for v in (*node.outputs, *node.inputs) if v is not None
     }
@@ -58,6 +59,7 @@ def interpret(
     def fetch(v: Value | None) -> Array | None:
         if v is None or v in env:
             return None if v is None else env[v]
+        # Not kept in `env`: the weights of one node are in memory at a time.
         param = graph.params[v.name]
         return widen(np.asarray(overrides[v.name] if v.name in overrides else param.recipe.evaluate(graph.reader)))
 
@@ -108,6 +110,7 @@ def bind(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name
         if isinstance(size, Poly):
             unknown = sorted(sizes.names(size))
             rest = [n for n in unknown if n not in binding]
+            # One unknown with coefficient 1 can be solved for: past in past + seq once seq is known.
             if len(rest) == 1 and isinstance(offset := size - sizes.sym(rest[0]), int):
                 binding[rest[0]] = actual - offset
         else:

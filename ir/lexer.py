@@ -21,6 +21,7 @@ class Token(NamedTuple):
 
 def language(pattern: str) -> re.Pattern[str]:
     """The pattern of a language: `pattern` is a verbose alternation of named groups, one for each kind of token."""
+    # The blank behind a token is part of its match: one match per token.
     return re.compile(rf"(?:{pattern})(?:{BLANK})*", re.VERBOSE)
 
 

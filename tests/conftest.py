@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from .device import gpus
+from .interpreter import quicken
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / ".cache" / "weights"
@@ -43,6 +44,7 @@ def pytest_collection_finish() -> None:
 
     PyTorch and transformers alone are a million objects, which every full collection would walk through again.
     """
+    quicken()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -118,6 +118,7 @@ def select(graph: Graph, target: Backend) -> Selection:
     """
     needed: set[Value] = set(graph.outputs.values())
     selection = Selection({}, [])
+    # Nodes are in topological order: all readers of a node have told what they need before it is its turn.
     for node in reversed(graph.nodes):
         if not needed.intersection(node.outputs):
             continue

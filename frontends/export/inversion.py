@@ -206,6 +206,7 @@ def inverted(equations: Iterable[tuple[Recipe, Made]], layout: Layout = lambda n
     """
     waiting, solved = list(equations), dict[str, Made]()
     while waiting:
+        # Slices wait until all other steps are undone; then those of one item are joined.
         parts: dict[Recipe, list[tuple[Slice, Made]]] = {}
         while waiting:
             recipe, value = waiting.pop(0)
@@ -264,6 +265,7 @@ def _together(parts: list[tuple[Slice, Made]]) -> Made:
         apart = [v.reshaped((*v.shape[: axis + 1], 1, *v.shape[axis + 1 :])) for _, v in parts]
         whole = _joined(apart, axis + 1)
         return whole.reshaped((*whole.shape[:axis], math.prod(whole.shape[axis : axis + 2]), *whole.shape[axis + 2 :]))
+    # Several parameters may read one slice (tied weights): equal ones count once.
     distinct = [next(same) for _, same in itertools.groupby(parts, key=lambda part: (part[0].start, part[1]))]
     for s, _ in distinct:
         if (s.axis, s.start, s.step) != (axis, ends, 1):

@@ -160,6 +160,7 @@ class _Matcher:
             known = self.found.params.setdefault(theirs.name, ours)
             return None if known is ours else (f"%{ours.name}", "what nothing stands for elsewhere")
         mine, other = (_numbers(p) for p in (ours, theirs))
+        # atol=0: low rotary frequencies are small, and have to agree as closely as others.
         if mine.shape == other.shape and np.allclose(mine, other, rtol=_CLOSE, atol=0):
             return None
         return "other numbers", f"those of its {theirs.name}"

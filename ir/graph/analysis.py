@@ -41,6 +41,7 @@ def block_hash(nodes: Iterable[Node]) -> str:
         args = []
         for v in node.inputs:
             if v is not None and v not in order:
+                # Values are numbered by first appearance, so that names do not count.
                 order[v] = f"{len(order)}:{v.type}"
             args.append("_" if v is None else order[v])
         for v in node.outputs:

@@ -43,7 +43,7 @@ class Value(Operators["Value"]):
     def __init__(self, graph: Graph, name: str, type: TensorType, producer: Node | None = None, index: int = 0) -> None:
         self.graph, self.name, self.type = graph, name, type
         self.producer, self.index = producer, index
-        self._uses: dict[tuple[Node, int], None] = {}
+        self._uses: dict[tuple[Node, int], None] = {}  # an ordered set: rewrites must not depend on hashes
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
@@ -230,7 +230,7 @@ class Graph(Displayable):
     def __eq__(self, other: object) -> bool:
         return str(self) == str(other) if isinstance(other, Graph) else NotImplemented
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # a class with __eq__ would otherwise be unhashable
 
     # -- names and scopes
 
@@ -372,7 +372,7 @@ class Graph(Displayable):
             mapped.update(zip(outs, copy.outputs, strict=True))
         for name, v in self.outputs.items():
             other.add_output(name, mapped[v])
-        other._names = dict(self._names)
+        other._names = dict(self._names)  # fresh names go on as in the original
         return other
 
     def to_networkx(self) -> nx.MultiDiGraph:

@@ -37,6 +37,7 @@ class LinkedList(Generic[L]):
         return self._count
 
     def __iter__(self) -> Iterator[L]:
+        # A walker that stands on an erased item follows old links, and may pass other erased ones.
         return (item for item in _walk(self._first, "_next") if not item.erased)
 
     def __reversed__(self) -> Iterator[L]:
@@ -52,6 +53,7 @@ class LinkedList(Generic[L]):
 
     def insert(self, item: L, before: L | None = None) -> None:
         """Insert `item` before another, which may have been removed meanwhile, or at the end."""
+        # Erased items keep their links, so this leads to the next one that is still in the list.
         while before is not None and before.erased:
             before = before._next
         after = before._prev if before is not None else self._last

@@ -119,11 +119,11 @@ def _drawn(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., 
     """Return rows ``start:stop`` of float32 numbers that `draw` makes of (generator, shape, dtype)."""
     width = math.prod(recipe.dims[1:])
     chunk = max(1, 65_536 // max(1, width))  # rows that share one generator
-    key = zlib.crc32(recipe.stream.encode())
+    key = zlib.crc32(recipe.stream.encode())  # hash() differs from process to process
     out = np.empty((stop - start, width), np.float32)
     for c in range(start // chunk, -(-stop // chunk)):
         first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
-        drawn = draw(default_rng((recipe.seed, key, c)), (last - c * chunk, width), np.float32)  # rows come in order
+        drawn = draw(default_rng((recipe.seed, key, c)), (last - c * chunk, width), np.float32)  # from its first row: slices agree
         out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
     return out.reshape(stop - start, *recipe.dims[1:])
 
@@ -201,7 +201,7 @@ class Permute(Recipe):
         if self.axes[0] == 0:
             return self.item.read(reader, start, stop).transpose(self.axes)
         cut = (slice(None),) * self.axes[0] + (slice(start, stop),)
-        taken = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(reader)]
+        taken = [np.ascontiguousarray(b[cut]) for b in self.item.blocks(reader)]  # a view would keep the block alive
         return np.concatenate(taken).transpose(self.axes)
 
 
@@ -356,7 +356,7 @@ MAPS: dict[str, Callable[[Array], Array]] = {
     "reciprocal": np.reciprocal,
     "cos": np.cos,
     "sin": np.sin,
-    "inverse_softplus": lambda x: x + np.log(-np.expm1(-x)),
+    "inverse_softplus": lambda x: x + np.log(-np.expm1(-x)),  # log(exp(x) − 1) without overflow
 }
 
 

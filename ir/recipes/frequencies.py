@@ -101,7 +101,9 @@ def _yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     low, high = pair_turning(s.beta_fast), pair_turning(s.beta_slow)
     if s.truncate:
         low, high = math.floor(low), math.ceil(high)
+    # dim − 1 as in transformers, though there are only dim/2 pairs.
     low, high = max(low, 0), min(high, dim - 1)
+    # At least 0.001, as in transformers: equal bounds would divide by zero.
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 1e-3), 0, 1)
     return np.asarray(frequencies / s.factor * ramp + frequencies * (1 - ramp))
 
@@ -210,6 +212,7 @@ class RopeTable(Recipe):
         return (self.length, *self.frequencies.shape(reader))
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        # `read` would round to float32 before the product with the position.
         f = self.frequencies
         per_position = f.frequencies() if isinstance(f, RopeFrequencies) else f.evaluate(reader)
         angles = np.outer(np.arange(start, stop, dtype=np.float64), per_position.astype(np.float64))
@@ -238,6 +241,7 @@ class Sinusoid(Recipe):
         angles = np.outer(places, self.base ** (-np.arange(0, self.dim, 2) / self.dim))
         pair = [np.sin(angles), np.cos(angles)]
         out = np.stack(pair, -1).reshape(stop - start, -1) if self.interleaved else np.concatenate(pair, 1)
+        # For an odd dim the last cosine is left out.
         return out[:, : self.dim]
 
 

@@ -160,12 +160,15 @@ class RandomOrthogonal(Recipe):
 @functools.lru_cache(maxsize=1)
 def _orthogonal(size: int, seed: int) -> Array:
     rng = default_rng(seed)
+    # The lowest bit that is set: the largest power of two that divides `size`.
     power = size & -size
     odd, triangle = np.linalg.qr(rng.standard_normal((size // power,) * 2))
+    # QR alone is not uniform; with the signs of R's diagonal it is (Mezzadri 2007, math-ph/0609050).
     odd = odd * np.sign(np.diag(triangle))
     hadamard = np.ones((1, 1))
     while len(hadamard) < power:
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
     matrix: Array = rng.choice((-1.0, 1.0), (size, 1)) * np.kron(hadamard / np.sqrt(power), odd)
+    # The cache hands the same array to every caller.
     matrix.flags.writeable = False
     return matrix

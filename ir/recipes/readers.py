@@ -87,6 +87,7 @@ class MemoryReader:
     def read(self, key: str, start: int, stop: int) -> Array:
         array = self._get(key)
         rows = array[start:stop] if array.ndim else array
+        # float64 stays: inverses of recipes are computed in it.
         return rows.astype(np.float32) if self.dtype(key).is_float and rows.dtype != np.float64 else rows
 
 

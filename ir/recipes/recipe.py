@@ -42,6 +42,7 @@ class Recipe:
         """Whole numbers become floats where a field is one: equal recipes have equal texts."""
         for f in fields(self):
             value = getattr(self, f.name)
+            # The type is text where a module has `from __future__ import annotations`.
             if f.type in ("float", float):
                 object.__setattr__(self, f.name, float(value))
             elif f.type == "tuple[float, ...]":

@@ -57,6 +57,7 @@ def _taken_apart(t: Any) -> tuple[tuple[Any, ...], Any]:
     """The options of a union, floats last, and what a tuple holds; empty and None for any other type."""
     origin, arguments = typing.get_origin(t), typing.get_args(t)
     if origin in (types.UnionType, typing.Union):
+        # float takes integers too and would turn them into floats: it is tried last.
         return tuple(sorted(arguments, key=lambda a: a is float)), None
     return (), arguments[0] if origin is tuple else None
 
@@ -76,6 +77,7 @@ def _conform(value: Any, t: Any) -> Any:
         return _MISFIT if any(v is _MISFIT for v in items) else items
     if t is type(None):
         return None if value is None else _MISFIT
+    # Before the numbers: bool is a subclass of int.
     if isinstance(value, (bool, np.bool_)):
         return bool(value) if t is bool else _MISFIT
     if t is float and isinstance(value, (int, float, np.floating, np.integer)):

@@ -27,6 +27,7 @@ class Signature:
     """The operands, attributes and outputs of an op, read off the parameters of its reference."""
 
     def __init__(self, reference: Callable[..., Any], output_names: tuple[str, ...]) -> None:
+        # References such as `slice_` end in _ where Python has the name.
         self.name = reference.__name__.rstrip("_")
         self.output_names = output_names
         hints = typing.get_type_hints(reference)

@@ -65,6 +65,7 @@ class VisibleKeys:
             block = equal(query // self.stride, key // self.stride)
             ending = key % self.stride >= self.stride - self.summary if self.pattern == "fixed" else None
             near.append(block if ending is None else block | ending)
+        # Before causality is added: it holds for the first keys too.
         if self.keep_first and near:
             near = [functools.reduce(operator.and_, near) | (key < self.keep_first)]
         return [*near, query >= key] if self.causal else near

@@ -110,6 +110,7 @@ class _Parser(Lexer):
             after = self.tokens[self.pos + 1].text
             if after == "(" and t.text in REGISTRY:
                 return self.recipe()
+            # A name alone; followed by an operator it begins a size, such as seq + 1.
             if after in (",", ")", "]"):
                 self.next()
                 known = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
@@ -181,6 +182,7 @@ class _Parser(Lexer):
             self.fail(f"not JSON: {e.msg}", e.pos)
         except WeftError as e:
             self.fail(f"not JSON: {e}", start)
+        # JSON is read from the text itself: skip the tokens that it covers.
         while self.token.at < end and self.token.kind != "end":
             self.next()
         return value

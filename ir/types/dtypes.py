@@ -74,7 +74,7 @@ _NUMPY: dict[str, Any] = {
     "f32": np.float32,
     "f16": np.float16,
     "bf16": ml_dtypes.bfloat16,
-    "f8e4m3": ml_dtypes.float8_e4m3fn,
+    "f8e4m3": ml_dtypes.float8_e4m3fn,  # finite and NaN only, as in PyTorch and checkpoints
     "f8e5m2": ml_dtypes.float8_e5m2,
     "i64": np.int64,
     "i32": np.int32,

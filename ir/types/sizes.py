@@ -54,6 +54,7 @@ class Poly:
         if not isinstance(other, int | Poly):
             return NotImplemented
         out: dict[Monomial, int] = {}
+        # Checked before the loops, which would take long for sizes that only a damaged file holds.
         if isinstance(other, Poly) and len(self.terms) * len(other.terms) > MOST_TERMS**2:
             raise WeftError(_TOO_LARGE)
         for m1, c1 in self.terms:
@@ -61,6 +62,7 @@ class Poly:
                 powers = dict(m1)
                 for atom, p in m2:
                     powers[atom] = powers.get(atom, 0) + p
+                # Sorted by text: an atom is a str or a `Call`, and Python cannot compare the two.
                 mono = tuple(sorted(powers.items(), key=lambda t: str(t[0])))
                 out[mono] = out.get(mono, 0) + c1 * c2
         return _make(out)
@@ -141,6 +143,7 @@ def floordiv(a: Size, b: Size) -> Size:
     if a == b:
         return 1
     (mono_b, c_b), *more = _terms(b)
+    # A divisor of one term divides `a` if it divides each term of `a`; other divisors stay opaque.
     if not more:
         out: dict[Monomial, int] = {}
         for mono, c in _terms(a):
@@ -158,6 +161,7 @@ def minimum(a: Size, b: Size) -> Size:
     """The smaller size."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
+    # Sorted: min(a, b) and min(b, a) are the same size and must compare equal.
     return a if a == b else _call("min", *sorted((a, b), key=str))
 
 
@@ -247,6 +251,7 @@ def parse(text: str) -> Size:
     """
     if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
         raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")
+    # The parser recurses for every parenthesis and every leading minus; Python's stack is limited.
     if _nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
         raise WeftError(f"a size is nested more than {MOST_NESTED} deep, or has more than {MOST_TERMS} signs")
     parser = _Parser(text, _LANGUAGE, lambda at: f"size {text!r}, column {at + 1}")
@@ -284,6 +289,7 @@ class _Parser(Lexer):
 
     def factor(self) -> Size:
         if self.accept("-"):
+            # -a^2 is -(a^2), as in Python.
             return -self.power()
         if self.accept("("):
             size = self.sum()

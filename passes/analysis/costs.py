@@ -65,6 +65,7 @@ def _per_slot(parts: Iterable[StateSpec]) -> int:
 
 def state_bytes(nodes: Iterable[Node], item: int) -> int:
     """The bytes that recurrences keep for one text, however long it is, where the model's numbers take `item` bytes."""
+    # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
     every = (spec for node in nodes for spec in states(node))
     return sum(sizes.evaluate(sizes.product(s.row), {}) * (4 if s.kind.accumulates else item) for s in every)
 
@@ -90,4 +91,5 @@ def cost(graph: Graph, **given: int) -> Cost:
 def weight_bytes(graph: Graph) -> int:
     """Bytes of all parameters, in the dtypes that they are declared with."""
     bits = (sizes.evaluate(p.type.elements, {}) * p.type.dtype.bits for p in graph.params.values())
+    # Divided at the end: a number of 4 bits takes half a byte.
     return sum(bits) // 8

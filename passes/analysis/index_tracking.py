@@ -106,6 +106,7 @@ def origin(value: Value) -> Origin | str:
         path.insert(0, value)
         if node.op in (ops.linear, ops.norm_linear):
             break
+        # Only the first operand is followed, and a concat has several sources.
         if node.op not in (*_MOVES, *_STILL) or node.op is ops.concat or node.inputs[0] is None:
             return f"%{value.name} is made by {node.op.name}, not by a linear"
         value = node.inputs[0]
@@ -150,7 +151,9 @@ def destination(value: Value, token: Array) -> Destination | str:
             return Destination(node, "qk"[i], labels[0, 0].reshape(heads, -1))
         pushed = _push(node, i, labels)
         groups = np.sort(labels.reshape(-1, labels.shape[-1]))
+        # A norm averages each row: all rows must hold the same labels, in any order.
         uneven = node.op in (ops.rms_norm, ops.layer_norm) and (groups != groups[0]).any()
+        # A second operand, such as a norm's weight, differs from place to place.
         if pushed is None or len(pushed) != 1 or uneven or (node.op in _STILL and len(node.inputs) > 1):
             return f"%{value.name} is read by {node.op.name}, not by an attention"
         value, labels = node.output, pushed[0]

@@ -100,6 +100,7 @@ def renumber(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
             graph.fresh(new)  # no later value gets it
         taken.add(new)
         value.name = new
+    # The keys are names, which have changed; the order stays.
     graph.params = {p.name: p for p in graph.params.values()}
 
 
@@ -113,6 +114,7 @@ def unfuse(graph: Graph) -> bool:
         made = [v.producer.scope for v in node.inputs[:2] if v is not None and v.producer is not None]
         layers = {int(match[2]): f"{match[1]}.{match[2]}" for scope in made if (match := _LAYER.match(scope))}
         assert total.producer is not None
+        # The addition belongs to the later of the layers that make its operands: it ends that layer.
         total.producer.scope = layers[max(layers)] if layers else made[-1] if made else ""
     return bool(fused)
 

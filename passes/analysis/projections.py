@@ -138,6 +138,7 @@ def _branch(value: Value, reader: Node) -> Branch | str:
     between: list[Node] = []
     at: Node = reader
     while (node := value.producer) is not None:
+        # A change of the linear would reach these other readers too.
         if others := [n.op.name for n in value.users if n is not at] + ["the caller"] * value.is_output:
             return f"(%{value.name}) is read by {others[0]} too"
         if len(value.uses) > 1:
@@ -210,6 +211,7 @@ def rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
                     return Slice(recipe, 0, start, stop)
                 first, last = max(start - offset, 0), min(stop - offset, count)
                 if first < last:
+                    # A whole item is kept as it is, so that packing and unpacking give the first recipes back.
                     kept.append(item if last - first == count else rows(item, first, last, reader))
                 offset += count
             return kept[0] if len(kept) == 1 else Concat(tuple(kept))

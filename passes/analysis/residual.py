@@ -96,6 +96,7 @@ def _connected(start: Value) -> Stream:
                 stream.values[v] = None
                 waiting.append(v)
 
+    # `waiting` grows during the walk: a breadth-first search in both directions, producers and readers.
     for value in waiting:
         node = value.producer
         if isinstance(value, Param):
@@ -136,8 +137,10 @@ def carried(node: Node, output: Value) -> tuple[int, ...]:
         case ops.add | ops.sub:
             return wide if len(wide) == 2 else ()
         case ops.add_norm:
+            # Output 1 is the sum; output 0 is normed and no longer the stream.
             return (0, 1) if output.index == 1 else ()
         case ops.affine:
+            # An added constant would not be mapped with the rows.
             return (0,) if node.attrs["plus"] == 0 else ()
         case ops.mul:  # by a number for every row
             other = node.inputs[1 - wide[0]] if len(wide) == 1 else None

@@ -49,6 +49,7 @@ class RandomReader:
         self.seed = seed
         self.exact, self.signs = exact or {}, signs or {}
         self.present = set(real.keys())
+        # Weights are read block by block but drawn whole. A cache on the class would keep readers alive.
         self.draw = functools.lru_cache(maxsize=2)(self._draw)
 
     @property
@@ -85,6 +86,7 @@ class RandomReader:
         if len(shape) < 2:  # norm weights, biases, decays: none of them zero or negative
             return rng.uniform(0.5, 1.5, shape)
         tile = rng.standard_normal(min(TILE, math.prod(shape)))
+        # 1/√n keeps activations near 1 from layer to layer.
         return np.resize(tile / math.sqrt(shape[-1]), shape)
 
 
@@ -111,6 +113,7 @@ class EquivalenceCheck:
         staged = self.stage(graph)
         for node in staged.nodes:
             if node.output.name in meanings:
+                # A copy: all graphs share their ops.
                 node.op = copy.copy(node.op)
                 node.op.reference = meanings[node.output.name]
         return interpret(staged, inputs)
@@ -164,6 +167,7 @@ class EquivalenceCheck:
         for name in free_sizes(graph):
             binding.setdefault(name, 4)
         valid = rng.integers(1, seq + 1, batch)
+        # One row is full, so that the last tokens are compared too.
         valid[0] = seq
         found: dict[str, Array] = {}
         for name, value in graph.inputs.items():
@@ -194,6 +198,7 @@ class EquivalenceCheck:
                 raise WeftError(f"output {name} had shape {list(a.shape)} and has {list(b.shape)}")
             error = difference(a, b)
             self.largest = max(self.largest or 0.0, error)
+            # Not `error > bound`: NaN has to fail.
             if not error <= bound:
                 raise WeftError(f"output {name} differs by {error:.1e} of its largest number; {bound:.0e} is allowed")
 
@@ -205,6 +210,7 @@ def difference(expected: Array, actual: Array) -> float:
     if not expected.size:
         return 0.0
     a, b = expected.astype(np.float64), actual.astype(np.float64)
+    # Equal infinities end here: their difference would be NaN.
     if np.array_equal(a, b, equal_nan=True):
         return 0.0
     return float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(a))), np.finfo(np.float64).tiny))

@@ -49,9 +49,12 @@ def attend(
                 score = score + bias[b % len(bias), h % bias.shape[1]]
             visible = seen if key_mask is None else seen & (key_mask[b % len(key_mask)] != 0)
             most = np.where(visible, score, -np.inf).max(1, keepdims=True)
+            # A row that sees no key: −∞ − (−∞) would be NaN.
             most = np.where(np.isfinite(most), most, 0)
+            # Hidden scores are replaced first, as exp of them may overflow.
             power = np.where(visible, np.exp(np.where(visible, score, most) - most), 0)
             whole = power.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[h] - most))
+            # A row that sees nothing is 0.
             outputs.append(power @ value / np.where(whole == 0, 1, whole))
         rows.append(np.concatenate(outputs, 1))
     return np.stack(rows)

@@ -51,9 +51,11 @@ def multiplied(matrix: Recipe) -> AxisMap:
 
     def along(recipe: Recipe, axis: int, rank: int) -> Recipe:
         if rank == 1 or (rank == 2 and axis == 0):
+            # Vectors along axis 0 are columns: (v M)ᵀ = Mᵀ vᵀ.
             return MatMul(Permute(matrix, (1, 0)), recipe)
         if axis == rank - 1:
             return MatMul(recipe, matrix)
+        # `MatMul` maps the last axis only, so the axis moves there and back.
         swap = (*(a for a in range(rank) if a != axis), axis)
         back = tuple(swap.index(a) for a in range(rank))
         return Permute(MatMul(Permute(recipe, swap), matrix), back)
@@ -74,6 +76,7 @@ def moves_rows(node: Node) -> bool:
     last, attrs = len(x.shape) - 1, node.attrs
     match node.op:
         case ops.gather_rows:
+            # The op picks along axis 1, which is the last axis of a matrix.
             return last > 1
         case ops.cast:
             return x.type.dtype.is_float and bool(attrs["to"].is_float)
@@ -98,6 +101,7 @@ def reads(value: Value) -> list[Use] | str:
         if v.is_output:
             return f"%{v.name} is an output of the graph"
         for node, i in v.uses:
+            # A concat has rows of other values too, so a map of `value` cannot be followed through it.
             if i == 0 and node.op is not ops.concat and moves_rows(node):
                 waiting += node.outputs
             else:
@@ -116,6 +120,7 @@ def unable(node: Node, index: int) -> str | None:
 
 def computed(node: Node) -> str | None:
     """Name the weight of `node` that is computed and not a parameter; None if there is none."""
+    # These operands are activations or ids; all others should be weights.
     for name in (o.name for o in node.op.operands if o.name not in ("x", "y", "ids", "combine")):
         operand = node.operand(name)
         if operand is not None and not isinstance(operand, Param):
@@ -169,6 +174,7 @@ def _reweighed(node: Node, recipes: Mapping[str, Recipe]) -> Node:
     """`node` with other recipes for the parameters named: itself, or another if biases had to be made."""
     old = {name: node.operand(name) for name in recipes}
     new = {name: _derived(node, name, recipe) for name, recipe in recipes.items()}
+    # Operands that exist are set in place; a bias that is new needs a new node.
     if all(v is not None for v in old.values()):
         for name, param in new.items():
             node.set_input(node.op.operand_index(name), param)

@@ -39,13 +39,16 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
     """
     fired = {rule.name: 0 for rule in rules}
     nearest: dict[str, Miss | None] = {rule.name: None for rule in rules}
+    # A bound on rewrites: rules that rebuild each other's patterns would never reach a fixpoint.
     bound, total, changed = 100 * (len(graph) + 10), 0, True
     while changed:
         changed = False
         for node in graph.nodes:
             for rule in rules:
+                # `nodes` may be edited while it is walked: an earlier rule may have erased this node.
                 if node.erased or rule.pattern.root.op is not node.op:
                     continue
+                # The name is taken now: the rewrite hands it to the replacement.
                 match, name = rule.pattern.match(node), node.output.name
                 miss = _rewrite(graph, rule, match, node) if isinstance(match, Match) else match
                 if miss is not None:
@@ -66,6 +69,7 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
 def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
     """Replace one match; a Miss if the rule refuses or no place for the new nodes exists."""
     at = f"{root.op.name} (%{root.output.name})"
+    # A full match is nearer than any miss inside the pattern, whose bonus is at most 0.5.
     depth = len(match.nodes) + 0.75
     anchor = _anchor(graph, match, root)
     if isinstance(anchor, str):
@@ -85,6 +89,7 @@ def _rewrite(graph: Graph, rule: Rule, match: Match, root: Node) -> Miss | None:
     for old, value in zip(match.exposed, new, strict=True):
         if old.type != value.type:
             raise RuntimeError(f"rule {rule.name} replaces {old!r} by {value!r}")
+        # A value that existed before keeps its own name.
         replace_uses(old, value, rename=value not in bound)
     drop(graph, match.nodes.values())
     return None
@@ -94,11 +99,14 @@ def _anchor(graph: Graph, match: Match, root: Node) -> Node | str:
     """The node before which the replacement goes, or why there is no such place."""
     inside = set(match.nodes.values())
     readers = {n for v in match.exposed for n in v.users if n not in inside}
+    # If only results of the root are read outside, its place is right: behind all operands, before all readers.
     if not any(v.producer is not root and any(n not in inside for n in v.users) for v in match.exposed):
         return root
+    # An inner result may have a reader before the root; the replacement must come before that reader.
     anchor = graph.nodes.first((root, *readers))
     if anchor is root:
         return root
+    # Only nodes from the anchor to the root can define an operand too late.
     later = set(itertools.takewhile(lambda node: node is not anchor, graph.nodes.before(root))) | {anchor}
     for value in match.bindings.values():
         if isinstance(value, Value) and value.producer in later:

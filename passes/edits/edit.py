@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from weft.ir import Graph, Node, Param, Recipe, TensorType, Value
 
+# Weak keys: an entry goes with its parameter once that is erased.
 _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = WeakKeyDictionary()
 
 
@@ -22,6 +23,7 @@ def drop(graph: Graph, nodes: Iterable[Node]) -> None:
     """Erase those of `nodes` that nobody reads, then the parameters that only they read."""
     waiting = list(nodes)
     progress = True
+    # `nodes` may list a node before its readers: repeat until a round erases nothing.
     while progress:
         progress = False
         for node in list(waiting):
@@ -50,6 +52,7 @@ def derive(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, nam
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     cached = _derived.setdefault(old, {})
     found = cached.get((recipe, type))
+    # The cached parameter may have been erased since.
     if found is None or graph.params.get(found.name) is not found:
         found = cached[recipe, type] = graph.add_param(name or old.name, type, recipe)
     return found
@@ -85,6 +88,7 @@ def replace_param(old: Value | None, new: Value | None) -> None:
     if graph.params.get(old.name) is not old:
         return
     if isinstance(new, Param):
+        # `graph.params` is keyed by name, so both entries move with the names.
         old.name, new.name = new.name, old.name
         graph.params[old.name], graph.params[new.name] = old, new
     graph.erase_param(old)
@@ -115,6 +119,7 @@ def reweigh(
     elif bias is None:
         vector = None
     linear = changed(linear, {"weight": new, "bias": vector})
+    # After `changed`: only a parameter without readers is erased.
     replace_param(old, new)
     replace_param(old_bias, vector)
     return linear
@@ -129,6 +134,7 @@ def changed(node: Node, operands: Mapping[str, Value | None] | None = None, **at
     given = list(node.inputs)
     for name, value in (operands or {}).items():
         index = node.op.operand_index(name)
+        # Nodes drop absent operands at the end.
         given += [None] * (index + 1 - len(given))
         given[index] = value
     with node.graph.inserting(before=node):

@@ -28,6 +28,7 @@ def _legalize(graph: Graph, node: Node, accepts: Accepts, trace: Trace, within: 
         return
     name, at = node.op.name, node.output.name
     why = "; ".join(refusals) or "no lowering"
+    # An op whose body contains the op itself would expand forever.
     if not node.op.has_body or name in within:
         origin = f", in the body of {' in '.join(reversed(within))}," if within else ""
         raise WeftError(f"op {name}{origin} at %{at} cannot be lowered and has no simpler form: {why}")

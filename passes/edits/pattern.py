@@ -42,6 +42,7 @@ class ANY:
 class Term(Operators["Term"]):
     """A value in a pattern. Calling an op on terms makes terms."""
 
+    # Above the 0 of graph values: an op on a term and a value emits a term.
     __emit_priority__ = 1
 
     def __emit__(
@@ -49,6 +50,7 @@ class Term(Operators["Term"]):
     ) -> tuple[Result, ...]:
         apply = Apply(op, operands, _checked(op, attrs))
         pieces = attrs.get("sizes")
+        # The sizes are known only when a node matches, so `ANY.length` gives the number of outputs.
         if isinstance(pieces, ANY):
             count = pieces.length
         else:
@@ -65,6 +67,7 @@ class Variable(Term):
     optional: bool
 
 
+# eq=False: hashed by identity. `attrs` is a dict, and equal parts of a pattern match different nodes.
 @dataclass(frozen=True, eq=False)
 class Apply:
     """A node in a pattern."""
@@ -102,6 +105,7 @@ class Match:
     exposed: tuple[Value, ...] = ()
 
     def copy(self) -> Match:
+        # Without `exposed`: it is set once the match is complete.
         return Match(dict(self.bindings), dict(self.nodes))
 
 
@@ -127,10 +131,12 @@ class Pattern:
         start = Match()
         for state in attempt.apply(self.root, node, start, ()):
             state.exposed = tuple(state.nodes[r.apply].outputs[r.index] for r in self.results)
+            # A value with outside readers rules out this match only: another operand order may still fit.
             escape = self._escape(state)
             if escape is None:
                 return state
             attempt.miss(state, node, escape)
+        # Every path that yields no match has noted a miss.
         assert attempt.deepest is not None
         return attempt.deepest
 
@@ -161,6 +167,7 @@ class _Attempt:
 
     def miss(self, state: Match, at: Node, reason: str, bonus: float = 0.0) -> None:
         miss = Miss(len(state.nodes) + bonus, f"{at.op.name} (%{at.output.name})", reason)
+        # Of equally deep misses the first is kept: it comes from operands in the order of the pattern.
         if self.deepest is None or miss.depth > self.deepest.depth:
             self.deepest = miss
 
@@ -168,6 +175,7 @@ class _Attempt:
         if not goals:
             yield state
             return
+        # `rest` is passed down and solved last, so that its failure backtracks into the choices made for `term`.
         (term, value, reader, role), rest = goals[0], goals[1:]
         if isinstance(term, Result):
             yield from self.result(term, value, reader, role, rest, state)
@@ -196,6 +204,7 @@ class _Attempt:
             names = " and ".join("nothing" if v is None else f"%{v.name}" for v in (bound, value))
             self.miss(state, reader, f"{term.name} is both {names}")
             return
+        # A copy: other branches of the search must not see this binding.
         state = state.copy()
         state.bindings[term.name] = value
         yield from self.solve(rest, state)
@@ -214,13 +223,16 @@ class _Attempt:
         elif node.op is not op:
             behind = any(v is not None and v.producer and v.producer.op is op for v in node.inputs)
             between = f" ({node.op.name} stands between it and {op.name})" if behind else ""
+            # The bonus of half a node: the right op one step further back is a nearer miss than an unrelated op.
             reason = f"operand {role}, %{value.name}, is made by {node.op.name}, not by {op.name}{between}"
             self.miss(state, reader, reason, bonus=0.5 if behind else 0.0)
         elif value.index != term.index:
             self.miss(state, reader, f"operand {role}, %{value.name}, is another output of {op.name}")
         elif state.nodes.get(term.apply, node) is not node:
+            # Two results of one pattern node must come from one graph node.
             self.miss(state, reader, f"operand {role}, %{value.name}, is made by a second {op.name}")
         elif term.apply in state.nodes:
+            # This node was matched before, through another reader.
             yield from self.solve(rest, state)
         else:
             yield from self.apply(term.apply, node, state, rest)
@@ -251,11 +263,14 @@ class _Attempt:
 
 
 def _orders(pattern: Apply, node: Node) -> Iterator[Sequence[tuple[Term | None, Value | None]]]:
+    # Nodes drop absent operands at the end, so either side may be shorter.
     pairs = list(itertools.zip_longest(pattern.operands, node.inputs))
     yield pairs
     if Trait.COMMUTATIVE in node.op.traits:
+        # The swap is enough: commutative ops have two operands.
         yield list(zip(pattern.operands, reversed(node.inputs), strict=True))
 
 
 def _role(op: Op, index: int) -> str:
+    # Operands beyond the signature belong to its last operand, which is variadic.
     return op.operands[min(index, len(op.operands) - 1)].name

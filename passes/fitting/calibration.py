@@ -153,6 +153,7 @@ class Activations:
 
     def __call__(self, value: Value) -> list[Array]:
         """Evaluate `value` on every entry of the texts."""
+        # A stack, not recursion: a chain of nodes can be longer than Python's recursion limit.
         stack = [value]
         while stack:
             if stack[-1] in self._known:
@@ -171,6 +172,7 @@ class Activations:
         self._known.update(zip(node.outputs, self._outputs(node), strict=True))
         self._done.add(node)
         for v in node.inputs:
+            # Graph inputs stay: no node can compute them again.
             if v in self._known and v is not None and v.producer is not None and self._done.issuperset(v.users):
                 del self._known[v]
 
@@ -182,6 +184,7 @@ class Activations:
         found: list[list[Array]] = [[] for _ in node.outputs]
         for i, binding in enumerate(self._bindings):
             given = [None if v is None else weights[v] if v in weights else self._known[v][i] for v in node.inputs]
+            # References compute in float64; results are rounded to float32 unless an operand is float64 itself.
             wide = any(array is not None and array.dtype == np.float64 for array in given)
             for out, array in zip(found, run_node(node.op, given, node.attrs, binding), strict=True):
                 out.append(array if wide or array.dtype != np.float64 else array.astype(np.float32))
@@ -194,6 +197,7 @@ class Activations:
         start = 0
         for block in table.blocks(self.graph.reader):
             for i, wanted in enumerate(ids):
+                # The dtype is known with the first block.
                 if not start:
                     found[i] = np.empty((*wanted.shape, width), block.dtype)
                 here = (wanted >= start) & (wanted < start + len(block))

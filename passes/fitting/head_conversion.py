@@ -25,7 +25,9 @@ def whiten(moment: Array) -> tuple[Array, Array]:
     n = len(moment)
     scale = np.trace(moment) / n or 1.0
     values, vectors = np.linalg.eigh(moment / scale + RIDGE * np.eye(n))
+    # Rounding can leave eigenvalues below the ridge that was added.
     root = np.sqrt(np.maximum(values, RIDGE) * scale)
+    # L = V √Λ with orthogonal V, so L⁻¹ = (V / √Λ)ᵀ.
     return vectors * root, (vectors / root).T
 
 
@@ -47,6 +49,7 @@ def shared_rows(products: list[Array], members: list[Array], moment: Array) -> t
     white = [w @ root for w in members]
     weighed = np.concatenate([_root(p).T @ w for w, p in zip(white, products, strict=True)])  # far fewer rows than n
     top = np.linalg.svd(weighed, full_matrices=False)[2][:d]  # [d, n], orthonormal, the largest first
+    # QR moves the lengths of B's rows into the A_m, so that the rows of B are orthonormal.
     basis, mixed = np.linalg.qr((top @ inverse).T)
     return basis.T, [w @ top.T @ mixed.T for w in white]
 
@@ -61,6 +64,7 @@ def shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array,
     root, inverse = whiten(moment)
     white = members @ root  # [m, pairs, n]
     strong = np.moveaxis(white * np.sqrt(energies)[..., None], 1, 0)  # [pairs, m, n]
+    # The Gram matrix over members is used because members are few and n is large: [m, m], not [n, n].
     left = np.linalg.eigh(strong @ strong.conj().swapaxes(1, 2))[1][..., -1]  # [pairs, m]
     top = (left.conj()[:, None] @ strong)[:, 0]
     top /= np.maximum(np.linalg.norm(top, axis=1, keepdims=True), np.finfo(float).tiny)
@@ -103,6 +107,7 @@ def merged_keys(
         basis, factors = shared_pairs(energies[readers[members]].sum(1), turned_k[members], k_moments[g])
         new_k[g, real], new_k[g, imaginary] = basis.real, basis.imag
         for m, factor in zip(members, factors, strict=True):
+            # q · conj(a b) = (q · conj(a)) · conj(b): the factor of a key moves to its queries.
             turned = turned_q[readers[m]] * factor.conj()[:, None]
             new_q[np.ix_(readers[m], real)], new_q[np.ix_(readers[m], imaginary)] = turned.real, turned.imag
         if not len(rest):

@@ -43,6 +43,7 @@ class Fitter:
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
         self._reader = graph.reader = SpilledTensors(graph.reader)
+        # Cloned before any change: `make_up` restores the outputs of this graph.
         before = graph.clone()
         self._twins = dict(zip(graph.nodes, before.nodes, strict=True))
         self._before = Activations(before, texts) if texts else None
@@ -96,6 +97,7 @@ class Fitter:
         weight = self._evaluated(new.operand("weight"))
         gram, missed, count = np.zeros((weight.shape[1],) * 2), np.zeros_like(weight), 0
         inputs = self._now(node.output)
+        # `aside`: the weight of this linear changes below, so its outputs must not be cached.
         with self._now.aside():
             outputs = self._now(new.output)
         for y, now, before in zip(inputs, outputs, self._before(old.output), strict=True):
@@ -104,6 +106,7 @@ class Fitter:
             missed += lost.T @ y
             count += len(y)
         gram += CAUTION / count * (np.trace(gram) or 1.0) * np.eye(len(gram))
+        # Δ · gram = missed, solved transposed, as gram is symmetric. The key is that of `fit`: its recipe stays.
         self._put(f"{node.output.name}.o.weight", weight + np.linalg.solve(gram, missed.T).T, new)
 
     def _evaluated(self, param: Value | None) -> Array:
@@ -152,6 +155,7 @@ def _rotation(q: Branch | str, k: Branch) -> Rotation | str:
     if why := _opaque(q) or _opaque(k):
         return why
     if q.rope is None or k.rope is None:
+        # `is`: both are None, and nothing rotates.
         return Rotation(0, False) if q.rope is k.rope else "queries and keys are rotated differently"
     turns = [[n for n in b.between if n.op is ops.rope] for b in (q, k)]
     alike = {(n.inputs[2], n.attrs["interleaved"]) for n in (q.rope, k.rope)}

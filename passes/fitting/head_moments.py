@@ -51,6 +51,7 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
     for i in range(len(known[k])):
         here = {x: arrays[i] for x, arrays in known.items()}
         p = attention_weights(node, here)
+        # p (1 − p) is the derivative of a softmax weight by its own score.
         spread += (p * (1 - p)).sum((0, 2, 3))
         for x in {x for x in (q, k, v) if x is not None}:
             ones = _with_one(here[x])
@@ -59,13 +60,16 @@ def moments(node: Node, groups: int, activations: Activations | None) -> Moments
                 averaged[x] = averaged.get(x, 0) + _squares(_by_group(p @ ones[:, None], groups))
             if x is k:
                 mass = p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]  # what each key is given
+                # √mass, because `_squares` multiplies each vector with itself.
                 attended = attended + _squares(_by_group(np.sqrt(mass) * ones[:, None], groups))
     queries = np.eye(1) if q is None else _scaled(tokens[q])
     scale = spread.mean() or 1.0
     return Moments(
         queries,
+        # E[x xᵀ] − E[x] E[x]ᵀ under the attention: how keys differ from the mean key.
         _mean(tokens[k], attended - averaged[k]),
         _mean(tokens[v], averaged[v]),
+        # The floor keeps a weight for heads that attend to a single key.
         spread / scale + 1e-3,
     )
 
@@ -97,6 +101,7 @@ def _by_group(x: Array, groups: int) -> Array:
 
 def _squares(x: Array) -> Array:
     """Sums of x xᵀ over the vectors of `x` [..., vectors, n]."""
+    # float64: these are summed over all texts.
     return (x.swapaxes(-1, -2) @ x).astype(np.float64)
 
 

@@ -137,6 +137,7 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
 
     def make() -> Out:
         newest = e.op("Sub", first_position(e, positions), e.constant(1))
+        # Mod is never negative here (ONNX, fmod=0), so a slot that was not written yet gets a position below 0.
         age = e.op("Mod", e.op("Sub", newest, count(e, capacity)), e.size(capacity))
         return e.op("Sub", newest, age)
 

@@ -94,6 +94,7 @@ class Internals:
         with failures(str(self.folder)):
             session = self._extended(outputs)
             binding = session.io_binding()
+            # The binding holds addresses only: `keep` owns the memory until the run is over.
             keep = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
             for name in self.inputs:
                 if isinstance(inputs[name], np.ndarray):
@@ -103,6 +104,7 @@ class Internals:
             for i in range(len(outputs)):
                 binding.bind_output(_watched(i), "cpu")
             session.run_with_iobinding(binding)
+            # In the order of binding: caches first, then the watched values.
             values = binding.get_outputs()[-len(outputs) :]
             del keep
         return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
@@ -151,6 +153,7 @@ class Internals:
         sizes = [d.dim_value for d in kind.shape.dim]
         shape = (sizes[0] or ids[0], sizes[1], (sizes[2] or ids[1]) if cache else sizes[2], *sizes[3:])
         number = kind.elem_type
+        # numpy has no bfloat16; zeros have the same bits in both.
         dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)
         memory = onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
         binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())

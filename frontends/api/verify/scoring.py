@@ -165,6 +165,7 @@ def _turn(model: Generator | Encoder, ids: Sequence[int]) -> Iterator[Callable[[
         return
     decoder = model.decoder
     room = decoder.max_length - 1
+    # All rounds have to fit into the context.
     steps = max(1, min(_STEPS, room // (_ROUNDS + 1)))
     prompt = list(ids[: max(1, min(_PROMPT, room - steps * (_ROUNDS + 1)))])
     with decoder.context(1, min(decoder.max_length, len(prompt) + steps * (_ROUNDS + 1))) as context:

@@ -346,6 +346,7 @@ def _compare_layers(
         shared = {layer: name for layer, name in graph.boundaries.items() if name in want}
         errors = _errors(graph.run(inputs, shared.values()), want)
         layers |= {layer: errors[name] for layer, name in shared.items() if name in errors}
+        # Not `error > tolerance`: NaN is a divergence too.
         first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
         if first is not None:
             closer = [name for name in graph.names if layer_of(name) == first and name in want]

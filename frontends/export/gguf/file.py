@@ -105,6 +105,7 @@ def _write(
                 _add(writer, f"{found.family}.{key}", value)
         for name, tensor in tensors.items():
             raw = GGMLQuantizationType[tensor.dtype.name.upper()]
+            # The writer would take uint8 for a shape in bytes; the stored type is `raw`.
             writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -149,6 +150,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):
+        # Before the integers: bool is a subclass of int.
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)

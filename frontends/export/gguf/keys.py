@@ -31,6 +31,7 @@ def exported(own: str | None) -> tuple[str | None, list[str]]:
     """Return the architecture of the family `own` and those that llama.cpp loads: this one, then the plainest first."""
     known, family = architectures(), FAMILIES.get(own or "")
     first = own if family is None or family.gguf is None else family.gguf.model_types[0]
+    # The sort is stable: the own architecture comes first, the others keep their order.
     names = sorted(dict.fromkeys((*_FIRST, *known)), key=lambda name: name != first)
     return first, [name for name in names if known[name].loader is not None]
 

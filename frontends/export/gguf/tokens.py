@@ -96,6 +96,7 @@ def _merging(read: Mapping[str, Any], tokens: list[str], types: list[int], model
     """Describe the tokenizer's model: ranked merges of bytes, or scores of a SentencePiece vocabulary."""
     merges = [m if isinstance(m, str) else " ".join(m) for m in read["model"]["merges"]]
     if read["model"].get("byte_fallback"):
+        # Reversed: where several merges make one token, the first has the best rank and is written last.
         ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed(list(enumerate(merges)))}
         lowest = -float(len(merges))
         scores = [ranks.get(t, lowest) if kind == _NORMAL else 0.0 for t, kind in zip(tokens, types, strict=True)]

@@ -18,6 +18,7 @@ _FIRST = (
     *("olmo", "granite", "smollm3", "starcoder2", "stablelm", "cohere", "gptj", "gpt_neo", "gpt_bigcode", "phi3"),
     *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "granitemoe"),
 )
+# Reversed: of several names of one activation the first is written last and stays.
 _NAMES = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {"gelu_tanh": "gelu_pytorch_tanh"}
 _SYNONYMS = {
     key: keys for keys in (("num_experts", "num_local_experts"),) for key in keys

@@ -85,6 +85,7 @@ class _Parser:
         if magic != b"GGUF":
             raise self.bad(f"is not a GGUF file: it begins with {magic!r} instead of b'GGUF'")
         version = self.number("I", "the version")
+        # The version is a small number, so in the other byte order its low half is 0.
         if version & 0xFFFF == 0 and version:
             raise self.bad("is a big-endian GGUF file; convert it with the gguf package's gguf-convert-endian")
         if version not in VERSIONS:
@@ -99,9 +100,11 @@ class _Parser:
                 raise self.bad(f"repeats the metadata key {key}")
             metadata[key] = self.value(self.number("I", f"the type of metadata {key}"), f"metadata {key}")
         alignment = metadata.get("general.alignment", 32)
+        # type(): GGUF has booleans, and isinstance takes them for integers.
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.bad(f"has general.alignment {alignment!r}, which is not a power of two")
         entries = [self.entry(f"tensor {index} of {n_tensors}") for index in range(n_tensors)]
+        # The data begin at the next multiple of the alignment; offsets of tensors count from there.
         start = -(-self.at // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         for name, shape, ggml_type, offset in entries:
@@ -148,6 +151,7 @@ class _Parser:
         n_dims = self.number("I", f"the rank of {name}")
         if n_dims > MAX_DIMS:
             raise self.bad(f"gives tensor {name} {n_dims} dimensions; ggml has at most {MAX_DIMS}")
+        # GGUF lists the innermost axis first.
         shape = tuple(self.number("Q", f"the shape of {name}") for _ in range(n_dims))[::-1] or (1,)
         return name, shape, self.number("I", f"the type of {name}"), self.number("Q", f"the offset of {name}")
 
@@ -170,6 +174,7 @@ class _Parser:
             return self.strings(count, what)
         if kind not in _SCALARS:
             return [self.value(kind, what, depth + 1) for _ in range(count)]
+        # Scalars are read in one piece: scores and token types have one for every token.
         code = np.dtype("<" + _SCALARS[kind] if kind != _BOOL else np.bool_)
         raw = self.take(count * code.itemsize, what)
         self.count(count)
@@ -208,6 +213,7 @@ class _Parser:
         return form(self.take(_SIZES[code], what))[0]
 
     def take(self, count: int, what: str) -> bytes:
+        # A damaged count may be huge: compare it with the file before memory is taken.
         raw = self.file.read(count) if count <= self.size - self.at else b""
         if len(raw) < count:
             raise self.bad(

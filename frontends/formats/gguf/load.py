@@ -35,6 +35,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, Loaded]:
     loaded = load(known[name], config, reader, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
     if frequencies is not None and FREQUENCIES in loaded.ignored:
+        # The tensor holds divisors of the frequencies (Llama 3's scaling).
         frequencies.recipe = Scale(frequencies.recipe, Map(Source(FREQUENCIES), "reciprocal"))
         loaded.ignored.remove(FREQUENCIES)
     loaded.ignored[:] = [name for name in loaded.ignored if name not in config]
@@ -67,4 +68,5 @@ def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
 
 
 def _decimal(value: Any) -> Any:
+    # 1e-05 in float32 is 9.99999974e-06 as a Python float; the shortest decimal is what was meant.
     return float(str(np.float32(value))) if isinstance(value, float) else value

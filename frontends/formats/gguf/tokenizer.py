@@ -104,7 +104,7 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
         "add_eos_token": ids.add_eos,
         "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": vocab.kind == "bert",
-        "model_max_length": metadata.get(f"{architecture}.context_length", 10**30),
+        "model_max_length": metadata.get(f"{architecture}.context_length", 10**30),  # transformers' "no limit"
     }
     out_dir.mkdir(parents=True, exist_ok=True)
     text = tokenizer.to_str(pretty=True)  # its own save() reports a full disk as a bare Exception
@@ -171,6 +171,7 @@ class _Vocab:
         """The pairs byte-level BPE merges, first ones first."""
         pairs: list[tuple[str, str]] = []
         for index, merge in enumerate(self.strings("merges")):
+            # From 1: the left token is not empty, so a blank in front belongs to it.
             cut = merge.find(" ", 1)
             pair = (merge[:cut], merge[cut + 1 :])
             if cut < 0 or not {*pair, "".join(pair)} <= self.index.keys():

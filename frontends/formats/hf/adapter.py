@@ -193,6 +193,7 @@ def _sort(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) ->
         adapter.tokens[f"{module}.weight"] = Tokens(key, _indices(adapter, module, key))
         return
     depth = 0
+    # PEFT wraps a module once for every parameter that it targets; the inner wrappers are called base_layer.
     while module.endswith(".base_layer"):
         module, depth = module.removesuffix(".base_layer"), depth + 1
     update = modules.setdefault((module, depth), Update())
@@ -322,6 +323,7 @@ def _fault_of_pattern(pattern: str) -> str:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:
         return f"is no regular expression ({e})"
+    # Escaped signs repeat nothing, and a class in brackets counts as one character.
     bare = re.sub(r"\\.", "", pattern)
     if re.search(r"[)\]][*+{]", re.sub(r"\[[^\]]*\]", "x", bare)) or len(re.findall(r"[*+{]", bare)) > 3:
         return "repeats too much: weft takes patterns with at most three of * + {, none of them after a group"
@@ -329,6 +331,7 @@ def _fault_of_pattern(pattern: str) -> str:
 
 
 def _positive(value: Any) -> bool:
+    # type(): isinstance takes True for an integer.
     return type(value) is int and value > 0
 
 

@@ -187,6 +187,7 @@ class _Merger:
     def add(self, number: int, adapter: Adapter, reader: TensorReader) -> None:
         """Merge `adapter`, whose tensors have the keys of that `number` in `reader`."""
         self._check_saved(adapter)
+        # A copy of what earlier adapters changed: several tensors of this one may belong to one weight.
         changed = dict(self.owner)
         for names in (adapter.resaved, adapter.replaced, adapter.updates):
             homes = [home for home in map(self.find, names) if home is not None]

@@ -174,6 +174,7 @@ def _fp8(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) ->
         if reader.dtype(key) not in (dtypes.f8e4m3, dtypes.f8e5m2):
             continue
         shape, scales = reader.shape(key), _beside(key, f"{key}_scale_inv", keys)
+        # In stacks of experts tiles cover the last two axes only.
         edges = (*(1 for _ in shape[2:]), *size)
         tiles = tuple(-(-n // edge) for n, edge in zip(shape, edges, strict=False))
         if len(shape) < 2 or reader.shape(scales) != tiles or not reader.dtype(scales).is_float:

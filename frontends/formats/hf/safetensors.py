@@ -91,6 +91,7 @@ class SafetensorsFile:
     def _tensor(self, key: str, entry: Any, start: int) -> _Tensor:
         try:
             name, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            # type(): isinstance takes JSON's true for an integer.
             sound = isinstance(name, str) and all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
             sound = False
@@ -116,6 +117,7 @@ class SafetensorsFile:
         done = 0
         while done < len(buffer):
             try:
+                # One call may read less than was asked for: Linux reads at most 2 GiB at once.
                 got = os.preadv(self._fd, [buffer[done:]], offset + done)
             except OSError as e:
                 raise WeftError(f"{self.path} cannot be read: {e.strerror or e}") from e

@@ -69,6 +69,7 @@ def read_model(spec: str, path: Path) -> Model:
     Raises:
         WeftError: if its text is no graph, or its weights are missing or unsound.
     """
+    # Before anything is read, so that a change meanwhile is noticed.
     before = stamps(path.iterdir())
     graph = parse(read_text(path / GRAPH, MOST_BYTES), str(path / GRAPH))
     check_metadata(graph, str(path / GRAPH))
@@ -119,5 +120,6 @@ def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
 def _moves(recipe: Recipe) -> bool:
     """Return whether `recipe` only moves numbers of checkpoint tensors, beside zeros and ones."""
     if isinstance(recipe, Full):
+        # 0 and 1 are exact in every dtype.
         return recipe.value in (0, 1)
     return isinstance(recipe, _MOVING) and all(map(_moves, recipe.parts))

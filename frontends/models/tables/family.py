@@ -52,6 +52,7 @@ class Fetch:
     def __call__(self, name: str) -> Recipe:
         """The tensor `name`, whether or not the checkpoint has it."""
         tried = self._spellings(name)
+        # Where the checkpoint has no spelling of it, this is the name that errors and exports use.
         usual = tried[0 if name.startswith(_OUTSIDE) else 1]
         return Source(next((k for k in tried if k in self.keys), usual))
 
@@ -346,6 +347,7 @@ def _recipe(table: Table, settings: Settings, param: Param, keys: frozenset[str]
     index = re.search(r"(?<=\.)\d+(?=\.)", param.name)
     stem, _, part = pattern.rpartition(".")
     fetch = Fetch(keys, table.prefix, table.aliases, index.group() if index else "")
+    # The full name goes first: it may say something else of a bias than of the weight.
     for found, suffix in ((table.names.get(pattern), ""), (table.names.get(stem), f".{part}")):
         if isinstance(found, str):
             return fetch(found + suffix)

@@ -55,6 +55,7 @@ def rope_of(config: Mapping[str, Any]) -> RoPE:
     if kind not in _KINDS:
         raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
     plain = RopeScaling(scaling=_KINDS[kind])
+    # Null and 0 count as missing; `truncate` may be false.
     settings = {name: rope[key] for name, key in _NAMES.items() if rope.get(key) or rope.get(key) is False}
     if "original" in plain.used:
         settings["original"] = config["max_position_embeddings"] if kind == "dynamic" else _original(config, rope)

@@ -88,6 +88,7 @@ def _lengthen(node: Node, maker: Node) -> None:
         at = ops.affine(ops.cast(keys, to=k.type.dtype), by=1 / factor)
         q = _joined(q, heads, ops.reshape(slopes, shape=(1, 1, heads, 1)))
         k = _joined(k, kv_heads, ops.unsqueeze(at, axes=(2, 3)))
+    # The scale is spelled out: its default would follow the longer heads.
     changed(node, {"q": q, "k": k, "bias": None}, scale=factor)
 
 

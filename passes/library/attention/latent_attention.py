@@ -244,6 +244,7 @@ def _up(linear: Node, wanted: Array, heads: int, name: str) -> Param:
     """The weight [heads·d, rank] whose rows `wanted` by KV head make what `heads` query heads read."""
     weight = linear.operand("weight")
     assert isinstance(weight, Param)
+    # Every query head gets the rows of its KV head, as ⌊h · kv_heads / heads⌋.
     index = wanted[np.arange(heads) * len(wanted) // heads].reshape(-1).tolist()
     if index == list(range(weight.shape[0])):
         return weight
@@ -308,6 +309,7 @@ def _expand(node: Node) -> str | None:
     assert plain is not None and up_k is not None and up_v is not None
     attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
     if attrs["scale"] is None:
+        # The default scale would follow the new width of the heads.
         attrs["scale"] = 1 / math.sqrt(q.width // heads)
     with node.graph.inserting(before=node):
         latent, shared = _cut(k, rank)

@@ -64,6 +64,7 @@ class KeyAxis:
         operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
         with self.graph.inserting(before=node):
             if node.op is ops.iota and sizes.names(node.output.shape[0]):
+                # The mask is as long as past and call together, the tokens only as the call.
                 outs = ops.iota.emit(self.mask, axis=1)
             else:
                 for i, (operand, v) in enumerate(zip(node.op.operands, operands, strict=False)):
@@ -78,6 +79,7 @@ class KeyAxis:
 
     def drop_unused(self) -> None:
         """Erase what counted along the call only."""
+        # Readers first: a node is erased only when nobody reads it.
         for node in reversed(self.makers):
             if not any(v.uses or v.is_output for v in node.outputs):
                 self.graph.erase(node)

@@ -90,6 +90,7 @@ class KvCache(Pass):
             if node.op is ops.attention:
                 given |= {"bias": keys.extend(node.operand("bias")), "key_mask": mask}
             give_states(graph, node, i, given)
+        # Only now: several biases may be made from the same counts.
         keys.drop_unused()
         for j, node in enumerate(recurrences):
             trace.fired(self.name, node.output.name)
@@ -100,6 +101,7 @@ class KvCache(Pass):
         tokens = within_positions(before, 6)
         inputs = equivalence.inputs(before, seq=tokens)
         if "attention_mask" in inputs:
+            # No padding: states of constant size cannot leave tokens out.
             inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
         whole, calls = equivalence.run(before, inputs), dict[tuple[int, ...], _Called]()
         for cuts in _cuts(before, tokens):
@@ -128,6 +130,7 @@ def run_in_chunks(
     calls = {} if calls is None else calls
     total = sum(cuts)
     if () not in calls:
+        # Capacity for three tokens too many: slots without a token must not matter.
         fed = equivalence.inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
         constant = {name: spec.growth is Growth.CONSTANT for spec, name, _ in taken_states(graph)}
         calls[()] = {name: np.zeros_like(fed[name]) if zero else fed[name] for name, zero in constant.items()}, {}
@@ -149,6 +152,7 @@ def _called(
     rows = {k: v[:, start:stop] for k, v in others.items() if v.shape[:2] == (batch, total)}
     made = equivalence.run(graph, {**others, **rows, **call, **past})
     presents = {present: name for _, name, present in taken_states(graph)}
+    # New dicts: `calls` keeps what every shorter run of calls left.
     past = past | {presents[name]: array for name, array in made.items() if name in presents}
     found = found | {name: (*found.get(name, ()), array) for name, array in made.items() if name not in presents}
     return past, found

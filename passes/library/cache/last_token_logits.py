@@ -77,6 +77,7 @@ class LastTokenLogits(Pass):
             with graph.inserting(after=logits.producer) if logits.producer else graph.scope(""):
                 rows.gather(logits)
         final = rows.taken[logits]
+        # Only now: while the nodes are emitted again, the old ones still read the full values.
         for node in narrowed:
             for v in node.outputs:
                 replace_uses(v, rows.taken[v])
@@ -125,6 +126,7 @@ class _Rows:
             end = ops.sum(mask, axes=(1,), keepdims=True, name="valid")
             start = ops.slice_(at, axis=1, start=0, stop=1, name="start")
             last = ops.sub(ops.sub(end, start, name="count"), one, name="last")
+            # A row without valid tokens would get index −1.
             self.index = ops.maximum(last, zero, name="index")
         self._rescope(self.index)
 

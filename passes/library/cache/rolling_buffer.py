@@ -89,6 +89,7 @@ class RollingBuffer(Pass):
 def _capacity(node: Node, slack: int) -> int | None:
     """The keys that the cache of `node` must hold if it rolls; None if it cannot."""
     window, first = node.attrs["window"], node.attrs["keep_first"]
+    # A cache that another node reads too must keep all its keys.
     alone = all(len(past.uses) == 1 for past in _pasts(node))
     return int(window) + first + slack if window is not None and alone and not node.attrs["rolling"] else None
 

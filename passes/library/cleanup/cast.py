@@ -46,6 +46,7 @@ class Cast(Pass):
         if not self.dtype.is_float or self.dtype.bits < 16:
             raise WeftError(f"cast: no model computes in {self.dtype}; choose f16, bf16 or f32")
         kept = _positional(graph)
+        # The types before the cast, for twins of parameters that positions read too.
         types = {p: p.type for p in graph.params.values()}
         for v in (*graph.inputs.values(), *graph.params.values()):
             if v not in kept and self._changes(v):
@@ -77,6 +78,7 @@ class Cast(Pass):
         if not self._changes(value):
             return value
         if value not in lowered:
+            # Before the first reader in execution order, so that all later ones can read it.
             with graph.inserting(before=reader):
                 lowered[value] = ops.cast(value, to=self.dtype)
         return lowered[value]
@@ -115,6 +117,7 @@ def _positional(graph: Graph) -> set[Value]:
             if inside and all(v in kept or isinstance(v, Param) for v in floats):
                 kept.update(floats)
                 kept.update(node.outputs)
+    # A parameter with other readers is cast for them; the positions get a twin of it.
     kept -= {v for v in kept if isinstance(v, Param) and any(not _keeps(n, i, kept) for n, i in v.uses)}
     return kept
 

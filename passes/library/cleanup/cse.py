@@ -60,6 +60,7 @@ class Cse(Pass):
         number: dict[Value | None, int] = {None: -1}
         nodes: dict[Hashable, Node] = {}
         for node in graph.nodes:
+            # Operands of commutative ops are sorted by these numbers: values themselves have no order.
             operands = [number.setdefault(v, len(number)) for v in node.inputs]
             if Trait.COMMUTATIVE in node.op.traits:
                 operands.sort()

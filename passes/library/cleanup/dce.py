@@ -38,6 +38,7 @@ class Dce(Pass):
     purpose = "Simplify"
 
     def run(self, graph: Graph, trace: Trace) -> None:
+        # Backwards: when a node is met, its dead readers are gone already.
         for node in reversed(graph.nodes):
             if not any(v.uses or v.is_output for v in node.outputs):
                 trace.fired("dead node", node.output.name)

@@ -161,6 +161,7 @@ def _unequal(node: Node, v: Branch) -> str | None:
 def _finite(bias: Value) -> bool:
     """Return whether `bias` is finite: a parameter, or a function of distances."""
     if isinstance(bias, Param):
+        # These two can spell out −∞, as masks do.
         return not bias.recipe.has(Literal, Full)
     return bias.producer is not None and bias.producer.op in (ops.alibi, ops.relative_position_bias)
 
@@ -195,6 +196,7 @@ def _drop(branch: Branch) -> None:
     pieces = [rows(bias.recipe, a, b, reader) for a, b in ((0, start), (stop, count)) if a < b]
     new = None
     if not all(map(is_zero, pieces)):
+        # `start > 0` is the number of pieces (0 or 1) in front of the zeros.
         parts = [*pieces[: start > 0], Full(0.0, (stop - start,)), *pieces[start > 0 :]]
         new = derive(bias, Concat(tuple(parts)))
     changed(linear, {"bias": new})

@@ -86,6 +86,7 @@ class CollapseLinears(Pass):
         sides = _pair(node)
         if sides is None:
             return
+        # The shorter chain gives the names: in W x + B(A x) that is W.
         base = min(sides, key=lambda chain: len(chain.nodes)).linears[0]
         merged, apart = node.output.width * sides[0].x.width, sum(chain.work for chain in sides)
         if merged > apart:
@@ -109,6 +110,7 @@ class CollapseLinears(Pass):
                     self.name, outer.output.name, f"%{x.name} is read by others too, or its weight is computed"
                 )
             return None
+        # found[0] is `outer` alone; found[1] takes in the linear before it.
         chain = found[1]
         merged = outer.output.width * chain.x.width
         if merged > chain.work:
@@ -205,6 +207,7 @@ def _replace(chain: Chain, base: Node) -> Node:
     with graph.inserting(before=last):
         y = ops.linear(chain.x, made, bias)
     replace_uses(last.output, y)
+    # `nodes` begin with the last, so each is erased after its reader.
     for node in chain.nodes:
         graph.erase(node)
     replace_param(weight, made)

@@ -66,6 +66,7 @@ def sites(
             trace.refuse(name, norm.output.name, one)
         elif one is not None:
             found[norm] = one
+    # To a fixpoint: refusing a site may leave another one's weight with a reader that does not change.
     while not untie:
         reading = {reader: s for s in found.values() for reader in s.readers}
         stuck = {n: why for n, s in found.items() if needed(s) and (why := _shared(s, reading)) is not None}

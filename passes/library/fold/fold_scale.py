@@ -70,6 +70,7 @@ class FoldScale(Pass):
             for plan in accepted:
                 for site in plan.sites:
                     trace.fired(self.name, site.output.name)
+                # frexp gives a mantissa of exactly ±0.5 for powers of two, and for nothing else.
                 if isinstance(plan.factor, float) and abs(math.frexp(plan.factor)[0]) == 0.5:
                     trace.note(f"{self.name}: {plan.factor:g} is a power of two: no digit of a weight changes")
             for plan in accepted:
@@ -87,9 +88,11 @@ class FoldScale(Pass):
         for plan in _merged(_plans(graph, order, refused)):
             _compensate(plan, order)
             nodes = {e.node for e in plan.edits}.union(plan.sites)
+            # A plan that meets an earlier one waits for the next round: its edits name nodes as they are now.
             if not taken & nodes:
                 taken |= nodes
                 plans.append(plan)
+        # To a fixpoint: dropping a plan may leave another one's weight scaled for some of its readers only.
         while not self.untie:
             edited = {(e.node, e.index): e.what for plan in plans for e in plan.edits}
             broken = {id(plan): why for plan in plans if (why := _shared(plan, edited))}
@@ -115,6 +118,7 @@ def _plans(graph: Graph, order: Mapping[Node, int], refused: dict[str, str]) -> 
         elif (found := _multiplied(node)) is not None:
             index, factor = found
             edits = absorbed(node, index, factor, order)
+            # First the weights that make the value, then those that read it; if both fail, the first reason is told.
             forward = reading(x, factor) if isinstance(edits, str) else edits
             edits = edits if isinstance(forward, str) else forward
         else:

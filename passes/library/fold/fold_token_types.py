@@ -60,6 +60,7 @@ class FoldTokenTypes(Pass):
                     n for n in terms if n is not types and isinstance(t := n.inputs[1], Param) and len(t.uses) == 1
                 ]
                 if alone and isinstance(types.inputs[1], Param):
+                    # Token ids are an input, positions of an encoder are computed: this prefers the table of positions.
                     found[types] = max(alone, key=lambda n: n.inputs[0] not in graph.inputs.values())
         left = [n for n in ids.users if n not in found]
         if left or ids.is_output:

@@ -64,9 +64,11 @@ class PrecomputeFirstLayer(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         known: dict[Value, Rows] = {}
         for node in graph.nodes:
+            # strict=False: a node that cannot be tabulated gives no rows.
             known.update(zip(node.outputs, _tabulated(node, known), strict=False))
         wanted: dict[tuple[Value, int], list[Value]] = {}
         for value, rows in known.items():
+            # Only values behind a linear get a table: it replaces the linear's work and weights.
             if rows.costly and (value.is_output or any(n.output not in known for n in value.users)):
                 wanted.setdefault((rows.ids, rows.vocab), []).append(value)
         for (ids, vocab), values in wanted.items():

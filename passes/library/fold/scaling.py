@@ -20,6 +20,7 @@ from ...edits.absorb import WRITERS
 from ...edits.edit import derive, replace_param
 
 Factor = float | Recipe  # a number, or a vector along the last axis of what is multiplied
+# Ops that pass a number on from operand to result; most may move or mix the last axis: no vector passes.
 _HANDS_ON = {
     *(ops.rope, ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze, ops.expand, ops.slice_, ops.gather),
     ops.head_linear,
@@ -139,6 +140,7 @@ class _Walk:
             place = self.order[value.producer]
             if place not in self.nodes:
                 self.nodes[place] = value.producer
+                # The latest node first: all readers of a value have demanded before its producer is met.
                 heapq.heappush(self.waiting, (-place, place))
 
     def run(self) -> list[Edit] | str:
@@ -170,8 +172,10 @@ class _Walk:
             for i in range(len(node.inputs)):
                 self.demand(node, i, factor)
         elif op is ops.mul and (number or _aligned(node)) and any(isinstance(v, Param) for v in node.inputs):
+            # One factor of a product is enough, and at the parameter the walk ends.
             self.demand(node, next(i for i, v in enumerate(node.inputs) if isinstance(v, Param)), factor)
         elif op is ops.glu and node.attrs["limit"] is None and node.attrs["shift"] == 0:
+            # act(gate) ⊙ up is linear in `up` only.
             self.demand(node, 1, factor)
         elif op is ops.cast or (op is ops.affine and node.attrs["plus"] == 0) or (op in _HANDS_ON and number):
             self.demand(node, 0, factor)

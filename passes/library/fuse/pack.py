@@ -121,6 +121,7 @@ def _pack(graph: Graph, x: Value, group: list[Node], name: str, trace: Trace) ->
     if why:
         trace.note(f"pack-qkv: left %{group[0].output.name} alone: {why}")
         return
+    # x is computed before the first of them, and all readers of their results come later.
     with graph.inserting(before=graph.nodes.first(group)):
         pieces = packed(x, [w for w in weights if isinstance(w, Param)], biases, name)
     for node, piece in zip(group, pieces, strict=True):

@@ -60,7 +60,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=64)
-def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:
+def _rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached: layers mostly share a layout
     return tuple(h * width + i for h in heads for i in range(width))
 
 
@@ -115,6 +115,7 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> 
     linears: dict[Node, list[tuple[Branch, Layout]]] = {}
     for branch, layout in layouts.values():
         linears.setdefault(branch.linear, []).append((branch, layout))
+    # Once for each linear: the spans of q, k and v count rows of the old weight.
     repacked = {linear: _repack(linear, sides) for linear, sides in linears.items()}
     for role, (branch, layout) in layouts.items():
         value = branch.start if branch.packed else repacked[branch.linear]
@@ -122,6 +123,7 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, Layout]]) -> 
         for node in branch.between:
             value = _rebuild(node, value, layout, reader, derived)
         reader.set_input(reader.op.operand_index(role), value)
+        # Readers first: a node is erased only when nobody reads it.
         for node in reversed(branch.between):
             reader.graph.erase(node)
         for old, new in derived:

@@ -109,6 +109,7 @@ class MhaToGqa(Pass):
                     f"mha-to-gqa: kv_heads={self.kv_heads} does not divide the {node.attrs['kv_heads']} key and value "
                     f"heads of %{node.output.name}"
                 )
+        # All sites are checked before the first change: the text is read only if some attention can be fitted.
         found = {node: self._layouts(node) for node in sites}
         fitter = None
         if self.method == "svd" and any(isinstance(layouts, dict) for layouts in found.values()):
@@ -161,6 +162,7 @@ class MhaToGqa(Pass):
                     if isinstance(branch, Branch):
                         _equalize(branch, int(node.attrs["kv_heads"]), self.kv_heads)
         merged = equal.clone()
+        # Without the text: heads that are equal merge exactly, whatever the moments are.
         replace(self, calibration=None).run(merged, Trace())
         inputs = equivalence.inputs(before)
         equivalence.same(interpret(equal, inputs), interpret(merged, inputs), EXACT)

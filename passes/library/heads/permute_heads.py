@@ -58,6 +58,7 @@ class PermuteHeads(Pass):
         if self.order == tuple(sorted(self.order)):
             trace.note("permute-heads: the order is the one that heads have")
             return
+        # Layers often share one bias: it is rearranged once.
         biases: dict[Value, Value] = {}
         for node in graph.nodes:
             if node.op is not ops.attention or node.attrs["heads"] == 1:
@@ -68,6 +69,7 @@ class PermuteHeads(Pass):
                 trace.refuse(self.name, at, reason)
             elif reason is None:
                 trace.fired(self.name, at)
+        # Only now have all attentions that share a bias moved to the new one.
         drop(graph, [old.producer for old in biases if old.producer is not None])
 
 

@@ -100,6 +100,7 @@ class PruneHeads(Pass):
         for node in sites:
             o = _output_weight(node)
             energies[o] = energies.get(o, 0) + _energies(node, activations)
+        # Stable: of heads with equal energy the first stay, on every machine.
         return {
             o: tuple(sorted(np.argsort(-e, kind="stable")[: len(e) - self.count].tolist())) for o, e in energies.items()
         }
@@ -114,6 +115,7 @@ class PruneHeads(Pass):
                 heard = np.repeat([float(h not in gone) for h in range(groups)], int(o.shape[1]) // groups)
                 o.recipe = Scale(o.recipe, Literal.of(heard), axis=1)
         pruned = silent.clone()
+        # Without the text: silenced heads have energy 0 by their weights, and go first.
         replace(self, calibration=None).run(pruned, Trace())
         inputs = equivalence.inputs(before)
         equivalence.same(interpret(silent, inputs), interpret(pruned, inputs), EXACT)

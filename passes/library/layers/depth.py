@@ -92,6 +92,7 @@ class PruneLayers(Pass):
         def watch(node: Node, outputs: tuple[Array, ...]) -> None:
             for value, array in zip(node.outputs, outputs, strict=True):
                 if value in sources:
+                    # In place: later nodes read this very array.
                     array[...] = seen[sources[value]]
                 seen[value] = array
 
@@ -160,11 +161,13 @@ class InsertLayers(Pass):
             FuseResidualNorm().run(graph, Trace())
 
     def _insert(self, graph: Graph, layers: list[Layer], layer: Layer, written: set[Param]) -> None:
+        # Copies are numbered behind the last layer first, so that no scope is taken twice; `renumber` sorts them in.
         free = layers[-1].number + 1
         anchor, x, copied = layer.nodes[-1], layer.y, list[Node]()
         for i in range(self.count):
             nodes, y = _copied(layer, free + i, x, written, anchor)
             anchor, x, copied = nodes[-1], y, [*copied, *nodes]
+        # The first copy must go on reading layer.y itself.
         layer.y.replace_uses(x, keep=[*layer.nodes, *copied])
         shifted = {old.number: old.number + self.count * (old.number > layer.number) for old in layers}
         renumber(graph, layer.stack, shifted | {free + i: layer.number + 1 + i for i in range(self.count)})
@@ -253,6 +256,7 @@ def _copied(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node)
         with graph.inserting(after=nodes[-1] if nodes else anchor):
             types = [v.type for v in node.outputs]
             names = [v.name.replace(old, new, 1) for v in node.outputs]
+            # The dot keeps layers.1 from matching the start of layers.10.
             scope = f"{node.scope}.".replace(old, new, 1).removesuffix(".")
             nodes.append(graph.add_node(node.op, [copy(v) for v in node.inputs], node.attrs, types, names, scope))
         found.update(zip(node.outputs, nodes[-1].outputs, strict=True))

@@ -82,6 +82,7 @@ class PermuteNeurons(Pass):
         found = feed_forward(node)
         if found is None or isinstance(found, str):
             return None
+        # Seeded by the name of down: feed-forwards that share weights get the same order.
         seed = self._seed(found.out.params[0].name)
         runs: Runs = {(node, 1): ((1, 0, found.hidden, seed),)}
         for side in (found.up, found.gate):
@@ -91,6 +92,7 @@ class PermuteNeurons(Pass):
         return runs
 
     def _seed(self, name: str) -> int:
+        # crc32, as hash() of text differs from process to process.
         return zlib.crc32(f"{self.seed} {name}".encode())
 
 

@@ -61,6 +61,7 @@ class RotateResidual(Pass):
         for stream in found:
             turn = multiplied(RandomOrthogonal(stream.width, self.seed))
             write_mapped([stream], turn)
+            # Each once: a second time would rotate it twice.
             for reader in dict.fromkeys(_readers(stream)):
                 read_through(reader, turn)
             trace.fired(self.name, next(iter(stream.values)).name)

@@ -106,6 +106,7 @@ class UpcycleToMoe(Pass):
 def _beside_experts(f: FeedForward) -> bool:
     """Return whether the result of `f`, scaled or not, is added to the result of experts."""
     values = [f.down.output]
+    # `values` grows during the walk: factors between the result and the sum are followed.
     for value in values:
         for node in value.users:
             if node.op in (ops.mul, ops.affine):

@@ -121,6 +121,7 @@ class ExtendContext(ScalingArguments, Pass):
         table, offset = _param(node), first_row(node)
         stretched = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
         factor = max(stretched, default=1.0)
+        # A run before has done this: neither a rewrite nor a refusal.
         if factor == self.factor:
             return True
         if offset is None:
@@ -137,6 +138,7 @@ class ExtendContext(ScalingArguments, Pass):
         if isinstance(table.recipe, Sinusoid) and not offset:
             new = replace(table.recipe, length=length, factor=self.factor)
         elif offset:
+            # Rows in front of position 0 stand for no position (OPT has two) and stay.
             kept, rest = (Slice(table.recipe, 0, *ends) for ends in ((0, offset), (offset, rows)))
             new = Concat((kept, Interpolate(rest, length, self.factor)))
         else:

@@ -123,6 +123,7 @@ def _orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
         order = rows.setdefault(came.linear, np.arange(came.linear.output.width))
         places, pairs = came.labels.reshape(rotation.attrs["heads"], -1), _pairs(rotation)
         paired = np.arange(2 * pairs).reshape((pairs, 2) if rotation.attrs["interleaved"] else (2, pairs))
+        # Transposing [pairs, 2] or [2, pairs] turns one layout into the other.
         order[places[:, : 2 * pairs]] = places[:, paired.T.reshape(-1)]
     orders = {linear: order.tolist() for linear, order in rows.items()}
     for came in origins:

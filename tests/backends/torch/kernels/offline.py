@@ -1,13 +1,16 @@
 """Compiles what kernels ship for an H200 that is not there, and prints as JSON what the machine code is like.
 
 A script of its own, because Triton must be imported without TRITON_INTERPRET: `python offline.py 0 2` is the first
-half.
+half. offline.json keeps the facts of every variant with a hash of all that decides about its machine code; a variant
+is compiled where its hash is another one. `python offline.py --write` compiles them all and writes the file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,8 +24,10 @@ from triton.compiler import ASTSource
 
 from weft.backends.torch import kernels
 from weft.backends.torch.kernels.shared.launch import Variant
+from weft.backends.torch.package.export import kernel_files
 
 TARGET = GPUTarget("cuda", 90, 32)
+RECORD = Path(__file__).with_suffix(".json")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 VECTOR_LOADS = re.compile(r"ld\.global\S*\.(v4\.[bfsu]32|v2\.[bfsu]64)|cp\.async\.c[ag]\S* .*, 0x10\b|cp\.async\.bulk")
 
@@ -94,11 +99,47 @@ def shipped() -> dict[str, Variant]:
     return found
 
 
+def fingerprint(variant: Variant) -> str:
+    """Hash what the machine code of `variant` follows from: the kernel's file and all kernel files that it imports,
+    without comments on lines of their own, the variant, the target and the version of Triton."""
+    module = variant.kernel.__module__.removeprefix(f"{kernels.__name__}.")
+    folder = Path(kernels.__path__[0])
+    lines = (line for name in kernel_files([module]) for line in (folder / name).read_text("utf-8").splitlines())
+    code = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    chosen = [variant.kernel.__name__, sorted(variant.types.items()), sorted(map(repr, variant.constants.items()))]
+    chosen += [sorted(variant.divisible), variant.warps, variant.stages, variant.pdl]
+    return hashlib.sha256(repr([triton.__version__, TARGET, code, chosen]).encode()).hexdigest()[:16]
+
+
 def main(part: int, parts: int) -> None:
-    """Print the facts of every `parts`-th variant, from `part` on."""
-    chosen = list(shipped().items())[part::parts]
-    json.dump({name: facts(variant) for name, variant in chosen}, sys.stdout, indent=1)
+    """Print the facts of every `parts`-th variant, from `part` on; what offline.json knows of them; whether it is old.
+
+    The first of them, and all where WEFT_TESTS is ``all``, are compiled whatever is known of them.
+    """
+    record = json.loads(RECORD.read_text("utf-8"))
+    found = []
+    for i, (name, variant) in enumerate(list(shipped().items())[part::parts]):
+        hashed, known = record["variants"].get(name, ("", None))
+        if changed := hashed != fingerprint(variant):
+            known = None
+        again = known is None or i == 0 or os.environ.get("WEFT_TESTS") == "all"
+        old = changed and record["triton"] == triton.__version__
+        found.append((name, facts(variant) if again else known, known, old))
+    json.dump(found, sys.stdout, indent=1)
+
+
+def write() -> None:
+    """Compile every variant, and write its facts to offline.json."""
+    lines = [
+        f"{json.dumps(name)}: {json.dumps([fingerprint(variant), facts(variant)])}"
+        for name, variant in shipped().items()
+    ]
+    head, body = f'{{"triton": {json.dumps(triton.__version__)}, "variants": {{', ",\n".join(lines)
+    RECORD.write_text(f"{head}\n{body}\n}}}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    if sys.argv[1:] == ["--write"]:
+        write()
+    else:
+        main(*map(int, sys.argv[1:]))
