@@ -34,7 +34,8 @@ def whiten(moment: Array) -> tuple[Array, Array]:
 def _root(product: Array) -> Array:
     """R with R Rᵀ = `product`."""
     values, vectors = np.linalg.eigh(product)
-    return vectors * np.sqrt(np.maximum(values, 0))
+    root: Array = vectors * np.sqrt(np.maximum(values, 0))
+    return root
 
 
 def shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
