@@ -6,7 +6,8 @@ BIN := .venv/bin
 SETUP := .venv/.setup
 RUNTIME := .venv/.runtime
 DOCS := .venv/.docs
-HASHED := --require-hashes --no-deps --only-binary :all:
+# Python compiles a module to bytecode when it is first imported: faster than all of them here, one after the other.
+HASHED := --no-compile --require-hashes --no-deps --only-binary :all:
 ITSELF := --no-deps --no-build-isolation -e .
 CACHE := .cache/weights
 SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -36,7 +37,7 @@ $(BIN)/python:
 # Wheels by their hashes, then PyTorch, whose builds differ from index to index, by its version, then weft itself.
 $(SETUP): pyproject.toml constraints.txt requirements/test.txt | $(BIN)/python
 	$(BIN)/python -m pip install $(HASHED) -r requirements/test.txt
-	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install --no-compile -c constraints.txt torch
 	$(BIN)/python -m pip install $(ITSELF)
 	@touch $(RUNTIME) $@
 

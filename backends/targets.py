@@ -1,6 +1,6 @@
 """Targets: a `Backend` for each. It holds the facts of a target, and compiles for it and opens what it compiled.
 
-Model code never asks about targets; lowerings ask for facts. Nothing but `backends/catalogue` names one.
+Model code never asks about targets, and lowerings ask for facts, not for names. `backends/catalogue` has weft's own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .options import Option, Options
 class Built(Protocol):
     """A model for a target that is not written yet.
 
-    `trace` tells which ops were expanded and which lowerings refused and why, `facts` what its manifest says besides.
+    `trace` tells which ops were expanded and which lowerings refused and why, and may be empty. `facts` is what its
+    manifest says besides. `weight_bytes` are the bytes that `write` reports to `step`, for the progress bar.
     """
 
     trace: list[str]
@@ -52,9 +53,10 @@ class Backend(ABC):
     """A target, `name`: its `runtime` runs models on `device` (cpu, cuda or any) in the float `dtypes`, best first.
 
     Of ONNX models `opset` and `ir_version` are the version (0: it is none), and `contrib` tells whether ONNX Runtime's
-    own operators (com.microsoft) may be used beside it. `slower` names passes of the default pipeline that do not pay
-    here, `phases` its phases that apply, all where empty. `chosen_on` are the devices on which sources run by it where
-    nobody names a target; the targets registered first are preferred.
+    own operators (com.microsoft) may be used beside it. `slower` names passes of the default pipeline that make
+    this target slower and are left out. `phases` names the phases of that pipeline (simplify, fuse, cache) that apply;
+    if it is empty, all do. `chosen_on` lists the devices for which `weft run` compiles a
+    source for this target by default; the targets registered first are preferred.
     """
 
     name: str

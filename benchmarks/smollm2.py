@@ -23,8 +23,11 @@ NAMES = {
 }
 
 
-def hugging_face_folder(gguf_path: Path, out: Path) -> Path:
-    """Write the GGUF's weights, dequantized to float32, as a LlamaForCausalLM folder; independent of weft."""
+def hugging_face_folder(gguf_path: Path, out: Path, tokenizer: bool = True) -> Path:
+    """Write the GGUF's weights, dequantized to float32, as a LlamaForCausalLM folder; independent of weft.
+
+    Transformers parses the whole file once more for the tokenizer, which takes seconds.
+    """
     import gguf
     from gguf.quants import dequantize
     from safetensors.numpy import save_file
@@ -70,9 +73,10 @@ def hugging_face_folder(gguf_path: Path, out: Path) -> Path:
         "torch_dtype": "float32",
     }
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    from transformers import AutoTokenizer
+    if tokenizer:
+        from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name).save_pretrained(out)
+        AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name).save_pretrained(out)
     return out
 
 

@@ -238,6 +238,8 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, UnionType) or origin is Union:
         return any(fits(value, option) for option in arguments)
     if origin is list:
+        if isinstance(value, list) and set(map(type, value)) <= {arguments[0]}:  # vocabularies have 100,000 items
+            return True
         return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
     if origin is tuple:
         return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)

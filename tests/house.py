@@ -41,10 +41,14 @@ PLACES = (
     ("a pass", "1: the class", "test_a_pass_from_outside"),
     (
         "a block layout",
-        "1: its `BlockLayout`; kernels and lowerings take it by bits, group and offsets",
+        "1: its `BlockLayout`, where a reader returns such blocks; kernels and lowerings take it by bits and group",
         "test_a_block_layout_from_outside",
     ),
-    ("a target", "1: a folder, or a file if it differs from another by facts only", "test_targets_from_outside"),
+    (
+        "a target",
+        "1: a file in backends/catalogue; a folder more for machinery of its own",
+        "test_targets_from_outside",
+    ),
     (
         "a kind of state",
         "1: the `StateSpec` of its op, and a lowering for each backend that does not use the op's body",
@@ -165,7 +169,8 @@ def page(house: House) -> str:
     lines = [
         "# The house",
         "",
-        "Rooms of the code in the order of their imports: a room imports from rooms above it, never from rooms below.",
+        "The folders of the code, called rooms, in the order of their imports: a room imports from rooms above it, "
+        "never from rooms below. [CONTRIBUTING](../CONTRIBUTING.md#where-to-add-things) says where to add what.",
         "`python -m tests.house` writes this page; a test holds it against the code.",
         "",
         "| | lines of Python | files | rooms |",
@@ -179,8 +184,8 @@ def page(house: House) -> str:
     lines += [
         f"| all | {house.lines:,} | {len(house.paths)} | {len(house.rooms)} |",
         "",
-        f"Circles of imports: {len(house.circles())}. Lines in a file: at most {LONGEST}. Loose files in a room: at "
-        f"most {MACHINERY}, in a catalogue of things of one kind at most {CATALOGUE}.",
+        f"Circles of imports: {len(house.circles())}. Lines in a file: at most {LONGEST}. Files in a room itself, "
+        f"`__init__.py` not counted: at most {MACHINERY}, or {CATALOGUE} in a room of things of one kind, such as ops.",
     ]
     lines += [
         "",

@@ -7,6 +7,7 @@ readers of the page do not see it, may stand:
 
 - ``exit=2``: the status the shell block ends with; ``raises``: the python block ends with an exception, shown by its
   last line
+- ``cold``: the shell block runs the programs themselves, where others ask a process that has imported everything
 - ``from=path``: an excerpt of that file of the repository, not run
 - ``setup``: installing and making, not run; its make targets and files must exist
 """
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +67,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def warm(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The same, where `weft` need not import anything again."""
+    """The same, where `weft` and `python FILE` need not import anything again."""
     folder, process = command(tmp_path_factory.mktemp("warm"), environment)
     yield {**environment, "PATH": f"{folder}{os.pathsep}{environment['PATH']}"}
     process.communicate()
@@ -83,7 +85,6 @@ def tiny_llama(warm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
 def test_every_block_does_what_the_page_says(
     page: Path,
     tiny_llama: Path,
-    environment: dict[str, str],
     warm: dict[str, str],
     tmp_path: Path,
     smollm2_gguf: Path,
@@ -95,7 +96,7 @@ def test_every_block_does_what_the_page_says(
     (tmp_path / "minilm").symlink_to(minilm_folder)
     shutil.copytree(tiny_llama, tmp_path / "tiny-llama")
     shutil.copy(ROOT / "examples" / "local_global.py", tmp_path)
-    _run(page, tmp_path, environment if page == README else warm)  # the tour by the program itself
+    _run(page, tmp_path, warm)
     shutil.rmtree(tmp_path)  # hundreds of MB; where the page fails they stay
 
 
@@ -113,8 +114,8 @@ def test_the_index_names_every_page() -> None:
 
 def _run(page: Path, folder: Path, environment: dict[str, str]) -> None:
     """The page in a process of its own: what it registers stays there."""
-    page_run = [sys.executable, "-W", "error", __file__, str(page)]
-    done = subprocess.run(page_run, cwd=folder, env=environment, capture_output=True, text=True)
+    python = str(shutil.which("python", path=environment["PATH"]))
+    done = subprocess.run([python, __file__, str(page)], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
 
 
@@ -123,6 +124,7 @@ def _run(page: Path, folder: Path, environment: dict[str, str]) -> None:
 
 def main(page: Path) -> None:
     """Run the blocks of `page` in the current folder; exits with a report where one does something else."""
+    warnings.simplefilter("error")
     namespace = types.ModuleType("page")
     sys.modules["page"] = namespace
     sys.path.insert(0, "")
@@ -173,8 +175,10 @@ def _check_setup(at: str, text: str) -> None:
 
 
 def _shell(at: str, block: Block) -> str:
+    path = os.environ["PATH"]  # its first folder holds the programs that start at once
     done = subprocess.run(
         ["sh", "-e", "-c", block.text],
+        env={**os.environ, "PATH": path.partition(os.pathsep)[2] if "cold" in block.options else path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,23 +1,28 @@
-"""A `weft` command that starts at once: a process that has imported everything forks for each call.
+"""The commands `weft` and `python FILE` that start at once: a process that has imported everything forks for each call.
 
-`python warm.py SOCKET` is that process. `command` writes the program to put on the PATH, which hands over its
-arguments, folder and standard streams, and ends as the fork ends. Pages of the documentation run a hundred commands,
+`python warm.py SOCKET` is that process. `command` writes the programs to put on the PATH, which hand over their
+arguments, folder and standard streams, and end as the fork ends. Pages of the documentation run a hundred commands,
 each of which would import ONNX, PyTorch and the rest again.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
 import os
 import pkgutil
+import runpy
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 CLIENT = """\
 #!{python} -IS
@@ -25,11 +30,12 @@ import array, json, os, socket, sys
 OWN = {{"PWD", "OLDPWD", "SHLVL", "_"}}  # what a shell sets
 environment = dict(os.environ)
 differs = {{key for key in {{*environment, *{environment!r}}} if environment.get(key) != {environment!r}.get(key)}}
-if not os.path.exists({path!r}) or differs - OWN:  # settings are read where modules are imported
-    os.execv({weft!r}, [{weft!r}, *sys.argv[1:]])
+known = {name!r} == "weft" or sys.argv[1:] and sys.argv[1].endswith(".py")  # python -c and -m start by themselves
+if not known or not os.path.exists({path!r}) or differs - OWN:  # settings are read where modules are imported
+    os.execv({cold!r}, [{cold!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 server.connect({path!r})
-message = json.dumps([sys.argv[1:], os.getcwd(), environment]).encode()
+message = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), environment]).encode()
 streams = array.array("i", [0, 1, 2])
 server.sendmsg([len(message).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
 server.sendall(message)
@@ -42,23 +48,25 @@ HEAVY = ("torch", "transformers", "tokenizers", "onnx", "onnx_ir", "gguf", "jinj
 
 
 def command(folder: Path, environment: dict[str, str]) -> tuple[Path, subprocess.Popen[bytes]]:
-    """A folder that holds a program `weft` for processes of this `environment`, and the process that it asks."""
-    place, weft = folder / "socket", Path(sys.executable).with_name("weft")
-    program = folder / "bin" / "weft"
-    program.parent.mkdir()
-    environment = {**environment, "PATH": f"{program.parent}{os.pathsep}{environment['PATH']}"}
-    text = CLIENT.format(python=sys.executable, path=str(place), weft=str(weft), environment=environment)
-    program.write_text(text, encoding="utf-8")
-    program.chmod(0o755)
+    """A folder that holds programs `weft` and `python` for processes of this `environment`, and the process that they
+    ask."""
+    place, programs = folder / "socket", folder / "bin"
+    programs.mkdir()
+    environment = {**environment, "PATH": f"{programs}{os.pathsep}{environment['PATH']}"}
+    for name in ("weft", "python"):
+        cold = str(Path(sys.executable).with_name(name))
+        text = CLIENT.format(python=sys.executable, path=str(place), name=name, cold=cold, environment=environment)
+        (programs / name).write_text(text, encoding="utf-8")
+        (programs / name).chmod(0o755)
     process = subprocess.Popen(
         [sys.executable, __file__, str(place)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    return program.parent, process
+    return programs, process
 
 
-def serve(path: str) -> list[str]:
-    """Fork for each call; returns, in the fork, its arguments."""
+def serve(path: str) -> tuple[str, list[str]]:
+    """Fork for each call; returns, in the fork, the program and its arguments."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind(path)
     listening.listen()
@@ -75,7 +83,7 @@ def serve(path: str) -> list[str]:
                 continue
             call, _ = listening.accept()
             length, given, *_ = socket.recv_fds(call, 8, 3)
-            wanted, folder, environment = json.loads(_read(call, int.from_bytes(length, "little")))
+            name, arguments, folder, environment = json.loads(_read(call, int.from_bytes(length, "little")))
             child = os.fork()
             if child == 0:
                 waiting.close()
@@ -88,8 +96,7 @@ def serve(path: str) -> list[str]:
                 os.chdir(folder)
                 os.environ.clear()
                 os.environ.update(environment)
-                arguments: list[str] = wanted
-                return arguments
+                return name, arguments
             for descriptor in given:
                 os.close(descriptor)
             waiting.register(os.pidfd_open(child), selectors.EVENT_READ, (child, call))
@@ -123,7 +130,7 @@ def _read(call: socket.socket, length: int) -> bytes:
     return text
 
 
-def main(path: str) -> None:
+def main(path: str) -> NoReturn:
     sys.path[0] = str(Path(sys.executable).parent)  # as for the program
     for name in HEAVY:
         importlib.import_module(name)
@@ -135,9 +142,36 @@ def main(path: str) -> None:
 
     gc.collect()
     gc.freeze()
-    sys.argv = ["weft", *serve(path)]
+    name, arguments = serve(path)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    main()
+    if name == "weft":
+        sys.argv = ["weft", *arguments]
+        _leave(main)
+    sys.argv = arguments
+    sys.path[0] = str(Path(arguments[0]).resolve().parent)
+    _leave(lambda: runpy.run_path(arguments[0], run_name="__main__"))
+
+
+def _leave(run: Callable[[], object]) -> NoReturn:
+    """Run a program and end the process as Python would, but without taking every imported module apart again."""
+    status = 0
+    try:
+        run()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        status = 120
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":

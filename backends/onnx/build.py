@@ -69,12 +69,14 @@ def _suits_genai(graph: Graph, notes: list[str]) -> bool:
 
 def _lowered(graph: Graph, target: Backend, length: int, notes: list[str], trace: Trace) -> dict[str, export.Built]:
     """The ONNX models of `graph` by file name: one, or the halves of an encoder-decoder."""
+    # A clone: `legalize` rewrites in place, and genai_config.json is written from the graph before it.
     parts = {export.MODEL: graph.clone()}
     if graph.meta.get("kind") == "encoder-decoder":
         _leave_out_losses(graph, notes)
         parts[export.ENCODER], parts[export.MODEL] = split_encoder(graph)
     for part in parts.values():
         target.legalize(part, trace)
+    # Position tables of the encoder must cover the longest source, which may be longer than any answer.
     lengths = {export.ENCODER: max_source(graph, length)}
     return {name: export.build(part, target, lengths.get(name, length)) for name, part in parts.items()}
 

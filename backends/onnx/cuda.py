@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import onnx as onnx_proto
 
 _NAMES = {number: name for name, number in ONNX_DTYPES.items()}
+# GetCpuPreferredNodes leaves every node that reads one of these types on the GPU.
 _NEVER_ON_CPU = {"f16", "bf16", "f8e4m3", "f8e5m2"}
 _SUBGRAPHS = (onnx.AttributeType.GRAPH, onnx.AttributeType.GRAPHS)
 _SMALL = 100  # elements of an initializer that may follow a node to the CPU
@@ -49,12 +50,14 @@ def widen(model: onnx.Model) -> list[str]:
     """
     lines = []
     types = _Types(model.graph)
+    # A copy of the list: the loop inserts casts.
     for node in list(model.graph):
         kernel = _kernel(node)
         if kernel is None:
             continue
         bound = types.bind(node, kernel)
         narrow = {v: t for v, t in bound.items() if t in ("f16", "bf16") and not kernel.takes(v, t)}
+        # Where f32 has no kernel either a cast is no help: `cuda_problems` reports the node.
         narrow = {v: t for v, t in narrow.items() if kernel.takes(v, "f32")}
         if narrow:
             _compute_in_f32(model.graph, node, kernel, narrow)
@@ -76,7 +79,9 @@ def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, kernel: Kernel, narrow: 
             cast = _cast(f"{node.name}.out{i}", value, narrow[kernel.output(i)])
             result = cast.outputs[0]
             value.replace_all_uses_with(result, replace_graph_outputs=True)
+            # The call above made the cast read its own result, too.
             cast.replace_input_with(0, value)
+            # A graph output is known by its name, which therefore moves to the cast.
             result.name, value.name = value.name, result.name
             value.type = wide
             graph.insert_after(node, cast)
@@ -116,6 +121,7 @@ class _Types:
             bound["to"] = _NAMES[onnx.DataType(node.attributes["to"].as_int())]
         if node.op_type == "ConstantOfShape":
             value = node.attributes.get("value")
+            # Without a value the operator fills with f32 zeros (ONNX).
             bound["value"] = "f32" if value is None else _NAMES[value.as_tensor().dtype]
         for i, operand in enumerate(node.inputs):
             if operand is not None and (dtype := self[operand]) is not None:
@@ -146,6 +152,7 @@ class _Placement:
         lacking = sorted({t for v, t in bound.items() if not kernel.takes(v, t)})
         if lacking:
             self._problem(node, f"there is no CUDA kernel for {', '.join(lacking)}")
+        # Constants are folded before nodes get a device, so what disappears then needs none.
         elif self._folded(node):
             self.fixed.update(node.outputs)
         elif node.op_type in ("Shape", "Size"):

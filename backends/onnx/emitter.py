@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 import onnx_ir as onnx
+from onnx import defs
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
@@ -101,6 +102,7 @@ class Emitter:
 
     def weight(self, name: str, recipe: Recipe, dtype: DType) -> onnx.Value:
         """The initializer that holds `recipe` in `dtype`; made once however often it is asked for."""
+        # Tied weights have equal recipes: they become one initializer.
         key = (recipe, dtype)
         if key not in self.weights:
             shape = recipe.shape(self.graph.reader)
@@ -111,6 +113,7 @@ class Emitter:
     def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
         """A small constant, made once."""
         data = np.asarray(array, dtype)
+        # By bytes, because as numbers -0.0 equals 0.0 and NaN does not equal itself.
         key = (str(data.dtype), data.shape, data.tobytes())
         if key not in self.constants:
             name = self.fresh(hint)
@@ -161,6 +164,7 @@ class Emitter:
             onnx.Value(name=self.fresh(f"{name}.{i}" if i else name + ".out")) if w else None
             for i, w in enumerate(present)
         ]
+        # In ONNX an optional value that is left out has an empty name, and none at all at the end of the list.
         named = [onnx.Value(name="") if v is None else v for v in _trimmed(values)]
         kept = {k: v for k, v in attrs.items() if v is not None}
         attributes = {a.name: a for a in onnx.convenience.convert_attributes(kept)}
@@ -216,6 +220,7 @@ class Emitter:
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
 
     def _call_size(self, atom: sizes.Call) -> onnx.Value:
+        # Div of integers truncates, which is a floor here: sizes are not negative.
         op = {"min": "Min", "max": "Max", "floordiv": "Div"}[atom.fn]
         return self.op(op, *(self.size(a) for a in atom.args))
 
@@ -247,6 +252,7 @@ class Emitter:
             if result is None:
                 continue
             self.values[value] = result
+            # Only the value that this lowering made last is renamed: a shared one (`memo`) belongs to other nodes, too.
             if result.type is None and (producer := result.producer()) is not None and producer is self.nodes[-1]:
                 self._names.discard(str(result.name))
                 result.name = self.fresh(value.name)
@@ -259,14 +265,20 @@ class Emitter:
         outputs = []
         for name, value in self.graph.outputs.items():
             output = self[value]
+            # An input, an initializer or a value that is an output already cannot take another name.
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
             typed = self._typed(name, value.type)
             output.type, output.shape = typed.type, typed.shape
             outputs.append(output)
+        # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
-        imports = {"": self.target.opset}
+        opset = self.target.opset
+        for name in {n.op_type for n in self.nodes if n.domain == ""}:
+            if defs.has(name) and not defs.has(name, opset, ""):
+                raise WeftError(f"target {self.target.name} has opset {opset}, which has no operator {name}")
+        imports = {"": opset}
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1
         graph = onnx.Graph(

@@ -89,6 +89,7 @@ def write(models: Mapping[str, Built], folder: Path, progress: Progress = lambda
                 w.value.const_value = _tensor(w, array)
             progress(size)
             continue
+        # Padding to a page then costs at most a sixteenth of the weight; smaller weights begin on a cache line.
         align = PAGE if size >= 16 * PAGE else 64
         offset = -(-offset // align) * align
         external.append((same[0], offset))
@@ -119,6 +120,7 @@ def _distinct(models: Iterable[Built]) -> Iterable[list[Weight]]:
     groups: dict[tuple[Recipe, DType], list[Weight]] = {}
     for built in models:
         for w in built.weights:
+            # Equal recipes of one checkpoint give equal bytes, as those of an embedding that encoder and decoder share.
             groups.setdefault((w.recipe, w.dtype), []).append(w)
     return groups.values()
 
@@ -146,4 +148,5 @@ def _cast_blocks(w: Weight, reader: TensorReader) -> Any:
 
 
 def _as(block: Array, dtype: DType) -> Array:
+    # Contiguous, because `write` writes the memory of a block as it lies.
     return np.ascontiguousarray(block.astype(dtype.numpy, copy=False))

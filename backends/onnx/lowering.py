@@ -1,7 +1,7 @@
 """Lowering of ops to ONNX: a registry of lowerings and the selection among them.
 
-A lowering is a small function for one op on some targets. `when` says why it refuses a node (None: it accepts; an
-empty reason: it was not asked for, which is not worth a line); the first registered that accepts wins. A lowering may
+A lowering is a small function for one op on some targets. `when` says why it refuses a node: None accepts it, and an
+empty reason refuses without a line in the trace. The first registered that accepts wins. A lowering may
 absorb the nodes that make its operands: `reads` then names the values it really needs, and what nobody reads any more
 is never emitted. So a fused kernel is selected from facts in the graph, and support is computed, never declared twice.
 """
@@ -35,7 +35,7 @@ def _operands(node: Node, target: Backend) -> Iterable[Value]:
 
 @dataclass(frozen=True)
 class Lowering:
-    """One way to lower `op`: named `name` in traces, for `targets` of these facts."""
+    """One way to lower `op`: named `name` in traces, for `targets` of these facts, by operators since `opset`."""
 
     op: str
     name: str
@@ -43,6 +43,13 @@ class Lowering:
     when: When
     reads: Reads
     emit: Emit
+    opset: int = 0
+
+    def refusal(self, node: Node, target: Backend) -> str | None:
+        """Say why it refuses `node` on a `target` that it serves; None if it accepts."""
+        if target.opset < self.opset:
+            return f"it needs opset {self.opset}, and {target.name} has {target.opset}"
+        return self.when(node, target)
 
 
 LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.onnx.lowerings", "see `weft ops`")
@@ -74,15 +81,17 @@ def lowering(
     when: When = _accept,
     reads: Reads = _operands,
     first: bool = False,
+    opset: int = 0,
 ) -> Callable[[Emit], Emit]:
     """Register the decorated function as a lowering of `ops` on the `targets` that this function accepts.
 
-    It is tried after those registered before, or with `first` before them.
+    `opset` is the first version of ONNX that has its operators, if targets may be older. It is tried after those that
+    were registered before, or with `first` before them.
     """
 
     def register(emit: Emit) -> Emit:
         for op in ops:
-            new = Lowering(op.name, getattr(emit, "__name__", op.name), targets, when, reads, emit)
+            new = Lowering(op.name, getattr(emit, "__name__", op.name), targets, when, reads, emit, opset)
             LOWERINGS.put(op.name, new, first)
         return emit
 
@@ -95,7 +104,7 @@ def refusals(node: Node, target: Backend) -> list[str] | None:
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):
             reasons.append(f"{candidate.name}: not for {target.name}")
-        elif (reason := candidate.when(node, target)) is None:
+        elif (reason := candidate.refusal(node, target)) is None:
             return None
         elif reason:
             reasons.append(f"{candidate.name}: {reason}")
@@ -118,13 +127,14 @@ def select(graph: Graph, target: Backend) -> Selection:
     """
     needed: set[Value] = set(graph.outputs.values())
     selection = Selection({}, [])
+    # Nodes are in topological order: all readers of a node have told what they need before it is its turn.
     for node in reversed(graph.nodes):
         if not needed.intersection(node.outputs):
             continue
         for candidate in LOWERINGS.get(node.op.name, []):
             if not candidate.targets(target):
                 continue
-            if (reason := candidate.when(node, target)) is None:
+            if (reason := candidate.refusal(node, target)) is None:
                 selection.chosen[node] = candidate
                 needed.update(candidate.reads(node, target))
                 break

@@ -63,6 +63,7 @@ def _save_packed(model: Path, out: Path) -> Any:
 
     ort = onnxruntime()
     options = ort.SessionOptions()
+    # Unoptimized, so that the weights keep the names by which `prepack` finds them in the original.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.optimized_model_filepath = str(out / MODEL)
     options.log_severity_level = 3

@@ -14,6 +14,7 @@ Ints = NDArray[np.int64]
 def float32(values: NDArray[Any], out: Floats) -> Floats:
     """`values` as float32 in `out`; 16-bit words are bfloat16."""
     if values.dtype == np.uint16:
+        # A bfloat16 is the upper half of a float32.
         np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="same_kind")
     else:
         np.copyto(out, values)

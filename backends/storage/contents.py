@@ -85,6 +85,7 @@ def unlisted(folder: Path) -> list[str]:
                         visit(f"{name}/")
                     elif not (entry.name == "__pycache__" and _compiled_from(folder, prefix, listed)):
                         foreign.append(f"{name}/")
+                # weft writes no links, so a link by a listed name is somebody else's.
                 elif name not in listed or entry.is_symlink():
                     foreign.append(name)
 
@@ -118,6 +119,7 @@ def remove_listed(folder: Path) -> None:
         if prefix:
             with contextlib.suppress(OSError):  # not empty: something of somebody else
                 Path(at).rmdir()
+    # The manifest goes last: a removal that is interrupted can go on by it.
     if {entry.name for entry in folder.iterdir()} <= {path.name}:
         path.unlink(missing_ok=True)
         folder.rmdir()
@@ -175,6 +177,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 def _hashes(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
     """Hash files on several cores at once: SHA-256 takes about 0.6 s a GB on one."""
+    # Threads suffice: hashlib releases the GIL while it hashes.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         yield from zip(names, pool.map(sha256, (folder / name for name in names)), strict=True)
 

@@ -36,6 +36,7 @@ def exchange(a: Path, b: Path) -> bool:
 
 def flush(path: Path) -> None:
     """Force a file, or a folder's list of names, to the disk."""
+    # fsync takes a descriptor that only reads, and folders have no other kind.
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -56,6 +57,7 @@ def flush_tree(folder: Path) -> None:
 
 def umask() -> int:
     """Return the permission bits that new files of this process do not get."""
+    # Setting the mask is the only portable way to read it.
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -39,7 +39,9 @@ def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
         with partial_folder(out.parent) as partial:
             yield partial
             assert any((partial / name).is_file() for name in MANIFESTS), "a folder without a manifest is not ours"
+            # mkdtemp makes folders that only their owner can open.
             partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.is_dir() else 0o777 & ~umask())
+            # Before the names change: after a power failure the new name must not stand for files without their bytes.
             flush_tree(partial)
             _take_place(partial, out, sources)
     except OSError as e:
@@ -71,6 +73,7 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
                 with partial.open("rb") as source_file, out.open("wb") as device:
                     shutil.copyfileobj(source_file, device)
                 return
+            # mkstemp makes files that only their owner can read.
             partial.chmod(stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666 & ~umask())
             flush(partial)
             partial.replace(out)
@@ -155,6 +158,7 @@ def _take_place(new: Path, out: Path, sources: Iterable[Path]) -> None:
                 check_free(out, sources)
                 _replace(new, out)
                 return
+        # There is no folder to replace yet.
         except FileNotFoundError:
             pass
         try:

@@ -70,6 +70,7 @@ def _claimed(parent: Path, prefix: str, folder: bool) -> Iterator[Path]:
     try:
         yield path
     finally:
+        # Still locked, so that no other process sweeps it meanwhile.
         _remove(path)
         if lock is not None:
             os.close(lock)
@@ -100,6 +101,7 @@ def _lock(path: Path) -> int | None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe must not stop us
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between open and flock another process may have replaced the file: then this lock guards nothing.
         if os.fstat(fd).st_ino != os.lstat(path).st_ino:
             raise FileNotFoundError(errno.ENOENT, "replaced", str(path))
     except OSError as e:
@@ -143,6 +145,7 @@ def sweep(parent: Path, prefix: str = PARTIAL) -> None:
         lock = None
         try:
             status = path.lstat()
+            # The system's temporary folder is shared: others may leave links or files of such names there.
             if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
                 continue
             lock = _lock(path)

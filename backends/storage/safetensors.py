@@ -102,6 +102,7 @@ def write_shards(
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda done: None) -> None:
     """Write `tensors` as the one file `path`; errors as of `write_shards`."""
+    # Older versions of transformers refuse files that do not state a format.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for key, tensor in tensors.items():
@@ -126,6 +127,7 @@ def stored_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
     for values in tensor.blocks():
         with np.errstate(over="ignore"):
             stored = np.ascontiguousarray(values.astype(tensor.dtype.numpy, copy=False))
+        # Infinities and NaN of the checkpoint itself may stay; those that the narrower dtype makes may not.
         if stored.dtype != values.dtype and not np.array_equal(np.isfinite(stored), np.isfinite(values)):
             raise WeftError(f"tensor {key!r} holds numbers beyond the range of {tensor.dtype}; write it in f32")
         yield stored.reshape(-1).view(np.uint8)

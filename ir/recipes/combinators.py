@@ -122,8 +122,8 @@ def _drawn(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., 
     key = zlib.crc32(recipe.stream.encode())  # hash() differs from process to process
     out = np.empty((stop - start, width), np.float32)
     for c in range(start // chunk, -(-stop // chunk)):
-        drawn = draw(default_rng((recipe.seed, key, c)), (chunk, width), np.float32)  # whole, so that slices agree
         first, last = max(start, c * chunk), min(stop, (c + 1) * chunk)
+        drawn = draw(default_rng((recipe.seed, key, c)), (last - c * chunk, width), np.float32)  # slices agree
         out[first - start : last - start] = drawn[first - c * chunk : last - c * chunk]
     return out.reshape(stop - start, *recipe.dims[1:])
 

@@ -37,7 +37,9 @@ def stored_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     dtype, *others = {reader.dtype(key) for key in blocks}
     if others:
         return f"its rows are stored in different ways ({', '.join(sorted(map(str, (dtype, *others))))})"
-    if dtype.name not in LAYOUTS or not isinstance(reader, BlockTensorReader):
+    if dtype.name in LAYOUTS and not isinstance(reader, BlockTensorReader):
+        return "its reader returns no blocks"
+    if dtype.name not in LAYOUTS:
         return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)}"
     return LAYOUTS[dtype.name]
 

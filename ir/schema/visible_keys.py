@@ -1,7 +1,13 @@
 """Visible keys: which keys a query of softmax attention sees, by the positions of both.
 
-There is one description, `VisibleKeys`. Backends derive their forms from it: it computes with whatever has the
-operators of Python, be it arrays of numpy, values of a graph, values of an ONNX graph or the text of expressions.
+There is one description of masks by position, `VisibleKeys`; masks by data are the operands `key_mask` and `bias`. Its
+`conditions` are written once, with operators of Python, and run on numpy arrays (the reference), on values of a graph
+(the op's body), on tensors of an ONNX model and on the text of a PyTorch model. So they use only ``-``, ``%``, ``//``,
+``<``, ``>=``, ``|``, ``&``, `abs` and `equal`.
+
+A new pattern is a name in `Pattern` and a condition in `conditions`. Three things must hold of it, which tests check
+for every name: a condition depends on `query` and `key` both, so that it has a row for each query; a query sees its own
+position; and nothing changes when both positions move by `stride`. Kernels that skip keys name the patterns they take.
 """
 
 from __future__ import annotations
@@ -10,11 +16,12 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-PATTERNS = ("dense", "dilated", "strided", "fixed", "chunked")
+Pattern = Literal["dense", "dilated", "strided", "fixed", "chunked"]
+PATTERNS: tuple[str, ...] = get_args(Pattern)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class VisibleKeys:
     def conditions(self, query: Any, key: Any, equal: Callable[[Any, Any], Any] = operator.eq) -> list[Any]:
         """The conditions on the positions `query` and `key`, causality last. All must hold; none hides nothing.
 
-        `equal` compares where ``==`` means something else, as for values of a graph.
+        `equal` stands for ``==``, which means something else for values of a graph.
         """
         near: list[Any] = []
         distance = query - key
@@ -65,6 +72,8 @@ class VisibleKeys:
             block = equal(query // self.stride, key // self.stride)
             ending = key % self.stride >= self.stride - self.summary if self.pattern == "fixed" else None
             near.append(block if ending is None else block | ending)
+        else:
+            assert self.pattern == "dense", self.pattern
         # Before causality is added: it holds for the first keys too.
         if self.keep_first and near:
             near = [functools.reduce(operator.and_, near) | (key < self.keep_first)]

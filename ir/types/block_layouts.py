@@ -72,8 +72,8 @@ SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # two's comp
 class BlockLayout:
     """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes as `packing` says.
 
-    Scale and minimum m are stored as `scale`. With a minimum a weight is scale · code + m, so that the offset of the
-    module's formula is m + scale · 2^{bits−1}.
+    Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
+    of the module's formula is m + scale · 2^{bits−1}.
     """
 
     dtype: DType
@@ -128,7 +128,7 @@ def add_layout(layout: BlockLayout) -> None:
     LAYOUTS.add(layout.dtype.name, layout)
 
 
-# Those of the GGUF specification that multiply well as they are stored.
+# Layouts of the GGUF specification with codes of 4 or 8 bits and one scale for each group.
 add_layout(BlockLayout(dtypes.q4_0, HALVES))
 add_layout(BlockLayout(dtypes.q4_1, HALVES, has_minimum=True))
 add_layout(BlockLayout(dtypes.q8_0, SIGNED))

@@ -31,6 +31,13 @@ def whiten(moment: Array) -> tuple[Array, Array]:
     return vectors * root, (vectors / root).T
 
 
+def _root(product: Array) -> Array:
+    """R with R Rᵀ = `product`."""
+    values, vectors = np.linalg.eigh(product)
+    root: Array = vectors * np.sqrt(np.maximum(values, 0))
+    return root
+
+
 def shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
     """One map B [d, n] for several `members` W_m [d, n], and A_m [d, d] with A_m B ≈ W_m.
 
@@ -41,8 +48,8 @@ def shared_rows(products: list[Array], members: list[Array], moment: Array) -> t
     d = len(members[0])
     root, inverse = whiten(moment)
     white = [w @ root for w in members]
-    gram = sum(w.T @ p @ w for w, p in zip(white, products, strict=True))
-    top = np.linalg.eigh(gram)[1][:, : -d - 1 : -1].T  # [d, n], orthonormal, the largest first
+    weighed = np.concatenate([_root(p).T @ w for w, p in zip(white, products, strict=True)])  # far fewer rows than n
+    top = np.linalg.svd(weighed, full_matrices=False)[2][:d]  # [d, n], orthonormal, the largest first
     # QR moves the lengths of B's rows into the A_m, so that the rows of B are orthonormal.
     basis, mixed = np.linalg.qr((top @ inverse).T)
     return basis.T, [w @ top.T @ mixed.T for w in white]
@@ -60,10 +67,10 @@ def shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array,
     strong = np.moveaxis(white * np.sqrt(energies)[..., None], 1, 0)  # [pairs, m, n]
     # The Gram matrix over members is used because members are few and n is large: [m, m], not [n, n].
     left = np.linalg.eigh(strong @ strong.conj().swapaxes(1, 2))[1][..., -1]  # [pairs, m]
-    top = np.einsum("pm,pmn->pn", left.conj(), strong)
+    top = (left.conj()[:, None] @ strong)[:, 0]
     top /= np.maximum(np.linalg.norm(top, axis=1, keepdims=True), np.finfo(float).tiny)
     basis = top @ inverse
-    factors = np.einsum("mpn,pn->mp", white, top.conj())
+    factors = (white[..., None, :] @ top.conj()[..., None])[..., 0, 0]
     length = np.linalg.norm(basis, axis=1)
     length[length == 0] = 1
     return basis / length[:, None], factors * length

@@ -40,5 +40,5 @@ def hf_model(smollm2_gguf: Path, root: Path, tmp_path_factory: pytest.TempPathFa
     sys.path.insert(0, str(root / "benchmarks"))
     from smollm2 import hugging_face_folder
 
-    folder = hugging_face_folder(smollm2_gguf, tmp_path_factory.mktemp("hf"))
+    folder = hugging_face_folder(smollm2_gguf, tmp_path_factory.mktemp("hf"), tokenizer=False)
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

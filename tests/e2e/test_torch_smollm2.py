@@ -33,6 +33,14 @@ def model(folder: Path) -> Generator:
     return loaded
 
 
+@pytest.fixture(scope="module")
+def answer(model: Generator) -> list[int]:
+    """Its 64 greedy tokens after the prompt, whatever they are."""
+    unstopped = Generator(model.decoder, folder=model.folder)
+    tokens: list[int] = unstopped.generate(model.tokenizer.encode(PROMPT), max_tokens=64, chunk=7)[0].tokens
+    return tokens
+
+
 def test_its_model_is_short_and_imports_torch_alone(folder: Path) -> None:
     text = (folder / "model.py").read_text()
     assert len(text.splitlines()) <= 200
@@ -51,7 +59,6 @@ def test_the_script_continues_as_transformers_where_weft_cannot_be_imported(
     tmp_path: Path,
 ) -> None:
     ids = model.tokenizer.encode(PROMPT)
-    wanted = hf_greedy(hf_model, ids, 64)
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     for file in folder.iterdir():
@@ -71,28 +78,31 @@ def test_the_script_continues_as_transformers_where_weft_cannot_be_imported(
     )
     assert done.returncode == 0, done.stderr
     found = [int(part) for part in done.stdout.split(",")]
-    ends = model.stop_ids.intersection(wanted)
-    assert found == (wanted[: min(map(wanted.index, ends))] if ends else wanted)
-    assert len(found) == 64  # the text does not end before
+    assert found == hf_greedy(hf_model, ids, found)
+    assert len(found) == 64 and not model.stop_ids.intersection(found)  # the text does not end before
 
 
 def test_the_runtime_computes_and_continues_as_transformers(
     model: Generator,
+    answer: list[int],
     hf_model: torch.nn.Module,
 ) -> None:
     ids = model.tokenizer.encode(PROMPT)
     wanted = hf_logits(hf_model, ids)
     assert np.abs(model.logits(ids) - wanted).max() <= 1e-4 * np.abs(wanted).max()
-    unstopped = Generator(model.decoder, folder=model.folder)
-    assert unstopped.generate(ids, max_tokens=24, chunk=7)[0].tokens == hf_greedy(hf_model, ids, 24)
+    assert answer == hf_greedy(hf_model, ids, answer)
+    assert len(answer) == 64
 
 
-def test_blocks_give_the_same_tokens(smollm2_gguf: Path, hf_model: torch.nn.Module, model: Generator) -> None:
+def test_blocks_give_the_same_tokens(
+    smollm2_gguf: Path, hf_model: torch.nn.Module, model: Generator, answer: list[int]
+) -> None:
     """As they are stored, in a fifth of the bytes; one pass over the prompt and what transformers adds to it."""
     kept = weft.torch(smollm2_gguf, keep_blocks="all")
     assert 5 * sum(t.nbytes for t in kept.state_dict().values()) < 4 * sum(p.numel() for p in hf_model.parameters())
     prompt = model.tokenizer.encode(PROMPT)
-    ids = prompt + hf_greedy(hf_model, prompt, 64)
+    ids = prompt + answer
+    assert answer == hf_greedy(hf_model, prompt, answer)
     wanted = hf_logits(hf_model, ids)
     with torch.inference_mode():
         got = kept(torch.tensor([ids]))[0].numpy()

@@ -82,7 +82,7 @@ def _frames(error: BaseException) -> str:
 
 
 def _limit() -> None:
-    """OpCall the address space from now on."""
+    """Bound the address space from now on."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, resource.RLIM_INFINITY))
 

@@ -21,15 +21,29 @@ STAGES = ("kernels", "decode", "quality", "prefill", "ort")
 SMALL = ("--model", "tiny", "--prompts", "16", "--steps", "12", "--batches", "1", "--rounds", "1")  # for ort
 
 
+SCRIPT = """
+import os, runpy, sys
+from pathlib import Path
+from tests.interpreter import quicken
+os.environ["TRITON_INTERPRET"] = "1"  # as the script sets it
+quicken(load=True)
+sys.argv = sys.argv[1:]
+sys.path[0] = str(Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def run(*command: str | Path, root: Path) -> str:
-    """Return the output of a script.
+    """Return the output of a script, or of Python with other arguments.
 
     Raises:
         AssertionError: if it fails.
     """
-    env = {**os.environ, "WEFT_DEVICE": "cpu", "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(map(str, (root / "src", root)))
+    env = {**os.environ, "WEFT_DEVICE": "cpu", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     env.pop("TRITON_INTERPRET", None)  # which the scripts set themselves
-    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
+    prefix = ["-c", SCRIPT] if isinstance(command[0], Path) and find_spec("triton") else []
+    done = subprocess.run([sys.executable, *prefix, *command], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -68,6 +68,19 @@ def test_all_forms_agree(rule: VisibleKeys) -> None:
         np.testing.assert_array_equal(weights > 0, want)
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_holds_of_every_pattern(pattern: str, window: int | None, causal: bool) -> None:
+    """Passes and pictures rely on it."""
+    rule = VisibleKeys(causal, window, 0, pattern, 5, 2)
+    query, key = np.arange(TOKENS)[:, None], np.arange(TOKENS)[None]
+    assert all(np.shape(condition) == (TOKENS, TOKENS) for condition in rule.conditions(query, key))
+    seen = rule.mask(query, key)
+    assert seen.diagonal().all(), "a query does not see its own position"
+    np.testing.assert_array_equal(rule.mask(query + 5, key + 5), seen, "a pattern does not repeat by its stride")
+
+
 def _expanded(graph: Graph) -> Graph:
     copy = graph.clone()
     (node,) = copy.nodes

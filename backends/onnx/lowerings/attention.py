@@ -31,14 +31,17 @@ def _refusal(node: Node, target: Backend) -> str | None:
     return None
 
 
-@lowering(ops.attention, when=_refusal)
+@lowering(ops.attention, when=_refusal, opset=24)
 def Attention(e: Emitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, v, past_k, past_v, positions = (node.operand(n) for n in ("q", "k", "v", "past_k", "past_v", "positions"))
     sinks = node.operand("sinks")
     mask = _mask(e, node)
+    # is_causal lets query i see keys up to i: wrong where the keys begin with a cache. There the mask says it all.
     is_causal = int(is_plain(node) and a["causal"])
     common: dict[str, Any] = {"is_causal": is_causal, "scale": a["scale"], "softcap": a["softcap"]}
+    # [batch, seq, heads·d] needs no transposes. Caches and the extra key of sinks need an axis of keys alone, and ONNX
+    # Runtime refuses queries and keys of different ranks: all are 4-D below.
     if past_k is None and v is not None and sinks is None:
         heads = {"q_num_heads": a["heads"], "kv_num_heads": a["kv_heads"]}
         return [e.op("Attention", e[q], e[k], e[v], mask, **common, **heads)]
@@ -86,6 +89,7 @@ def _mask(e: Emitter, node: Node) -> Out | None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
     column = e.op("Pad", column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), None, e.constant([3]))
+    # A sink is the score of one more key. That key is zeros, hence its own score 0, also behind a soft cap.
     return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
 
 
@@ -142,7 +146,9 @@ def _turn(e: Emitter, positions: Value, mask: Value | None, capacity: int) -> tu
         last = e.op("Sub", e.op("ReduceSum", e[mask], e.constant([1]), keepdims=1), e.constant(1))
         over = e.op("Sub", e.op("Gather", every, e.constant([-1]), axis=1), last)
         at = e.op("Sub", at, over)
+    # Mod takes the sign of the divisor (ONNX, fmod=0): a position below 0 has a slot, too, and rewrites it unchanged.
     slot = e.op("Mod", at, e.constant(capacity))
     new = e.op("Add", e.op("Sub", at, first), e.constant(capacity))
+    # In `joined` slots come first: a position before the call is read from its slot, others behind them.
     source = e.op("Where", e.op("Less", at, first), slot, new)
     return source, _flat(e, e.op("Gather", slot, e.constant([0]), axis=1))

@@ -43,6 +43,7 @@ def TopKRouter(e: Emitter, node: Node) -> Out:
     if a["groups"] > 1:
         ranked = _of_best_groups(e, node, ranked)
     weights, experts = e.many("TopK", ranked, e.constant([a["k"]]), axis=-1, outputs=2)
+    # The bias decides which experts are chosen, not how much they count (DeepSeek-V3).
     if bias is not None:
         weights = e.op("GatherElements", scores, experts, axis=-1)
     if a["renormalize"]:
@@ -181,11 +182,13 @@ def MoE(e: Emitter, node: Node) -> Out:
     if isinstance(gate, Param):
         first = _interleaved(e, gate, up, gate, "interleaved")
         first_bias = _interleaved(e, gate_bias, up_bias, gate, "interleaved.bias")
+        # Rows of gate and up interleaved: the CPU kernel takes neither another layout nor a third weight (fc3).
         unit = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": a["limit"]}
         unit |= {"activation_alpha": slope(a["activation"]), "activation_beta": a["shift"]}
     else:
         first, first_bias, unit = e[up], e[up_bias], {"activation_type": _KERNEL[a["activation"]]}
     logits, k, factor = _routing(e, node)
+    # The operator takes [tokens, width] and [batch, seq, width] only.
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
     operands = (rows, logits, first, first_bias, e[down], e[down_bias])
@@ -278,7 +281,10 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     made = e.op("Reshape", each.project(hidden, down, down_bias), e.constant([-1, x.width]))
 
     # Back to tokens: where in `made` the results of a token's k experts stand, [tokens, k].
+    # TopK puts the lower index first among equal values (ONNX), so each expert's tokens above are in text order, and
+    # this count is a token's row with the expert.
     before = e.op("CumSum", used, e.constant(1), exclusive=1)
+    # Cut for experts that a token does not use: any row will do, its weight is zero.
     place = e.op("Transpose", e.op("Min", before, e.op("Sub", n, one)), perm=[1, 0])
     k = _most(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
     weight, which = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)

@@ -36,6 +36,8 @@ def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
     if isinstance(ropes, str):
         return None
     q, frequencies = ropes[0], ropes[0].operand("frequencies")
+    # The kernel takes tables of a multiple of 8 columns. With partial rotation and a head size that is no multiple of
+    # 16 it fails at run time only.
     fits = (
         isinstance(frequencies, Param) and frequencies.width % 8 == 0 and q.output.width // q.attrs["heads"] % 16 == 0
     )
@@ -64,6 +66,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
     past, mask, bias = (node.operand(n) for n in ("past_k", "key_mask", "bias"))
     if not a["causal"] or past is None:
         return "only causal attention with a cache"
+    # The kernel is given the length of each row, so it can hide nothing but padding on the right.
     if mask is None or not is_length(mask):
         return "no mask tells the total length"
     if a["pattern"] != "dense":
@@ -72,6 +75,7 @@ def _refusal(node: Node, target: Backend) -> str | None:
         return f"the first {a['keep_first']} keys stay visible"
     if v.width != k.width or head % 8:
         return f"head sizes {head} and {v.width // a['kv_heads']}: must be equal and a multiple of 8"
+    # ONNX Runtime would run an f32 node on the CPU without a message, with copies of the caches around it.
     if target.device == "cuda" and q.type.dtype.name not in ("f16", "bf16"):
         return f"the CUDA kernel computes in f16 and bf16, not {q.type.dtype}"
     return None if bias is None else _bias_refusal(node, bias, mask, target)
@@ -100,6 +104,7 @@ def _lengths(e: Emitter, mask: Value) -> tuple[Out, Out]:
     def make() -> tuple[Out, Out]:
         valid = e.op("ReduceSum", e[mask], e.constant([1]), keepdims=0, hint="valid")
         last = e.op("Cast", e.op("Sub", valid, e.constant([1])), to=int32, hint="seqlens_k")
+        # From the shape, not from the values: the kernel reads it on the host, and that must not wait for the GPU.
         size = e.op("Squeeze", e.op("Shape", e[mask], start=1, end=2), e.constant([0]))
         return last, e.op("Cast", size, to=int32, hint="total_length")
 

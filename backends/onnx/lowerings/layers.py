@@ -30,6 +30,7 @@ def product(e: Emitter, x: Out | None, weight: Value) -> Out:
     if isinstance(weight, Param) and len(weight.uses) == 1:
         turned = e.weight(weight.name + ".T", Permute(weight.recipe, (1, 0)), weight.type.dtype)
     else:
+        # A second, transposed copy of a shared weight (a tied embedding) would double it on disk.
         turned = e.memo(("transposed", weight), lambda: e.op("Transpose", e[weight], perm=[1, 0]))
     return e.op("MatMul", x, turned)
 
@@ -48,6 +49,7 @@ def _vector(e: Emitter, node: Node, index: int, fill: float) -> Any:
     assert x is not None
     if index < len(node.inputs) and node.inputs[index] is not None:
         return e[node.inputs[index]]
+    # The operators require their scale.
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy)
 
 
@@ -56,7 +58,7 @@ def _rms(e: Emitter) -> str:
     return "SimplifiedLayerNormalization" if e.target.contrib else "RMSNormalization"
 
 
-@lowering(ops.rms_norm)
+@lowering(ops.rms_norm, opset=23)
 def RMSNorm(e: Emitter, node: Node) -> Out:
     return e.op(_rms(e), e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
 
@@ -75,23 +77,26 @@ def _uncentred(node: Node, target: Backend) -> str | None:
     return None if node.attrs["kind"] == "rms" or centred else "nothing tells that the rows of its weight sum to zero"
 
 
-@lowering(ops.norm_linear, when=_uncentred)
+@lowering(ops.norm_linear, when=_uncentred, opset=23)
 def NormMatMul(e: Emitter, node: Node) -> Out:
     x, weight, *bias = node.inputs
     assert x is not None and weight is not None
     kind, eps = node.attrs["kind"], node.attrs["eps"]
     name = "LayerNormalization" if kind == "layer" else _rms(e)
     ones = e.constant(np.ones(x.width), x.type.dtype.numpy)
+    # The gain of the norm is in the weight of the product, so all products of x share one norm.
     normed = e.memo(("normed", x, kind, eps), lambda: e.op(name, e[x], ones, axis=-1, epsilon=eps))
     y = product(e, normed, weight)
     return e.op("Add", y, e[bias[0]]) if bias else y
 
 
+# ONNX Runtime fuses an addition with a LayerNorm by itself, but never with an RMS norm.
 @lowering(ops.add_norm, targets=contrib)
 def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
     scale, total = _vector(e, node, 2, 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
+    # Always given: the default of these operators is 1e-12.
     eps = node.attrs["eps"]
     shape = [True, False, False, wants_sum]
     if node.attrs["kind"] == "rms":
@@ -171,7 +176,7 @@ def _rope_refusal(node: Node, target: Backend) -> str | None:
     return None if isinstance(frequencies, Param) else "the frequencies are computed at run time"
 
 
-@lowering(ops.rope, when=_rope_refusal)
+@lowering(ops.rope, when=_rope_refusal, opset=23)
 def RotaryEmbedding(e: Emitter, node: Node) -> Out:
     x, positions, frequencies = node.inputs
     assert x is not None and frequencies is not None
@@ -185,5 +190,6 @@ def RotaryEmbedding(e: Emitter, node: Node) -> Out:
         e[positions],
         num_heads=heads,
         interleaved=int(node.attrs["interleaved"]),
+        # 0 means the whole head.
         rotary_embedding_dim=rotated if rotated < x.width // heads else 0,
     )

@@ -137,6 +137,7 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
 
     def make() -> Out:
         newest = e.op("Sub", first_position(e, positions), e.constant(1))
+        # Mod is never negative here (ONNX, fmod=0), so a slot that was not written yet gets a position below 0.
         age = e.op("Mod", e.op("Sub", newest, count(e, capacity)), e.size(capacity))
         return e.op("Sub", newest, age)
 
@@ -161,7 +162,7 @@ class _Position:
         return self._op("Mod", other)
 
     def __floordiv__(self, other: int) -> _Position:
-        return self - self % other  # times `other`: Div of integers cuts towards 0, and blocks are only compared
+        return (self - self % other)._op("Div", other)  # Div of integers cuts towards 0, so only multiples are divided
 
     def __abs__(self) -> _Position:
         return self._op("Abs")

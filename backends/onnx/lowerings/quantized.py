@@ -23,6 +23,8 @@ from ..emitter import Emitter
 from ..lowering import contrib_on, lowering
 from .layers import MS
 
+GROUPS = (16, 32, 64, 128, 256)  # that MatMulNBits takes
+
 
 def _layout(weight: Value | None) -> BlockLayout | str:
     if not isinstance(weight, Param):
@@ -40,7 +42,11 @@ def _refusal(node: Node, target: Backend) -> str | None:
     if weight.type.dtype != dtypes.f32:
         return f"{weight.type.dtype} weights are converted"
     layout = _layout(weight)
-    return layout if isinstance(layout, str) else None
+    if isinstance(layout, str):
+        return layout
+    if layout.bits not in (4, 8) or layout.group not in GROUPS:
+        return f"MatMulNBits does not take {layout.bits}-bit codes in groups of {layout.group}"
+    return None
 
 
 @lowering(ops.linear, targets=contrib_on("cpu"), when=_refusal, first=True)
@@ -50,6 +56,7 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     layout, (rows, width) = _layout(weight), weight.shape
     assert isinstance(layout, BlockLayout) and isinstance(rows, int) and isinstance(width, int)
     data, planes = e[x], 1
+    # 8-bit codes as two planes of 4 bits, high half first: the kernel for 8 bits is about 50 times slower in f32.
     if layout.bits == 8:
         data, planes = e.memo(("twice", x), lambda: e.op("Concat", e[x], e[x], axis=-1)), 2
 
@@ -57,6 +64,7 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
         recipe = Stored(weight.recipe, name)
         return e.weight(f"{weight.name}.{name}", Reshape(recipe, (rows, *shape)) if shape else recipe, dtype)
 
+    # accuracy_level stays 0 (sums in f32): faster levels round the activations. Without zeros the kernel subtracts 8.
     y: onnx.Value = e.op(
         "MatMulNBits",
         data,

@@ -181,6 +181,7 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
     channels, states = a.shape
     assert isinstance(channels, int) and isinstance(states, int)
     if isinstance(a, Param):
+        # [states, channels] as the state has it, so that c · state is one MatMul.
         rates: Any = e.weight(f"{a.name}.T", Permute(a.recipe, (1, 0)), dtypes.f32)
     else:
         rates = e.op("Transpose", _wide(e, a), perm=[1, 0])
@@ -190,6 +191,7 @@ def TokenScan(e: Emitter, node: Node) -> list[Out]:
         state = e.op("Add", decayed, e.op("Mul", b, driven))
         return state, e.op("MatMul", c, state)
 
+    # Whatever does not depend on the state is computed for all tokens at once, outside of the Scan.
     parts = [e.op("Unsqueeze", v, e.constant([2])) for v in (delta, e.op("Mul", delta, x))]
     parts += [e.op("Unsqueeze", b, e.constant([3])), e.op("Unsqueeze", c, e.constant([2]))]
     state, y = e.scan(step, [_start(e, node, past, states, channels)], parts)
@@ -256,4 +258,5 @@ def Taps(e: Emitter, node: Node) -> list[Out]:
         term = e.op("Mul", rows(j), tap)
         y = term if y is None else e.op("Add", y, term)
     y = activation(e, y if bias is None else e.op("Add", y, e[bias]), node.attrs["activation"], dtype)
+    # The next call begins with the last width − 1 inputs, which are the rows from `length` on.
     return [y] if past is None else [y, e.op("Slice", padded, length, e.constant([2**62]), e.constant([1]))]

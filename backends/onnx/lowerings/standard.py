@@ -52,6 +52,7 @@ def _direct(op: Op, onnx_name: str) -> None:
     def same_name(e: Emitter, node: Node) -> Out:
         return e.op(onnx_name, *(e[v] for v in node.inputs))
 
+    # Traces and refusals call a lowering by the name of its function.
     same_name.__name__ = onnx_name
     lowering(op)(same_name)
 
@@ -213,6 +214,7 @@ for _name, _onnx in {"sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min", "
 def Softmax(e: Emitter, node: Node) -> Out:
     x, axis = e[node.inputs[0]], node.attrs["axis"]
     dtype = node.output.type.dtype
+    # ONNX gives NaN for a row that is −∞ throughout, weft zeros.
     dead = e.op("IsInf", e.op("ReduceMax", x, e.constant([axis]), keepdims=1), detect_positive=0)
     return e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis))
 

@@ -62,6 +62,7 @@ class BeamSearch:
     def __init__(self, how: Beams, limit: int, stop_ids: frozenset[int], forced: Forced) -> None:
         self.open, self.best = True, list[Hypothesis]()
         self.width, self._how, self._limit, self._stop_ids, self._forced = how.beams, how, limit, stop_ids, forced
+        # One text at first, because equal ones would all continue with the same tokens.
         self._running = [Hypothesis((), 0.0)]
         self._count = 0
 
@@ -71,6 +72,7 @@ class BeamSearch:
         Raises WeftError when the logits are not numbers.
         """
         scores = _log_softmax(logits[: len(self._running)])
+        # Forced behind the softmax, so that a forced token is certain and leaves the score as it is.
         scores = self._forced(scores, self._count, self._limit)
         scores += np.array([[text.score] for text in self._running], np.float32)
         self._count += 1
@@ -81,6 +83,7 @@ class BeamSearch:
             parent, token = divmod(at, scores.shape[1])
             text = (*self._running[parent].tokens, token)
             if token in self._stop_ids or self._count == self._limit:
+                # As in Hugging Face, an ended text counts only where it is among the `width` best candidates.
                 if rank < self.width and not (full and self._how.early_stopping is True):
                     self.best.append(Hypothesis(text, score / self._count**self._how.length_penalty))
             elif len(going) < self.width:
@@ -98,6 +101,7 @@ class BeamSearch:
             return True
         if self._how.early_stopping is True:
             return False
+        # Scores are negative, so with a positive penalty the longest text divides them most: a bound for every length.
         far = self._how.early_stopping == "never" and self._how.length_penalty > 0
         length = self._limit if far else self._count
         likeliest = max(text.score for text in self._running)
@@ -163,6 +167,7 @@ def _log_softmax(logits: Floats) -> Floats:
 
 def _largest(scores: Floats, count: int) -> Iterator[tuple[int, float]]:
     """The places and values of the `count` largest finite scores, largest first."""
+    # Partition first: linear in the vocabulary, and only a few candidates are left to sort.
     places = np.arange(scores.size) if count >= scores.size else np.argpartition(-scores, count - 1)[:count]
     places = places[np.argsort(-scores[places], kind="stable")]
     return ((int(at), float(scores[at])) for at in places if np.isfinite(scores[at]))

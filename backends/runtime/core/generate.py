@@ -230,6 +230,7 @@ class Generator:
             _push(rows, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
             yield
+            # Forced tokens replace logits on the host, so the host must draw, too.
             draw = None if self.forced != Forced() else context.drawing([row.sampler for row in rows])
             while active.any():
                 start = perf_counter()
@@ -283,6 +284,7 @@ class Conversation(Generator):
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         stream = self.stream(self.chat_prompt(messages, **self._variables), **options)
+        # After `stream`, which refuses wrong arguments: then nothing was said.
         if self._answer is not None:
             self._answer.close()
         self._messages, self._answer = messages, stream
@@ -290,6 +292,7 @@ class Conversation(Generator):
 
     @contextmanager
     def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[Context, int]]:
+        # `generate` takes batches; the conversation's own caches have one row.
         if len(prompts) > 1:
             with super()._opened(prompts, most) as opened:
                 yield opened
@@ -298,9 +301,11 @@ class Conversation(Generator):
             lease = ExitStack()
             context = lease.enter_context(self.decoder.context(1, most))
             if self._context is None:
+                # The decoder lends contexts that were used before.
                 context.reset()
             else:
                 context.take(self._context)
+            # Released only now: `take` reads the old caches.
             self._lease.close()
             self._lease, self._context = lease, context
         yield self._context, self._context.held(prompts[0])
@@ -344,6 +349,7 @@ class _Row:
                 result.finish = "length"
         if self._growing and result.finish in ("stop", "length"):
             result.text += self._stops.push(self._growing.flush()) + self._stops.flush()
+            # The text that was held back may complete a stop string.
             if self._stops.found:
                 result.finish = "stop_string"
         return token

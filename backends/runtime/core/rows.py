@@ -75,6 +75,7 @@ class BatchContext(ABC):
         for first, end in _groups([len(prompt) for prompt in prompts], chunk, padded=self._padded):
             group = prompts[first:end]
             runs = [group] if len(group) > 1 else [[part] for part in parts(group[0][keep:], chunk)]
+            # Kept states are in use; they stay on their side of the memory.
             if not keep:
                 self._ready(len(runs))
             for run in runs:
@@ -103,6 +104,7 @@ class BatchContext(ABC):
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
         row_tokens = np.asarray(tokens, np.int64)[rows]
         self._check_room(rows)
+        # An interrupt between here and the end leaves caches half written: `held` then keeps nothing of them.
         self._whole = False
         self._step(rows, row_tokens)
         self._append(rows, row_tokens)

@@ -91,7 +91,7 @@ class Forced:
 
 
 class Sampler:
-    """Draws the tokens of one row; has_cache which tokens it has seen where the repetition penalty asks."""
+    """Draws the tokens of one row; keeps which tokens it has seen where the repetition penalty asks."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], row: int = 0) -> None:
         self.sampling = sampling
@@ -123,6 +123,7 @@ class Sampler:
             seen = np.fromiter((i for i in self._seen if i < logits.size), np.int64)
             old = logits[seen]
             penalty = _float32(s.repetition_penalty)
+            # A tiny penalty makes ∞, and ∞ − ∞ in the softmax is NaN: hence the clip.
             with np.errstate(over="ignore"):
                 logits[seen] = np.clip(np.where(old < 0, old * penalty, old / penalty), None, _HUGE)
         if s.temperature == 0:
@@ -131,6 +132,7 @@ class Sampler:
         scores = logits if s.temperature == 1 else _tempered(logits, s.temperature)
         ids: Ints = np.arange(scores.size)
         if 0 < s.top_k < scores.size:
+            # Ties with the k-th stay, as in Hugging Face.
             ids = np.flatnonzero(scores >= np.partition(scores, -s.top_k)[-s.top_k])
             scores = scores[ids]
         if s.top_p < 1:
@@ -146,8 +148,10 @@ class Sampler:
         p = _softmax(scores)
         if np.count_nonzero(p) == 1:  # no number is spent where only one token can follow
             return int(ids[p.argmax()])
+        # f64: in a vocabulary of 100,000 an f32 sum would swallow small probabilities. Rounded, they do not sum to 1.
         total = np.cumsum(p, dtype=np.float64)
         at = np.searchsorted(total, self._rng.random() * total[-1], side="right")
+        # Rounding may make the product equal to the sum.
         return int(ids[min(at, ids.size - 1)])
 
 
@@ -197,6 +201,7 @@ def _nucleus(p: Floats, top_p: float) -> Ints:
     Only tokens of at least (1 - top_p) / size are sorted: the others together stay below 1 - top_p, so none is kept.
     """
     rest = 1 - top_p
+    # The likeliest token always stays, whatever rounding makes of the bound.
     few = np.flatnonzero(p >= min(rest / p.size, p.max()))
     rising = few[np.argsort(p[few])]
     below = p.sum(dtype=np.float64) - p[few].sum(dtype=np.float64)

@@ -75,5 +75,6 @@ class Buffer:
         binding.bind_output(name, self.device, 0, self.onnx_type, *self._part(first, rows))
 
     def _part(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:
+        # The batch is the first axis, so neighbouring rows are one block of memory.
         shape = (self.shape[0] - first if rows is None else rows, *self.shape[1:])
         return shape, self.address + first * (self.nbytes // self.shape[0])

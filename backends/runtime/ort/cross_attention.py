@@ -91,6 +91,7 @@ class SourceEncoder:
         ids, mask = padded(sources)
         batch, longest = ids.shape
         with failures(self.name):
+            # A binding holds addresses only: `fed` keeps the buffers alive until the run ends.
             binding, fed = self.session.ort.io_binding(), []
             for value in self.session.ort.get_inputs():
                 fed.append(_filled(self.session, ids if value.name == IDS else mask, kind_of(self.name, value)))

@@ -78,6 +78,7 @@ class OrtDecoder:
         if isinstance(width, int) and width != vocab:
             raise WeftError(f"{name}: its logits are {width} wide, but the vocabulary is said to hold {vocab} tokens")
         self.padded = self.rewinds and not compares  # rows of a call may differ in length
+        # Contexts share the session, whose captured graphs are told apart by number only.
         self.graph_ids = itertools.count(1)
         self._spare: OrtContext | None = None
 
@@ -104,12 +105,14 @@ class OrtDecoder:
         Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
         """
         capacity = self._capacity(tokens)
+        # Taken out while in use: a second context must not get the same caches.
         found, self._spare = self._spare, None
         if found is not None and found.lengths.size == batch and found.capacity == capacity:
             context = found
         else:
             if found is not None:
                 found.close()
+            # Its memory goes before that of the new one is asked for: both may not fit.
             del found
             context = OrtContext(self, batch, capacity)
         try:
@@ -157,6 +160,7 @@ class OrtContext(BatchContext):
                 batch, capacity, rewinds=model.rewinds, padded=model.padded, answers=model.sources is not None
             )
             self._memory = Memory(session, model.states, batch, capacity)
+            # A step is given a mask of the whole capacity: captured graphs need fixed shapes and addresses.
             widths = {"input_ids": 1, "attention_mask": capacity, "position_ids": 1}
             self._inputs = {name: Buffer(session, (batch, widths[name]), kind) for name, kind in model.kinds.items()}
             self._logits = Buffer(session, (batch, 1, model.vocab), model.logits_kind)
@@ -165,6 +169,7 @@ class OrtContext(BatchContext):
                 f"no memory for the caches of {batch} rows of {capacity} tokens ({one_line(error)}): "
                 "use a smaller batch or fewer tokens"
             ) from error
+        # f32 logits on the CPU are the scores themselves, without a copy for every token.
         shared = session.device == "cpu" and self._logits.host.dtype == np.float32
         self._scores = self._logits.host[:, 0] if shared else np.zeros((batch, model.vocab), np.float32)
         self._shared = shared
@@ -231,6 +236,7 @@ class OrtContext(BatchContext):
         shape = (rows, longest if model.every_position else 1, model.vocab)
         logits = self._room(shape)
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
+        # Never captured: prompts differ in shape.
         model.run(binding, self._plain)
         self._memory.turn()
         if "attention_mask" in self._inputs:

@@ -88,6 +88,7 @@ class Encoder(ABC):
             for row, states in zip(some, hidden, strict=True):
                 vectors[row] = _pool(states[: len(rows[row])], pooled)
         if (self.normalize and pooled != "none") if normalize is None else normalize:
+            # The bound is that of torch's F.normalize.
             vectors = [v / np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), np.float32(1e-12)) for v in vectors]
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 

@@ -44,5 +44,4 @@ def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:
 
 def _session(facts: Facts, file: int, device: str, threads: int | None, graphs: bool = False) -> Session:
     target = TARGETS[facts.target]
-    target = TARGETS[facts.target]
     return open_session(facts.files[file], device=device, threads=threads, target=target, graphs=graphs)

@@ -146,6 +146,7 @@ def missing_cuda(ort: Any) -> str | None:
     try:
         if os.name != "nt":
             libraries = Path(ort.__file__).parent / "capi"
+            # Loaded first and globally: the CUDA library takes symbols from it.
             ctypes.CDLL(str(libraries / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
             ctypes.CDLL(str(libraries / "libonnxruntime_providers_cuda.so"))
     except OSError as error:
@@ -178,10 +179,12 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool) -> Sess
     ONNX Runtime's own `session.disable_cpu_ep_fallback` refuses shape arithmetic on the host too, which is harmless and
     even wanted; so the nodes it put there are looked at afterwards.
     """
+    # TF32 would round the operands of f32 products to 10 bits of mantissa.
     options = {"device_id": "0", "use_tf32": "0"}
     try:
         session = _create(ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads)
     except WeftError as error:
+        # These are ONNX Runtime's words for a model that it will not capture: a node or a copy is off the GPU.
         if not graphs or "graph capture" not in str(error):
             raise
         _log.warning("%s: decoding without CUDA graphs: %s", model, error)
@@ -206,11 +209,13 @@ def host_ops(session: Any) -> list[str]:
 def _create(ort: Any, model: Path, providers: list[Any], threads: int | None) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # `host_ops` reads the assignment.
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     with failures(str(model), "ONNX Runtime cannot open it"):
         try:
+            # With the fallback an error on CUDA would open the model on the CPU instead.
             return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
         except UnicodeDecodeError as error:  # ONNX Runtime hands names on as they are
             raise WeftError(f"{model}: it holds a name that is not UTF-8 ({error.reason})") from error

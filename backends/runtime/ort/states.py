@@ -119,9 +119,11 @@ class Memory:
         if not moved.size:
             return
         for state, sides in zip(self._states, self._buffers, strict=True):
+            # The other side of a state is written before it is read again.
             buffer = sides[self.side]
             values = buffer.pull()
             held = values if state.recurrent else values[:, :, :used]
+            # Indexing by numbers copies the right side first, so rows may swap places.
             held[moved] = held[rows[moved]]
             buffer.write(values)
 

@@ -72,6 +72,7 @@ def _ask(request: bytes, name: str) -> dict[str, str]:
         done = subprocess.run(command, input=request, capture_output=True, timeout=STARTED, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise WeftError(f"{name}: the chat template cannot be rendered in a process of its own: {error}") from error
+    # The timer ends the worker by SIGALRM, the limit of CPU time by SIGXCPU or SIGKILL.
     if done.returncode in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
         raise WeftError(f"{name}: the chat template takes longer than {SECONDS} seconds")
     try:

@@ -75,11 +75,12 @@ def _brief(error: Exception) -> str:
 
 
 def limit(seconds: int, memory: int) -> None:
-    """OpCall this process: `seconds` by the clock and of a core, bytes of `memory`, and no files to write."""
+    """Bound this process: `seconds` by the clock and of a core, bytes of `memory`, and no files to write."""
     bounds = [(resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0)]
     for which, most in [*bounds, (resource.RLIMIT_CORE, 0)]:
         with contextlib.suppress(ValueError, OSError):  # macOS does not bound addresses
             resource.setrlimit(which, (most, most))
+    # A signal that the parent ignores stays ignored across exec.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 

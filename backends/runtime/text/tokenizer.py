@@ -139,6 +139,7 @@ class GrowingText:
         piece = text[len(self._text) :]
         if piece:
             del self._ids[: self._known]
+            # Decoded anew: text that begins with these tokens may lack the space that they have behind others.
             self._text = self._tokenizer.decode(self._ids)
         self._known = len(self._ids)
         return piece

@@ -93,6 +93,7 @@ def gather(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:
     for layer in layers(cache):
         for tensor in () if is_cross(layer) else tensors(layer):
             held = tensor[:, :, :used] if growth_of(layer) is Growth.TEXT else tensor
+            # Indexing by numbers copies the right side first, so rows may swap places.
             held[moved] = held[rows[moved]]
 
 

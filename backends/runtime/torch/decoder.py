@@ -58,10 +58,12 @@ class TorchDecoder:
         self.step: Step = step or self._plain_step
         self.draws = self.device.type == "cuda" if draws is None else draws
         self._start, self._max_source, self.every_position = start, max_source, True
+        # On meta tensors: only the kinds of caches matter here, not their memory.
         with torch.device("meta"):
             kinds = caches.new_cache(model, 1, 1)
         self.rewinds = caches.rewinds(kinds)
         stateful = any(map(caches.is_state, caches.layers(kinds)))
+        # A rolling cache must be told where rows end (`last`): padding would push keys out of it.
         self.padded = not stateful and not compares and (self.rewinds or "last" in self.inputs)
         self._spare: TorchContext | None = None
 
@@ -90,6 +92,7 @@ class TorchDecoder:
         capacity = min(self.max_length, -(-tokens // step) * step)
         context, self._spare = self._spare, None
         if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
+            # Its memory goes before that of the new one is asked for: both may not fit.
             del context
             context = TorchContext(self, batch, capacity)
         try:
@@ -138,8 +141,10 @@ class TorchContext(BatchContext):
         the host must."""
         if not self.model.draws or not can_draw(samplers):
             return None
+        # Rows differ in their seeds only, and each draws by the numbers of its own sampler.
         sampling = replace(samplers[0].sampling, seed=None)
         if self._draws is None or self._draws.sampling != sampling:
+            # Captured steps hold the addresses of the old draws.
             self._steps.forget()
             self._draws = Draws(sampling, self.lengths.size, self.capacity, self.model.device)
         self._draws.refill(samplers)

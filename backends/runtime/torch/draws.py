@@ -49,6 +49,7 @@ class Draws:
             p = filtered(logits, s.temperature, s.top_k, s.top_p, s.min_p).softmax(-1)
             total = p.cumsum(-1, dtype=torch.float64)
             u = self._uniforms.gather(1, self._spent)
+            # Sums in f64, as in the sampler on the host, so that both draw alike; rounded, they do not end at 1.
             at = torch.searchsorted(total, u * total[:, -1:], right=True)
             last = torch.searchsorted(total, total[:, -1:].contiguous())  # of those that can be drawn
             token = torch.minimum(at, last)[:, 0]

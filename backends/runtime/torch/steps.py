@@ -84,6 +84,7 @@ class Steps:
         if not self._cuda:
             self._cache.length = keys - 1
             return body()
+        # Powers of two: few captures, and above SMALLEST none reads more than twice the keys that there are.
         bound = min(max(SMALLEST, 1 << (keys - 1).bit_length()), self._cache.capacity)
         sources = [(t.data_ptr(), t.shape) for layer in self._crossing for t in tensors(layer)]
         if sources != self._sources:
@@ -129,6 +130,7 @@ def capture(body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
     try:
         with torch.cuda.stream(side):
             run()
+            # The first run compiles kernels, which may wait for the device; from now on nothing may.
             with _unwaiting():
                 run()
     finally:

@@ -44,6 +44,7 @@ class Writer:
         """The names of the parameters, and the lines, in which names that are `taken` stand for something else."""
         for item in self.method.items:
             for o in set(reads(item)):
+                # Twice for a loop: an expression with one use moves to its reader, and every round would compute it.
                 self.uses[o] = self.uses.get(o, 0) + (2 if isinstance(item, Loop) else list(reads(item)).count(o))
         for o in self.method.outputs:
             self.uses[o] = self.uses.get(o, 0) + 1
@@ -126,6 +127,7 @@ class Writer:
             places = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == token]
             if len(places) != 1:
                 continue
+            # Of a copy, parsed anew: if the line grows too long `tree` stays as it is.
             grown = _Put(token, line.tree).visit(ast.parse(ast.unparse(tree)))
             long = len(self._shown(grown)) + room
             if (long > WIDTH or (comment and long + len(comment) > COMMENTED)) and not isinstance(tree, ast.Name):

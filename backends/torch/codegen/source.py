@@ -44,6 +44,7 @@ def write_source(lowered: Lowered, package: str = "kernels") -> Source:
     writer = ModelWriter(program)
     writer.write(top)
     classes, own = list(writer.classes.values()), list(program.functions.values())
+    # Rendered once without imports and library parts, to learn which of them the classes use.
     used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=own, classes=classes)))
     parts = used_snippets(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
@@ -152,6 +153,7 @@ def _new_cache(method: Method) -> str:
 def _some_weight(method: Method) -> str:
     """A weight of the module, whose dtype and device the cache shares; one that it is given, if it has none itself."""
     for path, held in method.holds.items():
+        # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
         if isinstance(held, Submodule) and "codes" not in held.holds:
             return attribute("self", relative(path, method.path)) + ".weight"
         if isinstance(held, ParamRef) and not held.constant:

@@ -108,6 +108,7 @@ class _Builder:
         owners = {p for path in members for p in _ancestors(path)}
         scopes = {s.scope for s in program.statements}
         used = {p for s in scopes for p in (*_ancestors(s), s)}
+        # A ModuleList has no forward: its statements stay with the scope around it.
         self.modules = {p for p in used & owners if not p or not _is_list(p, used | owners)}
         self.uses: dict[Var, set[Statement | None]] = {}
         for s in program.statements:
@@ -129,6 +130,7 @@ class _Builder:
                 items.append(members[0])
                 continue
             call = self._call(child, members)
+            # Shared layers are several calls of one module, so they need one method.
             known = modules.setdefault(child, call.callee)
             call.callee = known
             items.append(call)
@@ -163,6 +165,7 @@ class _Builder:
             bad = _cyclic(groups)
             if not bad:
                 return groups
+            # Modules that read each other cannot each be one call: their statements go to this method instead.
             flat |= bad
 
 
@@ -191,6 +194,7 @@ def _runs(statements: list[Statement]) -> list[list[Statement]]:
     n = len(keys)
     for size in range(1, n // 2 + 1):
         if n % size == 0 and keys[size:] == keys[:-size]:
+            # Repeated statements without weights are no repeated module.
             if any(k[2] for k in keys[:size]):
                 return [statements[i : i + size] for i in range(0, n, size)]
             break
@@ -218,6 +222,7 @@ def _cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
 
 def _ordered(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple[str | None, list[Statement]]]:
     early = [name is None and members[0].early for name, members in groups]
+    # The order of the graph as far as dependencies allow, but what layers share before all of them.
     order = nx.lexicographical_topological_sort(_dependencies(groups), key=lambda i: (not early[i], i))
     return [groups[i] for i in order]
 
@@ -308,6 +313,7 @@ def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
         places = []
         for before, after in itertools.pairwise(calls):
             var = before.results[j]
+            # A loop keeps only its last result: a value that anything else reads must not disappear in it.
             if users.get(var) != 1 or after.inputs.count(var) != 1:
                 return None
             places.append(after.inputs.index(var))
@@ -325,6 +331,7 @@ def _key(method: Method) -> Hashable:
         if isinstance(o, Submodule):
             return relative(o.path, method.path), o.init
         if isinstance(o, ParamRef) and inside(o.path, method.path):
+            # Relative, so that layers that differ in their number only have one class.
             return replace(o, path=relative(o.path, method.path))
         return o if isinstance(o, CacheSlot) else number[o]
 

@@ -77,6 +77,7 @@ def _step(model: Lowered, moves: bool) -> Step:
     program.statements = emitter.ended(products.side_by_side(emitter, needed(program)))
     tables.made_once(program, emitter.most_tickets)
     made_by = {s.node for s in program.statements}
+    # Choices for statements that nothing needed in the end are dropped with them.
     choices = [choice for choice in emitter.choices if choice.node in made_by]
     return Step(program, structure(program, borrows=True), choices)
 
@@ -99,6 +100,7 @@ def _sum(e: StepEmitter, node: Node) -> Var | None:
     added = {v: a for v in values if (a := patterns.added(v)) is not None}
     mixed = {v: m for v in values if isinstance(m := patterns.mixture(v), patterns.Mixture) and single(v)}
     plain = [v for v in values if v not in added and v not in mixed]
+    # A value that is added twice would count once below, where values are keys.
     if len(plain) == len(values) or len({*values}) != len(values):
         return None
     if not plain and not mixed:  # one of the projections is the stream

@@ -35,11 +35,13 @@ def write_step(lowered: Lowered, model: str = "model", package: str = "kernels")
     step = lower_step(lowered)
     if isinstance(step, str):
         return "", []
+    # A variable with the name of a kernel would hide the kernel.
     for var in (v for s in step.program.statements for v in s.results if v.name in LAUNCHERS):
         var.name = "y"
     writer = _StepWriter(step.program)
     writer.write(step.method)
     given: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
+    # Rendered once without imports and parts, to learn which of them the classes use.
     used = names(ast.parse(template("decode.py.j2").render(**given, imports=[], kernels=[], shared=[], parts=[])))
     own = used_snippets(used & OWN)
     shared = sorted(n for n in used if (n in library() and n not in OWN) or n in step.program.functions)

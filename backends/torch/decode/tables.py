@@ -23,6 +23,7 @@ def made_once(program: Program, tickets: int) -> None:
     kept = []
     for s in program.statements:
         text = _text(s, tokens, found)
+        # What inner classes read is handed to them in the call, so it stays a value of the step.
         inside = len(s.results) == 1 and readers.get(s.results[0], {TOP}) == {TOP}
         if text is None or not inside or s.results[0] in program.outputs.values():
             kept.append(s)

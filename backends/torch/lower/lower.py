@@ -66,6 +66,7 @@ def lower(graph: Graph) -> Lowered:
     program.outputs = {name: emitter[value] for name, value in legal.outputs.items()}
     program.statements = within_encoder(program, end(emitter, needed(program)))
     read = read_weights(program)
+    # Some statements that took a weight turned out to be needed by nothing.
     program.weights = {key: p for key, p in program.weights.items() if key in read}
     return Lowered(graph, legal, program)
 
@@ -82,6 +83,7 @@ def emit(
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
         if emitted is None:
+            # Again: a pattern that declined in the end may have moved the scope.
             emitter.enter(node)
             chosen = next(c for c in LOWERINGS[node.op.name] if c.when(node) is None)
             emitted = chosen.emit(emitter, node)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
 from ..program.emitter import Emitter
 from ..program.quantized import block_params, dense, embeds, kept
 from ..program.registry import lowering
-from ..program.statements import ParamRef, Submodule, Var
+from ..program.statements import TORCH_NAMES, ParamRef, Submodule, Var
 
 
 def _widened(node: Node) -> str | None:
@@ -49,6 +50,8 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
     how = f"bits={layout.bits}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
+    if layout.scale != dtypes.f16:
+        how += f", scales=torch.{TORCH_NAMES[layout.scale.name]}"
     if embeds(weight):
         leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {how})", **parts)
         assert leaf is not None

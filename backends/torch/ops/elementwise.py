@@ -75,6 +75,7 @@ def _elementwise(e: Emitter, node: Node) -> Var:
 
 def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list[Value]]:
     """`text` with numbers in the place of operands that a single number fills, and the other operands."""
+    # torch.maximum and torch.minimum take no numbers, only tensors.
     if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
         return text, values
     numbers = {i: n for i, v in enumerate(values) if (n := _filling(v)) is not None}

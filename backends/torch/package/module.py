@@ -36,6 +36,7 @@ def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: to
     """
     place = checked_device(device)
     source = write_source(lower(graph), kernels.__name__)
+    # On meta tensors: no memory for weights that `load` replaces.
     with torch.device("meta"):
         module: nn.Module = run_source(source.text).Model()
     load(module, state_dict(source, graph.reader, dtype, place))
@@ -94,6 +95,7 @@ def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     for key, value in tensors.items():
         if value.shape != own[key].shape:
             raise WeftError(f"{key} is {list(value.shape)} in the state_dict, but {list(own[key].shape)} in the model")
+    # Assigned, because nothing can be copied into meta tensors.
     module.load_state_dict(tensors, assign=True)
 
 
@@ -105,6 +107,7 @@ def run_source(text: str) -> types.ModuleType:
     path = f"<{name}>"
     module = types.ModuleType(name)
     module.__file__ = path
+    # There is no file: inspect and tracebacks take the source from this cache.
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     sys.modules[name] = module
     try:

@@ -35,6 +35,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, torch.Tensor]) -> Graph:
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
         raise WeftError(f"the state_dict holds {name}, which graph {graph.name} has not ({len(unknown)} unknown)")
+    # Equal parameters are one in the module (pass cse), so of tied names the state_dict has one only.
     ties = {_tie(graph.params[name]): key for name, key in declared.items() if key in state_dict}
     arrays, graph = {key: _array(tensor) for key, tensor in state_dict.items()}, graph.clone()
     for name, own in declared.items():
@@ -68,5 +69,6 @@ def _tie(param: Param) -> Hashable:
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A copy of a tensor, on the CPU and whole."""
     whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    # numpy has no bf16; f32 holds every number of the 16-bit types.
     small = whole.is_floating_point() and whole.dtype != torch.float64
     return np.array(whole.detach().to("cpu", torch.float32 if small else None).numpy())

@@ -199,6 +199,7 @@ class Emitter:
             return None
         leaf = Submodule(path, init, tuple(given))
         if path not in self._leaves:
+            # An earlier statement reads the tensor without a module, so this one does, too: it must be held once.
             if any(p in self._made for p in params):
                 return None
             self._leaves[path] = leaf, params

@@ -19,6 +19,7 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...options import KEEP_BLOCKS
 
 NOT_ASKED = ""
+BITS = (4, 8)  # of codes that kernels take, in groups that fill words of 128 bits
 
 
 def kept(weight: Value | None) -> BlockLayout | str:
@@ -36,7 +37,11 @@ def kept(weight: Value | None) -> BlockLayout | str:
     if len({node.operand("bias") for node in linears}) > 1:
         return "linear maps with different biases share it"
     layout = stored_layout(weight.recipe, weight.graph.reader)
-    if isinstance(layout, BlockLayout) and embeds(weight) and dense(weight.graph) is None:
+    if isinstance(layout, str):
+        return layout
+    if layout.bits not in BITS or layout.group % (128 // layout.bits):
+        return f"{layout.bits}-bit codes in groups of {layout.group} are not what kernels take"
+    if embeds(weight) and dense(weight.graph) is None:
         return "no other weight tells the dtype of the model"
     return layout
 
@@ -59,7 +64,7 @@ def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
     parts = {
         "codes": (Stored(weight.recipe, "words"), dtypes.i32, (out, width * layout.bits // 32)),
-        "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), dtypes.f16, (groups, out)),
+        "scales": (Permute(Stored(weight.recipe, "steps"), (1, 0)), layout.scale, (groups, out)),
     }
     if layout.has_minimum:
         parts["offsets"] = (Permute(Stored(weight.recipe, "offsets"), (1, 0)), dtypes.f32, (groups, out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,7 @@ def block_linear(
 
 class Quantized(nn.Module):
     """W [out, in] = scale · (code − 2^{bits−1}) + offset, with a scale, and maybe an offset, for each `group` weights
-    of a row. Buffers: `codes` i32 [out, in·bits/32], `scales` f16 and `offsets` f32 [in/group, out].
+    of a row. Buffers: `codes` i32 [out, in·bits/32], `scales` and `offsets` (f32) [in/group, out].
 
     A group fills R words; code s of word i, its bits from s·bits on, is weight s·R + i. The buffers keep their dtype
     when the model is cast, and are not trained: gradients only pass through, to what is multiplied and to biases.
@@ -54,11 +54,13 @@ class Quantized(nn.Module):
     offsets: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, inputs: int, outputs: int, bits: int, group: int, offsets: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, bits: int, group: int, offsets: bool = False, scales: torch.dtype = torch.half
+    ) -> None:
         super().__init__()
         self.bits, groups = bits, inputs // group
         self.register_buffer("codes", torch.empty(outputs, inputs * bits // 32, dtype=torch.int32))
-        self.register_buffer("scales", torch.empty(groups, outputs, dtype=torch.float16))
+        self.register_buffer("scales", torch.empty(groups, outputs, dtype=scales))
         self.register_buffer("offsets", torch.empty(groups, outputs, dtype=torch.float32) if offsets else None)
         self.register_parameter("bias", None)
 
@@ -76,10 +78,8 @@ class Quantized(nn.Module):
 class QuantizedLinear(Quantized):
     """y = x Wᵀ + b."""
 
-    def __init__(
-        self, inputs: int, outputs: int, bits: int, group: int, offsets: bool = False, bias: bool = False
-    ) -> None:
-        super().__init__(inputs, outputs, bits, group, offsets)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False, **layout: Any) -> None:
+        super().__init__(inputs, outputs, **layout)
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ class QuantizedLinear(Quantized):
 class QuantizedEmbedding(Quantized):
     """Rows of W, in f32."""
 
-    def __init__(self, rows: int, width: int, bits: int, group: int, offsets: bool = False) -> None:
-        super().__init__(width, rows, bits, group, offsets)
+    def __init__(self, rows: int, width: int, **layout: Any) -> None:
+        super().__init__(width, rows, **layout)
 
     def forward(self, ids: Tensor) -> Tensor:
         n = ids.flatten()

@@ -114,6 +114,7 @@ class _Matcher:
     def pairs(self) -> dict[str, str]:
         """The names of operations of `before`, with those of `after` that they correspond to."""
         theirs = {v.name for v in self.after.vertices}
+        # Names as in the corresponding layer first: where layers were removed, a plain name is that of another one.
         for called in (self.called, lambda name, scope: name):
             for v in self.before.vertices:
                 self.take(v.name, called(v.name, v.scope), theirs)

@@ -33,6 +33,7 @@ def png(picture: str, scale: float = 2.0) -> bytes:
         raise WeftError(f"a picture of {wide:,} × {high:,} pixels cannot be drawn; try another scale than {scale:g}")
     with contextlib.ExitStack() as files:
         fonts = [str(files.enter_context(as_file(FONT / f"inter-{weight}.ttf"))) for weight in ("400", "600")]
+        # resvg does not read the fonts in the SVG's own style sheet.
         png = svg_to_bytes(
             svg_string=picture,
             zoom=scale,

@@ -75,6 +75,7 @@ def picture(placed: Placed) -> Iterator[str]:
 def rules(colour: Callable[[str], str]) -> str:
     """The style sheet of pictures, whose colours are what `colour` says of their names."""
     rules = [
+        # No kerning: widths are measured as sums of advances.
         f"text{{font-family:'Inter W',sans-serif;font-size:{LINE:g}px;fill:{colour('ink')};font-kerning:none}}",
         f".t{{font-size:{TITLE:g}px;font-weight:600}} .m{{text-anchor:middle}} .s{{fill:{colour('soft')}}}",
         f".name{{font-size:{NAME:g}px;font-weight:600}} .about{{font-size:{ABOUT:g}px}}",

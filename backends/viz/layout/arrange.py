@@ -111,6 +111,7 @@ def arrange(parts: Sequence[Part], entering: Iterable[str], leaving: Iterable[st
     parts, entering, leaving = list(parts), list(entering), list(leaving)
     whole = wired(parts, entering, leaving)
     best = _arranged(parts, whole)
+    # Only where lines tangle, because every try arranges the whole scope again.
     if _tangled(best.box):
         ends = aside(parts, whole)
         for within in ([], *([i] for i in ends if len(ends) > 1), ends):
@@ -240,6 +241,7 @@ class _Arranger:
 
     def _between(self, members: frozenset[int], flow: nx.DiGraph, bypass: bool, whole: bool) -> Branches | Rows:
         apart = sorted(nx.weakly_connected_components(self.graph.subgraph(members)), key=min)
+        # As a column these members would be asked about again, without end.
         if whole and not bypass and len(apart) == 1:
             return self._rows(members)
         return Branches(tuple(self.column(frozenset(branch)) for branch in apart), bypass)
@@ -284,6 +286,7 @@ def _ordered(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item
             return [row[x] if x in row else row[Item(x.target)]] if x in row or Item(x.target) in row else []
         return [row[s] for p in graph.successors(x.index) for s in (Item(p), Pass(x.index, p)) if s in row]
 
+    # Barycentre heuristic (Sugiyama 1981): the fewest crossings are NP-hard to find (Garey and Johnson 1983).
     for _ in range(4):
         for near, order in ((above, range(1, len(rows))), (below, range(len(rows) - 2, -1, -1))):
             for r in order:

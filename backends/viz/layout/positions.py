@@ -122,6 +122,7 @@ class _Placer:
         return Size(wide, HEAD + GAP + inner.height + GAP, PAD + inner.axis)
 
     def _box(self, shape: Shape, box: Box) -> Size:
+        # By identity: shapes can change, hence cannot be hashed, and they outlive the placer.
         key = id(shape), id(box)
         if key not in self.sizes:
             self.sizes[key] = self._measured(shape, box)
@@ -285,6 +286,7 @@ def _shifts(around: Placed, inside: _Inside) -> dict[tuple[int, int], float]:
             continue
         at = {line.source: _column(line, spot, inside, around) for line in coming}
         order = sorted(at, key=at.__getitem__)
+        # A line straight from above keeps the middle; the others arrive at its sides.
         straight = [i for i, s in enumerate(order) if abs(at[s] - spot.axis) < 0.5]
         zero = straight[0] if straight else (len(order) - 1) / 2
         room = min(spot.axis - spot.x, spot.x + spot.width - spot.axis) - (BESIDE if spot.shape.label.symbol else EDGE)

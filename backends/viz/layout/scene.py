@@ -88,6 +88,7 @@ def times(shape: Shape) -> Shape:
     later = {name for body in part.others for child in body for name in child.read}
     needed = _wanted(part, ()) if part.parallel else later
     first, last = (_shape(once, *_borders(once, needed)) for once in (rounds[0], rounds[-1]))
+    # Titles tell the number of a layer, whose last has the most digits: all times get the width of the wider end.
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
     inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
     numbers = range(len(rounds))

@@ -85,6 +85,7 @@ def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
     """The heaviest path, START and END left out."""
     graph = _graph(parts, links)
     best: dict[int, tuple[int, int | None]] = {}
+    # The heaviest path of an acyclic graph takes one pass in topological order.
     for n in nx.topological_sort(graph):
         over = max(graph.predecessors(n), key=lambda p: best[p][0], default=None)
         own = parts[n].weight if n >= 0 else 0

@@ -230,6 +230,7 @@ def _untangled(leaves: dict[str, list[Part]]) -> dict[str, list[Part]]:
     Operations that a group reads and that read the group are drawn in it, wherever they belong. Of groups that read
     each other, the smallest is no box of its own.
     """
+    # Every round draws operations into a group or takes a group apart; operations alone make no circle, so it ends.
     while loop := _loop(leaves):
         groups = sorted((key for key in loop if key[0] != " "), key=lambda key: (len(leaves[key]), key))
         if len(groups) == 1:
@@ -318,6 +319,7 @@ def fingerprint(part: Part) -> str:
     for v in part.all_vertices():
         attrs, types = ((name, _sized(text)) for name, text in v.attrs.items()), map(_sized, v.types)
         local = v.scope.removeprefix(part.path), v.op, tuple(attrs), tuple(types), v.roles
+        # Values by the order in which they first come, whatever they are called.
         reads = [order.setdefault(name, len(order)) for name in v.reads]
         text.append(f"{local} {reads} {[(w.shape, w.dtype) for w in v.weights]} {v.mark and v.mark.alike}")
         order |= {name: len(order) + i for i, name in enumerate(v.makes)}

@@ -86,6 +86,7 @@ def _merged(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Vertex, 
     """The operations of two halves, those of the first that belong to a part of the second where that reads them."""
     shared = {v.scope.partition(".")[0] for v in after if v.scope}
     first: dict[str, int] = {}
+    # Backwards, so that the first reader of a value is the one that stays.
     for i, v in reversed([*enumerate(after)]):
         first |= dict.fromkeys(v.reads, i)
     late: dict[str, int] = {}
@@ -138,6 +139,7 @@ def _read(path: Path) -> onnx.ModelProto:
 def _typed(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     """Every value whose type is known: by the file, or by the rules of its operators."""
     light = onnx.ModelProto()
+    # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
     light.CopyFrom(_light(model))
     try:
         light = onnx.shape_inference.infer_shapes(light, data_prop=True)
@@ -194,6 +196,7 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
             op.outputs = [values.get(x, f"{stem}/{x}" if stem and x else x) for x in node.output]
             function = functions.get((node.domain, node.op_type))
             nonlocal count
+            # Functions that call others twice double at every level: a small file could stand for billions of them.
             count += bool(calls)
             if count > MOST:
                 raise WeftError(f"{path}: calls of functions stand for more than {MOST:,} operations, too many to draw")
@@ -312,6 +315,7 @@ def _vertices(
 def _weight(weight: Constant, name: str, role: str, op: Op, unseen: set[str]) -> Weight:
     """A weight that `op` reads; its numbers count in the first operation that does."""
     size = weight.elements
+    # The tensor holds several numbers a byte; only the attributes tell how many.
     if op.kind == "MatMulNBits" and role == "B":
         size = op.attrs["N"].i * op.attrs["K"].i if {"N", "K"} <= op.attrs.keys() else size
     counts = weight.numeric and not any(word in role for word in ("scale", "zero_point", "_cache"))

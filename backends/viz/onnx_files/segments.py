@@ -71,6 +71,7 @@ def _coded(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> tuple
 def _longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
     """The first operation, the length and the number of the layers that cover most; of equals the shortest layer."""
     best, segment = 0, None
+    # Every period compares all operations: quadratic, hence in numpy.
     for period in range(SHORTEST, len(kinds) // 2 + 1):
         same = kinds[period:] == kinds[:-period]
         ahead = reads[period:] - reads[:-period]

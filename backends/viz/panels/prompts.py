@@ -115,6 +115,7 @@ def check(graph: Graph, count: int) -> None:
     if context and count > context:
         raise WeftError(f"the prompt has {count} tokens; {graph.name} is made for {context}")
     heads = sum(node.attrs["heads"] for node in graph.nodes if Trait.ATTENTION in node.op.traits)
+    # n(n + 1) / 2 weights a head where tokens see earlier ones only, else n²: solved for n.
     most = int(((8 * MOST / max(1, heads) + 1) ** 0.5 - 1) / 2) if _predicts(graph) else int((MOST / heads) ** 0.5)
     if count > most:
         raise WeftError(f"the prompt has {count} tokens; a page shows the {heads} heads of at most {most}: shorten it")

@@ -19,6 +19,7 @@ from ..layout.positions import layout
 from ..layout.scene import Shape
 from . import page
 
+# Letters of the private use area, so that no title or data has them.
 FACES, TITLE, DATA = "\ue000", "\ue001", "\ue002"  # where the script puts what it has of a model into a page
 SELECTORS = re.compile(r"([^{}]+)\{")
 

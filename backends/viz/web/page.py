@@ -64,6 +64,7 @@ def common() -> dict[str, Any]:
 
 def as_json(data: Any) -> str:
     """Plain data for a script element."""
+    # "</script>" in a name would end the element.
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -75,6 +75,7 @@ class _Pool:
 
     def view(self, network: Network) -> int:
         """The number of a picture: of its root, and what is open at first. Equal networks have one."""
+        # By its text, because its mappings cannot be hashed.
         key = repr(network)
         if key not in self.known:
             root = scene(network)

@@ -78,12 +78,12 @@ def _compiled(folder: Path, trust: bool) -> Network:
 
 
 def _rebuilt(folder: Path, manifest: Record, trust: bool) -> Graph:
-    """Return the graph that a folder of PyTorch was made from: its source, rewritten by its pipeline."""
+    """Return the graph that a folder was compiled from: its source, rewritten by its pipeline."""
     pipeline = manifest.text("pipeline", "")
     try:
         graph = recorded_source(folder, manifest, trust).graph
     except WeftError as e:
-        raise WeftError(f"{folder} holds Python, which is drawn by way of its source: {e}") from e
+        raise WeftError(f"{folder} holds no ONNX model, so its source is drawn, but: {e}") from e
     return run_passes(graph, pipeline) if pipeline else graph
 
 

@@ -24,7 +24,8 @@ Array = NDArray[Any]
 Progress = Callable[[str, int, int], None]  # stage, done, in all
 _NUMBERS = 1 << 22  # logits of a chunk: tokens × vocabulary
 _LINES = 32  # that an encoder reads together
-_ROUNDS, _STEPS, _PROMPT = 9, 4, 64  # rounds of timing, steps of a round, tokens before them
+_ROUNDS, _STEPS, _PROMPT = 9, 4, 64  # rounds of timing, most steps of a round, tokens before them
+_LONG = 0.02  # seconds: a step that takes longer is timed well enough alone
 
 
 @dataclass
@@ -174,8 +175,11 @@ def _turn(model: Generator | Encoder, ids: Sequence[int]) -> Iterator[Callable[[
         def turn() -> int:
             if int(context.lengths[0]) + steps > context.capacity:
                 context.prefill([prompt])
-            for _ in range(steps):
+            start = time.perf_counter()
+            for done in range(1, steps + 1):
                 context.step(token)
-            return steps
+                if time.perf_counter() - start > done * _LONG:
+                    break
+            return done
 
         yield turn

@@ -170,6 +170,8 @@ class _Parser:
         if kind != _ARRAY or depth >= MAX_NESTING:
             raise self.bad(f"has {what} of unknown value type {kind}")
         kind, count = self.number("I", what), self.number("Q", what)
+        if kind == _STRING:
+            return self.strings(count, what)
         if kind not in _SCALARS:
             return [self.value(kind, what, depth + 1) for _ in range(count)]
         # Scalars are read in one piece: scores and token types have one for every token.
@@ -177,6 +179,27 @@ class _Parser:
         raw = self.take(count * code.itemsize, what)
         self.count(count)
         return np.frombuffer(raw, code).tolist()
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """An array of strings; vocabularies and merges have 100,000 of them."""
+        found: list[str] = []
+        read, length_of, left = self.file.read, _FORMS["Q"], self.size - self.at
+        for _ in range(min(count, MAX_VALUES - self.values)):
+            head = read(8)
+            length = length_of(head)[0] if len(head) == 8 else left
+            if 8 + length > left or len(raw := read(length)) < length:
+                break
+            try:
+                found.append(raw.decode())
+            except UnicodeDecodeError:
+                break
+            left -= 8 + length
+        self.file.seek(self.size - left)
+        self.at = self.size - left
+        self.count(len(found))
+        if len(found) < count:  # where one is not as it should be, it is told like any other
+            found += [self.value(_STRING, what) for _ in range(count - len(found))]
+        return found
 
     def string(self, what: str) -> str:
         raw = self.take(self.number("Q", what), what)

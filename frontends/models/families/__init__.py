@@ -7,15 +7,15 @@ Never here: file formats.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from ..tables.family import Architecture, Families, Family, Loaded, describe, key, load
 from ..tables.settings import Settings, build
-from . import bart, bert, bloom, deepseek, eleuther, experts, gemma, gpt2, gpt_oss, llama, mamba, opt, switch, t5
-
-_TABLES = (bart, bert, bloom, deepseek, eleuther, experts, gemma, gpt2, gpt_oss, llama, mamba, opt, switch, t5)
 
 FAMILIES = Families("family", __name__, "see `weft families`")  # by model_type
-for _module in _TABLES:
-    FAMILIES.register(*vars(_module).values())
+for _file in pkgutil.iter_modules(__path__):  # every table of every file here
+    FAMILIES.register(*vars(importlib.import_module(f".{_file.name}", __name__)).values())
 
 
 def architectures() -> dict[str, Architecture]:

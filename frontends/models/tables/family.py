@@ -102,7 +102,7 @@ def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
     return rule
 
 
-_OWN = ("transformers", "gguf", "loader")  # fields that no table inherits: what a loader takes is known of it alone
+_OWN = ("transformers", "gguf", "loader")  # fields that `but` does not inherit: another class or loader may differ
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ class Settings:
     norm_bias: bool = True
     eps: float = 1e-6
     arrangement: str = "pre"
-    residual_scale: float = 1.0
+    residual_scale: float = 1.0  # of what each sublayer adds
     shared_layers: int | None = None
     # attention
     qkv_bias: bool = False

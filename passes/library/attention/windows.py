@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from weft.ir import Graph, WeftError, ops
 from weft.ir.recipes.readers import Array
+from weft.ir.schema.visible_keys import Pattern
 
 from ...analysis.layers import Layers, chosen
 from ...core.base import Pass
@@ -192,7 +193,7 @@ class AttentionPattern(Pass):
     purpose = "Positions and windows"
     see = ("sliding-window", "dilate")
     tradeoff = "layers that had a window may see more keys"
-    pattern: Literal["dense", "dilated", "strided", "fixed", "chunked"]
+    pattern: Pattern
     stride: int = 1
     summary: int = 1
     window: int | None = None

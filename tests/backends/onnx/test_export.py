@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +20,13 @@ from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, RMSNorm, RoP
 from weft.backends.onnx import export
 from weft.backends.onnx.lowering import LOWERINGS, refusals, select
 from weft.backends.targets import TARGETS
-from weft.ir import OPS, Graph, TensorType, WeftError, ops
+from weft.ir import OPS, Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes import Full, Normal
 from weft.ir.types import dtypes, sizes
-from weft.passes import run_passes
+from weft.passes import Trace, legalize, run_passes
+from weft.passes.core.equivalence import EquivalenceCheck
+
+from ...passes.zoo import ZOO
 
 
 def decoder(heads: int = 4, kv_heads: int = 2, dim: int = 64, tie: bool = True) -> Decoder:
@@ -135,6 +140,31 @@ def test_inputs_and_parameters_may_be_outputs() -> None:
     model = export.in_memory(export.build(graph, TARGETS["onnx"], 8))
     got = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": np.ones(3, np.float32)})
     assert [a.tolist() for a in got] == [[1, 1, 1], [1, 1, 1], [1.5, 1.5], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("name", ["family/llama-gqa-tied", "family/gemma2", "family/bert", "cached/family mistral-gqa"])
+def test_operators_that_an_older_opset_lacks_are_expanded(name: str) -> None:
+    graph = ZOO[name]()
+    old = replace(TARGETS["onnx"], name="older", opset=21, ir_version=10)
+    legalize(graph, partial(refusals, target=old), Trace())
+    model = onnx.load_from_string(export.in_memory(export.build(graph, old, 16)))
+    onnx.checker.check_model(model, full_check=True)
+    assert [o.version for o in model.opset_import] == [21]
+    feeds = EquivalenceCheck().inputs(graph)
+    want = interpret(graph, feeds)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    kinds = {i.name: i.type for i in session.get_inputs()}
+    given = {n: a.astype(np.float32 if "float" in kinds[n] else np.int64) for n, a in feeds.items()}
+    for output, value in zip(session.get_outputs(), session.run(None, given), strict=True):
+        np.testing.assert_allclose(value, want[output.name], rtol=1e-3, atol=1e-4 * np.abs(want[output.name]).max())
+
+
+def test_an_operator_that_the_opset_lacks_is_an_error() -> None:
+    graph = Graph("norm")
+    x = graph.add_input("x", TensorType(dtypes.f32, (2, 3)))
+    graph.add_output("y", ops.gelu(x, approximate="none"))
+    with pytest.raises(WeftError, match="target oldest has opset 19, which has no operator Gelu"):
+        export.build(graph, replace(TARGETS["onnx"], name="oldest", opset=19), 8)
 
 
 def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None:

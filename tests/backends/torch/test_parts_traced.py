@@ -155,7 +155,7 @@ def test_export(name: str) -> None:
 def test_compile_in_one_graph(name: str) -> None:
     op_name, sizes, _, attrs = TABLES[name]
     op = lookup(op_name)
-    torch.compiler.reset()  # what it has_cache of the other tests counts as recompiling
+    torch.compiler.reset()  # what it keeps of the other tests counts as recompiling
     compiled = torch.compile(Calling(op, **attrs), fullgraph=True, dynamic=False, backend="eager")
     for seq in (1, 6):
         operands = drawn(case(*sizes(2, seq + 2 * op_name.endswith("_rows"))), torch.float32)

@@ -1,8 +1,9 @@
-"""A block layout: pairs of 4-bit codes, 64 of them behind an f16 scale."""
+"""A block layout: pairs of 4-bit codes, 64 of them behind an f32 scale."""
 
 import numpy as np
 
 from weft.ir.recipes.readers import Array
+from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout, Packing, add_layout, pack_pairs
 from weft.ir.types.dtypes import DType
 
@@ -12,5 +13,6 @@ def unpack_pairs(raw: Array) -> Array:
     return np.stack([raw & 15, raw >> 4], -1).reshape(*raw.shape[:-1], -1)
 
 
-Q4_64 = BlockLayout(DType("q4_64", "block", 4, block=64, block_bytes=34), Packing(pack_pairs, unpack_pairs))
+KIND = DType("q4_64", "block", 4, block=64, block_bytes=36)
+Q4_64 = BlockLayout(KIND, Packing(pack_pairs, unpack_pairs), scale=dtypes.f32)
 add_layout(Q4_64)

@@ -46,6 +46,7 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | No
     norm = e.norm(source)
     q_norm, k_norm = (None if h.norm is None else e.norm_node(h.norm) for h in (found.q, found.k))
     scope = e.around(weight, norm, bias, q_norm, k_norm)
+    # A statement with a cache that moves out changes how caches nest; `lower_step` checks that, and tries without.
     if scope != e.scope and not e.moves:
         return None
     qkv = Call("norm_qkv").give(source.x, weight)

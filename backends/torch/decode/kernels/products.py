@@ -93,6 +93,7 @@ def _one(e: StepEmitter, group: list[Statement]) -> Statement | None:
     """The linear maps of `group` as one; None if their weights do not stand side by side."""
     parts = [e.linears[s.results[0]] for s in group]
     packing = packed(e, parts)
+    # `packed` holds a repeated weight only once, and the split below would then want more than there is.
     if packing is None or len({p.weight for p in parts}) != len(parts):
         return None
     weight, bias = packing

@@ -61,6 +61,7 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
     e.enter(found.node)
     if e.around(_norm(e, found.norm, found.gain)) != e.scope:
         return None
+    # The recurrence alone was chosen when its node came; one kernel now computes it with what follows.
     e.reconsider()
     return _stepped(e, found, local_name(node.output))
 

@@ -74,6 +74,7 @@ def attend(
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
+    # Not −∞: the softmax of a row that sees nothing would be NaN, and so would its gradients.
     scores = scores.masked_fill(~seen, torch.finfo(wide).min)
     if sinks is not None:
         sink = sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)

@@ -55,6 +55,7 @@ def refusal(dtype: torch.dtype) -> str | None:
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
     """`weight` in the layout of oneDNN, made once for as long as it stays as it is."""
+    # Inference tensors count no versions. Others do, so that a step of an optimizer has the weight packed again.
     version = 0 if weight.is_inference() else weight._version
     known = _packed.get(weight)
     if known is None or known[0] != version:

@@ -66,7 +66,7 @@ def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             print(text[printed:], end="", flush=True)
             printed = len(text)
-    print(decode(known)[printed:])
+    print(decode(known)[printed:], flush=True)
     return len(known)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 FOLDER = Path(__file__).resolve().parent
 OLDEST = (2, 11)  # as weft itself asks for
@@ -33,6 +34,19 @@ class Failure(Exception):
     """Error that the user should read, in one sentence."""
 
 
+class _Unfilled(TorchFunctionMode):
+    """Parameters keep no initial numbers: the weights replace them, and to draw numbers on the meta device PyTorch
+    imports hundreds of modules, which takes a second."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
+
+
 def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = None) -> nn.Module:
     """The model of `folder` on `device`; its weights in `dtype` (f32, bf16 or f16), as they are stored if None.
 
@@ -40,7 +54,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
         Failure: if PyTorch is too old, the device is not there, or the weights are not those of the model.
     """
     check_torch(device)
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         model: nn.Module = _imported("model", folder).Model()
     tensors, own = read_weights(folder), model.state_dict()
     if missing := own.keys() - tensors.keys():
