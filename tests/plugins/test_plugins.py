@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -19,6 +19,8 @@ import pytest
 
 from weft.ir.errors import WeftError
 from weft.ir.registry import Alternatives, DeclaredTwice, Registry
+
+from ..warm import command
 
 HERE = Path(__file__).parent
 PROJECT = tomllib.loads((HERE / "weft_extras" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -38,15 +40,24 @@ class Gate:
 
 model = Decoder(97, 32, 2, Block(Attention(4, rope=RoPE()), Gate(48), RMSNorm()), context=64)
 """
+WORKS = {"compile", "export", "run", "verify"}  # commands that import most of weft
 Weft = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run(folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run Python with `folder` and weft on its path, in `folder`."""
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a process that has `folder` and weft on its path."""
     paths = (str(folder), str(HERE.parents[1] / "src"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
-    command = [sys.executable, *map(str, args)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {**own, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+
+
+def run(folder: Path, *args: object, program: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python, or another program, with `folder` and weft on its path, in `folder`."""
+    variables = environment(folder)
+    if program is not None:  # which asks its server where it has the variables of that one
+        variables["PATH"] = f"{program.parent}{os.pathsep}{variables['PATH']}"
+    words = [program or sys.executable, *map(str, args)]
+    return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
 def install(folder: Path, entries: str, **modules: str) -> Path:
@@ -69,11 +80,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def weft(installed: Path) -> Weft:
-    """The command where weft_extras is installed."""
+def warm(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A `weft` that forks from a process that has imported everything, where weft_extras is installed."""
+    folder, process = command(tmp_path_factory.mktemp("warm"), environment(installed))
+    yield folder / "weft"
+    process.communicate()  # closes its input, at which it ends
+
+
+@pytest.fixture(scope="module")
+def weft(installed: Path, warm: Path) -> Weft:
+    """The command where weft_extras is installed: cold where it lists what there is, from `warm` where it works."""
 
     def done(*args: object) -> subprocess.CompletedProcess[str]:
-        process = run(installed, "-m", "weft", *args)
+        lists = not WORKS.intersection(args) or "--help" in args
+        process = run(installed, "-m", "weft", *args) if lists else run(installed, *args, program=warm)
         assert process.returncode == 0, process.stderr
         return process
 
@@ -153,7 +173,7 @@ model = Decoder(97, 32, [shift, attend], context=64)
 """
 
 
-def test_a_state_from_outside(weft: Weft, installed: Path) -> None:
+def test_a_state_from_outside(weft: Weft, warm: Path, installed: Path) -> None:
     """The spec of its op is enough for ONNX Runtime: input and output, reset, beams, manifest. PyTorch asks for a
     lowering."""
     (installed / "shifted.py").write_text(SHIFTED)
@@ -163,7 +183,7 @@ def test_a_state_from_outside(weft: Weft, installed: Path) -> None:
     assert (state["growth"], state["shape"]) == ("constant", [1, 32])
     assert "FAILED" not in weft("verify", "shifted", "--trust", "--tokens", 8).stdout
     weft("run", "shifted", "--ids", "1,2,3", "--max-tokens", 4, "--beams", 2)
-    alone = run(installed, "-m", "weft", "compile", "shifted.py", "-o", "bare", "--target", "torch")
+    alone = run(installed, "compile", "shifted.py", "-o", "bare", "--target", "torch", program=warm)
     assert alone.returncode == 2 and "token_shift" in alone.stderr
     both = "--import", "weft_extras.token_shift_torch"
     weft(*both, "compile", "shifted.py", "-o", "module", "--target", "torch")
