@@ -72,7 +72,7 @@ def test_all_forms_agree(rule: VisibleKeys) -> None:
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("causal", [True, False])
 def test_what_holds_of_every_pattern(pattern: str, window: int | None, causal: bool) -> None:
-    """Passes and pictures rely on it."""
+    """`VisibleKeys` says who relies on it."""
     rule = VisibleKeys(causal, window, 0, pattern, 5, 2)
     query, key = np.arange(TOKENS)[:, None], np.arange(TOKENS)[None]
     assert all(np.shape(condition) == (TOKENS, TOKENS) for condition in rule.conditions(query, key))
