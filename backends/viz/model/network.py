@@ -122,7 +122,7 @@ def _made(origin: Origin) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What follows from an operation's attributes and the types of its operands."""
+    """Numbers of an operation that follow from its attributes and the types of its operands."""
 
     cost: Cost
     cache: tuple[int, int | None] | None
