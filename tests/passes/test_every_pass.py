@@ -3,8 +3,9 @@
 How often it rewrites is kept in ``tests/golden/rewrites.json``, so that a fusion that stops firing is noticed. After a
 change that is meant: ``WEFT_GOLDEN=write pytest -n 0 tests/passes/test_every_pass.py``, and read the diff.
 
-`make test` compares all these numbers, and checks the results of a third of the rewritten graphs; `make test-all` and
-``WEFT_TESTS=all`` check every one.
+`make test` runs every pass on all graphs that it should rewrite, and compares these numbers; it checks the results of a
+third of them, and runs a pass on a third of the graphs that it should leave alone. `make test-all` and
+``WEFT_TESTS=all`` run and check all.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ def unchecked() -> frozenset[tuple[str, str]]:
         skipped = [applied for j, applied in enumerate(fired) if (i + j) % SAMPLE and graphs[applied] > GRAPHS]
         pairs.update((name, applied) for applied in skipped if len(fired) > PASSES)
     return frozenset(pairs)
+
+
+@functools.cache
+def left_out() -> frozenset[tuple[str, str]]:
+    """Graphs and passes that should not rewrite them, and are not run."""
+    if os.environ.get("WEFT_TESTS") == "all" or os.environ.get("WEFT_GOLDEN") == "write":
+        return frozenset()
+    pairs = ((name, applied, i + j) for i, name in enumerate(ZOO) for j, applied in enumerate(examples()))
+    return frozenset((name, applied) for name, applied, n in pairs if n % SAMPLE and applied not in golden()[name])
 
 
 def keep(counts: Counts) -> None:
@@ -147,6 +157,8 @@ def again(applied: Pass, after: Graph) -> str:
 def test_every_pass_does_what_it_declares(name: str) -> None:
     before, counts, failures = Before(ZOO[name]()), dict[str, int](), list[str]()
     for applied in examples().values():
+        if (name, applied.name) in left_out():
+            continue
         try:
             counts[applied.name] = rewrites(applied, before, (name, applied.name) not in unchecked())
         except Exception as e:  # all of them in one report
