@@ -26,6 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not gpus():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton decides when it is imported; see backends/torch/kernels
 
+gc.disable()  # until all tests are collected
+
 hypothesis.settings.register_profile("weft", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("weft")
 
@@ -48,6 +50,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -91,7 +91,7 @@ def test_words_make_the_dequantized_numbers(kind: str, reader: GGUFTensors) -> N
         np.testing.assert_allclose(made, recipe.evaluate(reader), rtol=0, atol=1e-6 if kind == "q4_1" else 0)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+@pytest.mark.parametrize("layout", [LAYOUTS[name] for name in ("q4_0", "q4_1", "q8_0")], ids=str)  # those of GGUF
 def test_a_layout_unpacks_packs_and_means_what_the_gguf_package_says(layout: BlockLayout, reader: GGUFTensors) -> None:
     raw = reader.read_blocks(f"a.{layout}", 0, ROWS)
     blocks = layout.unpack(raw)
