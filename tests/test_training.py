@@ -16,7 +16,7 @@ from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, Ma
 from weft.ir import interpret
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-DIM, LENGTH, BATCH, STEPS = 32, 32, 8, 300
+DIM, LENGTH, BATCH, STEPS = 32, 32, 8, 240
 norm, ffn = RMSNorm(1e-5), GatedMLP(64)
 mamba, heads = Mamba(inner=64, state=8), Mamba2(inner=64, heads=4, state=8)
 linear = LinearAttention(heads=4, rope=RoPE(10_000))
@@ -40,8 +40,8 @@ def decoder(*layers: tuple[Any, Any]) -> Decoder:
 CASES = {  # the model, and the largest rate of its Adam
     "mamba": (decoder((mamba, ffn)), 3e-2),
     "mamba-2": (decoder((heads, ffn)), 3e-2),
-    "differential attention": (decoder((differential(), ffn)), 1e-2),
-    "linear attention": (decoder((linear, ffn)), 1e-2),
+    "differential attention": (decoder((differential(), ffn)), 2e-2),
+    "linear attention": (decoder((linear, ffn)), 2e-2),
     "experts": (decoder((local, experts)), 1e-2),
     "hybrid": (decoder((mamba, ffn), (local, experts), (heads, ffn)), 1e-2),
 }
