@@ -32,21 +32,20 @@ def dot(placed: Placed, sheet: Sheet | None = None) -> str:
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """A part, and what is in it where it is open."""
-    label, times = p.shape.label, f" × {p.shape.part.count}" if p.shape.part.count > 1 else ""
+    label, title = p.shape.label, p.shape.label.title + p.shape.part.times
     indent, name, look = "  " * depth, named[p.shape.key], EVERY[p.shape.label.kind]
     colours = f"color={_quoted(look.edge)}, fillcolor={_quoted(look.fill)}"
     if p.open:
         yield f"{indent}subgraph cluster_{name} {{"
         frame = f"color={_quoted(look.edge)}, fillcolor={_quoted(LIGHT.open)}"
-        yield f'{indent}  graph [label={_quoted(label.title + times)}, labeljust=l, style="rounded,filled", {frame}]'
+        yield f'{indent}  graph [label={_quoted(title)}, labeljust=l, style="rounded,filled", {frame}]'
         for inner in p.inner:
             yield from _boxes(inner, named, depth + 1)
         yield f"{indent}}}"
     elif label.symbol:
         yield f"{indent}{name} [label={_quoted(label.symbol)}, shape=circle, style=filled, width=0.3, {colours}]"
     else:
-        lines = (label.title + times, *label.lines)
-        yield f"{indent}{name} [label={_quoted(*lines)}, tooltip={_quoted(p.shape.key)}, {colours}]"
+        yield f"{indent}{name} [label={_quoted(title, *label.lines)}, tooltip={_quoted(p.shape.key)}, {colours}]"
 
 
 def _quoted(*lines: str) -> str:

@@ -39,17 +39,17 @@ def mermaid(placed: Placed, sheet: Sheet | None = None) -> str:
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """A part, and what is in it where it is open."""
-    label, times = p.shape.label, f" × {p.shape.part.count}" if p.shape.part.count > 1 else ""
+    label, title = p.shape.label, _escaped(p.shape.label.title + p.shape.part.times)
     indent, name = "    " * depth, named[p.shape.key]
     if p.open:
-        yield f'{indent}subgraph {name}["{_escaped(label.title + times)}"]'
+        yield f'{indent}subgraph {name}["{title}"]'
         for inner in p.inner:
             yield from _boxes(inner, named, depth + 1)
         yield f"{indent}end"
     elif label.symbol:
         yield f'{indent}{name}(("{_escaped(label.symbol)}")):::{_class(label.kind)}'
     else:
-        lines = [f"<b>{_escaped(label.title + times)}</b>", *map(_escaped, label.lines)]
+        lines = [f"<b>{title}</b>", *map(_escaped, label.lines)]
         yield f'{indent}{name}["{"<br/>".join(lines)}"]:::{_class(label.kind)}'
 
 

@@ -123,7 +123,7 @@ def _circle(p: Placed) -> Iterator[str]:
 def _box(p: Placed) -> Iterator[str]:
     label = p.shape.label
     yield f'<rect x="{p.x:.1f}" y="{p.y:.1f}" width="{p.width:.1f}" height="{p.height:.1f}" rx="8"/>'
-    times = f"× {p.shape.part.count}" if p.shape.part.count > 1 else ""
+    times = p.shape.part.times.strip()
     pill = width(times, TITLE, True) + 16 if times else 0
     wide = ICON + width(label.title, TITLE, True) + (8 + pill if times else 0)
     x = p.x + (12 if p.open else (p.width - wide) / 2)

@@ -28,8 +28,8 @@ def tree(placed: Placed, sheet: Sheet | None = None) -> RenderableType:
     title = sheet.title if sheet else placed.shape.label.title
     about = sheet.about if sheet else ""
     table.add_row(Text(one_line(title), "bold"), Text(one_line(about)), _parameters(placed.shape.part))
-    for i, p in enumerate(placed.inner, 1):
-        for cells in _rows(p, "", i == len(placed.inner)):
+    for p in placed.inner:
+        for cells in _rows(p, "", p is placed.inner[-1]):
             table.add_row(*cells)
     return table
 
@@ -50,16 +50,12 @@ def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text
     words = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines
     style = EVERY[label.kind].edge
     yield (
-        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), _times(part)),
+        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), part.times),
         Text("" if p.open and not known else one_line(" · ".join(words)), style),
         _parameters(part),
     )
-    for i, inner in enumerate(p.inner, 1):
-        yield from _rows(inner, before + ("   " if last else "│  "), i == len(p.inner))
-
-
-def _times(part: Part) -> str:
-    return f" × {part.count}" if part.count > 1 else ""
+    for inner in p.inner:
+        yield from _rows(inner, before + ("   " if last else "│  "), inner is p.inner[-1])
 
 
 def _parameters(part: Part) -> Text:

@@ -77,7 +77,6 @@ def framed(part: Part) -> Shape:
 
 def unfolded(root: Shape) -> set[str]:
     """The keys of what is open at first: layers, and what they are in."""
-
     return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.layered)}
 
 
@@ -142,7 +141,7 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
     def called(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(v, v) for v in values)
 
-    inner = [_like(s, p, names) for s, p in zip(shape.inner, _body(part).children, strict=True)]
+    inner = [_like(s, p, names) for s, p in zip(shape.inner, part.body.children, strict=True)]
     around = shape.arrangement
     if around is not None:
         around = replace(around, lines=[replace(line, values=called(line.values)) for line in around.lines])
@@ -159,11 +158,6 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
     )
 
 
-def _body(part: Part) -> Part:
-    """Return the part whose inner parts are drawn: of a repeat, its layer."""
-    return part.children[0] if part.count > 1 and len(part.children) == 1 and part.children[0].children else part
-
-
 def _shape(
     part: Part,
     entering: tuple[str, ...],
@@ -176,9 +170,8 @@ def _shape(
     text, gives = _label(part, notes), () if part.layered else part.gives
     arrangement, inner = None, list[Shape]()
     if part.children:
-        body = _body(part)
-        arrangement, needed = arrange(body.children, entering, leaving), _wanted(body, leaving)
-        for i, child in enumerate(body.children):
+        arrangement, needed = arrange(part.body.children, entering, leaving), _wanted(part.body, leaving)
+        for i, child in enumerate(part.body.children):
             extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
             inner.append(_shape(child, *_borders(child, needed), *extra))
     lines = [*text.lines, *captions(part, notes, gives, leaves)]

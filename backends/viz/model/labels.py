@@ -215,10 +215,8 @@ def _layers(part: Part) -> str:
 
 def _contents(part: Part) -> str:
     """The named parts in a part; in a layer that repeats, those of the layer."""
-    if part.count > 1 and len(part.children) == 1 and part.children[0].children:
-        part = part.children[0]
-    named = [label(c).title for c in part.children if not (c.vertices and label(c).symbol)]
-    return ", ".join(dict.fromkeys(named))
+    labels = [(c, label(c)) for c in part.body.children]
+    return ", ".join(dict.fromkeys(text.title for c, text in labels if not (c.vertices and text.symbol)))
 
 
 def _number(text: object) -> str:
