@@ -272,7 +272,8 @@ def _folded(parts: list[Part]) -> list[Part]:
     """`parts`, numbered ones that are equal in a row, or come in an equal sequence, as repeats."""
     folded: list[Part] = []
     for numbered, run in itertools.groupby(parts, lambda p: p.name.isdigit() and bool(p.children)):
-        folded += _compressed(list(run)) if numbered else run
+        members = list(run)
+        folded += _compressed(members) if numbered else members
     return folded
 
 
