@@ -11,7 +11,7 @@ from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
-from .options import TargetOption, adapter_option
+from .options import TargetOption, adapter_option, seed_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
@@ -75,24 +75,8 @@ def _target_options() -> list[click.Option]:
 @click.option(
     "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
 )
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
-)
-def compile_command(
-    source: str,
-    out: str,
-    target: str,
-    dtype: str | None,
-    passes: str,
-    max_length: int | None,
-    dump_ir: str | None,
-    verify: bool,
-    adapters: tuple[str, ...],
-    trace: bool,
-    explain: bool,
-    seed: int,
-    **options: Any,
-) -> None:
+@seed_option
+def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, seed: int, **options: Any) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
     An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
@@ -115,20 +99,8 @@ def compile_command(
         explaining = in_words([other.name for other in TARGETS.values() if other.explains])
         raise WeftError(f"--explain supports {explaining} only, not {target}; --trace shows how ops are lowered")
     with progress(f"reading {source}") as step:
-        report = compile(
-            source,
-            out,
-            target=target,
-            dtype=dtype,
-            passes=passes,
-            max_length=max_length,
-            seed=seed,
-            dump_ir=dump_ir,
-            verify=verify,
-            adapters=adapters,
-            progress=step,
-            **{name: value for name, value in options.items() if value is not None},
-        )
+        options = {name: value for name, value in options.items() if value is not None}
+        report = compile(source, out, target=target, seed=seed, progress=step, **options)
     tell_random(report, seed)
     for line in report.notes:
         note(line)

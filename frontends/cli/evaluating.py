@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .completion import complete_pipelines, complete_sources
+from .options import device_option
 from .shown import as_json, count, echo, progress, size, table
 
 if TYPE_CHECKING:
@@ -44,24 +45,10 @@ if TYPE_CHECKING:
     help="Window length in tokens; default: 512, or the models' context if shorter.",
 )
 @click.option("--layers", is_flag=True, help="Also show how far each layer's output is from the original's.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
-)
+@device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
-def eval_command(
-    models: tuple[str, ...],
-    against: str,
-    text: str,
-    pipelines: tuple[str, ...],
-    adapters: tuple[str, ...],
-    tokens: int,
-    context: int | None,
-    layers: bool,
-    device: str,
-    trust: bool,
-    wants_json: bool,
-) -> None:
+def eval_command(models: tuple[str, ...], pipelines: tuple[str, ...], wants_json: bool, **options: Any) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
 
     Decoders: the negative log-likelihood (NLL) of a token in nats, perplexity, KL divergence from the original, how
@@ -78,19 +65,7 @@ def eval_command(
     from ..api.verify.evaluation import evaluate
 
     with progress("opening", "steps") as step:
-        evaluation = evaluate(
-            models,
-            against=against,
-            text=text,
-            rewrites=_named(pipelines),
-            adapters=adapters,
-            tokens=tokens,
-            context=context,
-            layers=layers,
-            device=device,
-            trust=trust,
-            progress=step,
-        )
+        evaluation = evaluate(models, rewrites=_named(pipelines), progress=step, **options)
     if wants_json:
         echo(as_json(evaluation.json()))
     else:

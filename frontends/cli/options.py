@@ -15,6 +15,12 @@ class TargetOption(click.Option):
         return super().get_help_record(ctx)
 
 
+device_option = click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+)
+seed_option = click.option(
+    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
+)
 adapter_option = click.option(
     "--adapter",
     "adapters",
