@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..model.labels import Label, label
+from ..model.labels import Label, label, titled
 from ..model.network import Network
 from ..model.outline import Part, outline
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
@@ -19,7 +19,6 @@ MARGIN = 12.0  # beside text in a box
 NARROWEST = 72.0
 ICON = 16.0  # the mark of a kind, and what tells that a box can be opened
 BADGE = 70.0  # room beside the title for how often a part is computed
-IN_WORDS = {"+": "Sum", "×": "Product", "−": "Difference", "÷": "Quotient"}
 ALL = "*"  # after a key: a repeat is to be drawn as often as it is computed
 
 
@@ -188,7 +187,7 @@ def _shape(
 def _label(part: Part, notes: tuple[str, ...]) -> Label:
     """Label `part`: in words instead of a symbol, if it has notes for which a circle is too small."""
     text = label(part)
-    return replace(text, title=IN_WORDS[text.symbol], symbol="") if notes and text.symbol else text
+    return replace(text, title=titled(part.vertices[0].meant), symbol="") if notes and text.symbol else text
 
 
 def _wanted(parent: Part, leaving: tuple[str, ...]) -> set[str]:
