@@ -53,23 +53,21 @@ def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **optio
 
 
 def _show(verification: Verification) -> None:
+    from ..api.inspect.inspection import named_lines
+
+    tolerance = f"(tolerance for {verification.dtype}: {verification.tolerance:.2g})"
     rows = [
         ("reference", verification.reference),
         ("positions compared", str(verification.positions)),
         ("largest error", f"{verification.max_absolute:.3g}"),
-        (
-            "relative error",
-            f"{verification.max_relative:.3g} (tolerance for {verification.dtype}: {verification.tolerance:.2g})",
-        ),
+        ("relative error", f"{verification.max_relative:.3g} {tolerance}"),
     ]
     if verification.argmax_agreement is not None:
         rows.append(("same next token", f"{verification.argmax_agreement:.2%}"))
     if verification.kl_max is not None:
         rows.append(("KL divergence", f"mean {verification.kl_mean:.3g}, largest {verification.kl_max:.3g} nats"))
     rows.append(("first diverging layer", _place(verification)))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        echo(f"{name:<{width}}  {value}")
+    echo("\n".join(named_lines(rows)))
     echo("passed" if verification.passed else "FAILED: the errors exceed the rounding tolerance")
 
 

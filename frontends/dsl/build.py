@@ -90,10 +90,15 @@ def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
 
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
     """The graph of `model` called on graph inputs of the given types; outputs are a value or a dict of named ones."""
+    return traced(model, inputs, seed, name, "output")
+
+
+def traced(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int, name: str, output: str) -> Graph:
+    """As `trace`; an only output is called `output`."""
     with building(Graph(name), seed) as graph:
         outputs = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
-        for output, value in (outputs if isinstance(outputs, dict) else {"output": outputs}).items():
-            graph.add_output(output, value)
+        for called, value in (outputs if isinstance(outputs, dict) else {output: outputs}).items():
+            graph.add_output(called, value)
     return graph
 
 

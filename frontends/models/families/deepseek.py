@@ -15,6 +15,7 @@ from ..tables import gguf
 from ..tables.family import Config, Fetch, Rule, Template, in_layers, key
 from ..tables.rope_config import rope_of, rope_of_gguf, rope_settings
 from ..tables.settings import Settings
+from ..tables.templates import gated
 from .experts import SPARSE, activation
 from .llama import LLAMA
 
@@ -72,22 +73,15 @@ def _layers(routing: Rule, first_dense: int) -> Rule:
     def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
         shared = GatedMLP(hidden * key("n_shared_experts")(config), act, config.get("mlp_bias", False))
-        return MoE(
-            key("n_routed_experts")(config),
-            hidden,
-            key("num_experts_per_tok")(config),
-            act,
-            shared=shared,
-            **routing(config),
-        )
+        experts, k = key("n_routed_experts")(config), key("num_experts_per_tok")(config)
+        return MoE(experts, hidden, k, act, shared=shared, **routing(config))
 
     return in_layers(make, sparse)
 
 
 def _v2(config: Config) -> dict[str, Any]:
-    limited = config.get("topk_method", "greedy") == "group_limited_greedy"
     plain = {"renormalize": False, "scale": float(config.get("routed_scaling_factor", 1.0))}
-    if not limited:
+    if config.get("topk_method", "greedy") != "group_limited_greedy":
         return plain
     return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
 
@@ -175,9 +169,7 @@ DEEPSEEK_V2 = LLAMA.but(
         "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
         "layers.{i}.attn.k_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
         "layers.{i}.attn.v_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
-        "layers.{i}.ffn.shared.gate": "layers.{i}.mlp.shared_experts.gate_proj",
-        "layers.{i}.ffn.shared.up": "layers.{i}.mlp.shared_experts.up_proj",
-        "layers.{i}.ffn.shared.down": "layers.{i}.mlp.shared_experts.down_proj",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
     },
     refuse={
         "attention_bias": (False, None),

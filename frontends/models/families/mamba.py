@@ -14,7 +14,7 @@ from ..tables import gguf
 from ..tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key
 from ..tables.rope_config import rope_of, rope_with
 from ..tables.settings import Settings
-from ..tables.templates import half
+from ..tables.templates import gated, half
 from .experts import GRANITE_MOE, activation, per_expert
 from .llama import LLAMA, NAMES
 
@@ -39,14 +39,11 @@ def _channels(mixer: Any) -> int:
 def _names(at: str) -> Names:
     """The names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
     return {
-        "layers.{i}.attn.in": f"{at}.in_proj",
+        **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
         "layers.{i}.attn.conv.weight": _taps(f"{at}.conv1d.weight"),
         "layers.{i}.attn.conv.bias": f"{at}.conv1d.bias",
-        "layers.{i}.attn.x": f"{at}.x_proj",
-        "layers.{i}.attn.dt": f"{at}.dt_proj",
         "layers.{i}.attn.a_log": f"{at}.A_log",
         "layers.{i}.attn.d": f"{at}.D",
-        "layers.{i}.attn.out": f"{at}.out_proj",
     }
 
 
@@ -237,9 +234,7 @@ def _bamba_recurrent(config: Config) -> Iterator[bool]:
 _HYBRID = {
     **NAMES,
     "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
-    "layers.{i}.ffn.gate": "layers.{i}.feed_forward.gate_proj",
-    "layers.{i}.ffn.up": "layers.{i}.feed_forward.up_proj",
-    "layers.{i}.ffn.down": "layers.{i}.feed_forward.down_proj",
+    **gated("layers.{i}.ffn", "layers.{i}.feed_forward"),
     "final_norm": "final_layernorm",
 }
 JAMBA = LLAMA.but(
