@@ -10,8 +10,8 @@ import click
 from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
-from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
-from .options import TargetOption, adapter_option, seed_option
+from .completion import complete_dtypes, complete_sources, complete_targets
+from .options import TargetOption, adapter_option, passes_option, seed_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
@@ -56,13 +56,10 @@ def _target_options() -> list[click.Option]:
     help="What the model is for: {targets}; see `weft targets`.",
 )
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
-@click.option(
-    "-p",
-    "--passes",
+@passes_option(
+    "The pipeline: names with arguments, `-name` leaves one out; or @FILE that holds it.",
     default="default",
     show_default=True,
-    shell_complete=complete_pipelines,
-    help="The pipeline: names with arguments, `-name` leaves one out; or @FILE that holds it.",
 )
 @click.option(
     "--max-length", type=int, help="Maximum tokens of prompt and answer together; default: the model's context."

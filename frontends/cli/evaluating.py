@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .completion import complete_pipelines, complete_sources
-from .options import device_option
+from .completion import complete_sources
+from .options import device_option, passes_option
 from .shown import as_json, count, echo, progress, size, table
 
 if TYPE_CHECKING:
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 @click.argument("models", nargs=-1, shell_complete=complete_sources, metavar="[MODEL]...")
 @click.option("--against", required=True, shell_complete=complete_sources, help="The original to compare with.")
 @click.option("--text", required=True, type=click.Path(), help="The file to read, in UTF-8; encoders embed its lines.")
-@click.option(
-    "-p",
-    "--passes",
+@passes_option(
+    "NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
     "pipelines",
     multiple=True,
-    shell_complete=complete_pipelines,
-    help="NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
 )
 @click.option(
     "--adapter",

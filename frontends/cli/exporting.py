@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from .completion import complete_pipelines, complete_sources
+from .completion import complete_sources
 from .opting import tell
-from .options import adapter_option, seed_option
+from .options import adapter_option, passes_option, seed_option
 from .shown import note, progress
 
 
@@ -20,13 +20,7 @@ from .shown import note, progress
     help="What to write; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
-@click.option(
-    "-p",
-    "--passes",
-    default="",
-    shell_complete=complete_pipelines,
-    help="A pipeline to rewrite it by, or @FILE that holds one.",
-)
+@passes_option("A pipeline to rewrite it by, or @FILE that holds one.", default="")
 @click.option(
     "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
 )

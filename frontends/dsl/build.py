@@ -23,6 +23,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
 from weft.ir.graph.origins import Origin
+from weft.ir.op import Op
 from weft.ir.recipes import Full, Normal, Recipe, Uniform
 from weft.ir.recipes.recipe import call_order
 from weft.ir.types import TensorType, dtypes
@@ -269,6 +270,11 @@ def scope(name: str) -> Iterator[None]:
 def own_name() -> str:
     """The name under which the running leaf module was called."""
     return current().frames[-1].name
+
+
+def named_alike(module: Any, op: Op) -> dict[str, Any]:
+    """The attributes of `op` that have the names of fields of `module`."""
+    return {name: value for name, value in vars(module).items() if name in op.attrs}
 
 
 # -- parameters

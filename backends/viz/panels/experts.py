@@ -113,7 +113,5 @@ def examples(rule: Rule) -> list[list[list[float]]]:
     if rule.k is None:
         return []
     logits = np.random.default_rng(0).standard_normal((EXAMPLES, rule.experts))
-    settings = {"k": rule.k, "scoring": rule.scoring, "renormalize": rule.renormalize, "scale": rule.scale}
-    groups = {"groups": rule.groups, "top_groups": rule.top_groups, "group_score": rule.group_score}
-    combine = route.reference(logits, **settings, **groups)
+    combine = route.reference(logits, **{name: getattr(rule, name) for name in route.attrs})
     return [[[int(e), float(f"{row[e]:.4g}")] for e in np.flatnonzero(row)] for row in combine]
