@@ -10,7 +10,7 @@ from ..layout.font import faces, width, wrapped
 from ..layout.positions import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
-from .sheet import Sheet, in_words, kinds
+from .sheet import Sheet, in_words
 from .style import EVERY, SIGNS, borders, colours
 
 AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, between picture and sheet, the width of a sheet
@@ -175,7 +175,7 @@ def _sheet(sheet: Sheet, placed: Placed) -> Iterator[tuple[float, str]]:
             y += ROW
         y += 7
     yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>'
-    present = kinds(p.shape for p in placed.all())
+    present = {p.shape.label.kind for p in placed.all() if p.shape.part.path}
     for i, kind in enumerate(kind for kind in MEANINGS if kind in present):
         x, at = i % 2 * SHEET / 2, y + 20 + i // 2 * 25
         yield at + 18, f'<g class="k-{kind}">{_swatch(x, at, kind)}{_line(MEANINGS[kind], x + 34, at + 13, "")}</g>'

@@ -66,12 +66,7 @@ class Shape:
 
 def scene(network: Network) -> Shape:
     """The shapes of `network`; the root is the picture itself, always open."""
-    return replace(framed(outline(network)), network=network)
-
-
-def framed(part: Part) -> Shape:
-    """The shapes of an outline, whose root is the picture itself."""
-    return _shape(part, (), (), ())
+    return replace(shapes(outline(network)), network=network)
 
 
 def unfolded(root: Shape) -> set[str]:
@@ -85,7 +80,7 @@ def times(shape: Shape) -> Shape:
     rounds = [_once(part, body) for body in (part.children, *part.others)]
     later = {name for body in part.others for child in body for name in child.read}
     needed = _wanted(part, ()) if part.parallel else later
-    first, last = (_shape(once, *_borders(once, needed)) for once in (rounds[0], rounds[-1]))
+    first, last = (shapes(once, *_borders(once, needed)) for once in (rounds[0], rounds[-1]))
     # Titles tell the number of a layer, whose last has the most digits: all times get the width of the wider end.
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
     inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
@@ -157,13 +152,14 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
     )
 
 
-def _shape(
+def shapes(
     part: Part,
-    entering: tuple[str, ...],
-    leaving: tuple[str, ...],
+    entering: tuple[str, ...] = (),
+    leaving: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
     leaves: tuple[str, ...] = (),
 ) -> Shape:
+    """The shapes of an outline, whose root is the picture itself, or of a part that reads the values `entering`."""
     if part.layered:
         notes = tuple(name for name in notes if name not in part.takes)
     text, gives = _label(part, notes), () if part.layered else part.gives
@@ -172,7 +168,7 @@ def _shape(
         arrangement, needed = arrange(part.body.children, entering, leaving), _wanted(part.body, leaving)
         for i, child in enumerate(part.body.children):
             extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
-            inner.append(_shape(child, *_borders(child, needed), *extra))
+            inner.append(shapes(child, *_borders(child, needed), *extra))
     lines = [*text.lines, *captions(part, notes, gives, leaves)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
+from weft.ir.recipes import Recipe, Source
 
 from .safetensors import ADAPTER_WEIGHTS, SafetensorsFile
 
@@ -69,11 +70,13 @@ class Tokens(NamedTuple):
 class Adapter:
     """An adapter, by names of weights of its base model.
 
-    `updates` are low-rank updates; `resaved` are weights below an update that the adapter brings along, `replaced`
-    others that it brings (modules_to_save, biases); `tokens` are rows of embeddings.
+    `number` counts the adapters that are merged. `updates` are low-rank updates; `resaved` are weights below an update
+    that the adapter brings along, `replaced` others that it brings (modules_to_save, biases); `tokens` are rows of
+    embeddings.
     """
 
     path: Path
+    number: int
     config: Mapping[str, Any]
     reader: SafetensorsFile
     updates: dict[str, Update] = field(default_factory=dict)
@@ -86,6 +89,10 @@ class Adapter:
         """The files that it is read from."""
         return self.path / ADAPTER_CONFIG, self.path / ADAPTER_WEIGHTS
 
+    def tensor(self, key: str) -> Recipe:
+        """The tensor `key`, read from the base and the adapters together."""
+        return Source(key_of(self.number, key))
+
     def error(self, fault: str) -> WeftError:
         """An error whose message goes on with `fault` after the name of the adapter."""
         return WeftError(f"the adapter {self.path}{fault}")
@@ -93,6 +100,11 @@ class Adapter:
     def shown(self, *keys: str) -> str:
         """Return the tensors called `keys` with their shapes, for errors."""
         return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
+
+
+def key_of(number: int, key: str) -> str:
+    """The key of the tensor `key` of that adapter among those of the base and all adapters."""
+    return f"adapter{number}:{key}"
 
 
 def is_adapter(folder: Path) -> bool:
@@ -113,8 +125,8 @@ def open_reader(folder: Path) -> SafetensorsFile:
     return SafetensorsFile(folder / ADAPTER_WEIGHTS)
 
 
-def read_adapter(folder: Path) -> Adapter:
-    """Read the adapter in `folder`.
+def read_adapter(folder: Path, number: int = 0) -> Adapter:
+    """Read the adapter in `folder`, of that `number` among those that are merged.
 
     Raises:
         WeftError: naming the file, key or tensor that is missing, unsound or cannot be merged.
@@ -123,7 +135,7 @@ def read_adapter(folder: Path) -> Adapter:
         raise WeftError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}")
     config = read_json(folder / ADAPTER_CONFIG)
     _check_config(config, folder / ADAPTER_CONFIG)
-    adapter = Adapter(folder, config, open_reader(folder))
+    adapter = Adapter(folder, number, config, open_reader(folder))
     modules: dict[tuple[str, int], Update] = {}
     for key in adapter.reader.tensors:
         if not adapter.reader.dtype(key).is_float:

@@ -91,6 +91,11 @@ def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup
     return Lookup(keys, default, reciprocal)
 
 
+def required(config: Config, *names: str) -> tuple[Any, ...]:
+    """The values under the keys `names`, all of which must be there."""
+    return tuple(key(name)(config) for name in names)
+
+
 def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
     """The rule for a setting that is what `make` says in the layers that are `chosen`, and None in the others."""
 

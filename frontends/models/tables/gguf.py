@@ -13,7 +13,7 @@ from typing import Any
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import GatedMLP, MoE
-from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key
+from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key, required
 from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
 from .templates import packed_parts
@@ -122,15 +122,10 @@ def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rul
 
     def make(config: Config) -> MoE:
         wide = config.get("expert_shared_feed_forward_length")
-        return MoE(
-            key("expert_count")(config),
-            key("expert_feed_forward_length", "feed_forward_length")(config),
-            key("expert_used_count")(config),
-            renormalize=renormalize,
-            shared=GatedMLP(wide) if wide else None,
-            shared_gate=shared_gate,
-            **options,
-        )
+        count, k = required(config, "expert_count", "expert_used_count")
+        hidden = key("expert_feed_forward_length", "feed_forward_length")(config)
+        shared = GatedMLP(wide) if wide else None
+        return MoE(count, hidden, k, renormalize=renormalize, shared=shared, shared_gate=shared_gate, **options)
 
     return per_layer(make, SPARSE)
 
