@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,12 @@ def _from_gguf(spec: str, path: Path) -> Model:
     before = stamps([path])
     reader, loaded = load_gguf(path)
     return Model(
-        loaded.graph,
-        spec,
-        f"GGUF file {path.name}",
-        module=loaded.module,
-        settings=loaded.settings,
-        tokenizer=(lambda out: write_tokenizer(reader.metadata, out)) if has_tokenizer(reader.metadata) else None,
-        unread=loaded.unread,
-        ignored=loaded.ignored,
+        spec=spec,
+        description=f"GGUF file {path.name}",
+        tokenizer=partial(write_tokenizer, reader.metadata) if has_tokenizer(reader.metadata) else None,
         files=(path,),
         stamps=before,
+        **vars(loaded),
     )
 
 

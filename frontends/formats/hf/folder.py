@@ -110,10 +110,6 @@ class Folder:
         """
         return dequantized(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
-    def write_tokenizer(self, out: Path) -> None:
-        """Copy the tokenizer's files into folder `out`."""
-        copy_tokenizer(self.path, out)
-
     def token_facts(self) -> dict[str, Any]:
         """Special tokens in the form of graph.meta: generation_config.json before config.json."""
 
