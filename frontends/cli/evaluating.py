@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -84,7 +84,7 @@ def _named(pipelines: Iterable[str]) -> dict[str, str]:
 def _show(evaluation: Evaluation) -> None:
     echo(f"{evaluation.tokens:,} tokens of {evaluation.text}, in windows of {evaluation.context}\n")
     columns = ("model", *_COLUMNS)
-    shown = [(score.name, *(_cell(score, column) for column in _COLUMNS)) for score in evaluation.scores]
+    shown = [(score.name, *(cell(score) for cell in _COLUMNS.values())) for score in evaluation.scores]
     used = [i for i in range(len(columns)) if any(row[i] for row in shown)]
     rows = [[row[i] for i in used] for row in shown]
     table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
@@ -97,22 +97,17 @@ def _show(evaluation: Evaluation) -> None:
         table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
 
 
-_COLUMNS = ("NLL", "perplexity", "KL", "agreement", "cosine", "ms/token", "parameters", "cache/token")
+_COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" where it does not apply
+    "NLL": lambda score: _number(score.nll, "{:.4f}"),
+    "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
+    "KL": lambda score: _number(score.kl, "{:.3g}"),
+    "agreement": lambda score: _number(score.agreement, "{:.2%}"),
+    "cosine": lambda score: _number(score.cosine, "{:.4f}"),
+    "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
+    "parameters": lambda score: count(score.parameters) if score.parameters else "",
+    "cache/token": lambda score: size(score.cache_bytes) if score.cache_bytes else "",
+}
 
 
-def _cell(score: Score, column: str) -> str:
-    """Format one column of a score; "" if it does not apply."""
-    numbers = {
-        "NLL": (score.nll, "{:.4f}"),
-        "perplexity": (score.perplexity, "{:.4g}"),
-        "KL": (score.kl, "{:.3g}"),
-        "agreement": (score.agreement, "{:.2%}"),
-        "cosine": (score.cosine, "{:.4f}"),
-        "ms/token": (score.seconds * 1e3, "{:.3g}"),
-    }
-    if column in numbers:
-        number, form = numbers[column]
-        return "" if number is None else form.format(number)
-    if column == "parameters":
-        return count(score.parameters) if score.parameters else ""
-    return size(score.cache_bytes) if score.cache_bytes else ""
+def _number(number: float | None, form: str) -> str:
+    return "" if number is None else form.format(number)

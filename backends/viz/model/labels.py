@@ -100,8 +100,7 @@ def _leaf(part: Part) -> Label:
         return Label(part.name, v.types[:1], kind)
     if v.op in SYMBOLS and len(v.reads) == 2:
         return Label(part.name, (), "stream" if v.op == "add" else "tensor", SYMBOLS[v.op])
-    lines = [line for line in (detail(v),) if line]
-    return Label(titled(v), (part.name, *lines), kind)
+    return Label(titled(v), (part.name, *filter(None, [detail(v)])), kind)
 
 
 def titled(v: Vertex) -> str:
@@ -173,9 +172,8 @@ def _group(part: Part) -> Label:
     attention = next((v for v in ops.values() if v.attends), None)
     if attention is not None:
         turned = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
-        return Label(
-            _named(part, attention), (part.name, " · ".join([*_attention_facts(attention), *turned])), "attention"
-        )
+        facts = " · ".join([*_attention_facts(attention), *turned])
+        return Label(_named(part, attention), (part.name, facts), "attention")
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
         return Label(RECURRENT[recurrent], (part.name, _TITLE[recurrent].lower()), "recurrence")
     if "Attention" in ops or ("Softmax" in ops and [v.op for v in vertices].count("matmul") > 1):
