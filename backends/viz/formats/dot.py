@@ -14,13 +14,12 @@ from .style import EVERY, LIGHT
 SPECIAL = re.compile(r'["\\]')
 
 
-def dot(placed: Placed, sheet: Sheet | None = None) -> str:
+def dot(placed: Placed, sheet: Sheet) -> str:
     """`placed` as a directed graph in the language DOT."""
-    named = ids(placed)
-    title = sheet.title if sheet else placed.shape.label.title
+    named, title = ids(placed), _quoted(sheet.title)
     lines = [
-        f"digraph {_quoted(title)} {{",
-        f'  graph [label={_quoted(title)}, labelloc=t, fontname="Inter, Helvetica", fontsize=14]',
+        f"digraph {title} {{",
+        f'  graph [label={title}, labelloc=t, fontname="Inter, Helvetica", fontsize=14]',
         '  node [shape=box, style="rounded,filled", fontname="Inter, Helvetica", fontsize=11]',
         f"  edge [color={_quoted(LIGHT.line)}, arrowsize=0.7]",
         *(line for p in placed.inner for line in _boxes(p, named, 1)),

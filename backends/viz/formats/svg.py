@@ -23,24 +23,19 @@ ARROW = (
 )
 
 
-def svg(root: Shape, opened: Collection[str], sheet: Sheet | None = None, dark: bool = False) -> str:
+def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) -> str:
     """The picture of `root`, the shapes in `opened` open, and its fact sheet."""
     placed = layout(root, opened)
     wide, high = drawn_size(placed)
-    head = list(_head(sheet, wide + BESIDE + SHEET)) if sheet else []
-    top = AROUND + (head[-1][0] + 24 if head else 0)
-    beside = list(_sheet(sheet, placed)) if sheet else []
-    left = AROUND + wide + BESIDE
-    whole_width = left + SHEET + AROUND if sheet else wide + 2 * AROUND
-    whole_height = top + max(high, beside[-1][0] if beside else 0) + AROUND
-    w, h = round(whole_width), round(whole_height)
-    title = sheet.title if sheet else root.label.title
+    head, beside = list(_head(sheet, wide + BESIDE + SHEET)), list(_sheet(sheet, placed))
+    left, top = AROUND + wide + BESIDE, AROUND + (head[-1][0] + 24 if head else 0)
+    w, h = round(left + SHEET + AROUND), round(top + max(high, beside[-1][0]) + AROUND)
     palette = colours(dark)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
             'aria-labelledby="title desc">',
-            f'<title id="title">{text(title)}</title>',
+            f'<title id="title">{text(sheet.title)}</title>',
             f'<desc id="desc">{text(in_words(root, sheet))}</desc>',
             f"<style>{faces()}\n{rules(palette.__getitem__)}</style>",
             f"<defs>{ARROW}</defs>",
