@@ -29,13 +29,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
-SPECIAL_TOKENS = (
-    "bos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
+SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of sentence-transformers: ours
 
 

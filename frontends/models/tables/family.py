@@ -308,12 +308,9 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
     for name in _DEPTHS:
         value = config.get(name)
         if isinstance(value, int) and value > most:
-            has = (
-                f"and its checkpoint has {len(keys)} tensors in all"
-                if most == len(keys)
-                else f"and {most} are the most"
-            )
-            raise WeftError(f"{source}: {name}={shown(value)} layers, {has}; the config is damaged or another model's")
+            has = f"its checkpoint has {most} tensors in all" if most == len(keys) else f"{most} are the most"
+            what = "the config is damaged or another model's"
+            raise WeftError(f"{source}: {name}={shown(value)} layers, and {has}; {what}")
 
 
 def describe(
