@@ -49,7 +49,7 @@ class Part:
 
     @property
     def times(self) -> str:
-        """How often the part is computed, to write behind its title: " × 12"; "" if once."""
+        """The number of times that the part is computed, to write behind its title: " × 12"; "" if once."""
         return f" × {self.count}" if self.count > 1 else ""
 
     def all_vertices(self) -> Iterator[Vertex]:

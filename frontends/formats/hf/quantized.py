@@ -7,6 +7,7 @@ tile, mostly 128 · 128, has a scale. Only weights: what such models round activ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def dequantized(reader: TensorReader, config: Mapping[str, Any], source: str) ->
 
 
 @dataclass(frozen=True)
-class Quantized:
+class Quantized(ABC):
     """A tensor that a checkpoint stores as two others: codes and their scales."""
 
     codes: str
@@ -61,8 +62,9 @@ class Quantized:
     def dtype(self, reader: TensorReader) -> DType:
         return reader.dtype(self.codes)
 
+    @abstractmethod
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        raise NotImplementedError
+        """Rows `start:stop` of axis 0, as float32."""
 
 
 @dataclass(frozen=True)

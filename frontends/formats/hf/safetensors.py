@@ -10,6 +10,7 @@ import math
 import os
 import re
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,11 +146,12 @@ def _widened(raw: Array, dtype: DType) -> Array:
     return raw.astype(np.float32, copy=False) if dtype.is_float else raw
 
 
-class Rerouted:
-    """A reader whose tensors are those of other readers; `find` says of which, and what it calls them."""
+class Rerouted(ABC):
+    """A reader whose tensors are those of other readers."""
 
+    @abstractmethod
     def find(self, key: str) -> tuple[TensorReader, str]:
-        raise NotImplementedError
+        """The reader that has tensor `key`, and what it calls that."""
 
     def shape(self, key: str) -> tuple[int, ...]:
         reader, name = self.find(key)
