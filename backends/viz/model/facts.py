@@ -29,6 +29,11 @@ class Facts:
     state: tuple[int, int]
     known: bool
 
+    @property
+    def flops(self) -> Size:
+        """FLOPs for all tokens of a text."""
+        return self.work.flops
+
     def to_dict(self, tokens: int, item: int) -> dict[str, int]:
         """The numbers that a page shows for a text of so many tokens, where a number takes `item` bytes.
 

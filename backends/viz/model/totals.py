@@ -37,8 +37,7 @@ class Totals:
 def totals(network: Network, tokens: int) -> Totals:
     """Those of `network`, for a text of so many tokens."""
     totals = facts(Part(network.name, "", network.vertices))
-    flops = totals.work.flops
-    binding = dict.fromkeys(sizes.names(flops), tokens) | {"batch": 1, "past": 0}
+    binding = dict.fromkeys(sizes.names(totals.flops), tokens) | {"batch": 1, "past": 0}
     numbers, others = totals.state
     weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()
     stored: Counter[str] = Counter()
@@ -47,7 +46,7 @@ def totals(network: Network, tokens: int) -> Totals:
     return Totals(
         len(network.vertices),
         totals.parameters + sum(w.learned for w in network.unread),
-        sizes.evaluate(flops, binding),
+        sizes.evaluate(totals.flops, binding),
         sum(totals.cache.values()) * ITEM,
         numbers * ITEM + others,
         stored.total(),
