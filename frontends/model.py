@@ -62,6 +62,12 @@ class Model(Displayable):
         """
         check_unchanged(self.stamps)
 
+    def origin(self, format: str) -> Path | None:
+        """The checkpoint that the graph reads, if it is of that `format` (safetensors, gguf) and still there."""
+        source = self.graph.meta.get("source")
+        path = Path(source["path"]) if isinstance(source, Mapping) and source.get("format") == format else None
+        return path if path is not None and path.exists() else None
+
     def _label(self, path: Path) -> str:
         """The name of one of the `files` in records: those of adapters share theirs."""
         at = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)

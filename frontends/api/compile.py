@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
@@ -12,6 +12,7 @@ from typing import Unpack
 from weft.backends import DEFAULT_TARGET
 from weft.backends.options import OptionKeywords
 from weft.backends.storage import MANIFEST, check_free, seal, whole_folder
+from weft.backends.storage.safetensors import Progress
 from weft.backends.targets import TARGETS
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
@@ -25,8 +26,6 @@ from .rewriting import pipeline_text
 from .source.sources import load_source
 
 MAX_LENGTH = 4096  # where neither the model nor the user says
-
-Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 @dataclass
@@ -122,20 +121,8 @@ def compile(
         manifest = record(graph, backend, dtype, length, str(pipeline), model, hashes())
         seal(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()
-    times = list(clock.items())
-    seconds = {name: t - before for (_, before), (name, t) in itertools.pairwise(times)}
-    return CompileReport(
-        Path(out),
-        target,
-        dtype,
-        model,
-        graph,
-        report,
-        total,
-        seconds,
-        built.trace,
-        notes,
-    )
+    seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
+    return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes)
 
 
 def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:

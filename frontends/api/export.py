@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from weft.backends.storage import check_free
+from weft.backends.storage.safetensors import Progress
 from weft.ir.errors import WeftError
 from weft.passes import Report
 
@@ -17,8 +18,6 @@ from .source.sources import load_source
 FORMATS = ("hf", "safetensors", "gguf")
 _FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
 _OTHERS = {".onnx": "`weft compile` writes", ".weft": "`weft opt` writes", ".bin": "pickles are", ".pt": "pickles are"}
-
-Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 def export(

@@ -47,7 +47,7 @@ def _operands(op: Op) -> str:
 
 
 def _signature(op: Op) -> str:
-    return "; ".join(part for part in (_operands(op), ", ".join(op.attrs)) if part)
+    return "; ".join(filter(None, (_operands(op), ", ".join(op.attrs))))
 
 
 def first_sentence(doc: str) -> str:
@@ -58,6 +58,7 @@ def first_sentence(doc: str) -> str:
 
 
 def _show_op(op: Op) -> None:
+    from weft.backends.targets import TARGETS
     from weft.ir.op import type_name
     from weft.ir.recipes.spelling import spell
 
@@ -73,18 +74,12 @@ def _show_op(op: Op) -> None:
     }
     for key, value in facts.items():
         echo(f"{key}: {value}")
-    _show_lowerings(op)
-    echo("cases:")
-    for line in _cases(op):
-        echo(f"  {line}")
-
-
-def _show_lowerings(op: Op) -> None:
-    from weft.backends.targets import TARGETS
-
     echo("lowered by:")
     for name, target in TARGETS.items():
         echo(f"  {name}: {', '.join(target.lowerings(op.name)) or ('its body' if op.has_body else 'nothing')}")
+    echo("cases:")
+    for line in _cases(op):
+        echo(f"  {line}")
 
 
 def _cases(op: Op) -> list[str]:

@@ -10,8 +10,8 @@ import click
 from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
-from .completion import complete_dtypes, complete_pipelines, complete_sources, complete_targets
-from .options import TargetOption, adapter_option
+from .completion import complete_dtypes, complete_sources, complete_targets
+from .options import TargetOption, adapter_option, passes_option, seed_option
 from .shown import echo, note, progress, size
 
 if TYPE_CHECKING:
@@ -56,13 +56,10 @@ def _target_options() -> list[click.Option]:
     help="What the model is for: {targets}; see `weft targets`.",
 )
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
-@click.option(
-    "-p",
-    "--passes",
+@passes_option(
+    "The pipeline: names with arguments, `-name` leaves one out; or @FILE that holds it.",
     default="default",
     show_default=True,
-    shell_complete=complete_pipelines,
-    help="The pipeline: names with arguments, `-name` leaves one out; or @FILE that holds it.",
 )
 @click.option(
     "--max-length", type=int, help="Maximum tokens of prompt and answer together; default: the model's context."
@@ -75,24 +72,8 @@ def _target_options() -> list[click.Option]:
 @click.option(
     "--trace", is_flag=True, help="Report the rewrites of each pass, and refused lowerings with their reasons."
 )
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
-)
-def compile_command(
-    source: str,
-    out: str,
-    target: str,
-    dtype: str | None,
-    passes: str,
-    max_length: int | None,
-    dump_ir: str | None,
-    verify: bool,
-    adapters: tuple[str, ...],
-    trace: bool,
-    explain: bool,
-    seed: int,
-    **options: Any,
-) -> None:
+@seed_option
+def compile_command(source: str, out: str, target: str, trace: bool, explain: bool, seed: int, **options: Any) -> None:
     """Compile SOURCE into a folder: the model, its configuration and tokenizer, and a manifest.
 
     An older folder is replaced only when the new one is complete. Architectures without a checkpoint (presets,
@@ -115,20 +96,8 @@ def compile_command(
         explaining = in_words([other.name for other in TARGETS.values() if other.explains])
         raise WeftError(f"--explain supports {explaining} only, not {target}; --trace shows how ops are lowered")
     with progress(f"reading {source}") as step:
-        report = compile(
-            source,
-            out,
-            target=target,
-            dtype=dtype,
-            passes=passes,
-            max_length=max_length,
-            seed=seed,
-            dump_ir=dump_ir,
-            verify=verify,
-            adapters=adapters,
-            progress=step,
-            **{name: value for name, value in options.items() if value is not None},
-        )
+        options = {name: value for name, value in options.items() if value is not None}
+        report = compile(source, out, target=target, seed=seed, progress=step, **options)
     tell_random(report, seed)
     for line in report.notes:
         note(line)

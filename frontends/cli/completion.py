@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -38,10 +39,23 @@ def _offer(names: Iterable[str], typed: str, before: str = "") -> list[Completio
     return [CompletionItem(before + name) for name in names if name.startswith(typed)]
 
 
-def complete_targets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from weft.backends.targets import TARGETS
+def _completes(
+    module: str, registry: str, order: Callable[[Iterable[str]], Iterable[str]] = list
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Complete the names in a registry, which `module` has or makes; it is imported when somebody asks."""
 
-    return _offer(TARGETS, typed)
+    def complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+        known = getattr(importlib.import_module(module), registry)
+        return _offer(order(known() if callable(known) else known), typed)
+
+    return complete
+
+
+complete_targets = _completes("weft.backends.targets", "TARGETS")
+complete_presets = _completes("weft.frontends", "PRESETS")
+complete_families = _completes("weft.frontends.models.families", "FAMILIES", sorted)
+complete_ops = _completes("weft.ir", "OPS", sorted)
+complete_passes = _completes("weft.passes", "all_passes")
 
 
 def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -52,33 +66,9 @@ def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> l
     return _offer(known, typed)
 
 
-def complete_presets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from .. import PRESETS
-
-    return _offer(PRESETS, typed)
-
-
-def complete_families(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from ..models.families import FAMILIES
-
-    return _offer(sorted(FAMILIES), typed)
-
-
 def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Presets by name, and any path."""
     return [*complete_presets(ctx, param, typed), CompletionItem(typed, type="file")]
-
-
-def complete_ops(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from weft.ir import OPS
-
-    return _offer(sorted(OPS), typed)
-
-
-def complete_passes(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    from weft.passes import all_passes
-
-    return _offer(all_passes(), typed)
 
 
 def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:

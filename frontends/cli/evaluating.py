@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .completion import complete_pipelines, complete_sources
+from .completion import complete_sources
+from .options import device_option, passes_option
 from .shown import as_json, count, echo, progress, size, table
 
 if TYPE_CHECKING:
@@ -19,13 +20,10 @@ if TYPE_CHECKING:
 @click.argument("models", nargs=-1, shell_complete=complete_sources, metavar="[MODEL]...")
 @click.option("--against", required=True, shell_complete=complete_sources, help="The original to compare with.")
 @click.option("--text", required=True, type=click.Path(), help="The file to read, in UTF-8; encoders embed its lines.")
-@click.option(
-    "-p",
-    "--passes",
+@passes_option(
+    "NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
     "pipelines",
     multiple=True,
-    shell_complete=complete_pipelines,
-    help="NAME=PIPELINE, or a pipeline: also score this variant of the original; may be given several times.",
 )
 @click.option(
     "--adapter",
@@ -44,24 +42,10 @@ if TYPE_CHECKING:
     help="Window length in tokens; default: 512, or the models' context if shorter.",
 )
 @click.option("--layers", is_flag=True, help="Also show how far each layer's output is from the original's.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
-)
+@device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
-def eval_command(
-    models: tuple[str, ...],
-    against: str,
-    text: str,
-    pipelines: tuple[str, ...],
-    adapters: tuple[str, ...],
-    tokens: int,
-    context: int | None,
-    layers: bool,
-    device: str,
-    trust: bool,
-    wants_json: bool,
-) -> None:
+def eval_command(models: tuple[str, ...], pipelines: tuple[str, ...], wants_json: bool, **options: Any) -> None:
     """Score each MODEL (a compiled folder, or any SOURCE) and the original on a text, side by side.
 
     Decoders: the negative log-likelihood (NLL) of a token in nats, perplexity, KL divergence from the original, how
@@ -78,19 +62,7 @@ def eval_command(
     from ..api.verify.evaluation import evaluate
 
     with progress("opening", "steps") as step:
-        evaluation = evaluate(
-            models,
-            against=against,
-            text=text,
-            rewrites=_named(pipelines),
-            adapters=adapters,
-            tokens=tokens,
-            context=context,
-            layers=layers,
-            device=device,
-            trust=trust,
-            progress=step,
-        )
+        evaluation = evaluate(models, rewrites=_named(pipelines), progress=step, **options)
     if wants_json:
         echo(as_json(evaluation.json()))
     else:
@@ -112,7 +84,7 @@ def _named(pipelines: Iterable[str]) -> dict[str, str]:
 def _show(evaluation: Evaluation) -> None:
     echo(f"{evaluation.tokens:,} tokens of {evaluation.text}, in windows of {evaluation.context}\n")
     columns = ("model", *_COLUMNS)
-    shown = [(score.name, *(_cell(score, column) for column in _COLUMNS)) for score in evaluation.scores]
+    shown = [(score.name, *(cell(score) for cell in _COLUMNS.values())) for score in evaluation.scores]
     used = [i for i in range(len(columns)) if any(row[i] for row in shown)]
     rows = [[row[i] for i in used] for row in shown]
     table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
@@ -125,22 +97,17 @@ def _show(evaluation: Evaluation) -> None:
         table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
 
 
-_COLUMNS = ("NLL", "perplexity", "KL", "agreement", "cosine", "ms/token", "parameters", "cache/token")
+_COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" where it does not apply
+    "NLL": lambda score: _number(score.nll, "{:.4f}"),
+    "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
+    "KL": lambda score: _number(score.kl, "{:.3g}"),
+    "agreement": lambda score: _number(score.agreement, "{:.2%}"),
+    "cosine": lambda score: _number(score.cosine, "{:.4f}"),
+    "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
+    "parameters": lambda score: count(score.parameters) if score.parameters else "",
+    "cache/token": lambda score: size(score.cache_bytes) if score.cache_bytes else "",
+}
 
 
-def _cell(score: Score, column: str) -> str:
-    """Format one column of a score; "" if it does not apply."""
-    numbers = {
-        "NLL": (score.nll, "{:.4f}"),
-        "perplexity": (score.perplexity, "{:.4g}"),
-        "KL": (score.kl, "{:.3g}"),
-        "agreement": (score.agreement, "{:.2%}"),
-        "cosine": (score.cosine, "{:.4f}"),
-        "ms/token": (score.seconds * 1e3, "{:.3g}"),
-    }
-    if column in numbers:
-        number, form = numbers[column]
-        return "" if number is None else form.format(number)
-    if column == "parameters":
-        return count(score.parameters) if score.parameters else ""
-    return size(score.cache_bytes) if score.cache_bytes else ""
+def _number(number: float | None, form: str) -> str:
+    return "" if number is None else form.format(number)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from .completion import complete_pipelines, complete_sources
+from .completion import complete_sources
 from .opting import tell
-from .options import adapter_option
+from .options import adapter_option, passes_option, seed_option
 from .shown import note, progress
 
 
@@ -14,36 +16,18 @@ from .shown import note, progress
 @click.argument("source", shell_complete=complete_sources)
 @click.option(
     "--format",
-    "kind",
     metavar="hf|safetensors|gguf",
     help="What to write; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
-@click.option(
-    "-p",
-    "--passes",
-    default="",
-    shell_complete=complete_pipelines,
-    help="A pipeline to rewrite it by, or @FILE that holds one.",
-)
+@passes_option("A pipeline to rewrite it by, or @FILE that holds one.", default="")
 @click.option(
     "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
 )
 @adapter_option
 @click.option("--trace", is_flag=True, help="Report on stderr: rewrites and skipped places of each pass.")
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
-)
-def export_command(
-    source: str,
-    kind: str | None,
-    out: str,
-    passes: str,
-    dtype: str | None,
-    adapters: tuple[str, ...],
-    trace: bool,
-    seed: int,
-) -> None:
+@seed_option
+def export_command(source: str, out: str, passes: str, trace: bool, **options: Any) -> None:
     """Write SOURCE, rewritten or not, as a checkpoint of another library.
 
     hf: a folder for transformers' AutoModelForCausalLM; gguf: a file for llama.cpp. Both need a family with the same
@@ -63,17 +47,7 @@ def export_command(
 
     report = Report(priced=trace)
     with progress(f"reading {source}") as step:
-        family = export(
-            source,
-            out,
-            format=kind,
-            passes=passes,
-            dtype=dtype,
-            seed=seed,
-            adapters=adapters,
-            report=report,
-            progress=step,
-        )
+        family = export(source, out, passes=passes, report=report, progress=step, **options)
     tell(report, passes, trace)
     if family:
         note(f"{out} is a {family} model")

@@ -65,13 +65,9 @@ def inspect_command(
 
 
 def _show(inspection: Inspection) -> None:
-    from ..api.inspect.inspection import COLUMNS, NUMERIC, facts, remarks, rows
+    from ..api.inspect.inspection import COLUMNS, NUMERIC, facts, named_lines, remarks, rows
 
-    known = facts(inspection)
-    width = max(len(name) for name, _ in known)
-    for name, value in known:
-        echo(f"{name:<{width}}  {value}")
-    echo()
+    echo("\n".join([*named_lines(facts(inspection)), ""]))
     table(COLUMNS, rows(inspection), right=" ".join(NUMERIC))
     for title, keys in remarks(inspection):
         echo("\n".join(["", f"{title}:", *(f"  {key}" for key in keys)]))

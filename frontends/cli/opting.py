@@ -15,8 +15,8 @@ from weft.backends.storage import check_free, whole_file
 from weft.ir.errors import WeftError
 
 from .compiling import FOLDER
-from .completion import complete_pipelines, complete_sources
-from .options import adapter_option
+from .completion import complete_sources
+from .options import adapter_option, passes_option
 from .passes_catalog import list_passes
 from .shown import echo, note, progress
 
@@ -35,13 +35,7 @@ def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
 
 @click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option(
-    "-p",
-    "--passes",
-    default="",
-    shell_complete=complete_pipelines,
-    help="The pipeline, or @FILE that holds it; without one nothing changes.",
-)
+@passes_option("The pipeline, or @FILE that holds it; without one nothing changes.", default="")
 @click.option(
     "-o",
     "--out",
@@ -153,22 +147,16 @@ def _is_folder(out: str) -> bool:
 
 def _piped(complete: bool, adapters: Sequence[str]) -> Model:
     """The model whose text is on stdin; its checkpoint need be there only if the model must be `complete`."""
-    from weft.ir import parse, verify
     from weft.ir.documents import decoded
     from weft.ir.text.parser import MOST_BYTES
 
-    from ..api.source.sources import open_reader
-    from ..formats.weft.metadata import check_metadata
+    from ..api.source.sources import graph_of_text
     from ..model import Model
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
-    graph = parse(decoded(sys.stdin.buffer.read(MOST_BYTES), "<stdin>"), "<stdin>")
-    check_metadata(graph, "<stdin>")
-    if complete:
-        open_reader(graph, "<stdin>")
-    verify(graph, recipes=complete)
-    return Model(graph, "-", "IR text on stdin")
+    text = decoded(sys.stdin.buffer.read(MOST_BYTES), "<stdin>")
+    return Model(graph_of_text(text, "<stdin>", complete), "-", "IR text on stdin")
 
 
 def _text(graph: Graph) -> str:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import click
+
+from .completion import complete_pipelines
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 class TargetOption(click.Option):
@@ -15,6 +22,12 @@ class TargetOption(click.Option):
         return super().get_help_record(ctx)
 
 
+device_option = click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+)
+seed_option = click.option(
+    "--seed", default=0, show_default=True, help="Seed of the random weights of a model without a checkpoint."
+)
 adapter_option = click.option(
     "--adapter",
     "adapters",
@@ -23,3 +36,8 @@ adapter_option = click.option(
     metavar="DIR",
     help="A PEFT adapter (LoRA, DoRA) to merge into SOURCE; given several times, they are merged in that order.",
 )
+
+
+def passes_option(help: str, name: str = "passes", **more: Any) -> Callable[[T], T]:
+    """The option of a pipeline."""
+    return click.option("-p", "--passes", name, shell_complete=complete_pipelines, help=help, **more)

@@ -16,7 +16,7 @@ from weft.ir.errors import WeftError
 from .compiling import tell_random
 from .completion import complete_sources, complete_targets
 from .guard import complain
-from .options import TargetOption, adapter_option
+from .options import TargetOption, adapter_option, device_option
 from .shown import echo, note, printable, progress
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def _token_ids(ctx: click.Context, option: click.Parameter, text: str | None) ->
     help="Pooling of an encoder; default: the model's own.",
 )
 @click.option("--normalize/--no-normalize", default=None, help="Scale an encoder's vector to unit length or not.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
-)
+@device_option
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; default: one a core.")
 @click.option("--trust", is_flag=True, help="Run the Python of a folder compiled for PyTorch.")
 @click.option("--check", is_flag=True, help="First compare the files of a compiled folder with their checksums.")
@@ -74,9 +72,7 @@ def run_command(
     ids: list[int] | None,
     chat: bool,
     system: str | None,
-    max_tokens: int,
     beams: int,
-    stop: tuple[str, ...],
     pooling: str | None,
     normalize: bool | None,
     device: str,
@@ -85,7 +81,7 @@ def run_command(
     trust: bool,
     check: bool,
     adapters: tuple[str, ...],
-    **sampling: Any,
+    **generation: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE (which is compiled into a temporary folder first).
 
@@ -116,12 +112,11 @@ def run_command(
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
         prompt = sys.stdin.read().removesuffix("\n")
-    for text in (prompt, system, *stop):
+    for text in (prompt, system, *generation["stop"]):
         check_text("the prompt" if text is prompt else repr(text), text or "")
-    chosen = {k: v for k, v in sampling.items() if v is not None}
-    if chosen.keys() & {"top_k", "top_p", "min_p"}:
-        chosen.setdefault("temperature", 1.0)
-    options = {"max_tokens": max_tokens, "stop": stop, **chosen}
+    options = {k: v for k, v in generation.items() if v is not None}
+    if options.keys() & {"top_k", "top_p", "min_p"}:
+        options.setdefault("temperature", 1.0)
 
     with _opened(source, device, threads, target, adapters, text=ids is None, trust=trust, check=check) as model:
         if isinstance(model, Encoder):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from .options import device_option
 from .shown import as_json, echo, progress
 
 if TYPE_CHECKING:
@@ -19,22 +20,11 @@ DIFFERENT = 1
 @click.option("--against", type=click.Path(), help="A Hugging Face folder to run by transformers as the reference.")
 @click.option("--prompt", help="The text to compare on; default: a stock sentence.")
 @click.option("--tokens", type=click.IntRange(0), default=16, show_default=True, help="Decode steps after the prompt.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
-)
+@device_option
 @click.option("--trust", is_flag=True, help="Run the code that the folder names: model.py, an architecture file.")
 @click.option("--json", "wants_json", is_flag=True, help="The result as JSON.")
 @click.pass_context
-def verify_command(
-    ctx: click.Context,
-    folder: str,
-    against: str | None,
-    prompt: str | None,
-    tokens: int,
-    device: str,
-    trust: bool,
-    wants_json: bool,
-) -> None:
+def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **options: Any) -> None:
     """Compare the compiled model in FOLDER with its reference; exit status 1 if they differ beyond rounding.
 
     The checksums of its files come first. The reference is the source named in the folder's manifest, in float64 (slow
@@ -51,9 +41,7 @@ def verify_command(
     from ..api.verify.verification import verify_folder
 
     with progress("opening", "steps") as step:
-        verification = verify_folder(
-            folder, against=against, prompt=prompt, tokens=tokens, device=device, trust=trust, progress=step
-        )
+        verification = verify_folder(folder, progress=step, **options)
     if wants_json:
         from dataclasses import asdict
 
@@ -65,23 +53,21 @@ def verify_command(
 
 
 def _show(verification: Verification) -> None:
+    from ..api.inspect.inspection import named_lines
+
+    tolerance = f"(tolerance for {verification.dtype}: {verification.tolerance:.2g})"
     rows = [
         ("reference", verification.reference),
         ("positions compared", str(verification.positions)),
         ("largest error", f"{verification.max_absolute:.3g}"),
-        (
-            "relative error",
-            f"{verification.max_relative:.3g} (tolerance for {verification.dtype}: {verification.tolerance:.2g})",
-        ),
+        ("relative error", f"{verification.max_relative:.3g} {tolerance}"),
     ]
     if verification.argmax_agreement is not None:
         rows.append(("same next token", f"{verification.argmax_agreement:.2%}"))
     if verification.kl_max is not None:
         rows.append(("KL divergence", f"mean {verification.kl_mean:.3g}, largest {verification.kl_max:.3g} nats"))
     rows.append(("first diverging layer", _place(verification)))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        echo(f"{name:<{width}}  {value}")
+    echo("\n".join(named_lines(rows)))
     echo("passed" if verification.passed else "FAILED: the errors exceed the rounding tolerance")
 
 

@@ -7,7 +7,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Value
 from weft.ir.schema.visible_keys import PATTERNS
 
-from .build import Layer, fill, module, named, param, provided
+from .build import Layer, fill, module, named, named_alike, param, provided
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
 from .layers import Norm, is_causal, last_axis, linear
 from .rotary import RoPE
@@ -94,16 +94,7 @@ class Attention:
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         y = ops.attention(
             *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
-            heads=self.heads,
-            kv_heads=kv,
-            causal=causal,
-            window=self.window,
-            keep_first=self.keep_first,
-            scale=self.scale,
-            softcap=self.softcap,
-            pattern=self.pattern,
-            stride=self.stride,
-            summary=self.summary,
+            **named_alike(self, ops.attention) | {"kv_heads": kv, "causal": causal},
         )
         if self.gate:
             y = ops.mul(y, ops.sigmoid(linear(x, y.width, "gate")), name="gated")

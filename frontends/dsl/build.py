@@ -23,6 +23,7 @@ from weft.ir import ops
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param, Value
 from weft.ir.graph.origins import Origin
+from weft.ir.op import Op
 from weft.ir.recipes import Full, Normal, Recipe, Uniform
 from weft.ir.recipes.recipe import call_order
 from weft.ir.types import TensorType, dtypes
@@ -90,10 +91,15 @@ def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
 
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
     """The graph of `model` called on graph inputs of the given types; outputs are a value or a dict of named ones."""
+    return traced(model, inputs, seed, name, "output")
+
+
+def traced(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int, name: str, output: str) -> Graph:
+    """As `trace`; an only output is called `output`."""
     with building(Graph(name), seed) as graph:
         outputs = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
-        for output, value in (outputs if isinstance(outputs, dict) else {"output": outputs}).items():
-            graph.add_output(output, value)
+        for called, value in (outputs if isinstance(outputs, dict) else {output: outputs}).items():
+            graph.add_output(called, value)
     return graph
 
 
@@ -264,6 +270,11 @@ def scope(name: str) -> Iterator[None]:
 def own_name() -> str:
     """The name under which the running leaf module was called."""
     return current().frames[-1].name
+
+
+def named_alike(module: Any, op: Op) -> dict[str, Any]:
+    """The attributes of `op` that have the names of fields of `module`."""
+    return {name: value for name, value in vars(module).items() if name in op.attrs}
 
 
 # -- parameters

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from weft.ir.documents import shown
 from weft.ir.errors import WeftError
@@ -18,10 +19,11 @@ def need(module: object, condition: bool, message: str) -> None:
 
 def need_whole(module: object, *names: str, least: int = 1) -> None:
     """The fields `names` of `module` must be whole numbers from `least` on, or None."""
-    for name in names:
-        value = getattr(module, name)
-        fits = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
-        need(module, fits, f"{name}={value!r} must be a whole number of at least {least}")
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    _need_each(module, names, fits, f"a whole number of at least {least}")
 
 
 MOST_MADE = 1 << 12  # layers, states and the like; those of published models are hundreds
@@ -31,28 +33,27 @@ def need_few(module: object, *names: str) -> None:
     """The fields `names` of `module` count what is made one by one: they must be at most `MOST_MADE`, or None."""
     for name in names:
         value = getattr(module, name)
-        need(
-            module,
-            value is None or value <= MOST_MADE,
-            f"{name}={shown(value)} exceeds {MOST_MADE}, the most there can be",
-        )
+        fits = value is None or value <= MOST_MADE
+        need(module, fits, f"{name}={shown(value)} exceeds {MOST_MADE}, the most there can be")
 
 
 def need_positive(module: object, *names: str) -> None:
     """The fields `names` of `module` must be positive numbers, or None."""
-    for name in names:
-        value = getattr(module, name)
-        need(module, value is None or (_finite(value) and value > 0), f"{name}={value!r} must be a positive number")
+    _need_each(module, names, lambda value: _finite(value) and value > 0, "a positive number")
 
 
 def need_finite(module: object, *names: str) -> None:
     """The fields `names` of `module` must be numbers, or None."""
+    _need_each(module, names, _finite, "a finite number")
+
+
+def _need_each(module: object, names: Iterable[str], fits: Callable[[Any], bool], expected: str) -> None:
     for name in names:
         value = getattr(module, name)
-        need(module, value is None or _finite(value), f"{name}={value!r} must be a finite number")
+        need(module, value is None or fits(value), f"{name}={value!r} must be {expected}")
 
 
-def _finite(value: object) -> bool:
+def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -10,7 +10,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import hierarchical, noisy_logits
 
-from .build import Layer, contribute, current, fill, module, param
+from .build import Layer, contribute, current, fill, module, named_alike, param
 from .checks import need, need_activation, need_divides, need_few, need_modules, need_one_of, need_positive, need_whole
 from .layers import linear
 
@@ -125,17 +125,8 @@ class MoE:
         if self.choice == "hierarchical":
             by_group = linear(x, self.groups, "group_router")
             return hierarchical(by_group, logits, top_groups=self.top_groups, k=self.k)
-        return ops.route(
-            logits,
-            param("router.correction", (self.experts,), fill(0.0)) if self.correction else None,
-            k=self.k,
-            scoring=self.scoring,
-            renormalize=self.renormalize,
-            scale=self.scale,
-            groups=self.groups,
-            top_groups=self.top_groups,
-            group_score=self.group_score,
-        )
+        correction = param("router.correction", (self.experts,), fill(0.0)) if self.correction else None
+        return ops.route(logits, correction, **named_alike(self, ops.route))
 
     def _mixed(self, x: Value, combine: Value) -> Value:
         wide, narrow = (self.experts, self.hidden, x.width), (self.experts, x.width, self.hidden)

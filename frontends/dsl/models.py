@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Value
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Layer, building, current, module, named, param, provided, providing
+from .build import Layer, current, module, named, param, provided, providing, traced
 from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .position_bias import T5Bias
@@ -159,9 +159,7 @@ class Decoder(Displayable):
         Raises:
             WeftError: naming the module and the setting that do not fit.
         """
-        with building(Graph(name), seed) as graph:
-            logits = named(self, "")(graph.add_input("input_ids", IDS))
-            graph.add_output("logits", logits)
+        graph = traced(self, {"input_ids": IDS}, seed, name, "logits")
         describe(self, graph, "decoder")
         return graph
 
@@ -228,9 +226,7 @@ class Encoder(Displayable):
         Raises:
             WeftError: naming the module and the setting that do not fit.
         """
-        with building(Graph(name), seed) as graph:
-            inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if self.token_types else [])]
-            for output, value in named(self, "")(*[graph.add_input(n, IDS) for n in inputs]).items():
-                graph.add_output(output, value)
+        inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if self.token_types else [])]
+        graph = traced(self, dict.fromkeys(inputs, IDS), seed, name, "last_hidden_state")
         describe(self, graph, "encoder")
         return graph

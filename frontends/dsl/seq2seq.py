@@ -9,7 +9,7 @@ from weft.ir.types import TensorType
 from weft.ir.types.sizes import sym
 
 from .attention import Attention
-from .build import building, module, named, param, provided, providing
+from .build import module, param, provided, providing, traced
 from .models import IDS, Decoder, Encoder, describe, longest
 
 
@@ -75,9 +75,7 @@ class EncoderDecoder(Displayable):
         """
         source = TensorType(IDS.dtype, (IDS.shape[0], sym("source")))
         inputs = {"encoder_input_ids": source, "encoder_attention_mask": source, "input_ids": IDS}
-        with building(Graph(name), seed) as graph:
-            logits = named(self, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
-            graph.add_output("logits", logits)
+        graph = traced(self, inputs, seed, name, "logits")
         describe(self.decoder, graph, "encoder-decoder")
         graph.meta["source_context"] = longest(self.encoder)
         if self.encoder.positions is not None:

@@ -7,7 +7,7 @@ compared afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.ir import Graph, Node, Op, Param, Value, ops
 from weft.ir.errors import WeftError
@@ -42,37 +42,29 @@ def read_settings(graph: Graph) -> Settings:
         WeftError: if it is none of softmax attentions and feed-forwards.
     """
     ends = _ends(graph)
-    layers = [_layer(found) for found in _attentions(graph)]
+    layers = _attentions(graph)
     first = layers[0]
-    mixtures = _mixtures(graph)
     norm = _norm_of(first) or next((n for n in graph.nodes if n.op in _NORMS), None)
     options = {
-        "kv_heads": first.found.kv_heads,
-        "head_dim": first.found.head_dim,
+        "kv_heads": first.kv_heads,
+        "head_dim": first.head_dim,
         "context": graph.meta.get("context"),
         "norm": "layer" if norm is not None and norm.op is ops.layer_norm else "rms",
         "norm_bias": norm is not None and norm.op is ops.layer_norm and norm.operand("bias") is not None,
         "eps": norm.attrs["eps"] if norm is not None else 1e-6,
-        "arrangement": _arrangement(graph, first),
-        "residual_scale": _factor(first.found.o.output),
-        "qkv_bias": any(branch.bias is not None for layer in layers for branch in layer.found.branches),
-        "out_bias": any(_bias(layer.found.o) for layer in layers),
+        "arrangement": _arrangement(first),
+        "residual_scale": _factor(first.o.output),
+        "qkv_bias": any(branch.bias is not None for layer in layers for branch in layer.branches),
+        "out_bias": any(_bias(layer.o) for layer in layers),
         "qk_norm": _qk_norm(first),
-        "clip": next((n.attrs["high"] for n in first.found.q.between if n.op is ops.clip), None),
-        "rope": _alike([layer.rope for layer in layers]),
-        "window": _alike([layer.found.node.attrs["window"] for layer in layers]),
-        "scale": _alike([layer.found.node.attrs["scale"] for layer in layers]),
-        "softcap": first.found.node.attrs["softcap"],
+        "clip": next((n.attrs["high"] for n in first.q.between if n.op is ops.clip), None),
+        "rope": _alike([None if layer.q.rope is None else _rope(layer.q.rope) for layer in layers]),
+        "window": _alike([layer.node.attrs["window"] for layer in layers]),
+        "scale": _alike([layer.node.attrs["scale"] for layer in layers]),
+        "softcap": first.node.attrs["softcap"],
     }
-    width = first.found.o.output.width
-    return Settings(
-        layers=len(layers), dim=width, heads=first.found.heads, **options, **_dense(graph), **ends, moe=mixtures
-    )
-
-
-class _Layer(NamedTuple):
-    found: Projections
-    rope: RoPE | None
+    shape = {"layers": len(layers), "dim": first.o.output.width, "heads": first.heads, "moe": _mixtures(graph)}
+    return Settings(**shape, **options, **_dense(graph), **ends)
 
 
 def _attentions(graph: Graph) -> list[Projections]:
@@ -86,10 +78,6 @@ def _attentions(graph: Graph) -> list[Projections]:
     if not found:
         raise WeftError("the graph has no softmax attention")
     return found
-
-
-def _layer(found: Projections) -> _Layer:
-    return _Layer(found, None if found.q.rope is None else _rope(found.q.rope))
 
 
 def _rope(node: Node) -> RoPE | None:
@@ -117,12 +105,12 @@ def _reader(value: Value, *wanted: Op) -> Node | None:
     return next((n for n in value.users if n.op in wanted), None)
 
 
-def _norm_of(layer: _Layer) -> Node | None:
+def _norm_of(layer: Projections) -> Node | None:
     """The norm before the attention, or the one behind it."""
-    before = layer.found.q.linear.inputs[0]
+    before = layer.q.linear.inputs[0]
     if before is not None and before.producer is not None and before.producer.op in _NORMS:
         return before.producer
-    return _reader(layer.found.o.output, *_NORMS)
+    return _reader(layer.o.output, *_NORMS)
 
 
 def _factor(value: Value) -> float:
@@ -131,28 +119,28 @@ def _factor(value: Value) -> float:
     return 1.0 if node is None else float(node.attrs["by"])
 
 
-def _qk_norm(layer: _Layer) -> str:
-    norm = layer.found.q.norm
+def _qk_norm(layer: Projections) -> str:
+    norm = layer.q.norm
     if norm is None:
         return "none"
     if norm.output.type.rank == 3:
         return "full"
-    return "each" if any(n.op is ops.mul for n in layer.found.q.between) else "head"
+    return "each" if any(n.op is ops.mul for n in layer.q.between) else "head"
 
 
-def _arrangement(graph: Graph, layer: _Layer) -> str:
+def _arrangement(layer: Projections) -> str:
     """Name the arrangement of the first block, as `Block` does."""
-    x = layer.found.q.linear.inputs[0]
+    x = layer.q.linear.inputs[0]
     assert x is not None
     before = x.producer is not None and x.producer.op in _NORMS
-    after = _reader(layer.found.o.output, *_NORMS) is not None
+    after = _reader(layer.o.output, *_NORMS) is not None
     if not before:
         return "post_sublayer" if after else "post"
     if after:
         return "sandwich"
     assert x.producer is not None
     stream = x.producer.inputs[0]
-    inner = {branch.linear for branch in layer.found.branches}
+    inner = {branch.linear for branch in layer.branches}
     if any(n not in inner for n in x.users):
         return "parallel"
     norms = [] if stream is None else [n for n in stream.users if n.op in _NORMS and n is not x.producer]
@@ -169,13 +157,8 @@ def _dense(graph: Graph) -> dict[str, Any]:
         x = node.inputs[0]
         above = None if x is None else x.producer
         if above is not None and above.op is ops.linear:
-            bias = _bias(above) or _bias(down)
-            return {
-                "ffn": node.output.width,
-                "activation": name,
-                "gated": node.op is ops.glu,
-                "ffn_bias": bias,
-            }
+            shape = {"ffn": node.output.width, "ffn_bias": _bias(above) or _bias(down)}
+            return {**shape, "activation": name, "gated": node.op is ops.glu}
     return {}
 
 

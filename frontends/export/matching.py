@@ -129,7 +129,7 @@ class _Matcher:
             name = operands[min(i, len(operands) - 1)]
             neutral = _NEUTRAL.get((theirs.op, name))
             if mine is not None and other is not None:
-                yield from ((a, b) for a, b in self.through(mine, other, theirs))
+                yield from self.through(mine, other, theirs)
             elif isinstance(other, Param) and neutral is not None:
                 if self.found.params.setdefault(other.name, neutral) != neutral:
                     self.part(theirs, other.name, f"no {name}", "one that is shared")

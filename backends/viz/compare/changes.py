@@ -113,5 +113,5 @@ def _apart(before: Sequence[str], after: Sequence[str]) -> str:
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
     if not pairs:
         return ", ".join(before)
-    (old, shape), (_, other) = ([*text.partition("[")[::2]] for text in pairs[0])
+    (old, shape), (_, other) = (text.partition("[")[::2] for text in pairs[0])
     return old if shape == other else pairs[0][0]

@@ -14,13 +14,12 @@ from .style import EVERY, LIGHT
 SPECIAL = re.compile(r'["\\]')
 
 
-def dot(placed: Placed, sheet: Sheet | None = None) -> str:
+def dot(placed: Placed, sheet: Sheet) -> str:
     """`placed` as a directed graph in the language DOT."""
-    named = ids(placed)
-    title = sheet.title if sheet else placed.shape.label.title
+    named, title = ids(placed), _quoted(sheet.title)
     lines = [
-        f"digraph {_quoted(title)} {{",
-        f'  graph [label={_quoted(title)}, labelloc=t, fontname="Inter, Helvetica", fontsize=14]',
+        f"digraph {title} {{",
+        f'  graph [label={title}, labelloc=t, fontname="Inter, Helvetica", fontsize=14]',
         '  node [shape=box, style="rounded,filled", fontname="Inter, Helvetica", fontsize=11]',
         f"  edge [color={_quoted(LIGHT.line)}, arrowsize=0.7]",
         *(line for p in placed.inner for line in _boxes(p, named, 1)),
@@ -32,21 +31,20 @@ def dot(placed: Placed, sheet: Sheet | None = None) -> str:
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """A part, and what is in it where it is open."""
-    label, times = p.shape.label, f" × {p.shape.part.count}" if p.shape.part.count > 1 else ""
+    label, title = p.shape.label, p.shape.label.title + p.shape.part.times
     indent, name, look = "  " * depth, named[p.shape.key], EVERY[p.shape.label.kind]
     colours = f"color={_quoted(look.edge)}, fillcolor={_quoted(look.fill)}"
     if p.open:
         yield f"{indent}subgraph cluster_{name} {{"
         frame = f"color={_quoted(look.edge)}, fillcolor={_quoted(LIGHT.open)}"
-        yield f'{indent}  graph [label={_quoted(label.title + times)}, labeljust=l, style="rounded,filled", {frame}]'
+        yield f'{indent}  graph [label={_quoted(title)}, labeljust=l, style="rounded,filled", {frame}]'
         for inner in p.inner:
             yield from _boxes(inner, named, depth + 1)
         yield f"{indent}}}"
     elif label.symbol:
         yield f"{indent}{name} [label={_quoted(label.symbol)}, shape=circle, style=filled, width=0.3, {colours}]"
     else:
-        lines = (label.title + times, *label.lines)
-        yield f"{indent}{name} [label={_quoted(*lines)}, tooltip={_quoted(p.shape.key)}, {colours}]"
+        yield f"{indent}{name} [label={_quoted(title, *label.lines)}, tooltip={_quoted(p.shape.key)}, {colours}]"
 
 
 def _quoted(*lines: str) -> str:

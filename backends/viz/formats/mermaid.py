@@ -16,19 +16,17 @@ SPECIAL = re.compile(r"""["#&<>`\\\[\]{}|]""")
 OPEN = "open"  # the class of open parts
 
 
-def mermaid(placed: Placed, sheet: Sheet | None = None) -> str:
+def mermaid(placed: Placed, sheet: Sheet) -> str:
     """The flowchart of `placed`: open parts as subgraphs, kinds as classes."""
     named = ids(placed)
-    title = sheet.title if sheet else placed.shape.label.title
-    spoken = in_words(placed.shape, sheet)
     opened = [named[p.shape.key] for p in placed.all() if p.open and p is not placed]
     lines = [
         "---",
-        f"title: {json.dumps(title, ensure_ascii=False)}",
+        f"title: {json.dumps(sheet.title, ensure_ascii=False)}",
         "---",
         "flowchart TD",
-        f"    accTitle: {one_line(title)}",
-        f"    accDescr: {one_line(spoken)}",
+        f"    accTitle: {one_line(sheet.title)}",
+        f"    accDescr: {one_line(in_words(placed.shape, sheet))}",
         *(line for p in placed.inner for line in _boxes(p, named, 1)),
         *(f"    {named[a]} --> {named[b]}" for a, b in links(placed)),
         *_classes({p.shape.label.kind for p in placed.all() if p is not placed and not p.open}),
@@ -39,17 +37,17 @@ def mermaid(placed: Placed, sheet: Sheet | None = None) -> str:
 
 def _boxes(p: Placed, named: Mapping[str, str], depth: int) -> Iterator[str]:
     """A part, and what is in it where it is open."""
-    label, times = p.shape.label, f" × {p.shape.part.count}" if p.shape.part.count > 1 else ""
+    label, title = p.shape.label, _escaped(p.shape.label.title + p.shape.part.times)
     indent, name = "    " * depth, named[p.shape.key]
     if p.open:
-        yield f'{indent}subgraph {name}["{_escaped(label.title + times)}"]'
+        yield f'{indent}subgraph {name}["{title}"]'
         for inner in p.inner:
             yield from _boxes(inner, named, depth + 1)
         yield f"{indent}end"
     elif label.symbol:
         yield f'{indent}{name}(("{_escaped(label.symbol)}")):::{_class(label.kind)}'
     else:
-        lines = [f"<b>{_escaped(label.title + times)}</b>", *map(_escaped, label.lines)]
+        lines = [f"<b>{title}</b>", *map(_escaped, label.lines)]
         yield f'{indent}{name}["{"<br/>".join(lines)}"]:::{_class(label.kind)}'
 
 

@@ -25,11 +25,5 @@ def in_words(root: Shape, sheet: Sheet | None) -> str:
 
 def _parts(root: Shape) -> Iterator[str]:
     for shape in root.inner:
-        times = f" × {shape.part.count}" if shape.part.count > 1 else ""
-        inner = ", ".join(s.label.title for s in shape.inner if not s.label.symbol) if times else ""
-        yield shape.label.title + times + (f" of {inner}" if inner else "")
-
-
-def kinds(shapes: Iterator[Shape]) -> set[str]:
-    """The kinds of parts that a legend must explain."""
-    return {shape.label.kind for shape in shapes if shape.part.path}
+        inner = ", ".join(s.label.title for s in shape.inner if not s.label.symbol) if shape.part.count > 1 else ""
+        yield shape.label.title + shape.part.times + (f" of {inner}" if inner else "")

@@ -10,7 +10,7 @@ from ..layout.font import faces, width, wrapped
 from ..layout.positions import GAP, HEAD, PAD, Placed, Point, layout
 from ..layout.scene import ICON, LEADING, LINE, TITLE, Shape
 from ..model.labels import MEANINGS
-from .sheet import Sheet, in_words, kinds
+from .sheet import Sheet, in_words
 from .style import EVERY, SIGNS, borders, colours
 
 AROUND, BESIDE, SHEET = 28.0, 40.0, 320.0  # the margin, between picture and sheet, the width of a sheet
@@ -23,24 +23,19 @@ ARROW = (
 )
 
 
-def svg(root: Shape, opened: Collection[str], sheet: Sheet | None = None, dark: bool = False) -> str:
+def svg(root: Shape, opened: Collection[str], sheet: Sheet, dark: bool = False) -> str:
     """The picture of `root`, the shapes in `opened` open, and its fact sheet."""
     placed = layout(root, opened)
     wide, high = drawn_size(placed)
-    head = list(_head(sheet, wide + BESIDE + SHEET)) if sheet else []
-    top = AROUND + (head[-1][0] + 24 if head else 0)
-    beside = list(_sheet(sheet, placed)) if sheet else []
-    left = AROUND + wide + BESIDE
-    whole_width = left + SHEET + AROUND if sheet else wide + 2 * AROUND
-    whole_height = top + max(high, beside[-1][0] if beside else 0) + AROUND
-    w, h = round(whole_width), round(whole_height)
-    title = sheet.title if sheet else root.label.title
+    head, beside = list(_head(sheet, wide + BESIDE + SHEET)), list(_sheet(sheet, placed))
+    left, top = AROUND + wide + BESIDE, AROUND + (head[-1][0] + 24 if head else 0)
+    w, h = round(left + SHEET + AROUND), round(top + max(high, beside[-1][0]) + AROUND)
     palette = colours(dark)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" '
             'aria-labelledby="title desc">',
-            f'<title id="title">{text(title)}</title>',
+            f'<title id="title">{text(sheet.title)}</title>',
             f'<desc id="desc">{text(in_words(root, sheet))}</desc>',
             f"<style>{faces()}\n{rules(palette.__getitem__)}</style>",
             f"<defs>{ARROW}</defs>",
@@ -123,7 +118,7 @@ def _circle(p: Placed) -> Iterator[str]:
 def _box(p: Placed) -> Iterator[str]:
     label = p.shape.label
     yield f'<rect x="{p.x:.1f}" y="{p.y:.1f}" width="{p.width:.1f}" height="{p.height:.1f}" rx="8"/>'
-    times = f"× {p.shape.part.count}" if p.shape.part.count > 1 else ""
+    times = p.shape.part.times.strip()
     pill = width(times, TITLE, True) + 16 if times else 0
     wide = ICON + width(label.title, TITLE, True) + (8 + pill if times else 0)
     x = p.x + (12 if p.open else (p.width - wide) / 2)
@@ -175,7 +170,7 @@ def _sheet(sheet: Sheet, placed: Placed) -> Iterator[tuple[float, str]]:
             y += ROW
         y += 7
     yield y, f'<path class="rule" d="M0 {y:g}H{SHEET:g}"/>'
-    present = kinds(p.shape for p in placed.all())
+    present = {p.shape.label.kind for p in placed.all() if p.shape.part.path}
     for i, kind in enumerate(kind for kind in MEANINGS if kind in present):
         x, at = i % 2 * SHEET / 2, y + 20 + i // 2 * 25
         yield at + 18, f'<g class="k-{kind}">{_swatch(x, at, kind)}{_line(MEANINGS[kind], x + 34, at + 13, "")}</g>'

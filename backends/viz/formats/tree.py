@@ -19,22 +19,20 @@ from .style import EVERY
 WIDE = 100_000  # columns of a file: nothing is cut or wrapped
 
 
-def tree(placed: Placed, sheet: Sheet | None = None) -> RenderableType:
+def tree(placed: Placed, sheet: Sheet) -> RenderableType:
     """The parts of `placed` in lines, what is open with its parts below: name and times, what it is, its parameters."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
-    title = sheet.title if sheet else placed.shape.label.title
-    about = sheet.about if sheet else ""
-    table.add_row(Text(one_line(title), "bold"), Text(one_line(about)), _parameters(placed.shape.part))
-    for i, p in enumerate(placed.inner, 1):
-        for cells in _rows(p, "", i == len(placed.inner)):
+    table.add_row(Text(one_line(sheet.title), "bold"), Text(one_line(sheet.about)), _parameters(placed.shape.part))
+    for p in placed.inner:
+        for cells in _rows(p, "", p is placed.inner[-1]):
             table.add_row(*cells)
     return table
 
 
-def plain_tree(placed: Placed, sheet: Sheet | None = None) -> str:
+def plain_tree(placed: Placed, sheet: Sheet) -> str:
     """The same without colours."""
     file = io.StringIO()
     Console(file=file, width=WIDE, color_system=None, legacy_windows=False).print(tree(placed, sheet))
@@ -50,16 +48,12 @@ def _rows(p: Placed, before: str, last: bool) -> Iterator[tuple[Text, Text, Text
     words = [label.symbol or label.title, *lines[1:]] if known else [label.symbol] if label.symbol else lines
     style = EVERY[label.kind].edge
     yield (
-        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), _times(part)),
+        Text.assemble((before + ("└─ " if last else "├─ "), "dim"), (one_line(name), "bold"), part.times),
         Text("" if p.open and not known else one_line(" · ".join(words)), style),
         _parameters(part),
     )
-    for i, inner in enumerate(p.inner, 1):
-        yield from _rows(inner, before + ("   " if last else "│  "), i == len(p.inner))
-
-
-def _times(part: Part) -> str:
-    return f" × {part.count}" if part.count > 1 else ""
+    for inner in p.inner:
+        yield from _rows(inner, before + ("   " if last else "│  "), inner is p.inner[-1])
 
 
 def _parameters(part: Part) -> Text:

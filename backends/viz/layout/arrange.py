@@ -20,7 +20,7 @@ import networkx as nx
 from ..model.outline import Part
 from .wiring import END as END
 from .wiring import START as START
-from .wiring import Wiring, aside, wired
+from .wiring import Wiring, aside, linked, wired
 
 RAILS = 2  # values that may come along the right side of a scope
 LONGEST = 12  # rows that a line may pass; beyond, its name stands where it is read
@@ -130,10 +130,7 @@ def _tangled(box: Box) -> int:
 def _arranged(parts: list[Part], wiring: Wiring) -> Arrangement:
     """`parts` with their lines and notes."""
     links, notes = wiring.links, wiring.notes
-    graph: nx.DiGraph = nx.DiGraph()
-    graph.add_nodes_from(range(len(parts)))
-    graph.add_edges_from(links)
-    arranger = _Arranger(graph)
+    arranger = _Arranger(linked(parts, links))
     box = arranger.column(frozenset(range(len(parts))))
     places = dict(_places(box, ()))
     lines = []
@@ -249,9 +246,8 @@ class _Arranger:
     def _rows(self, members: frozenset[int]) -> Rows:
         inner = self.graph.subgraph(members)
         rank = {n: i for i, layer in enumerate(nx.topological_generations(inner)) for n in layer}
-        for n in reversed(
-            list(nx.topological_sort(inner))
-        ):  # what only later parts read stands above the first of them
+        # What only later parts read stands above the first of them.
+        for n in reversed(list(nx.topological_sort(inner))):
             below = [rank[m] for m in inner.successors(n)]
             if below and not set(inner.predecessors(n)):
                 rank[n] = min(below) - 1
@@ -276,23 +272,23 @@ class _Arranger:
 def _ordered(rows: list[list[Item | Pass]], graph: nx.DiGraph) -> list[list[Item | Pass]]:
     """The rows, each in the order of the mean place of what it reads, then of what reads it: lines cross less."""
 
-    def above(x: Item | Pass, row: Mapping[object, float]) -> list[float]:
+    def joined(x: Item | Pass, row: Mapping[object, float], above: bool) -> list[float]:
+        """The places in `row`, above or below, of what `x` has a line to."""
         if isinstance(x, Pass):
-            return [row[x] if x in row else row[Item(x.source)]] if x in row or Item(x.source) in row else []
-        return [row[s] for p in graph.predecessors(x.index) for s in (Item(p), Pass(p, x.index)) if s in row]
-
-    def below(x: Item | Pass, row: Mapping[object, float]) -> list[float]:
-        if isinstance(x, Pass):
-            return [row[x] if x in row else row[Item(x.target)]] if x in row or Item(x.target) in row else []
+            ends: list[Item | Pass] = [x, Item(x.source if above else x.target)]
+            return [row[end] for end in ends if end in row][:1]
+        if above:
+            return [row[s] for p in graph.predecessors(x.index) for s in (Item(p), Pass(p, x.index)) if s in row]
         return [row[s] for p in graph.successors(x.index) for s in (Item(p), Pass(x.index, p)) if s in row]
 
     # Barycentre heuristic (Sugiyama 1981): the fewest crossings are NP-hard to find (Garey and Johnson 1983).
     for _ in range(4):
-        for near, order in ((above, range(1, len(rows))), (below, range(len(rows) - 2, -1, -1))):
+        for above, order in ((True, range(1, len(rows))), (False, range(len(rows) - 2, -1, -1))):
             for r in order:
-                beside = rows[r - 1] if near is above else rows[r + 1]
+                beside = rows[r - 1 if above else r + 1]
                 place: dict[object, float] = {x: (i + 0.5) / len(beside) for i, x in enumerate(beside)}
                 own = {x: (i + 0.5) / len(rows[r]) for i, x in enumerate(rows[r])}
-                mean = {x: sum(columns) / len(columns) if (columns := near(x, place)) else own[x] for x in rows[r]}
+                columns = {x: joined(x, place, above) for x in rows[r]}
+                mean = {x: sum(c) / len(c) if c else own[x] for x, c in columns.items()}
                 rows[r].sort(key=mean.__getitem__)
     return rows

@@ -15,7 +15,13 @@ def links(placed: Placed) -> list[tuple[str, str]]:
     """
     closed = [p for p in placed.all() if not p.open]
     makers = {name: p.shape.key for p in closed for name in p.shape.part.made}
-    first = dict(pair for p in placed.all() if p.open for pair in _first_names(p.shape.part))
+    # What values of later times of a repeat are called in its first time.
+    first = {
+        other: one
+        for part in (p.shape.part for p in placed.all() if p.open)
+        for body in part.others
+        for one, other in zip(_made(part.children), _made(body), strict=True)
+    }
     edges: dict[tuple[str, str], None] = {}
     for p in closed:
         for name in p.shape.part.read:
@@ -29,13 +35,6 @@ def links(placed: Placed) -> list[tuple[str, str]]:
 def ids(placed: Placed) -> dict[str, str]:
     """A short name for every part by its key: n1, n2, …"""
     return {p.shape.key: f"n{i}" for i, p in enumerate(placed.all())}
-
-
-def _first_names(part: Part) -> Iterator[tuple[str, str]]:
-    """The values that later times of a repeat make, with what they are called in its first time."""
-    for body in part.others:
-        for one, other in zip(_made(part.children), _made(body), strict=True):
-            yield other, one
 
 
 def _made(parts: list[Part]) -> Iterator[str]:

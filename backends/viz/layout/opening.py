@@ -16,8 +16,9 @@ def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> 
     Raises:
         WeftError: if no part that can be opened is called so.
     """
-    keys = unfolded(root) if depth is None else {key for key, level in _levels(root, 0) if level <= depth}
-    above = dict(_above(root, (root.key,)))
+    above = dict(_above(root, ()))
+    keys = unfolded(root) if depth is None else {key for key, around in above.items() if len(around) <= depth}
+    above.pop(root.key, None)  # always open
     for name in parts:
         meant = [key for key in above if f".{key}".endswith(f".{name}")]
         if not meant:
@@ -26,17 +27,9 @@ def opened(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> 
     return keys
 
 
-def _levels(shape: Shape, level: int) -> Iterator[tuple[str, int]]:
-    """Every part that can be opened, with how many others it is in."""
-    if shape.arrangement is not None:
-        yield shape.key, level
-        for inner in shape.inner:
-            yield from _levels(inner, level + 1)
-
-
 def _above(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every part in `shape` that can be opened, with the keys of those that it is in."""
-    for inner in shape.inner:
-        if inner.arrangement is not None:
-            yield inner.key, keys
-            yield from _above(inner, (*keys, inner.key))
+    """`shape` and every part in it, if it can be opened, with the keys of those that it is in."""
+    if shape.arrangement is not None:
+        yield shape.key, keys
+        for inner in shape.inner:
+            yield from _above(inner, (*keys, shape.key))

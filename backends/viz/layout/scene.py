@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..model.labels import Label, label
+from ..model.labels import Label, label, titled
 from ..model.network import Network
 from ..model.outline import Part, outline
 from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
@@ -19,7 +19,6 @@ MARGIN = 12.0  # beside text in a box
 NARROWEST = 72.0
 ICON = 16.0  # the mark of a kind, and what tells that a box can be opened
 BADGE = 70.0  # room beside the title for how often a part is computed
-IN_WORDS = {"+": "Sum", "×": "Product", "−": "Difference", "÷": "Quotient"}
 ALL = "*"  # after a key: a repeat is to be drawn as often as it is computed
 
 
@@ -67,17 +66,11 @@ class Shape:
 
 def scene(network: Network) -> Shape:
     """The shapes of `network`; the root is the picture itself, always open."""
-    return replace(framed(outline(network)), network=network)
-
-
-def framed(part: Part) -> Shape:
-    """The shapes of an outline, whose root is the picture itself."""
-    return _shape(part, (), (), ())
+    return replace(shapes(outline(network)), network=network)
 
 
 def unfolded(root: Shape) -> set[str]:
     """The keys of what is open at first: layers, and what they are in."""
-
     return {s.key for s in root.all() if s is root or (s.arrangement is not None and s.part.layered)}
 
 
@@ -87,7 +80,7 @@ def times(shape: Shape) -> Shape:
     rounds = [_once(part, body) for body in (part.children, *part.others)]
     later = {name for body in part.others for child in body for name in child.read}
     needed = _wanted(part, ()) if part.parallel else later
-    first, last = (_shape(once, *_borders(once, needed)) for once in (rounds[0], rounds[-1]))
+    first, last = (shapes(once, *_borders(once, needed)) for once in (rounds[0], rounds[-1]))
     # Titles tell the number of a layer, whose last has the most digits: all times get the width of the wider end.
     widest, head = max(first.closed, last.closed, key=lambda size: size.width), max(first.head, last.head)
     inner = [replace(_like(first, once, _names(first.part, once)), closed=widest, head=head) for once in rounds]
@@ -142,7 +135,7 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
     def called(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(v, v) for v in values)
 
-    inner = [_like(s, p, names) for s, p in zip(shape.inner, _body(part).children, strict=True)]
+    inner = [_like(s, p, names) for s, p in zip(shape.inner, part.body.children, strict=True)]
     around = shape.arrangement
     if around is not None:
         around = replace(around, lines=[replace(line, values=called(line.values)) for line in around.lines])
@@ -159,28 +152,23 @@ def _like(shape: Shape, part: Part, names: Mapping[str, str]) -> Shape:
     )
 
 
-def _body(part: Part) -> Part:
-    """Return the part whose inner parts are drawn: of a repeat, its layer."""
-    return part.children[0] if part.count > 1 and len(part.children) == 1 and part.children[0].children else part
-
-
-def _shape(
+def shapes(
     part: Part,
-    entering: tuple[str, ...],
-    leaving: tuple[str, ...],
+    entering: tuple[str, ...] = (),
+    leaving: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
     leaves: tuple[str, ...] = (),
 ) -> Shape:
+    """The shapes of an outline, whose root is the picture itself, or of a part that reads the values `entering`."""
     if part.layered:
         notes = tuple(name for name in notes if name not in part.takes)
     text, gives = _label(part, notes), () if part.layered else part.gives
     arrangement, inner = None, list[Shape]()
     if part.children:
-        body = _body(part)
-        arrangement, needed = arrange(body.children, entering, leaving), _wanted(body, leaving)
-        for i, child in enumerate(body.children):
+        arrangement, needed = arrange(part.body.children, entering, leaving), _wanted(part.body, leaving)
+        for i, child in enumerate(part.body.children):
             extra = tuple(arrangement.notes.get(i, ())), tuple(arrangement.gives.get(i, ()))
-            inner.append(_shape(child, *_borders(child, needed), *extra))
+            inner.append(shapes(child, *_borders(child, needed), *extra))
     lines = [*text.lines, *captions(part, notes, gives, leaves)]
     size = Size(ROUND, ROUND, ROUND / 2)
     if not text.symbol:
@@ -195,7 +183,7 @@ def _shape(
 def _label(part: Part, notes: tuple[str, ...]) -> Label:
     """Label `part`: in words instead of a symbol, if it has notes for which a circle is too small."""
     text = label(part)
-    return replace(text, title=IN_WORDS[text.symbol], symbol="") if notes and text.symbol else text
+    return replace(text, title=titled(part.vertices[0].meant), symbol="") if notes and text.symbol else text
 
 
 def _wanted(parent: Part, leaving: tuple[str, ...]) -> set[str]:

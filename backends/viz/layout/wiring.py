@@ -75,15 +75,17 @@ def aside(parts: Sequence[Part], wiring: Wiring) -> list[int]:
     return [a for a, b in wiring.links if b == END and a not in end]
 
 
-def _graph(parts: Sequence[Part], links: Iterable[Link]) -> nx.DiGraph:
-    graph: nx.DiGraph = nx.DiGraph(list(links))
+def linked(parts: Sequence[Part], links: Iterable[Link]) -> nx.DiGraph:
+    """The numbers of all `parts` as a graph whose edges are `links`."""
+    graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(range(len(parts)))
+    graph.add_edges_from(links)
     return graph
 
 
 def _stream(parts: Sequence[Part], links: Iterable[Link]) -> list[int]:
     """The heaviest path, START and END left out."""
-    graph = _graph(parts, links)
+    graph = linked(parts, links)
     best: dict[int, tuple[int, int | None]] = {}
     # The heaviest path of an acyclic graph takes one pass in topological order.
     for n in nx.topological_sort(graph):
@@ -103,15 +105,13 @@ def _spare(parts: Sequence[Part], wiring: Wiring, stream: Sequence[int]) -> None
 
     Of an input, to the first that reads more than its shape.
     """
-    graph = _graph(parts, wiring.links)
+    graph = linked(parts, wiring.links)
     for i, part in enumerate(parts):
         readers = sorted(b for a, b in wiring.links if a == i)
         entered = part.vertices[:1] and part.vertices[0].op == "input"
         if len(readers) < 2 or not (entered or _apart(graph, i, stream)):
             continue
-        first = next(
-            (b for b in readers if b >= 0 and (not parts[b].vertices or parts[b].vertices[0].op != "iota")), readers[0]
-        )
+        first = next((b for b in readers if b >= 0 and not _counts(parts[b])), readers[0])
         for b in readers:
             if b != first and b != END:
                 wiring.notes.setdefault(b, []).extend(wiring.links.pop((i, b)))

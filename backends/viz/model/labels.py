@@ -100,8 +100,7 @@ def _leaf(part: Part) -> Label:
         return Label(part.name, v.types[:1], kind)
     if v.op in SYMBOLS and len(v.reads) == 2:
         return Label(part.name, (), "stream" if v.op == "add" else "tensor", SYMBOLS[v.op])
-    lines = [line for line in (detail(v),) if line]
-    return Label(titled(v), (part.name, *lines), kind)
+    return Label(titled(v), (part.name, *filter(None, [detail(v)])), kind)
 
 
 def titled(v: Vertex) -> str:
@@ -109,7 +108,7 @@ def titled(v: Vertex) -> str:
     if v.attends:
         return attention_name(v)
     if v.op == "glu":
-        return _GATED.get(str(v.attrs.get("activation", "silu")).strip("'\""), "Gated unit")
+        return _GATED.get(v.text("activation", "silu"), "Gated unit")
     return _TITLE.get(v.op, v.op)
 
 
@@ -128,7 +127,7 @@ def detail(v: Vertex) -> str:
     if v.attends:
         return " · ".join(_attention_facts(v))
     if v.op in ("linear", "embedding") and v.weights:
-        rows, width = v.weights[0].shape.strip("[]").split(", ")
+        rows, width = v.weights[0].dims
         return f"{_number(width)} to {_number(rows)}" if v.op == "linear" else f"{_number(rows)} × {_number(width)}"
     if v.op == "moe":
         return _experts(v)
@@ -142,8 +141,8 @@ def _attention_facts(v: Vertex) -> Iterable[str]:
     yield f"{heads} heads" if not kv or kv == heads or kv == "1" else f"{heads} heads, {kv} KV heads"
     if window := v.attrs.get("window"):
         yield f"window {_number(window)}"
-    if (pattern := v.attrs.get("pattern")) and pattern not in ("dense", "'dense'"):
-        yield str(pattern).strip("'\"")
+    if (pattern := v.text("pattern", "dense")) != "dense":
+        yield pattern
     if "sinks" in [*v.roles, *(w.name.rpartition(".")[2] for w in v.weights)]:
         yield "sinks"
     if cap := v.attrs.get("softcap"):
@@ -151,7 +150,7 @@ def _attention_facts(v: Vertex) -> Iterable[str]:
 
 
 def _experts(v: Vertex) -> str:
-    experts = v.weights[0].shape.strip("[]").split(", ")[0] if v.weights else "?"
+    experts = v.weights[0].dims[0] if v.weights else "?"
     active = v.attrs.get("active")
     return f"{experts} experts" + (f", {active} active" if active else "")
 
@@ -173,9 +172,8 @@ def _group(part: Part) -> Label:
     attention = next((v for v in ops.values() if v.attends), None)
     if attention is not None:
         turned = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
-        return Label(
-            _named(part, attention), (part.name, " · ".join([*_attention_facts(attention), *turned])), "attention"
-        )
+        facts = " · ".join([*_attention_facts(attention), *turned])
+        return Label(_named(part, attention), (part.name, facts), "attention")
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
         return Label(RECURRENT[recurrent], (part.name, _TITLE[recurrent].lower()), "recurrence")
     if "Attention" in ops or ("Softmax" in ops and [v.op for v in vertices].count("matmul") > 1):
@@ -206,19 +204,17 @@ def _layers(part: Part) -> str:
     windows = {v.attrs["window"] for v in vertices if "window" in v.attrs}
     tags = [part.reach] if part.reach else []
     tags += [f"window {_number(w)}" for w in windows] if len(windows) == 1 else []
-    tags += sorted({v.attrs["pattern"] for v in vertices if "pattern" in v.attrs})
+    tags += sorted({v.text("pattern") for v in vertices if "pattern" in v.attrs})
     if not any(v.attends for v in vertices):
         tags += dict.fromkeys(RECURRENT[v.op] for v in vertices if v.op in RECURRENT)
     tags += ["experts"] if any(v.op == "moe" for v in vertices) else []
-    return " · ".join([f"{stem} {part.name}", *(t.strip("'\"") for t in tags)])
+    return " · ".join([f"{stem} {part.name}", *tags])
 
 
 def _contents(part: Part) -> str:
     """The named parts in a part; in a layer that repeats, those of the layer."""
-    if part.count > 1 and len(part.children) == 1 and part.children[0].children:
-        part = part.children[0]
-    named = [label(c).title for c in part.children if not (c.vertices and label(c).symbol)]
-    return ", ".join(dict.fromkeys(named))
+    labels = [(c, label(c)) for c in part.body.children]
+    return ", ".join(dict.fromkeys(text.title for c, text in labels if not (c.vertices and text.symbol)))
 
 
 def _number(text: object) -> str:

@@ -37,6 +37,12 @@ class Weight:
     learned: int = 0
     rotary: RopeFrequencies | None = None
 
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The sizes of its axes."""
+        inner = self.shape.strip("[]")
+        return tuple(inner.split(", ")) if inner else ()
+
 
 @dataclass(frozen=True)
 class Vertex:
@@ -76,6 +82,10 @@ class Vertex:
         """The operation in the words of weft, where there is one."""
         return self.like or self
 
+    def text(self, name: str, default: str = "") -> str:
+        """The attribute `name` as text without quotes."""
+        return str(self.attrs.get(name, default)).strip("'\"")
+
     @property
     def attends(self) -> bool:
         """Return whether this is an attention with a softmax over keys."""
@@ -103,7 +113,7 @@ class Network:
 
 def network(graph: Graph) -> Network:
     """Convert a weft graph to a network to draw."""
-    unseen, known = {p: elements(p) for p in learned(graph)}, dict[Any, _Numbers]()
+    unseen, known = {p: elements(p) for p in learned(graph)}, dict[Any, dict[str, Any]]()
     return Network(
         graph.name,
         tuple(_vertex(node, unseen, known) for node in graph.nodes),
@@ -120,23 +130,19 @@ def _made(origin: Origin) -> tuple[str, str | None]:
     return repr(origin.made), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """Numbers of an operation that follow from its attributes and the types of its operands."""
-
-    cost: Cost
-    cache: tuple[int, int | None] | None
-    state: tuple[int, int]
-    work: Work
-    step: Work
-
-
-def _numbers(node: Node) -> _Numbers:
-    cache, work = cached([node]), of_node(node)
-    return _Numbers(node.op.node_cost(node), cache[0] if cache else None, state(node), work, step(work, node))
+def _numbers(node: Node) -> dict[str, Any]:
+    """The fields of a vertex that follow from the attributes of `node` and the types of its operands."""
+    work, cache = of_node(node), next(iter(cached([node])), None)
+    return {
+        "cost": node.op.node_cost(node),
+        "cache": cache,
+        "state": state(node),
+        "work": work,
+        "step": step(work, node),
+    }
 
 
-def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, _Numbers]) -> Vertex:
+def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, dict[str, Any]]) -> Vertex:
     """Convert `node` to a vertex that owns the parameters it is the first to read; they are removed from `unseen`.
 
     Layers repeat their operations: `known` has the numbers of those before it.
@@ -156,12 +162,8 @@ def _vertex(node: Node, unseen: dict[Param, int], known: dict[Any, _Numbers]) ->
         tuple(str(v.type) for v in node.outputs),
         {k: spell(a) for k, a in attrs.items()},
         tuple(_weight(v, unseen.pop(v, 0)) for v, _ in read if isinstance(v, Param)),
-        numbers.cost,
-        Trait.VIEW in node.op.traits,
-        numbers.cache,
-        numbers.state,
-        work=numbers.work,
-        step=numbers.step,
+        view=Trait.VIEW in node.op.traits,
+        **numbers,
     )
 
 

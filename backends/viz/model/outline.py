@@ -42,53 +42,53 @@ class Part:
         values = {name for part in self.children for name in part.made}
         return not any(name in values for part in (self.others or [[]])[0] for name in part.read)
 
+    @property
+    def body(self) -> Part:
+        """The part whose children are drawn: of a repeat of single layers, the first layer."""
+        return self.children[0] if self.count > 1 and len(self.children) == 1 and self.children[0].children else self
+
+    @property
+    def times(self) -> str:
+        """The number of times that the part is computed, to write behind its title: " × 12"; "" if once."""
+        return f" × {self.count}" if self.count > 1 else ""
+
     def all_vertices(self) -> Iterator[Vertex]:
         """Every operation of the part, those of all repetitions among them."""
         yield from self.vertices
         for part in itertools.chain(self.children, *self.others):
             yield from part.all_vertices()
 
+    # A part whose values were asked for is not to change any more.
+
     @cached_property
     def made(self) -> dict[str, None]:
-        """The values that operations of the part make, in order. A part that was asked is not to change any more."""
-        own = dict.fromkeys(name for v in self.vertices for name in v.makes)
-        for part in itertools.chain(self.children, *self.others):
-            own |= part.made
-        return own
+        """The values that operations of the part make, in order."""
+        return dict.fromkeys(name for v in self.all_vertices() for name in v.makes)
 
     @cached_property
     def read(self) -> dict[str, None]:
         """The values that the part reads and does not make, in order."""
-        values = dict.fromkeys(name for v in self.vertices for name in v.reads)
-        for part in itertools.chain(self.children, *self.others):
-            values |= part.read
-        return {name: None for name in values if name not in self.made}
+        return dict.fromkeys(name for v in self.all_vertices() for name in v.reads if name not in self.made)
 
     @cached_property
     def takes(self) -> tuple[str, ...]:
         """The inputs of the model that belong to layers in the part, or to its own."""
-        children = (name for part in itertools.chain(self.children, *self.others) for name in part.takes)
-        return (*(name for v in self.vertices for name in v.takes), *children)
+        return tuple(name for v in self.all_vertices() for name in v.takes)
 
     @cached_property
-    def asks(self) -> dict[str, None]:
+    def asks(self) -> frozenset[str]:
         """The inputs of the model that are read in the part."""
-        inputs = dict.fromkeys(name for v in self.vertices for name in v.asks)
-        for part in itertools.chain(self.children, *self.others):
-            inputs |= part.asks
-        return inputs
+        return frozenset(name for v in self.all_vertices() for name in v.asks)
 
     @cached_property
     def gives(self) -> tuple[str, ...]:
         """The outputs of the model that belong to layers in the part, or to its own."""
-        children = (name for part in itertools.chain(self.children, *self.others) for name in part.gives)
-        return (*(name for v in self.vertices for name in v.gives), *children)
+        return tuple(name for v in self.all_vertices() for name in v.gives)
 
     @cached_property
     def weight(self) -> int:
         """Weight of the part in the model: its parameter bytes, and one per operation."""
-        own = sum(1 + sum(w.bytes for w in v.weights) for v in self.vertices)
-        return own + sum(part.weight for part in itertools.chain(self.children, *self.others))
+        return sum(1 + sum(w.bytes for w in v.weights) for v in self.all_vertices())
 
     @cached_property
     def layered(self) -> bool:

@@ -16,8 +16,10 @@ import onnx
 
 from weft.ir.documents import shown
 from weft.ir.errors import WeftError
+from weft.ir.types import dtypes
 
-from .types import BITS, dtype_name, short, tensor_text
+from .operation import Op
+from .types import dtype_name, short, tensor_text
 
 Terms = str | tuple[str, ...]  # a size, or sizes one by one; "f(x)" as a whole where they are not known so
 
@@ -63,7 +65,8 @@ class Constant:
 
     @property
     def bytes(self) -> int:
-        return -(-self.elements * BITS.get(self.dtype, 8) // 8)
+        bits = dtypes.ALL[self.dtype].bits if self.dtype in dtypes.ALL else 8
+        return -(-self.elements * bits // 8)
 
     @property
     def numeric(self) -> bool:
@@ -99,63 +102,48 @@ def constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     return Constant(dtype, (), value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
 
 
-def formula(
-    kind: str,
-    inputs: list[str],
-    attrs: Mapping[str, onnx.AttributeProto],
-    constants: Mapping[str, Constant],
-    types: Mapping[str, str],
-) -> Constant | None:
+def formula(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
     """Evaluate an operation on shapes and constants; None if it reads or makes data."""
-    if kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in attrs.values()):
+    if op.kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in op.attrs.values()):
         return None
-    if kind in ("Shape", "Size") and inputs:
-        return Constant("i64", (), _shape(inputs[0], attrs, constants, types, kind))
-    operands = [constants.get(x) for x in inputs if x]
-    if not operands or any(c is None or c.terms is None for c in operands):
-        return None
+    if op.kind in ("Shape", "Size") and op.inputs:
+        return Constant("i64", (), _shape(op, constants, types))
+    operands = [constants.get(x) for x in op.inputs if x]
     terms = [c.terms for c in operands if c is not None and c.terms is not None]
-    return Constant("i64", (), _computed(kind, terms, attrs))
+    return Constant("i64", (), _computed(op.kind, terms)) if terms and len(terms) == len(operands) else None
 
 
-def copied(
-    kind: str, inputs: list[str], attrs: Mapping[str, onnx.AttributeProto], constants: Mapping[str, Constant]
-) -> Constant | None:
+def copied(op: Op, constants: Mapping[str, Constant]) -> Constant | None:
     """Treat a reshaped, transposed or cast weight as a weight again; None if the operation does more."""
-    weight = constants.get(inputs[0]) if inputs and inputs[0] else None
-    if weight is None or weight.terms is not None or any(x and x not in constants for x in inputs):
+    weight = constants.get(op.inputs[0]) if op.inputs and op.inputs[0] else None
+    if weight is None or weight.terms is not None or any(x and x not in constants for x in op.inputs):
         return None
     shape = weight.shape
-    if kind == "Transpose":
-        order = list(attrs["perm"].ints) if "perm" in attrs else range(len(shape))[::-1]
+    if op.kind == "Transpose":
+        order = list(op.attrs["perm"].ints) if "perm" in op.attrs else range(len(shape))[::-1]
         shape = tuple(shape[i] for i in order if i < len(shape))
-    elif kind not in (*SAME, "DequantizeLinear"):
+    elif op.kind not in (*SAME, "DequantizeLinear"):
         return None
-    return replace(weight, shape=shape, source=weight.source or inputs[0])
+    return replace(weight, shape=shape, source=weight.source or op.inputs[0])
 
 
-def _shape(
-    name: str,
-    attrs: Mapping[str, onnx.AttributeProto],
-    constants: Mapping[str, Constant],
-    types: Mapping[str, str],
-    kind: str,
-) -> Terms:
+def _shape(op: Op, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Terms:
+    name = op.inputs[0]
     if name in constants and constants[name].terms is None:
         dims = tuple(map(str, constants[name].shape))
     elif "[" in types.get(name, ""):
         inner = types[name].partition("[")[2].rstrip("]")
         dims = tuple(inner.split(", ")) if inner else ()
     else:
-        return kind.lower()
-    if kind == "Size":
+        return op.kind.lower()
+    if op.kind == "Size":
         return " * ".join(dims) or "1"
     dims = tuple(f"size {i}" if d == "?" else d for i, d in enumerate(dims))
-    start, end = (attrs[k].i if k in attrs else None for k in ("start", "end"))
+    start, end = (op.attrs[k].i if k in op.attrs else None for k in ("start", "end"))
     return dims[slice(start, end)]
 
 
-def _computed(kind: str, terms: list[Terms], attrs: Mapping[str, onnx.AttributeProto]) -> Terms:
+def _computed(kind: str, terms: list[Terms]) -> Terms:
     """The sizes that an operation makes of sizes."""
     first, *others = terms
     if kind in SAME:

@@ -7,7 +7,7 @@ shapes alone, are no operations of their own but stand among the attributes of w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -17,6 +17,7 @@ from weft.ir.errors import WeftError
 
 from ..model.network import Network, Vertex, Weight
 from .constants import Constant, constant, copied, formula, initializer
+from .operation import Op
 from .operators import MICROSOFT, OPERANDS, VIEWS, alike, gates
 from .scopes import exported_scope, fresh, named
 from .types import described, dtype_name, type_text
@@ -27,22 +28,6 @@ MOST = 30_000  # operations in calls of functions; exporters make a few of each 
 NEWEST = 1 << 16  # version of operators, which is 25 today
 
 
-@dataclass
-class Op:
-    """An operation of the file. `names` are the calls of functions that it is in and its own name, `scopes` the modules
-    that the exporter says it is in, where it does; `inputs` are "" where one is left out.
-    """
-
-    kind: str
-    domain: str
-    names: tuple[str, ...]
-    scopes: tuple[str, ...] | None
-    inputs: list[str]
-    outputs: list[str]
-    attrs: dict[str, onnx.AttributeProto]
-    captured: tuple[str, ...] = ()
-
-
 def onnx_network(path: Path) -> Network:
     """Read the ONNX model at `path` as a network to draw.
 
@@ -51,7 +36,7 @@ def onnx_network(path: Path) -> Network:
     """
     model = _read(path)
     graph, ops = model.graph, list(_ops(model, path))
-    constants = {name: const for t in graph.initializer if (const := initializer(t)) is not None for name in (t.name,)}
+    constants = {tensor.name: initializer(tensor) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = Constant(dtype_name(sparse.values.data_type), tuple(sparse.dims), None)
     inputs = {v.name: type_text(v.type) for v in graph.input if v.name not in constants}
@@ -143,14 +128,9 @@ def _typed(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     light.CopyFrom(_light(model))
     try:
         light = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    except (
-        onnx.shape_inference.InferenceError,
-        onnx.checker.ValidationError,
-        ValueError,
-    ):  # the types in the file are those that are known
-        light = model
-    for values in (light.graph.value_info, light.graph.input, light.graph.output):
-        yield from values
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
+        light = model  # the types in the file are those that are known
+    yield from (*light.graph.value_info, *light.graph.input, *light.graph.output)
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -191,9 +171,11 @@ def _ops(model: onnx.ModelProto, path: Path) -> Iterator[Op]:
                 raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf hands out bytes then
             attrs = _bound(node, outer)
             names = (*calls, node.name or f"{node.op_type}_{i}")
-            op = Op(node.op_type, node.domain, names, _scopes(node), [], [], attrs, _captured(node))
-            op.inputs = [values.get(x, f"{stem}/{x}" if stem and x else x) for x in node.input]
-            op.outputs = [values.get(x, f"{stem}/{x}" if stem and x else x) for x in node.output]
+            inputs, outputs = (
+                [values.get(x, f"{stem}/{x}" if stem and x else x) for x in ends] for ends in (node.input, node.output)
+            )
+            scopes = exported_scope({p.key: p.value for p in node.metadata_props})
+            op = Op(node.op_type, node.domain, names, scopes, inputs, outputs, attrs, _captured(node))
             function = functions.get((node.domain, node.op_type))
             nonlocal count
             # Functions that call others twice double at every level: a small file could stand for billions of them.
@@ -230,11 +212,6 @@ def _captured(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(captured)
 
 
-def _scopes(node: onnx.NodeProto) -> tuple[str, ...] | None:
-    """The modules that the exporter says the node is in, as PyTorch's does."""
-    return exported_scope({p.key: p.value for p in node.metadata_props})
-
-
 def _check(path: Path, ops: list[Op], known: set[str], outputs: Mapping[str, tuple[str, str]]) -> None:
     """Raise WeftError if something reads what nothing before it makes."""
     for op in ops:
@@ -259,8 +236,8 @@ def _without_sizes(
     for op in ops:
         const = None
         if len(op.outputs) == 1 and op.outputs[0] not in outputs:
-            const = constant(op.attrs) if op.kind == "Constant" else copied(op.kind, op.inputs, op.attrs, constants)
-            const = const or formula(op.kind, op.inputs, op.attrs, constants, types)
+            const = constant(op.attrs) if op.kind == "Constant" else copied(op, constants)
+            const = const or formula(op, constants, types)
         if const is None:
             left.append(op)
         else:
@@ -284,14 +261,10 @@ def _vertices(
     unseen = {*constants}
     vertices = []
     for op, (scope, name) in zip(ops, places, strict=True):
-        roles = _roles(op, versions)
-        values = [(x, role) for x, role in zip(op.inputs, roles, strict=True) if x and x not in constants]
-        values += [(x, "captured") for x in op.captured if x not in constants]
-        parameters = [
-            (constants[x], role, constants[x].source or x)
-            for x, role in zip(op.inputs, roles, strict=True)
-            if x in constants
-        ]
+        operands = list(zip(op.inputs, _roles(op, versions), strict=True))
+        operands += [(x, "captured") for x in op.captured if x not in constants]
+        values = [(x, role) for x, role in operands if x and x not in constants]
+        parameters = [(constants[x], role, constants[x].source or x) for x, role in operands if x in constants]
         weights = [_weight(c, x, role, op, unseen) for c, role, x in parameters if not c.text]
         unseen -= {x for c, _, x in parameters if not c.text}
         vertex = Vertex(

@@ -68,22 +68,16 @@ def alike(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
     `types` are the types of its operands by their roles.
     """
     if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
-        heads = [_heads(types.get(role, "")) for role in ("Q", "K")]
-        return (
-            _attention(replace(v, attrs={**v.attrs, "q_num_heads": heads[0], "kv_num_heads": heads[1]}))
-            if all(heads)
-            else None
-        )
-    make = _MADE.get(v.op)
-    equivalent = make(v) if make is not None else None
-    if equivalent is None and v.op in _SAME:
-        equivalent = replace(v, op=_SAME[v.op])
-    return equivalent
+        heads, kv_heads = (_heads(types.get(role, "")) for role in ("Q", "K"))
+        known = {**v.attrs, "q_num_heads": heads, "kv_num_heads": kv_heads}
+        return _attention(replace(v, attrs=known)) if heads and kv_heads else None
+    equivalent = _MADE[v.op](v) if v.op in _MADE else None
+    return replace(v, op=_SAME[v.op]) if equivalent is None and v.op in _SAME else equivalent
 
 
 def _by_weight(v: Vertex) -> Vertex | None:
     """A product by a weight of two dimensions is a linear map: weft has those as [out, in]."""
-    shape = _shape(v.weights[0]) if v.weights and "A" in v.roles else ()
+    shape = v.weights[0].dims if v.weights and "A" in v.roles else ()
     if len(shape) != 2:
         return None
     turned = v.attrs.get("transB", "0") != "0"
@@ -100,7 +94,7 @@ def _packed(v: Vertex) -> Vertex | None:
 def _lookup(v: Vertex) -> Vertex | None:
     """Rows of a table of weights by tokens or positions."""
     table = v.weights[0] if v.weights and "indices" in v.roles else None
-    if table is None or len(_shape(table)) != 2 or v.attrs.get("axis", "0") != "0":
+    if table is None or len(table.dims) != 2 or v.attrs.get("axis", "0") != "0":
         return None
     return replace(v, op="embedding", weights=(table,))
 
@@ -110,10 +104,8 @@ def _attention(v: Vertex) -> Vertex | None:
     if heads is None:
         return None
     attrs = {"heads": heads, "kv_heads": v.attrs.get("kv_num_heads", heads)}
-    window = v.attrs.get("local_window_size", "-1")
-    attrs |= {"window": window} if _number(v, "local_window_size", -1) > 0 else {}
-    cap = v.attrs.get("softcap", "0")
-    attrs |= {"softcap": cap} if _number(v, "softcap", 0) > 0 else {}
+    for ours, theirs in (("window", "local_window_size"), ("softcap", "softcap")):
+        attrs |= {ours: v.attrs[theirs]} if _number(v, theirs, 0) > 0 else {}
     sinks = replace(v, roles=tuple("sinks" if role == "head_sink" else role for role in v.roles))
     attrs |= {"rotary": "true"} if v.attrs.get("do_rotary", "0") != "0" else {}
     return replace(sinks, op="attention", attrs=attrs)
@@ -152,11 +144,6 @@ _MADE: Mapping[str, Callable[[Vertex], Vertex | None]] = {
     "Attention": _attention, "MultiHeadAttention": _attention, "GroupQueryAttention": _attention,
     "PagedAttention": _attention, "MoE": _experts, "QMoE": _experts, "QuickGelu": _swish,
 }  # fmt: skip
-
-
-def _shape(weight: Weight) -> tuple[str, ...]:
-    inner = weight.shape.strip("[]")
-    return tuple(inner.split(", ")) if inner else ()
 
 
 def _reshaped(weight: Weight, shape: tuple[Any, ...]) -> Weight:

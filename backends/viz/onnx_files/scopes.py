@@ -7,12 +7,14 @@ layers (`segments`).
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from .constants import Constant
-from .segments import Operation, segments
+from .operation import Op
+from .segments import segments
 
 NUMBERED = re.compile(r"(.*?)[\W_]*(\d+)")
 PLAIN = re.compile(r"[A-Za-z_]\w*(\.\w+)*")  # a name that is a path already
@@ -24,13 +26,6 @@ LONGEST_WORD = 200  # characters of a part's name
 HALVES = ("encoder", "decoder")
 
 Scope = tuple[str, ...]
-
-
-class Named(Operation, Protocol):
-    """Operation interface that scopes need."""
-
-    names: tuple[str, ...]
-    scopes: tuple[str, ...] | None
 
 
 def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
@@ -46,7 +41,7 @@ def exported_scope(metadata: Mapping[str, str]) -> Scope | None:
     return _split(names[-2]) if len(names) > 1 else None
 
 
-def named(ops: Sequence[Named], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
+def named(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, str]]:
     """The scope of every operation, and the name that no other has, which begins with it."""
     scopes = [_scope(op) for op in ops]
     scopes = _between(ops, scopes) if any(scopes) else segments(ops, constants)
@@ -59,7 +54,7 @@ def named(ops: Sequence[Named], constants: Mapping[str, Constant]) -> list[tuple
     return [(".".join(scope), fresh(_path(op, scope), taken)) for op, scope in zip(ops, scopes, strict=True)]
 
 
-def _scope(op: Named) -> Scope:
+def _scope(op: Op) -> Scope:
     if op.scopes is not None:
         return op.scopes
     *calls, own = op.names
@@ -72,7 +67,7 @@ def _split(name: str) -> Scope:
     return tuple(words)[-DEEPEST:]
 
 
-def _path(op: Named, scope: Scope) -> str:
+def _path(op: Op, scope: Scope) -> str:
     """The name of an operation: of its first result where that is a path in its scope, else its own; its operator where
     that only has a number behind it, which counts over the whole model."""
     stem = ".".join((*scope, ""))
@@ -99,7 +94,7 @@ def fresh(name: str, taken: set[str]) -> str:
     return unique
 
 
-def _between(ops: Sequence[Named], scopes: list[Scope]) -> list[Scope]:
+def _between(ops: Sequence[Op], scopes: list[Scope]) -> list[Scope]:
     """`scopes`, where one is empty the common one of what its operation reads and of what first reads that."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     first: dict[int, int] = {}
@@ -119,27 +114,18 @@ def _between(ops: Sequence[Named], scopes: list[Scope]) -> list[Scope]:
 
 def _shared(scopes: Iterable[Scope]) -> Scope:
     """The beginning that all have."""
-    renamed = []
-    for words in zip(*scopes, strict=False):
-        if len(set(words)) > 1:
-            break
-        renamed.append(words[0])
-    return tuple(renamed)
+    columns = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*scopes, strict=False))
+    return tuple(words[0] for words in columns)
 
 
 def _lists(scopes: list[Scope]) -> list[Scope]:
     """`scopes`, words as layer_0, layer_1 … as numbered ones of a list."""
     for depth in range(max(map(len, scopes), default=0) * 2):
-        sizes: dict[tuple[Scope, str], dict[int, int]] = {}
+        sizes: dict[tuple[Scope, str], Counter[int]] = {}
         for scope in scopes:
-            if (
-                len(scope) > depth
-                and not scope[depth].isdigit()
-                and (match := NUMBERED.fullmatch(scope[depth]))
-                and match[1]
-            ):
-                members = sizes.setdefault((scope[:depth], match[1]), {})
-                members[int(match[2])] = members.get(int(match[2]), 0) + 1
+            match = NUMBERED.fullmatch(scope[depth]) if len(scope) > depth and not scope[depth].isdigit() else None
+            if match and match[1]:
+                sizes.setdefault((scope[:depth], match[1]), Counter())[int(match[2])] += 1
         lists = {key for key, members in sizes.items() if len(members) > 1 and min(members.values()) >= FEWEST}
         scopes = [_listed(scope, depth, lists) for scope in scopes]
     return scopes
@@ -159,7 +145,5 @@ def _common(scopes: Sequence[Scope]) -> str | None:
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None
     if stem is None or len(first) > 2 or stem in HALVES:
         return None
-    inner = [scope for scope in scopes if scope[:1] == (stem,)]
-    if any(scope[1:2] and scope[1].isdigit() for scope in inner):  # the list itself
-        return None
-    return stem
+    of_list = any(scope[:1] == (stem,) and len(scope) > 1 and scope[1].isdigit() for scope in scopes)
+    return None if of_list else stem

@@ -8,28 +8,20 @@ it and right of it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from .constants import Constant
+from .operation import Op
 
 SHORTEST = 5  # operations of a layer
-
-
-class Operation(Protocol):
-    """Operation interface that segments need."""
-
-    kind: str
-    attrs: dict[str, Any]
-    inputs: list[str]
-    outputs: list[str]
 
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def segments(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
+def segments(ops: Sequence[Op], constants: Mapping[str, Constant]) -> list[tuple[str, ...]]:
     """The scope of every operation: ("layers", "0") …, or () outside of layers."""
     scopes: list[tuple[str, ...]] = [()] * len(ops)
     kinds, reads = _coded(ops, constants)
@@ -48,7 +40,7 @@ def segments(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> lis
     return scopes
 
 
-def _coded(ops: Sequence[Operation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
+def _coded(ops: Sequence[Op], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
     """Encode every operation as a number, with the index of each operand's producer (below -1: inputs; -1: none)."""
     numbers: dict[Hashable, int] = {}
     inputs: dict[str, int] = {}
@@ -101,7 +93,7 @@ def _earlier(start: int, period: int, same: Array, reads: Array) -> int:
     return first
 
 
-def _phase(ops: Sequence[Operation], first: int, period: int, count: int) -> int:
+def _phase(ops: Sequence[Op], first: int, period: int, count: int) -> int:
     """Choose the offset at which layers begin: the one with the fewest values crossing from layer to layer."""
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     last = list(range(len(ops)))

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from weft.ir.documents import shown
 from weft.ir.errors import WeftError
+from weft.ir.types import dtypes
 
-NAMES = {
-    "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "FLOAT8E4M3FN": "f8e4m3",
-    "FLOAT8E5M2": "f8e5m2", "INT64": "i64", "INT32": "i32", "INT16": "i16", "INT8": "i8", "INT4": "i4",
-    "UINT64": "u64", "UINT32": "u32", "UINT16": "u16", "UINT8": "u8", "UINT4": "u4", "BOOL": "bool",
-}  # fmt: skip
-BITS = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "f8e4m3": 8, "f8e5m2": 8, "i64": 64, "i32": 32, "i16": 16}
-BITS |= {"i8": 8, "i4": 4, "u64": 64, "u32": 32, "u16": 16, "u8": 8, "u4": 4, "bool": 8}
 MOST = 16  # elements of a tensor that are told one by one
 LONGEST = 60  # characters
 INVENTED = re.compile(r"unk__\d+")
 
 
+@functools.cache
 def dtype_name(number: int) -> str:
-    """The name of an ONNX dtype."""
+    """The name of an ONNX dtype: that of weft, or its own in small letters."""
     try:
-        name = str(onnx.TensorProto.DataType.Name(number))
+        name = str(onnx.TensorProto.DataType.Name(number)).lower()
     except ValueError:  # of a newer ONNX than the one here
         return f"dtype {number}"
-    return NAMES.get(name, name.lower())
+    try:
+        return dtypes.of(np.empty(0, onnx.helper.tensor_dtype_to_np_dtype(number))).name
+    except (KeyError, WeftError):
+        return name
 
 
 def type_text(kind: onnx.TypeProto) -> str:
@@ -71,10 +72,7 @@ def _plain(value: object) -> str:
 
 def tensor_text(tensor: onnx.TensorProto) -> str:
     """The elements of a small tensor whose data is in the file; "" of others."""
-    count = 1
-    for d in tensor.dims:
-        count *= d
-    if tensor.data_location == onnx.TensorProto.EXTERNAL or count > MOST:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or math.prod(tensor.dims) > MOST:
         return ""
     try:
         array = numpy_helper.to_array(tensor)

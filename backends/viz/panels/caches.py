@@ -50,7 +50,7 @@ def _widths(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
         value = int(v.types[0].rstrip("]").rpartition(", ")[2]) // kind.heads
         return width // kind.kv_heads - value, value
     maps = [u for u in network.vertices if u.scope == v.scope and u.meant.op == "head_linear" and u.weights]
-    heads = [int(u.weights[0].shape.strip("[]").split(", ")[0]) // kind.heads for u in maps]
+    heads = [int(u.weights[0].dims[0]) // kind.heads for u in maps]
     turned = width - int(str(latent))
     return (heads[0] + turned, heads[-1]) if heads else (width, int(str(latent)))
 

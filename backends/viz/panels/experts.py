@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,14 +46,9 @@ def _rule(v: Vertex, network: Network) -> Rule:
     inside = any(u.scope.startswith(f"{v.scope}.") and u.weights for u in network.vertices)
     chosen = next((u.meant for u in beside if u.meant.op == "route"), None)
     limit = next((u.meant for u in beside if u.meant.op in ("limit_capacity", "expert_choice")), None)
-    attrs = chosen.attrs if chosen is not None else {}
-    active = v.meant.attrs.get("active")
-
-    def text(name: str, default: str) -> str:
-        return str(attrs.get(name, default)).strip("'\"")
-
+    text, active = (chosen or replace(v, attrs={})).text, v.meant.attrs.get("active")
     return Rule(
-        _shape(v)[0],
+        int(v.weights[0].dims[0]),
         None if active is None else int(str(active)),
         text("scoring", "softmax"),
         text("renormalize", "true") == "true",
@@ -64,10 +59,6 @@ def _rule(v: Vertex, network: Network) -> Rule:
         _capacity(limit),
         inside,
     )
-
-
-def _shape(v: Vertex) -> list[int]:
-    return [int(n) for n in v.weights[0].shape.strip("[]").split(", ")]
 
 
 def _capacity(limit: Vertex | None) -> str:
@@ -122,7 +113,5 @@ def examples(rule: Rule) -> list[list[list[float]]]:
     if rule.k is None:
         return []
     logits = np.random.default_rng(0).standard_normal((EXAMPLES, rule.experts))
-    settings = {"k": rule.k, "scoring": rule.scoring, "renormalize": rule.renormalize, "scale": rule.scale}
-    groups = {"groups": rule.groups, "top_groups": rule.top_groups, "group_score": rule.group_score}
-    combine = route.reference(logits, **settings, **groups)
+    combine = route.reference(logits, **{name: getattr(rule, name) for name in route.attrs})
     return [[[int(e), float(f"{row[e]:.4g}")] for e in np.flatnonzero(row)] for row in combine]

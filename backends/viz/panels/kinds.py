@@ -40,20 +40,20 @@ def attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
 
 def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
     def number(name: str, default: int) -> int:
-        return int(str(v.attrs.get(name, default)))
+        return int(v.text(name, str(default)))
 
     heads = number("heads", 1)
-    window = v.attrs.get("window")
+    window = v.text("window")
     operands = dict(zip(v.roles, v.reads, strict=False))
     q, k = lengths.get(operands.get("q", "")), lengths.get(operands.get("k", ""))
     return Kind(
         heads,
         number("kv_heads", heads),
         VisibleKeys(
-            causal=str(v.attrs.get("causal", "false")).lower() in ("true", "1"),
-            window=None if window in (None, "none", "None") else int(str(window)),
+            causal=v.text("causal").lower() in ("true", "1"),
+            window=None if window in ("", "none", "None") else int(window),
             keep_first=number("keep_first", 0),
-            pattern=str(v.attrs.get("pattern", "dense")).strip("'\""),
+            pattern=v.text("pattern", "dense"),
             stride=number("stride", 1),
             summary=number("summary", 1),
         ),
@@ -65,16 +65,9 @@ def _kind(v: Vertex, lengths: Mapping[str, str]) -> Kind:
 
 def _lengths(network: Network) -> dict[str, str]:
     """The second size of every value, which counts tokens: of [batch, seq, …] it is "seq"."""
-    types = dict(network.inputs) | {
-        name: t for v in network.vertices for name, t in zip(v.makes, v.types, strict=False)
-    }
-    mixers = {}
-    for name, text in types.items():
-        shape = re.search(r"\[(.*)\]", text)
-        sizes = shape[1].split(", ") if shape else []
-        if len(sizes) > 1:
-            mixers[name] = sizes[1]
-    return mixers
+    types = [*network.inputs.items(), *(made for v in network.vertices for made in zip(v.makes, v.types, strict=False))]
+    sizes = {name: text.partition("[")[2].rstrip("]").split(", ") for name, text in types}
+    return {name: shape[1] for name, shape in sizes.items() if len(shape) > 1}
 
 
 def grouped(network: Network) -> dict[Kind, list[Vertex]]:

@@ -12,7 +12,7 @@ from ..formats.sheet import Sheet
 from ..formats.style import SIGNS as LOOKS
 from ..layout import opening
 from ..layout.font import width
-from ..layout.scene import BADGE, ICON, MARGIN, TITLE, Shape, framed
+from ..layout.scene import BADGE, ICON, MARGIN, TITLE, Shape, shapes
 from ..model.labels import Label
 from ..model.marks import KEPT, SIGNS, kind
 from ..model.network import Vertex
@@ -27,7 +27,7 @@ def side_by_side(comparison: Comparison) -> Shape:
     networks = dict(zip(SIDES, (comparison.before, comparison.after), strict=True))
     sides = [_within(outline(n), side) for side, n in networks.items()]
     name = " and ".join(dict.fromkeys(n.name for n in networks.values()))
-    root = framed(Part(name, "", children=sides))
+    root = shapes(Part(name, "", children=sides))
     apart = comparison.before.name != comparison.after.name
     for i, (side, n) in enumerate(networks.items()):
         root.inner[i] = _headed(root.inner[i], n.name if apart else f"{n.name} · {side}")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
-
-from jinja2 import Environment, PackageLoader
 
 from ..formats import style
 from ..formats.sheet import Sheet, in_words
@@ -38,8 +34,6 @@ class Card:
 
 def gallery(cards: Sequence[Card], title: str) -> str:
     """The page that shows `cards`."""
-    environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
-    web = files(__package__)
     data = {
         "cards": [{"name": name, **_card(card)} for name, card in zip(_names(cards), cards, strict=True)],
         "common": page.common(),
@@ -47,13 +41,14 @@ def gallery(cards: Sequence[Card], title: str) -> str:
         "places": {"faces": FACES, "title": TITLE, "data": DATA},
     }
     sheets = [style.variables(), within(".picture", rules(lambda name: f"var(--{name})"))]
-    return environment.get_template("gallery.html.j2").render(
+    return page.rendered(
+        "gallery.html.j2",
         title=title,
         faces=faces(),
         arrow=ARROW,
-        style="\n".join([*sheets, (web / "styles" / "gallery.css").read_text(encoding="utf-8")]),
+        style="\n".join([*sheets, page.text_of("styles/gallery.css")]),
         data=page.as_json(data),
-        script=(web / "scripts" / "gallery.js").read_text(encoding="utf-8"),
+        script=page.text_of("scripts/gallery.js"),
     )
 
 
@@ -64,12 +59,9 @@ def within(place: str, sheet: str) -> str:
 
 def _names(cards: Sequence[Card]) -> list[str]:
     """Name cards in the URL: by title, numbered if several share one."""
-    seen = Counter[str]()
-    names = []
-    for card in cards:
-        seen[card.sheet.title] += 1
-        names.append(card.sheet.title + (f"-{n}" if (n := seen[card.sheet.title]) > 1 else ""))
-    return names
+    titles = [card.sheet.title for card in cards]
+    counts = (titles[: i + 1].count(title) for i, title in enumerate(titles))
+    return [title + (f"-{n}" if n > 1 else "") for title, n in zip(titles, counts, strict=True)]
 
 
 def _card(card: Card) -> dict[str, Any]:

@@ -62,6 +62,17 @@ def common() -> dict[str, Any]:
     }
 
 
+def text_of(file: str) -> str:
+    """The text of a script or style sheet here."""
+    return (files(__package__) / file).read_text(encoding="utf-8")
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template here, filled in."""
+    environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
+    return environment.get_template(template).render(values)
+
+
 def as_json(data: Any) -> str:
     """Plain data for a script element."""
     # "</script>" in a name would end the element.
@@ -70,14 +81,13 @@ def as_json(data: Any) -> str:
 
 def shell(title: str, data: str, faces: str) -> str:
     """A page around its data and its fonts."""
-    environment = Environment(loader=PackageLoader(__package__), autoescape=False, trim_blocks=True)
-    web = files(__package__)
-    sheets = [(web / "styles" / f"{name}.css").read_text(encoding="utf-8") for name in STYLES]
+    sheets = [text_of(f"styles/{name}.css") for name in STYLES]
     borders = style.borders('g.part[data-kind="{kind}"]:not(.open) > :is(rect, circle):first-child')
-    return environment.get_template("page.html.j2").render(
+    return rendered(
+        "page.html.j2",
         title=title,
         data=data,
-        scripts=[(web / "scripts" / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
+        scripts=[text_of(f"scripts/{name}.js") for name in SCRIPTS],
         style="\n".join([style.variables(), *sheets, borders]),
         faces=faces,
     )

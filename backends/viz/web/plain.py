@@ -106,7 +106,7 @@ class Move:
             return QUOTED.sub(lambda m: f"{m[1]}{self._key(m[2], by)}{m[1]}", text)
         words = text.split(".")
         if len(words) > self.depth and NUMBERED.fullmatch(words[self.depth]):
-            words[self.depth] = _added(words[self.depth], by)
+            words[self.depth] = NUMBER.sub(lambda m: str(int(m[0]) + by), words[self.depth])
         return ".".join(words)
 
     def _key(self, key: str, by: int) -> str:
@@ -115,10 +115,6 @@ class Move:
             if word.isdecimal() and self.low <= int(word) <= self.high:
                 return ".".join([*words[:i], str(int(word) + by), *words[i + 1 :]])
         return key
-
-
-def _added(word: str, by: int) -> str:
-    return NUMBER.sub(lambda m: str(int(m[0]) + by), word)
 
 
 def _repeat(s: Shape) -> dict[str, Any]:
@@ -164,7 +160,7 @@ def _span(key: str) -> tuple[int, int]:
 
 def _changed(before: Any, after: Any, moved: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
     """List the path and value of each difference between `after` and the data before it, renamed by `moved`."""
-    found: list[tuple[list[str | int], Any]] = []
+    differences: list[tuple[list[str | int], Any]] = []
     path: list[str | int] = []
 
     # Types are compared by identity: a page of 60 layers asks a million times, of what JSON has alone.
@@ -172,7 +168,7 @@ def _changed(before: Any, after: Any, moved: Callable[[str], str]) -> list[tuple
         kind = type(before)
         if kind is str:
             if moved(before) != after:
-                found.append(([*path], after))
+                differences.append(([*path], after))
         elif kind is dict and type(after) is dict and before.keys() == after.keys():
             for name, value in after.items():
                 path.append(name)
@@ -184,7 +180,7 @@ def _changed(before: Any, after: Any, moved: Callable[[str], str]) -> list[tuple
                 walk(before[i], value)
                 path.pop()
         elif before != after:
-            found.append(([*path], after))
+            differences.append(([*path], after))
 
     walk(before, after)
-    return found
+    return differences

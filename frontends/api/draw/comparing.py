@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.storage import whole_file
-from weft.backends.viz.compare.networks import Comparison, compare
+from weft.backends.viz.compare.networks import compare
 from weft.backends.viz.model.network import Network, network
-from weft.backends.viz.model.totals import Totals, totals
+from weft.backends.viz.model.totals import totals
 from weft.backends.viz.web import diff
-from weft.backends.viz.web.page import page
 from weft.backends.viz.web.steps import Step, steps_page
 from weft.ir.errors import WeftError
 from weft.passes.report import Report
@@ -26,22 +25,14 @@ from .drawing import Drawing, Look
 PAGE = ".html"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Difference(Drawing):
     """Picture of two networks: their shapes side by side, with marks."""
-
-    found: Comparison
-    numbers: tuple[Totals, Totals]
 
     @cached_property
     def opened(self) -> set[str]:
         """The keys of the open parts: without a depth, also of those in which something changed."""
         return diff.opened(self.root, self.look.depth, self.look.parts)
-
-    def page(self) -> str:
-        """The page to click through."""
-        more = {"kinds": diff.kinds(), "difference": diff.data(self.found, *self.numbers)}
-        return page(self.root, self.opened, more)
 
 
 def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool = False) -> Difference:
@@ -55,8 +46,9 @@ def difference(source: Any, other: Any, look: Look | None = None, *, trust: bool
     tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
     comparison = compare(*networks)
     before, after = (totals(n, tokens) for n in networks)
-    root, sheet = diff.side_by_side(comparison), diff.sheet(comparison, before, after)
-    return Difference(root, sheet, look or Look(), found=comparison, numbers=(before, after))
+    more = {"kinds": diff.kinds(), "difference": diff.data(comparison, before, after)}
+    sheet = diff.sheet(comparison, before, after)
+    return Difference(diff.side_by_side(comparison), sheet, look or Look(), more)
 
 
 class Steps:

@@ -29,33 +29,32 @@ def described(source: Any, trust: bool = False) -> Network:
     Raises:
         WeftError: if it cannot be read, or is a folder of code whose source is gone, or is code that needs `trust`.
     """
-    path = expanded(source) if isinstance(source, (str, Path)) else None
+    path = _built(source)
     if path is None:
         return network(load_source(source).graph)
     if path.suffix == ".onnx":
         return onnx_network(path)
     if (path / MANIFEST).is_file():
         return _compiled(path, trust)
-    if _is_onnx(path):
-        return replace(onnx_network(path / MODEL), name=path.name)
-    return network(load_source(source).graph)
+    return replace(onnx_network(path / MODEL), name=path.name)
 
 
 def loaded(source: Any) -> Model | None:
     """The model that `source` is or names; None for an ONNX file or a compiled folder, which is one no more."""
+    return load_source(source) if _built(source) is None else None
+
+
+def _built(source: Any) -> Path | None:
+    """The ONNX file or compiled folder that `source` names, if it names one."""
     path = expanded(source) if isinstance(source, (str, Path)) else None
     built = path is not None and (path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path))
-    return None if built else load_source(source)
+    return path if built else None
 
 
 def named_files(*sources: Any) -> list[Path]:
     """Return the files that are named by `sources`, or read for them: nothing may be written in their place."""
-    found = [s.files if isinstance(s, Model) else (expanded(s),) for s in sources if _names(s)]
-    return [path for paths in found for path in paths if path.is_file()]
-
-
-def _names(source: Any) -> bool:
-    return isinstance(source, (str, Path, Model))
+    named = (s.files if isinstance(s, Model) else (expanded(s),) for s in sources if isinstance(s, (str, Path, Model)))
+    return [path for paths in named for path in paths if path.is_file()]
 
 
 def _is_onnx(folder: Path) -> bool:
@@ -73,8 +72,8 @@ def _compiled(folder: Path, trust: bool) -> Network:
     files = [folder / name for name in (ENCODER, MODEL) if (folder / name).is_file()]
     if not files:
         raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is not whole; compile it anew")
-    found = joined([onnx_network(file) for file in files])
-    return replace(found, name=_name(spec)) if spec else found
+    whole = joined([onnx_network(file) for file in files])
+    return replace(whole, name=_name(spec)) if spec else whole
 
 
 def _rebuilt(folder: Path, manifest: Record, trust: bool) -> Graph:

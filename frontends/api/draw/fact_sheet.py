@@ -15,19 +15,14 @@ from ..inspect.counting import inspect
 from ..inspect.dimensions import Dimensions
 from ..inspect.inspection import Inspection
 
-MIXERS = {
-    "selective_scan": "Mamba",
-    "ssd": "Mamba-2",
-    "linear_attention": "linear attention",
-    "gated_linear_attention": "gated linear attention",
-}
+MIXERS = {"selective_scan": "Mamba", "ssd": "Mamba-2"}  # others are called as their ops
 
 
-def fact_sheet(model: Model, found: Inspection | None = None) -> Sheet:
-    """Write the fact sheet beside a picture of `model`, from its inspection `found`."""
-    found = found or inspect(model)
+def fact_sheet(model: Model, inspection: Inspection | None = None) -> Sheet:
+    """Write the fact sheet beside a picture of `model`, from its `inspection`."""
+    inspection = inspection or inspect(model)
     about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
-    return Sheet(titled(model), f"{about} · {found.kind}", tuple(_rows(found)))
+    return Sheet(titled(model), f"{about} · {inspection.kind}", tuple(_rows(inspection)))
 
 
 def titled(model: Model) -> str:
@@ -39,32 +34,32 @@ def titled(model: Model) -> str:
     return (Path(model.spec).stem if known else Path(model.spec).name) or model.graph.name
 
 
-def _rows(found: Inspection) -> Iterator[tuple[str, str]]:
-    sizes = found.dimensions
-    yield "Parameters", f"{found.parameters:,}"
-    if found.active_parameters != found.parameters:
-        yield "Active for a token", f"{found.active_parameters:,}"
-    yield "Layers", str(found.layers)
-    told = {
+def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
+    sizes = inspection.dimensions
+    yield "Parameters", f"{inspection.parameters:,}"
+    if inspection.active_parameters != inspection.parameters:
+        yield "Active for a token", f"{inspection.active_parameters:,}"
+    yield "Layers", str(inspection.layers)
+    facts = {
         "Width": _numbers(sizes.width),
         "Attention": _attention(sizes),
         "Window": _numbers(sizes.windows),
-        "Recurrence": ", ".join(MIXERS[name] for name in sizes.recurrences),
+        "Recurrence": ", ".join(MIXERS.get(name, name.replace("_", " ")) for name in sizes.recurrences),
         "Feed-forward": _numbers(sizes.hidden),
         "Experts": "; ".join(
             f"{e.count} of {e.hidden:,}" + (f", {e.active} active" if e.active else "") for e in sizes.experts
         ),
         "Shared expert": _numbers(sizes.shared),
-        "Vocabulary": f"{found.vocab:,}" if found.vocab else "",
-        "Context": f"{found.context:,}" if found.context else "",
+        "Vocabulary": f"{inspection.vocab:,}" if inspection.vocab else "",
+        "Context": f"{inspection.context:,}" if inspection.context else "",
         "Positions": "; ".join(sizes.positions),
     }
-    yield from ((name, value) for name, value in told.items() if value)
-    kept = found.json()
+    yield from ((name, value) for name, value in facts.items() if value)
+    sizes_by_dtype = inspection.json()
     for name, key in (("KV cache per token", "cache_per_token_bytes"), ("State of a text", "state_bytes")):
-        if taken := (kept[key] or {}).get("f16"):
+        if taken := (sizes_by_dtype[key] or {}).get("f16"):
             yield name, f"{size(taken)} in f16"
-    yield "FLOPs per token", f"{count(found.flops_per_token)} with {found.tokens:,} tokens of context"
+    yield "FLOPs per token", f"{count(inspection.flops_per_token)} with {inspection.tokens:,} tokens of context"
 
 
 def _attention(sizes: Dimensions) -> str:

@@ -47,17 +47,11 @@ def breakdown(graph: Graph, tokens: int, item: int) -> tuple[PartCost, ...]:
 
 def _shown(part: Part, times: int) -> Iterator[tuple[Part, int]]:
     """The parts in `part` and how often each comes, inputs and outputs left out."""
-    body = part.children[0] if part.count > 1 and len(part.children) == 1 and part.children[0].children else part
-    for child in body.children:
+    for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
             yield child, times * child.count
-            if _layered(child):
+            if child.layered:
                 yield from _shown(child, times * child.count)
-
-
-def _layered(part: Part) -> bool:
-    """Return whether a part is a layer, repeats, or contains such parts."""
-    return bool(part.children) and (part.count > 1 or part.name.isdigit() or any(map(_layered, part.children)))
 
 
 def _cost(part: Part, times: int, tokens: int, item: int, steps: bool) -> PartCost:

@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir import Graph, Node, Param
 from weft.ir.errors import WeftError
 from weft.ir.graph.analysis import attributes, block_hash, total_cost
-from weft.ir.op import Op
+from weft.ir.op import Op, Trait
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import active_count, cached, crossed, elements, learned, parameter_count, state_bytes
@@ -140,13 +140,9 @@ def _block(
 
 def _describe(nodes: Iterable[Node]) -> Iterable[str]:
     """The ops of a block, equal ones counted, views left out; attributes only where they characterize it."""
-    counted = Counter(_spell(node.op, attributes(node)) for node in nodes if not _is_view(node.op))
+    counted = Counter(_spell(node.op, attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits)
     for text, times in counted.items():
         yield f"{times} {text}" if times > 1 else text
-
-
-def _is_view(op: Op) -> bool:
-    return any(t.value == "view" for t in op.traits)
 
 
 def _spell(op: Op, attrs: Mapping[str, Any]) -> str:

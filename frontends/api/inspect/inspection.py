@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -80,17 +80,11 @@ class Inspection:
         return data
 
 
-def facts(inspection: Inspection) -> list[tuple[str, str]]:
-    """Return facts about the whole model as (name, text)."""
-    return [*_facts(inspection)]
-
-
-def _facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
+def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
+    """Yield facts about the whole model as (name, text)."""
     stored = ", ".join(f"{count(n)} as {dtype}" for dtype, n in inspection.parameters_by_storage.items())
-    named = (
-        f"{inspection.model_type} " if inspection.model_type and inspection.model_type not in inspection.source else ""
-    )
-    yield "model", f"{inspection.source}: {named}{inspection.kind}"
+    kind, family = inspection.kind, inspection.model_type
+    yield "model", f"{inspection.source}: {f'{family} ' if family and family not in inspection.source else ''}{kind}"
     yield "parameters", f"{inspection.parameters:,} ({stored}{'; random, no checkpoint' if inspection.random else ''})"
     if inspection.active_parameters != inspection.parameters:
         yield "active", f"{inspection.active_parameters:,} per token ({count(inspection.active_parameters)})"
@@ -133,33 +127,35 @@ def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
 
 def as_text(inspection: Inspection) -> str:
     """The facts, the blocks and the remarks as aligned text."""
-    known = facts(inspection)
-    width = max(len(name) for name, _ in known)
-    lines = [f"{name:<{width}}  {value}" for name, value in known]
-    lines += ["", *_aligned([COLUMNS, *rows(inspection)])]
+    lines = [*named_lines(facts(inspection)), "", *_aligned([COLUMNS, *rows(inspection)])]
     for title, keys in remarks(inspection):
         lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
     return printable("\n".join(lines))  # names in a checkpoint may hold what steers a terminal
 
 
+def named_lines(facts: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines of a name and a value each, the values below each other."""
+    known = list(facts)
+    width = max(len(name) for name, _ in known)
+    return [f"{name:<{width}}  {value}" for name, value in known]
+
+
 def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines of a table whose last column has any width."""
-    cells = [[c if len(c) <= WIDEST or last else f"{c[: WIDEST - 1]}…" for c, last in _marked(row)] for row in table]
+    cells = [[*(c if len(c) <= WIDEST else f"{c[: WIDEST - 1]}…" for c in row[:-1]), row[-1]] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         texts = (c.rjust(w) if name in NUMERIC else c.ljust(w) for c, w, name in zip(row, widths, COLUMNS, strict=True))
         yield "  ".join(texts).rstrip()
 
 
-def _marked(row: Sequence[str]) -> list[tuple[str, bool]]:
-    return [(cell, i == len(row) - 1) for i, cell in enumerate(row)]
-
-
 def as_html(inspection: Inspection) -> str:
     """The same as tables for a notebook."""
-    known = "".join(_row("th", name, value) for name, value in facts(inspection))
+    known = "".join(f"<tr>{_cell('th', name)}{_cell('td', value)}</tr>" for name, value in facts(inspection))
     head = "".join(_cell("th", column, column) for column in COLUMNS)
-    blocks = "".join(f"<tr>{''.join(map(_cell, ['td'] * len(row), COLUMNS, row))}</tr>" for row in rows(inspection))
+    blocks = "".join(
+        f"<tr>{''.join(_cell('td', *pair) for pair in zip(row, COLUMNS, strict=True))}</tr>" for row in rows(inspection)
+    )
     lists = "".join(
         f"<p>{html.escape(title)}:</p><ul>{''.join(f'<li><code>{html.escape(key)}</code></li>' for key in keys)}</ul>"
         for title, keys in remarks(inspection)
@@ -167,12 +163,7 @@ def as_html(inspection: Inspection) -> str:
     return f"<table>{known}</table><table><thead><tr>{head}</tr></thead><tbody>{blocks}</tbody></table>{lists}"
 
 
-def _row(tag: str, name: str, value: str) -> str:
-    style = "style='text-align: left'"
-    return f"<tr><{tag} {style}>{html.escape(name)}</{tag}><td {style}>{html.escape(value)}</td></tr>"
-
-
-def _cell(tag: str, column: str, value: str) -> str:
+def _cell(tag: str, value: str, column: str = "") -> str:
     side = "right" if column in NUMERIC else "left"
     return f"<{tag} style='text-align: {side}'>{html.escape(value)}</{tag}>"
 

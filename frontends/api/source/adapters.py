@@ -48,17 +48,13 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = ()) -> Mode
     lent = tokenizer_files(home) if home != folder.path else []
     files = (*own, *lent, *(file for adapter in merged for file in adapter.files))
     return Model(
-        loaded.graph,
-        str(source),
-        f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
-        module=loaded.module,
-        settings=loaded.settings,
+        spec=str(source),
+        description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
         tokenizer=partial(copy_tokenizer, home) if tokenizer_files(home) else None,
-        unread=loaded.unread,
-        ignored=loaded.ignored,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         adapters=tuple(adapter.path for adapter in merged),
+        **vars(loaded),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,12 @@ def _from_gguf(spec: str, path: Path) -> Model:
     before = stamps([path])
     reader, loaded = load_gguf(path)
     return Model(
-        loaded.graph,
-        spec,
-        f"GGUF file {path.name}",
-        module=loaded.module,
-        settings=loaded.settings,
-        tokenizer=(lambda out: write_tokenizer(reader.metadata, out)) if has_tokenizer(reader.metadata) else None,
-        unread=loaded.unread,
-        ignored=loaded.ignored,
+        spec=spec,
+        description=f"GGUF file {path.name}",
+        tokenizer=partial(write_tokenizer, reader.metadata) if has_tokenizer(reader.metadata) else None,
         files=(path,),
         stamps=before,
+        **vars(loaded),
     )
 
 
@@ -128,10 +125,7 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
 
 
 def _from_text(spec: str, path: Path) -> Model:
-    from weft.ir.graph.verifier import verify
-    from weft.ir.text.parser import MOST_BYTES, parse
-
-    from ...formats.weft.metadata import check_metadata
+    from weft.ir.text.parser import MOST_BYTES
 
     before = stamps([path])
     try:
@@ -140,14 +134,30 @@ def _from_text(spec: str, path: Path) -> Model:
         raise WeftError(f"{path} is neither a checkpoint nor IR text: {e}") from e
     if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
         raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
-    graph = parse(text, str(path))
-    check_metadata(graph, str(path))
-    open_reader(graph, str(path))
-    verify(graph, recipes=True)
+    graph = graph_of_text(text, str(path))
     return Model(graph, spec, f"IR text {path.name}", files=(path,), stamps=before, random_init=_is_random(graph))
 
 
-def open_reader(graph: Graph, name: str) -> None:
+def graph_of_text(text: str, name: str, complete: bool = True) -> Graph:
+    """Parse and check the IR text called `name`; its checkpoint need be there only if the graph must be `complete`.
+
+    Raises:
+        WeftError: if it is no graph, or says what cannot be, or its checkpoint is missing.
+    """
+    from weft.ir.graph.verifier import verify
+    from weft.ir.text.parser import parse
+
+    from ...formats.weft.metadata import check_metadata
+
+    graph = parse(text, name)
+    check_metadata(graph, name)
+    if complete:
+        _open_reader(graph, name)
+    verify(graph, recipes=complete)
+    return graph
+
+
+def _open_reader(graph: Graph, name: str) -> None:
     """Open the checkpoint that the IR text called `name` refers to, if `graph`, which it spells, reads any.
 
     Raises:

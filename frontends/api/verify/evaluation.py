@@ -23,6 +23,7 @@ from weft.ir.documents import Record, open_regular
 from weft.ir.errors import WeftError
 from weft.ir.types import dtypes
 from weft.passes.fitting.calibration import CHARACTERS
+from weft.passes.runner import Progress
 
 from ...model import Model
 from ..compile import compile
@@ -30,7 +31,6 @@ from ..rewriting import rewrite
 from ..source.sources import load_source
 from .scoring import score_embeddings, score_tokens, seconds_per_token, stream_errors
 
-Progress = Callable[[str, int, int], None]  # stage, done, in all
 WINDOW = 512  # tokens that are read with nothing before them, unless a model takes fewer
 WATCHED = 64  # tokens that are compared inside the models
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.backends.runtime.ort.session import Session, failures, onnxruntime
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
 
 if TYPE_CHECKING:
     import onnx
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from weft.backends.runtime.core.generate import Generator
     from weft.backends.runtime.ort.encoder import Encoder
 
-Array = NDArray[Any]
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 _PAST, _CACHE = "past_", "past_key_values"
 

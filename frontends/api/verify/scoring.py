@@ -7,21 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.core.protocols import Context, Decoder
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.ir.errors import WeftError
+from weft.ir.recipes.readers import Array
+from weft.passes.runner import Progress
 
 from .internals import internals_of, stock_inputs
 from .verification import log_softmax
 
-Array = NDArray[Any]
-Progress = Callable[[str, int, int], None]  # stage, done, in all
 _NUMBERS = 1 << 22  # logits of a chunk: tokens × vocabulary
 _LINES = 32  # that an encoder reads together
 _ROUNDS, _STEPS, _PROMPT = 9, 4, 64  # rounds of timing, most steps of a round, tokens before them

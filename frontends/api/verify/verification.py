@@ -10,13 +10,12 @@ the prompt with their encoder, and answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.backends.runtime import load
 from weft.backends.runtime.core.generate import Generator
@@ -27,9 +26,11 @@ from weft.ir import interpret, ops
 from weft.ir.documents import Record
 from weft.ir.errors import WeftError
 from weft.ir.graph import Node
+from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 from weft.passes import parse_pipeline, run_passes
 from weft.passes.library.cleanup.quiet_routers import noises
+from weft.passes.runner import Progress
 
 from ...model import Model
 from ...models.tables.rope_config import at_length
@@ -37,8 +38,6 @@ from ..rewriting import rewrite
 from ..source.recorded import recorded_source
 from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
 
-Array = NDArray[Any]
-Progress = Callable[[str, int, int], None]  # stage, done, in all
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
 # What compiling does of itself, which is judged; what other passes change is changed in the reference too.

@@ -43,14 +43,14 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
         WeftError: if the architecture cannot say something of the kind.
     """
     architecture, loader = table.model_types[0], table.loader or Loader()
-    partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in _each(s, "rope"))
+    partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in s.each("rope"))
     if loader.experts == ("none" if s.moe is not None else "required"):
         raise WeftError(f"{architecture} has {'no' if s.moe is not None else 'only'} experts")
     if partial and not loader.partial_rope:
         raise WeftError(f"{architecture} turns whole heads")
     if s.head_size * (s.heads or 1) != s.dim and not loader.free_heads:
         raise WeftError(f"{architecture} has heads of the width divided by their number")
-    windows = [w for w in _each(s, "window") if w is not None and loader.windows]
+    windows = [w for w in s.each("window") if w is not None and loader.windows]
     plain = s.head_size**-0.5
     unusual = s.scale is not None and not isinstance(s.scale, tuple) and abs(s.scale / plain - 1) > 1e-6
     said = {
@@ -68,19 +68,6 @@ def propose(table: Architecture, s: Settings) -> dict[str, Any]:
         **_experts(s),
     }
     return {key: value for key, value in said.items() if value is not None}
-
-
-def _each(s: Settings, name: str) -> tuple[Any, ...]:
-    """A setting of every layer."""
-    value = getattr(s, name)
-    return value if isinstance(value, tuple) else (value,) * s.layers
-
-
-def _logit_scale(architecture: str, s: Settings) -> dict[str, Any]:
-    """The factor of the logits, by which Granite divides."""
-    if architecture.startswith("granite"):
-        return {"logit_scale": 1 / s.logit_scale}
-    return {"logit_scale": s.logit_scale} if architecture == "command-r" else {}
 
 
 def tensors_there(table: Architecture, s: Settings) -> frozenset[str]:
@@ -107,8 +94,7 @@ def tensors_there(table: Architecture, s: Settings) -> frozenset[str]:
 
 def _ropes(s: Settings) -> dict[str, Any]:
     """Rotary positions; a second base, of the layers with windows, is Gemma 3's."""
-    both = zip(_each(s, "rope"), _each(s, "window"), strict=True)
-    pairs = [(rope, window) for rope, window in both if rope is not None]
+    pairs = [pair for pair in zip(s.each("rope"), s.each("window"), strict=True) if pair[0] is not None]
     if not pairs:
         return {}
     wide = next((rope for rope, window in pairs if window is None), pairs[0][0])
@@ -126,7 +112,7 @@ def _experts(s: Settings) -> dict[str, Any]:
         "expert_count": moe.experts,
         "expert_used_count": moe.k,
         "expert_feed_forward_length": moe.hidden,
-        SPARSE: [i for i, layer in enumerate(_each(s, "moe")) if layer is not None],
+        SPARSE: [i for i, layer in enumerate(s.each("moe")) if layer is not None],
     }
 
 

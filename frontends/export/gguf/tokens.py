@@ -13,9 +13,9 @@ from weft.ir.errors import WeftError
 
 from ...formats.gguf import GGUFTensors
 from ...formats.gguf.splits import SPLITS
+from ...formats.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from ...model import Model
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # token types of the specification
 _GPT2 = SPLITS["gpt-2"]
 
 
@@ -25,9 +25,8 @@ def tokenizer_metadata(model: Model) -> dict[str, Any]:
     Raises:
         WeftError: if it is of a kind that GGUF has no words for.
     """
-    origin = model.graph.meta.get("source")
-    if isinstance(origin, Mapping) and origin.get("format") == "gguf" and Path(origin["path"]).is_file():
-        metadata = GGUFTensors(origin["path"]).metadata
+    if (origin := model.origin("gguf")) is not None:
+        metadata = GGUFTensors(origin).metadata
         return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     if model.tokenizer is None:
         return {}
@@ -83,11 +82,11 @@ def _tokens(read: Mapping[str, Any], model: Model) -> tuple[list[str], list[int]
 
     def kind(i: int) -> int:
         if i == unknown:
-            return _UNKNOWN
+            return UNKNOWN
         if i in added:
-            return _CONTROL if added[i]["special"] else _USER_DEFINED
+            return CONTROL if added[i]["special"] else USER_DEFINED
         token = by_id.get(i, "")
-        return _BYTE if len(token) == 6 and token.startswith("<0x") and read["model"].get("byte_fallback") else _NORMAL
+        return BYTE if len(token) == 6 and token.startswith("<0x") and read["model"].get("byte_fallback") else NORMAL
 
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]
 
@@ -99,7 +98,7 @@ def _merging(read: Mapping[str, Any], tokens: list[str], types: list[int], model
         # Reversed: where several merges make one token, the first has the best rank and is written last.
         ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed(list(enumerate(merges)))}
         lowest = -float(len(merges))
-        scores = [ranks.get(t, lowest) if kind == _NORMAL else 0.0 for t, kind in zip(tokens, types, strict=True)]
+        scores = [ranks.get(t, lowest) if kind == NORMAL else 0.0 for t, kind in zip(tokens, types, strict=True)]
         normalizer = json.dumps(read.get("normalizer")) + json.dumps(read.get("pre_tokenizer"))
         prefix = "Prepend" in normalizer or '"prepend_scheme": "first"' in normalizer or '"always"' in normalizer
         return {"model": "llama", "scores": scores, "add_space_prefix": prefix}

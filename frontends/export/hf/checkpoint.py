@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from weft.backends.storage import PROVENANCE, seal, whole_folder
 from weft.backends.storage.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
@@ -57,14 +58,26 @@ def write_folder(
         config.pop("torch_dtype", None)  # its older name
         config["dtype"] = CONFIG_NAMES[stored]
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        if (generation := source.path / "generation_config.json").is_file():
-            check_inside(source.path, generation)
-            shutil.copyfile(generation, folder / generation.name)
+        write_json(folder / "config.json", config)
+        copy_generation(source.path, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
         write_shards(folder, _tensors(model.graph, stored, params), shard_bytes)
         seal(folder, PROVENANCE, provenance(model, hashes()))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a config."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_generation(source: Path, folder: Path) -> bool:
+    """Copy generation_config.json of the folder `source`, if it has one; return whether it has."""
+    file = source / "generation_config.json"
+    if there := file.is_file():
+        check_inside(source, file)
+        shutil.copyfile(file, folder / file.name)
+    return there
 
 
 def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
@@ -74,10 +87,8 @@ def _tensors(graph: Graph, dtype: DType | None, params: Mapping[str, Array] | No
     def blocks() -> Iterator[Array]:
         yield next(restored)[1]
 
+    def kind(stored: DType) -> DType:
+        return dtype or (stored if stored in STORED else dtypes.f32)
+
     keys = [key for group in groups(graph) for key in group.keys]
-    return {key: Tensor(reader.shape(key), dtype or _kind(reader.dtype(key)), blocks) for key in keys}
-
-
-def _kind(stored: DType) -> DType:
-    """The dtype to write what the source stores in `stored`."""
-    return stored if stored in STORED else dtypes.f32
+    return {key: Tensor(reader.shape(key), kind(reader.dtype(key)), blocks) for key in keys}

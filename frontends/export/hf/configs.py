@@ -54,7 +54,7 @@ def propose(name: str, s: Settings) -> dict[str, Any]:
 
 def _rotated(s: Settings) -> set[int]:
     """Return how many numbers of a head the RoPE of some layer rotates."""
-    return {r.dim or int(r.fraction * s.head_size) for r in _each(s.rope, s.layers) if r is not None}
+    return {r.dim or int(r.fraction * s.head_size) for r in s.each("rope") if r is not None}
 
 
 def _asked(family: Family, config: Mapping[str, Any], key: str) -> bool:
@@ -96,14 +96,10 @@ def _same(names: str, value: Any) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
-def _each(value: Any, layers: int) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,) * layers
-
-
 def _scales(s: Settings) -> dict[str, Any]:
     """The scale of attention scores."""
     plain = s.head_size**-0.5
-    scales = [plain if scale is None else scale for scale in _each(s.scale, s.layers)]
+    scales = [plain if scale is None else scale for scale in s.each("scale")]
     by_layer = s.layers > 1 and abs(scales[0] / scales[1] - 2) < 1e-6
     return {
         "attention_multiplier": scales[0],
@@ -120,12 +116,11 @@ def _whole(number: float) -> float:
 
 def _windows(s: Settings) -> dict[str, Any]:
     """Sliding windows: their size, and in which layers they are."""
-    windows = _each(s.window, s.layers)
-    sizes = [w for w in windows if w is not None]
-    size = sizes[0] if sizes else None
+    windows = s.each("window")
+    size = next((w for w in windows if w is not None), None)
     return {
         "sliding_window": size,
-        "use_sliding_window": bool(sizes),
+        "use_sliding_window": size is not None,
         "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
         "window_size": size,
         "attention_types": [[["global" if w is None else "local" for w in windows], 1]],
@@ -133,7 +128,7 @@ def _windows(s: Settings) -> dict[str, Any]:
 
 
 def _ropes(s: Settings, partial: bool) -> dict[str, Any]:
-    ropes, windows = _each(s.rope, s.layers), _each(s.window, s.layers)
+    ropes, windows = s.each("rope"), s.each("window")
     known = [rope for rope in ropes if rope is not None]
     if not known:
         return {"no_rope_layers": [0] * s.layers}
@@ -156,12 +151,11 @@ def _experts(s: Settings) -> dict[str, Any]:
     """Mixtures; those of the layers that have one are alike."""
     if s.moe is None:
         return {}
-    layers = _each(s.moe, s.layers)
     moe = s.first("moe")
     return {
         **_same("num_experts num_local_experts", moe.experts),
         "num_experts_per_tok": moe.k,
-        "mlp_only_layers": [i for i, layer in enumerate(layers) if layer is None],
+        "mlp_only_layers": [i for i, layer in enumerate(s.each("moe")) if layer is None],
         "norm_topk_prob": moe.renormalize,
         "moe_intermediate_size": moe.hidden,
         "intermediate_size": s.ffn or moe.hidden,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,14 +15,13 @@ from weft.ir.graph import Graph
 from weft.ir.recipes.streams import stream
 
 from ...formats.hf import Folder
-from ...formats.hf.folder import check_inside
 from ...formats.weft.manifest import PROVENANCE, hashing, provenance
 from ...model import Model
 from ...models.families import FAMILIES, describe
 from ..fitting import Candidate, Fit, exact_dtype, fit
 from ..infer_settings import proposals
 from ..inversion import Shape
-from .checkpoint import CONFIG_NAMES
+from .checkpoint import CONFIG_NAMES, copy_generation, write_json
 from .configs import exported, propose
 
 
@@ -50,7 +47,7 @@ def write_huggingface(
     config = {**found.config, "dtype": CONFIG_NAMES[kind]}
     with whole_folder(Path(out), model.files) as folder, hashing(model) as hashes:
         write_shards(folder, tensors, step=counted(progress, tensors))
-        _write_json(folder / "config.json", config)
+        write_json(folder / "config.json", config)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
@@ -64,10 +61,8 @@ def _candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     Raises:
         WeftError: if nothing can be read off the graph.
     """
-    origin = model.graph.meta.get("source")
-    own = origin["path"] if isinstance(origin, Mapping) and origin.get("format") == "safetensors" else None
-    if own is not None and Path(own).is_dir():
-        source = Folder.open(Path(own))
+    if (origin := model.origin("safetensors")) is not None:
+        source = Folder.open(origin)
         gone = ("quantization_config", "torch_dtype")  # what is written are numbers, in another dtype
         config = {key: value for key, value in source.config.items() if key not in gone}
         weights = source.weights()
@@ -100,15 +95,7 @@ def _tokens(model: Model) -> dict[str, Any]:
 
 
 def _write_generation(model: Model, folder: Path) -> None:
-    origin = model.graph.meta.get("source")
-    path = Path(origin["path"]) / "generation_config.json" if isinstance(origin, Mapping) else None
-    if path is not None and path.is_file():
-        check_inside(path.parent, path)
-        shutil.copyfile(path, folder / path.name)
-    else:
+    origin = model.origin("safetensors")
+    if origin is None or not copy_generation(origin, folder):
         said = {key: value for key, value in _tokens(model).items() if value is not None}
-        _write_json(folder / "generation_config.json", said)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "generation_config.json", said)

@@ -111,13 +111,8 @@ class _Parser:
             if name in tensors:
                 raise self.bad(f"lists the tensor {name} twice")
             tensors[name] = self.tensor(name, shape, ggml_type, offset, start, alignment)
-        check_tiled(
-            str(self.path),
-            {t.name: (t.offset, t.offset + t.nbytes) for t in tensors.values()},
-            start,
-            self.size,
-            alignment,
-        )
+        extents = {t.name: (t.offset, t.offset + t.nbytes) for t in tensors.values()}
+        check_tiled(str(self.path), extents, start, self.size, alignment)
         return Header(version, metadata, tensors)
 
     def tensor(

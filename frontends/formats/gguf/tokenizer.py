@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Metadata = Mapping[str, Any]
 
 # Token types of the specification.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 # Tokens that end a turn whatever the file calls the end of the text (llama.cpp's list; older files name only one).
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
 # What a file that leaves these out means, by tokenizer kind (the format spells it "seperator").
@@ -127,7 +127,7 @@ class _Vocab:
         if self.kind == "gpt2" and self.pre not in SPLITS:
             raise WeftError(f"tokenizer.ggml.pre is {shown(self.pre)}; supported are {', '.join(sorted(SPLITS))}")
         tokens = self.strings("tokens")
-        self.types: list[int] = self.get("token_type", list[int], [_NORMAL] * len(tokens))
+        self.types: list[int] = self.get("token_type", list[int], [NORMAL] * len(tokens))
         if len(self.types) != len(tokens):
             raise WeftError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(tokens)} tokens")
         self.tokens = list(map(_hashed, tokens, self.types)) if self.kind == "bert" else tokens
@@ -196,12 +196,12 @@ class _Vocab:
         ]
 
 
-_NEVER_MERGED = (_UNKNOWN, _CONTROL, _BYTE)
+_NEVER_MERGED = (UNKNOWN, CONTROL, BYTE)
 
 
 def _hashed(token: str, kind: int) -> str:
     """A WordPiece token in Hugging Face spelling, which marks continuations by ##; GGUF marks beginnings by ▁."""
-    if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
+    if kind in (UNKNOWN, CONTROL, USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
         return token
     return token[1:] if token.startswith("▁") else f"##{token}"
 
@@ -265,8 +265,8 @@ def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]
     known = {vocab.begin, vocab.end, vocab.id("mask")}
     added: dict[int, bool] = {}  # id -> special
     for index, (text, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
-        special = kind in (_CONTROL, _UNKNOWN) or text in _TURN_ENDS or index in known
-        if special or kind == _USER_DEFINED:
+        special = kind in (CONTROL, UNKNOWN) or text in _TURN_ENDS or index in known
+        if special or kind == USER_DEFINED:
             added[index] = special
     tokenizer.add_tokens([AddedToken(vocab.tokens[i], normalized=False, special=added[i]) for i in added])
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}

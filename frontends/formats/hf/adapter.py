@@ -8,15 +8,14 @@ that replaces one of the base model. Nothing here knows the base model; `merging
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.ir.documents import read_json
 from weft.ir.errors import WeftError
-from weft.ir.recipes.readers import Array
-from weft.ir.types.dtypes import DType
+from weft.ir.recipes import Recipe, Source
 
 from .safetensors import ADAPTER_WEIGHTS, SafetensorsFile
 
@@ -39,30 +38,6 @@ _READ = {
     *("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias"),
 }
 _INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # those that leave the base weights alone
-
-
-class AdapterReader:
-    """The tensors of one adapter."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._file = path, SafetensorsFile(path / ADAPTER_WEIGHTS)
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    def keys(self) -> Iterable[str]:
-        return tuple(self._file.tensors)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self._file.tensors[key].shape
-
-    def dtype(self, key: str) -> DType:
-        return self._file.tensors[key].dtype
-
-    def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0 of tensor `key`, as float32."""
-        return self._file.read(key, start, stop)
 
 
 @dataclass
@@ -95,13 +70,15 @@ class Tokens(NamedTuple):
 class Adapter:
     """An adapter, by names of weights of its base model.
 
-    `updates` are low-rank updates; `resaved` are weights below an update that the adapter brings along, `replaced`
-    others that it brings (modules_to_save, biases); `tokens` are rows of embeddings.
+    `number` counts the adapters that are merged. `updates` are low-rank updates; `resaved` are weights below an update
+    that the adapter brings along, `replaced` others that it brings (modules_to_save, biases); `tokens` are rows of
+    embeddings.
     """
 
     path: Path
+    number: int
     config: Mapping[str, Any]
-    reader: AdapterReader
+    reader: SafetensorsFile
     updates: dict[str, Update] = field(default_factory=dict)
     resaved: dict[str, str] = field(default_factory=dict)
     replaced: dict[str, str] = field(default_factory=dict)
@@ -112,9 +89,22 @@ class Adapter:
         """The files that it is read from."""
         return self.path / ADAPTER_CONFIG, self.path / ADAPTER_WEIGHTS
 
+    def tensor(self, key: str) -> Recipe:
+        """The tensor `key`, read from the base and the adapters together."""
+        return Source(key_of(self.number, key))
+
+    def error(self, fault: str) -> WeftError:
+        """An error whose message goes on with `fault` after the name of the adapter."""
+        return WeftError(f"the adapter {self.path}{fault}")
+
     def shown(self, *keys: str) -> str:
         """Return the tensors called `keys` with their shapes, for errors."""
         return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
+
+
+def key_of(number: int, key: str) -> str:
+    """The key of the tensor `key` of that adapter among those of the base and all adapters."""
+    return f"adapter{number}:{key}"
 
 
 def is_adapter(folder: Path) -> bool:
@@ -122,7 +112,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
-def open_reader(folder: Path) -> AdapterReader:
+def open_reader(folder: Path) -> SafetensorsFile:
     """Open the tensors of the adapter in `folder`.
 
     Raises:
@@ -132,11 +122,11 @@ def open_reader(folder: Path) -> AdapterReader:
         pickled = (folder / "adapter_model.bin").is_file()
         hint = "; it holds pickled weights: load it with PEFT and save it as safetensors" if pickled else ""
         raise WeftError(f"the adapter {folder} has no {ADAPTER_WEIGHTS}{hint}")
-    return AdapterReader(folder)
+    return SafetensorsFile(folder / ADAPTER_WEIGHTS)
 
 
-def read_adapter(folder: Path) -> Adapter:
-    """Read the adapter in `folder`.
+def read_adapter(folder: Path, number: int = 0) -> Adapter:
+    """Read the adapter in `folder`, of that `number` among those that are merged.
 
     Raises:
         WeftError: naming the file, key or tensor that is missing, unsound or cannot be merged.
@@ -145,11 +135,11 @@ def read_adapter(folder: Path) -> Adapter:
         raise WeftError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}")
     config = read_json(folder / ADAPTER_CONFIG)
     _check_config(config, folder / ADAPTER_CONFIG)
-    adapter = Adapter(folder, config, open_reader(folder))
+    adapter = Adapter(folder, number, config, open_reader(folder))
     modules: dict[tuple[str, int], Update] = {}
-    for key in tuple(adapter.reader.keys()):
+    for key in adapter.reader.tensors:
         if not adapter.reader.dtype(key).is_float:
-            raise WeftError(f"the adapter {folder}: tensor {key!r} holds {adapter.reader.dtype(key)}, not floats")
+            raise adapter.error(f": tensor {key!r} holds {adapter.reader.dtype(key)}, not floats")
         _sort(adapter, key, modules)
     wrapped: dict[str, int] = {}
     for module, depth in modules:
@@ -159,22 +149,19 @@ def read_adapter(folder: Path) -> Adapter:
         name = f"{module}.weight"
         if parameters := _targeted(config, module):
             if len(parameters) != wrapped[module]:
-                raise WeftError(
-                    f"the adapter {folder}: {module} has {wrapped[module]} updates, but target_parameters names "
-                    f"{', '.join(parameters)}"
+                raise adapter.error(
+                    f": {module} has {wrapped[module]} updates, but target_parameters names {', '.join(parameters)}"
                 )
             name = f"{module}.{parameters[-1 - depth]}"  # the last parameter is wrapped last, so it is outermost
         elif depth:
-            raise WeftError(f"the adapter {folder}: nothing says which parameter {update.down!r} belongs to")
+            raise adapter.error(f": nothing says which parameter {update.down!r} belongs to")
         update.stacked = bool(parameters)
         if parameters and (extra := update.magnitude or update.bias):
-            raise WeftError(
-                f"the adapter {folder}: {extra!r} cannot be merged into {name}, which target_parameters names"
-            )
+            raise adapter.error(f": {extra!r} cannot be merged into {name}, which target_parameters names")
         _set_scale(adapter, name if parameters else module, update)
         adapter.updates[name] = update
     if not (adapter.updates or adapter.replaced or adapter.tokens):
-        raise WeftError(f"the adapter {folder} has no tensors")
+        raise adapter.error(" has no tensors")
     return adapter
 
 
@@ -184,7 +171,7 @@ def _sort(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) ->
     match = _PARTS.fullmatch(name)
     if match is None:
         if ".lora_" in name or ".token_adapter." in name:
-            raise WeftError(f"the adapter {adapter.path}: tensor {key!r} is of no kind that weft can merge")
+            raise adapter.error(f": tensor {key!r} is of no kind that weft can merge")
         below = name.replace(".base_layer.", ".")
         (adapter.replaced if below == name else adapter.resaved)[below] = key
         return
@@ -199,7 +186,7 @@ def _sort(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) ->
     update = modules.setdefault((module, depth), Update())
     of = _FACTORS.get(part) or ("bias" if part == "lora_B.bias" else "magnitude")
     if before := getattr(update, of):
-        raise WeftError(f"the adapter {adapter.path}: {before!r} and {key!r} are the same part of {module}")
+        raise adapter.error(f": {before!r} and {key!r} are the same part of {module}")
     setattr(update, of, key)
     update.embedding |= "embedding" in part
 
@@ -217,26 +204,22 @@ def _indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
         or len(shape) != 2
         or shape[0] != len(said)
     ):
-        raise WeftError(
-            f"the adapter {adapter.path}: trainable_token_indices={said!r} does not say whose rows "
-            f"{adapter.shown(key)} are"
-        )
+        raise adapter.error(f": trainable_token_indices={said!r} does not say whose rows {adapter.shown(key)} are")
     return tuple(said)
 
 
 def _complete(adapter: Adapter, module: str, update: Update) -> None:
     """Check that `update` of `module` has both factors, which fit, and a magnitude where one belongs."""
-    where = f"the adapter {adapter.path}"
     if not (update.down and update.up):
         there, missing = (update.down, "B") if update.down else (update.up or update.bias or update.magnitude, "A")
-        raise WeftError(f"{where}: {module} has {there!r} but no factor {missing}; the file is incomplete")
+        raise adapter.error(f": {module} has {there!r} but no factor {missing}; the file is incomplete")
     down, up = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
-        raise WeftError(f"{where}: {adapter.shown(update.up, update.down)} are no two factors of one rank")
+        raise adapter.error(f": {adapter.shown(update.up, update.down)} are no two factors of one rank")
     dora = bool(adapter.config.get("use_dora"))
     if dora != bool(update.magnitude):
         fault = "says use_dora, but there is no magnitude" if dora else "does not say use_dora, but has a magnitude"
-        raise WeftError(f"{where} {fault} for {module}")
+        raise adapter.error(f" {fault} for {module}")
 
 
 def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
@@ -246,10 +229,7 @@ def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
     alpha = _by_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
     rows = adapter.reader.shape(update.down)[0]
     if rows % update.rank or (rows != update.rank and not update.stacked):
-        raise WeftError(
-            f"the adapter {adapter.path}: {adapter.shown(update.down)} is not of rank {update.rank}, "
-            f"which {ADAPTER_CONFIG} says"
-        )
+        raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, which {ADAPTER_CONFIG} says")
     update.scale = alpha / (update.rank**0.5 if config.get("use_rslora") else update.rank)
 
 
@@ -295,16 +275,8 @@ def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, fits, expected in (
         ("r", _positive, "is no positive integer"),
         ("lora_alpha", _number, "is no number"),
-        (
-            "rank_pattern",
-            lambda found: _values(found, _positive),
-            "maps names to no ranks",
-        ),
-        (
-            "alpha_pattern",
-            lambda found: _values(found, _number),
-            "maps names to no numbers",
-        ),
+        ("rank_pattern", lambda ranks: _values(ranks, _positive), "maps names to no ranks"),
+        ("alpha_pattern", lambda alphas: _values(alphas, _number), "maps names to no numbers"),
         ("modules_to_save", _names, "is no list of names"),
         ("target_parameters", _names, "is no list of names"),
     ):

@@ -29,13 +29,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
-SPECIAL_TOKENS = (
-    "bos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
+SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # of sentence-transformers: ours
 
 
@@ -109,10 +103,6 @@ class Folder:
             WeftError: if there are none, a file is unsound, or they are quantized in a way that cannot be read.
         """
         return dequantized(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
-
-    def write_tokenizer(self, out: Path) -> None:
-        """Copy the tokenizer's files into folder `out`."""
-        copy_tokenizer(self.path, out)
 
     def token_facts(self) -> dict[str, Any]:
         """Special tokens in the form of graph.meta: generation_config.json before config.json."""

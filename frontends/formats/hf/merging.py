@@ -9,65 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Concat, Map, Permute, Reshape, Scale, Slice, Source, Take
 from weft.ir.recipes.matrices import MatMul, Norms
-from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
-from weft.ir.types.dtypes import DType
 
 from ...models.tables.family import Family, Loaded, describe, load
-from .adapter import Adapter, AdapterReader, Tokens, Update, open_reader, read_adapter
+from .adapter import Adapter, Tokens, Update, key_of, open_reader, read_adapter
+from .safetensors import Rerouted, SafetensorsFile
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # as transformers calls the weights of all experts
 
 
 @dataclass(frozen=True)
-class JoinedReader:
+class JoinedReader(Rerouted):
     """The tensors of `base`, and those of the adapters under ``adapter0:key``, ``adapter1:key`` …"""
 
     base: TensorReader
-    adapters: tuple[AdapterReader, ...]
+    adapters: tuple[SafetensorsFile, ...]
 
     @property
     def path(self) -> Path:
         return self.base.path
 
     def keys(self) -> Iterable[str]:
-        added = (map(partial(_key, number), adapter.keys()) for number, adapter in enumerate(self.adapters))
-        return [*self.base.keys(), *chain.from_iterable(added)]
+        added = (key_of(number, key) for number, adapter in enumerate(self.adapters) for key in adapter.tensors)
+        return [*self.base.keys(), *added]
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        reader, key = self._find(key)
-        return reader.shape(key)
-
-    def dtype(self, key: str) -> DType:
-        reader, key = self._find(key)
-        return reader.dtype(key)
-
-    def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
-        reader, key = self._find(key)
-        return reader.read(key, start, stop)
-
-    def _find(self, key: str) -> tuple[TensorReader, str]:
+    def find(self, key: str) -> tuple[TensorReader, str]:
         prefix, colon, rest = key.partition(":")
         number = prefix.removeprefix("adapter")
         if colon and prefix != number and number.isdecimal() and int(number) < len(self.adapters):
             reader = self.adapters[int(number)]
-            if rest not in tuple(reader.keys()):
-                raise WeftError(f"the adapter {reader.path} has no tensor {rest!r}")
+            if rest not in reader.tensors:
+                raise WeftError(f"the adapter {reader.path.parent} has no tensor {rest!r}")
             return reader, rest
         return self.base, key
 
 
 @dataclass(frozen=True)
-class _Untied:
+class _Untied(Rerouted):
     """The reader `base` with the tensor `head`, which is its tensor `embed`."""
 
     base: TensorReader
@@ -81,15 +66,8 @@ class _Untied:
     def keys(self) -> Iterable[str]:
         return dict.fromkeys((*self.base.keys(), self.head))
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self.base.shape(self.embed if key == self.head else key)
-
-    def dtype(self, key: str) -> DType:
-        return self.base.dtype(self.embed if key == self.head else key)
-
-    def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0 of tensor `key`."""
-        return self.base.read(self.embed if key == self.head else key, start, stop)
+    def find(self, key: str) -> tuple[TensorReader, str]:
+        return self.base, self.embed if key == self.head else key
 
 
 def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
@@ -109,14 +87,14 @@ def load_merged(
         WeftError: naming the adapter, and the key or tensor that is unsound, that does not fit the base model, or that
             nothing reads.
     """
-    adapters = [read_adapter(folder) for folder in folders]
+    adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
     loaded = load(family, config, base, source)
     merger = _Merger(family, config, base, source, loaded)
     if loaded.settings.tie and any(merger.unties(adapter) for adapter in adapters):
         merger = merger.untied()
     joined = JoinedReader(base, tuple(adapter.reader for adapter in adapters))
-    for number, adapter in enumerate(adapters):
-        merger.add(number, adapter, joined)
+    for adapter in adapters:
+        merger.add(adapter, joined)
     merger.apply(joined)
     return merger.loaded, adapters
 
@@ -178,47 +156,46 @@ class _Merger:
         """As `find`, for the tensor `key` of `adapter`; raises WeftError if the model does not read such a weight."""
         found = self.find(name)
         if found is None or found not in self.read:
-            raise WeftError(
-                f"the adapter {adapter.path}: nothing in {self.source} reads what {key!r} belongs to; "
-                "is it an adapter of this model?"
+            raise adapter.error(
+                f": nothing in {self.source} reads what {key!r} belongs to; is it an adapter of this model?"
             )
         return found
 
-    def add(self, number: int, adapter: Adapter, reader: TensorReader) -> None:
-        """Merge `adapter`, whose tensors have the keys of that `number` in `reader`."""
+    def add(self, adapter: Adapter, reader: TensorReader) -> None:
+        """Merge `adapter`, whose tensors are among those of `reader`."""
         self._check_saved(adapter)
         # A copy of what earlier adapters changed: several tensors of this one may belong to one weight.
         changed = dict(self.owner)
         for names in (adapter.resaved, adapter.replaced, adapter.updates):
             homes = [home for home in map(self.find, names) if home is not None]
             if doubled := [home for home in homes if homes.count(home) > 1]:
-                raise WeftError(f"the adapter {adapter.path} has two tensors for {doubled[0]}")
+                raise adapter.error(f" has two tensors for {doubled[0]}")
         for name, key in adapter.resaved.items():
             home = self.known(name, key, adapter)
-            self._put(home, key, number, adapter, changed)
+            self._put(home, key, adapter, changed)
             if self.head and home == self.embed and not changed.get(self.head):
                 self.weights[self.head] = self.weights[home]  # one tensor, while they were tied
         for name, key in adapter.replaced.items():
-            self._put(self.known(name, key, adapter), key, number, adapter, changed)
+            self._put(self.known(name, key, adapter), key, adapter, changed)
         for name, tokens in adapter.tokens.items():
             home = self.known(name, tokens.key, adapter)
             if self.head or {home} & {self.find(other) for other in (*adapter.updates, *adapter.replaced)}:
-                raise WeftError(
-                    f"the adapter {adapter.path}: trainable_token_indices beside other changes of the embedding, or "
+                raise adapter.error(
+                    ": trainable_token_indices beside other changes of the embedding, or "
                     "of a head that is tied to it, cannot be merged"
                 )
-            self._put_tokens(home, tokens, number, adapter)
+            self._put_tokens(home, tokens, adapter)
         for name, update in adapter.updates.items():
             if update.stacked and self.find(name) is None:
-                self.stacks.setdefault(name, (adapter, []))[1].append(_stacked(update, adapter, number, False))
+                self.stacks.setdefault(name, (adapter, []))[1].append(_stacked(update, adapter, False))
                 continue
             home = self.known(name, update.down, adapter)
-            self.weights[home] = self._updated(home, update, number, adapter)
+            self.weights[home] = self._updated(home, update, adapter)
             self.owner[home] = str(adapter.path)
             self._check(home, reader, adapter, update.up, update.down, update.magnitude)
             if update.bias:
                 bias = self.known(name.removesuffix("weight") + "bias", update.bias, adapter)
-                added = _scaled(Source(_key(number, update.bias)), update.scale)
+                added = _scaled(adapter.tensor(update.bias), update.scale)
                 self.weights[bias] = Add((self.weight(bias), added))
                 self._check(bias, reader, adapter, update.bias)
 
@@ -226,47 +203,44 @@ class _Merger:
         """The weight `key` as it is so far."""
         return self.weights.get(key, Source(key))
 
-    def _updated(self, home: str, update: Update, number: int, adapter: Adapter) -> Recipe:
+    def _updated(self, home: str, update: Update, adapter: Adapter) -> Recipe:
         """The weight `home` after `update`."""
         turned = home in self.turned
         if len(self._shape(home)) == 3:
-            return Add((self.weight(home), _stacked(update, adapter, number, turned)))
+            return Add((self.weight(home), _stacked(update, adapter, turned)))
         if adapter.reader.shape(update.down)[0] != update.rank:
-            raise WeftError(
-                f"the adapter {adapter.path}: {adapter.shown(update.down)} is not of rank {update.rank}, "
-                "which its config says"
-            )
+            raise adapter.error(f": {adapter.shown(update.down)} is not of rank {update.rank}, which its config says")
         turned = turned or update.embedding
-        down, up = Source(_key(number, update.down)), Source(_key(number, update.up))
+        down, up = adapter.tensor(update.down), adapter.tensor(update.up)
         product = MatMul(_transposed(down), _transposed(up)) if turned else MatMul(up, down)
         merged = Add((self.weight(home), _scaled(product, update.scale)))
         if not update.magnitude:
             return merged
         axis = 1 if turned else 0
         lengths = Map(Norms(merged, axis), "reciprocal")
-        return Scale(merged, Scale(Source(_key(number, update.magnitude)), lengths), axis)
+        return Scale(merged, Scale(adapter.tensor(update.magnitude), lengths), axis)
 
-    def _put(self, home: str, key: str, number: int, adapter: Adapter, changed: Mapping[str, str]) -> None:
+    def _put(self, home: str, key: str, adapter: Adapter, changed: Mapping[str, str]) -> None:
         """Let the tensor `key` of `adapter` take the place of the weight `home`, unless an earlier one `changed` it."""
         if home in changed:
-            raise WeftError(f"the adapter {adapter.path} replaces {home}, which {changed[home]} has changed before")
+            raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
         if adapter.reader.shape(key) != self._shape(home):
-            raise WeftError(
-                f"the adapter {adapter.path}: {adapter.shown(key)} does not fit {home} {list(self._shape(home))}; "
+            raise adapter.error(
+                f": {adapter.shown(key)} does not fit {home} {list(self._shape(home))}; "
                 "was it trained after the vocabulary was resized, or on another model?"
             )
-        self.weights[home] = Source(_key(number, key))
+        self.weights[home] = adapter.tensor(key)
         self.owner[home] = str(adapter.path)
 
-    def _put_tokens(self, home: str, tokens: Tokens, number: int, adapter: Adapter) -> None:
+    def _put_tokens(self, home: str, tokens: Tokens, adapter: Adapter) -> None:
         """Let rows of `adapter` take the place of those of the weight `home`."""
         rows, *widths = self._shape(home)
         if list(adapter.reader.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
-            raise WeftError(
-                f"the adapter {adapter.path}: {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
+            raise adapter.error(
+                f": {adapter.shown(tokens.key)} for the tokens {list(tokens.indices)} does "
                 f"not fit {home} {[rows, *widths]}"
             )
-        self.weights[home] = _with_rows(self.weight(home), rows, tokens, Source(_key(number, tokens.key)))
+        self.weights[home] = _with_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
         self.owner[home] = str(adapter.path)
 
     def _shape(self, home: str) -> tuple[int, ...]:
@@ -274,14 +248,9 @@ class _Merger:
 
     def _check(self, home: str, reader: TensorReader, adapter: Adapter, *keys: str) -> None:
         """Check that the weight `home` has kept its shape."""
-        try:
-            fits = self.weights[home].shape(reader) == self._shape(home)
-        except WeftError:
-            fits = False
-        if not fits:
-            raise WeftError(
-                f"the adapter {adapter.path}: {adapter.shown(*keys)} do not fit {home} {list(self._shape(home))}; "
-                "is it an adapter of this model?"
+        if not _is_shaped(self.weights[home], self._shape(home), reader):
+            raise adapter.error(
+                f": {adapter.shown(*keys)} do not fit {home} {list(self._shape(home))}; is it an adapter of this model?"
             )
 
     def _check_saved(self, adapter: Adapter) -> None:
@@ -291,7 +260,7 @@ class _Merger:
         for key in self.read - replaced if saved else ():
             parts = key.split(".")
             if any(".".join(parts[:i]).endswith(saved) for i in range(1, len(parts))):
-                raise WeftError(f"the adapter {adapter.path} lacks {key!r}, though modules_to_save names its module")
+                raise adapter.error(f" lacks {key!r}, though modules_to_save names its module")
 
     def apply(self, reader: TensorReader) -> None:
         """Let the parameters read the merged weights from `reader`."""
@@ -302,12 +271,8 @@ class _Merger:
             if param.name in added:
                 adapter, update = added[param.name]
                 param.recipe = Add((param.recipe, update))
-                try:
-                    fits = param.recipe.shape(reader) == param.shape
-                except WeftError:
-                    fits = False
-                if not fits:
-                    raise WeftError(f"the adapter {adapter.path} does not fit {param.name} {list(param.shape)}")
+                if not _is_shaped(param.recipe, param.shape, reader):
+                    raise adapter.error(f" does not fit {param.name} {list(param.shape)}")
         graph.reader = reader
 
     def _of_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
@@ -329,12 +294,16 @@ class _Merger:
                 read.add(name)
         for name in self.stacks.keys() - read:
             adapter = self.stacks[name][0]
-            raise WeftError(f"the adapter {adapter.path}: nothing in {self.source} reads {name!r}, which it updates")
+            raise adapter.error(f": nothing in {self.source} reads {name!r}, which it updates")
         return updated
 
 
-def _key(number: int, key: str) -> str:
-    return f"adapter{number}:{key}"
+def _is_shaped(recipe: Recipe, shape: tuple[int, ...], reader: TensorReader) -> bool:
+    """Return whether what `recipe` makes of the tensors in `reader` has that `shape`, or any."""
+    try:
+        return recipe.shape(reader) == shape
+    except WeftError:
+        return False
 
 
 def _scaled(recipe: Recipe, factor: float) -> Recipe:
@@ -355,13 +324,13 @@ def _turned(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
         yield from _turned(part, flipped)
 
 
-def _stacked(update: Update, adapter: Adapter, number: int, turned: bool) -> Recipe:
+def _stacked(update: Update, adapter: Adapter, turned: bool) -> Recipe:
     """The update of a weight of all experts, [experts, out, in] or `turned` [experts, in, out].
 
     Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
     """
     (ranks, width), (height, _) = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
-    experts, down, up = ranks // update.rank, Source(_key(number, update.down)), Source(_key(number, update.up))
+    experts, down, up = ranks // update.rank, adapter.tensor(update.down), adapter.tensor(update.up)
     items = []
     for i in range(experts):
         a = Slice(down, 0, i * update.rank, (i + 1) * update.rank)

@@ -7,10 +7,11 @@ tile, mostly 128 · 128, has a scale. Only weights: what such models round activ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -48,19 +49,22 @@ def dequantized(reader: TensorReader, config: Mapping[str, Any], source: str) ->
         raise WeftError(f"{source}: the weights are quantized ({method}), but {e}") from e
 
 
-class Quantized(Protocol):
-    """A tensor that a checkpoint stores as several others."""
+@dataclass(frozen=True)
+class Quantized(ABC):
+    """A tensor that a checkpoint stores as two others: codes and their scales."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The keys of the others."""
-        ...
+    codes: str
+    scales: str
 
-    def shape(self, reader: TensorReader) -> tuple[int, ...]: ...
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return reader.shape(self.codes)
 
-    def dtype(self, reader: TensorReader) -> DType: ...
+    def dtype(self, reader: TensorReader) -> DType:
+        return reader.dtype(self.codes)
 
-    def read(self, reader: TensorReader, start: int, stop: int) -> Array: ...
+    @abstractmethod
+    def read(self, reader: TensorReader, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0, as float32."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class DequantizedReader:
 
     def keys(self) -> Iterable[str]:
         visible = dict.fromkeys([*self.reader.keys(), *self.quantized])
-        parts = {part for tensor in self.quantized.values() for part in tensor.parts}
+        parts = {part for tensor in self.quantized.values() for part in (tensor.codes, tensor.scales)}
         return [key for key in visible if key in self.quantized or key not in parts]
 
     def shape(self, key: str) -> tuple[int, ...]:
@@ -93,26 +97,19 @@ class DequantizedReader:
 
 
 @dataclass(frozen=True)
-class MXFP4:
-    """Weights of experts [experts, in, out], stored the other way about: `blocks` u8 [experts, out, in / 32, 16], two
+class MXFP4(Quantized):
+    """Weights of experts [experts, in, out], stored the other way about: `codes` u8 [experts, out, in / 32, 16], two
     codes a byte, and their exponents `scales` u8 [experts, out, in / 32]."""
 
-    blocks: str
-    scales: str
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.blocks, self.scales)
-
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        experts, rows, count, _ = reader.shape(self.blocks)
+        experts, rows, count, _ = reader.shape(self.codes)
         return (experts, count * dtypes.mxfp4.block, rows)
 
     def dtype(self, reader: TensorReader) -> DType:
         return dtypes.mxfp4
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        values: Array = _E2M1[reader.read(self.blocks, start, stop)].view(np.float32)
+        values: Array = _E2M1[reader.read(self.codes, start, stop)].view(np.float32)
         values *= _E8M0[reader.read(self.scales, start, stop)][..., None]
         return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
 
@@ -132,25 +129,13 @@ def _mxfp4(reader: TensorReader, keys: Collection[str], how: Mapping[str, Any]) 
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """Floats of 8 bits, `weight`, each to be multiplied by the number of `scales` that belongs to its tile.
+class Tiles(Quantized):
+    """Floats of 8 bits, `codes`, each to be multiplied by the number of `scales` that belongs to its tile.
 
     `edges` are the sides of a tile, one for each axis; the last tile of an axis may be cut.
     """
 
-    weight: str
-    scales: str
     edges: tuple[int, ...]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.weight, self.scales)
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return reader.shape(self.weight)
-
-    def dtype(self, reader: TensorReader) -> DType:
-        return reader.dtype(self.weight)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         tall, *edges = self.edges
@@ -158,7 +143,7 @@ class Tiles:
         scales = reader.read(self.scales, first, last)[np.arange(start, stop) // tall - first]
         for axis, edge in enumerate(edges, 1):
             scales = scales.repeat(edge, axis)
-        values = reader.read(self.weight, start, stop)
+        values = reader.read(self.codes, start, stop)
         values *= scales[tuple(map(slice, values.shape))]
         return values
 

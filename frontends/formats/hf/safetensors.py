@@ -10,6 +10,7 @@ import math
 import os
 import re
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from weft.backends.storage.safetensors import DTYPES, INDEX
 from weft.ir.documents import Record, open_regular, parse_json
 from weft.ir.errors import WeftError
-from weft.ir.recipes.readers import Array
+from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -105,6 +106,15 @@ class SafetensorsFile:
             raise WeftError(f"{self.path}: tensor {key!r} of {name} {list(shape)} cannot take {end - begin} bytes")
         return _Tensor(DTYPES[name], shape, start + begin)
 
+    def keys(self) -> Iterable[str]:
+        return self.tensors.keys()
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.tensors[key].shape
+
+    def dtype(self, key: str) -> DType:
+        return self.tensors[key].dtype
+
     def read(self, key: str, start: int, stop: int) -> Array:
         """Rows `start:stop` of axis 0: float32, or integers as stored."""
         t = self.tensors[key]
@@ -136,7 +146,28 @@ def _widened(raw: Array, dtype: DType) -> Array:
     return raw.astype(np.float32, copy=False) if dtype.is_float else raw
 
 
-class SafetensorsReader:
+class Rerouted(ABC):
+    """A reader whose tensors are those of other readers."""
+
+    @abstractmethod
+    def find(self, key: str) -> tuple[TensorReader, str]:
+        """The reader that has tensor `key`, and what it calls that."""
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        reader, name = self.find(key)
+        return reader.shape(name)
+
+    def dtype(self, key: str) -> DType:
+        reader, name = self.find(key)
+        return reader.dtype(name)
+
+    def read(self, key: str, start: int, stop: int) -> Array:
+        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
+        reader, name = self.find(key)
+        return reader.read(name, start, stop)
+
+
+class SafetensorsReader(Rerouted):
     """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
 
     Raises:
@@ -144,7 +175,7 @@ class SafetensorsReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.path = folder
         names = _weight_map(folder)
         self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(names.values()))}
         if set(names) == set(self.files):  # no index: every file says what it holds
@@ -162,29 +193,15 @@ class SafetensorsReader:
         self._home = names
 
     def __repr__(self) -> str:
-        return f"SafetensorsReader({str(self._folder)!r}, {len(self._home)} tensors)"
-
-    @property
-    def path(self) -> Path:
-        return self._folder
+        return f"SafetensorsReader({str(self.path)!r}, {len(self._home)} tensors)"
 
     def keys(self) -> Iterable[str]:
         return self._home.keys()
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self._file(key).tensors[key].shape
-
-    def dtype(self, key: str) -> DType:
-        return self._file(key).tensors[key].dtype
-
-    def read(self, key: str, start: int, stop: int) -> Array:
-        """Rows `start:stop` of axis 0 of tensor `key`: float32, or integers as stored."""
-        return self._file(key).read(key, start, stop)
-
-    def _file(self, key: str) -> SafetensorsFile:
+    def find(self, key: str) -> tuple[SafetensorsFile, str]:
         if key not in self._home:
-            raise WeftError(f"{self._folder} has no tensor {key!r}")
-        return self.files[self._home[key]]
+            raise WeftError(f"{self.path} has no tensor {key!r}")
+        return self.files[self._home[key]], key
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -9,6 +9,8 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 
+from ..hf.folder import SPECIAL_TOKENS
+
 
 def check_metadata(graph: Graph, name: str) -> None:
     """Raise WeftError if `graph`, read from `name`, says something of itself that cannot be."""
@@ -38,11 +40,10 @@ def _source(value: Any) -> bool:
 
 _KINDS = ("decoder", "encoder", "encoder-decoder")
 _COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
-_TOKENS = ("bos", "pad", "decoder_start", "forced_bos", "forced_eos")
 _FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kind": (f"kind of model: {', '.join(_KINDS)}", lambda value: value in _KINDS),
     **dict.fromkeys(_COUNTS, ("positive integer", _count)),
-    **{f"{name}_token_id": ("token", _token) for name in _TOKENS},
+    **dict.fromkeys(SPECIAL_TOKENS, ("token", _token)),
     "eos_token_ids": ("list of tokens", _tokens),
     "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
     "source": ("source, which has a format and a path", _source),

@@ -12,9 +12,10 @@ from weft.ir.recipes.frequencies import yarn_temperature
 
 from ...dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE
 from ..tables import gguf
-from ..tables.family import Config, Fetch, Rule, Template, in_layers, key
+from ..tables.family import Config, Fetch, Rule, Template, in_layers, key, required
 from ..tables.rope_config import rope_of, rope_of_gguf, rope_settings
 from ..tables.settings import Settings
+from ..tables.templates import gated
 from .experts import SPARSE, activation
 from .llama import LLAMA
 
@@ -44,22 +45,14 @@ def _scale(config: Config) -> float | None:
     rope, mscale = rope_of(config), rope_settings(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
-    width: int = key("qk_nope_head_dim")(config) + key("qk_rope_head_dim")(config)
+    width = sum(required(config, "qk_nope_head_dim", "qk_rope_head_dim"))
     return float(width**-0.5 * yarn_temperature(rope.factor, float(mscale)) ** 2)
 
 
 def _mla(config: Config) -> MLA:
-    return MLA(
-        key("num_attention_heads")(config),
-        key("kv_lora_rank")(config),
-        key("qk_nope_head_dim")(config),
-        key("qk_rope_head_dim")(config),
-        key("v_head_dim")(config),
-        _rope(config),
-        config.get("q_lora_rank"),
-        _NORM,
-        _scale(config),
-    )
+    names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    heads, rank, plain, rotary, value = required(config, *names)
+    return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
 
 
 def _layers(routing: Rule, first_dense: int) -> Rule:
@@ -72,22 +65,15 @@ def _layers(routing: Rule, first_dense: int) -> Rule:
     def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), activation(config)
         shared = GatedMLP(hidden * key("n_shared_experts")(config), act, config.get("mlp_bias", False))
-        return MoE(
-            key("n_routed_experts")(config),
-            hidden,
-            key("num_experts_per_tok")(config),
-            act,
-            shared=shared,
-            **routing(config),
-        )
+        experts, k = required(config, "n_routed_experts", "num_experts_per_tok")
+        return MoE(experts, hidden, k, act, shared=shared, **routing(config))
 
     return in_layers(make, sparse)
 
 
 def _v2(config: Config) -> dict[str, Any]:
-    limited = config.get("topk_method", "greedy") == "group_limited_greedy"
     plain = {"renormalize": False, "scale": float(config.get("routed_scaling_factor", 1.0))}
-    if not limited:
+    if config.get("topk_method", "greedy") != "group_limited_greedy":
         return plain
     return {**plain, "groups": key("n_group")(config), "top_groups": key("topk_group")(config), "group_score": "max"}
 
@@ -175,9 +161,7 @@ DEEPSEEK_V2 = LLAMA.but(
         "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
         "layers.{i}.attn.k_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
         "layers.{i}.attn.v_up.weight": _rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
-        "layers.{i}.ffn.shared.gate": "layers.{i}.mlp.shared_experts.gate_proj",
-        "layers.{i}.ffn.shared.up": "layers.{i}.mlp.shared_experts.up_proj",
-        "layers.{i}.ffn.shared.down": "layers.{i}.mlp.shared_experts.down_proj",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
     },
     refuse={
         "attention_bias": (False, None),

@@ -107,8 +107,7 @@ PHI = LLAMA.but(
     names={
         "layers.{i}.norm": "layers.{i}.input_layernorm",
         "layers.{i}.attn.o": "layers.{i}.self_attn.dense",
-        "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_layernorm",
-        "layers.{i}.attn.k_norm": "layers.{i}.self_attn.k_layernorm",
+        **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_layernorm" for x in "qk"},
         "layers.{i}.ffn.up": "layers.{i}.mlp.fc1",
         "layers.{i}.ffn.down": "layers.{i}.mlp.fc2",
         "final_norm": "final_layernorm",

@@ -13,6 +13,7 @@ from ..tables import gguf
 from ..tables.family import Config, Fetch, Loader, Names, Rule, Template, in_layers, key
 from ..tables.rope_config import rope_with
 from ..tables.settings import ACTIVATIONS, Settings
+from ..tables.templates import gated
 from .llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, windows
 
 
@@ -75,15 +76,9 @@ def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rul
     """The rule for `moe` of a config that calls the experts' inner width by one of the keys `hidden`."""
 
     def rule(config: Config) -> MoE:
+        experts, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
         norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
-        return MoE(
-            key("num_experts", "num_local_experts")(config),
-            key(*hidden)(config),
-            key("num_experts_per_tok")(config),
-            activation(config),
-            renormalize=norm,
-            **options,
-        )
+        return MoE(experts, key(*hidden)(config), k, activation(config), renormalize=norm, **options)
 
     return rule
 
@@ -131,9 +126,7 @@ QWEN2_MOE = QWEN2.but(
     names={
         **SPARSE,
         "layers.{i}.ffn.shared_gate": "layers.{i}.mlp.shared_expert_gate",
-        "layers.{i}.ffn.shared.gate": "layers.{i}.mlp.shared_expert.gate_proj",
-        "layers.{i}.ffn.shared.up": "layers.{i}.mlp.shared_expert.up_proj",
-        "layers.{i}.ffn.shared.down": "layers.{i}.mlp.shared_expert.down_proj",
+        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
     },
     qkv_bias=key("qkv_bias", default=True),
     window=_qwen2_moe_windows,

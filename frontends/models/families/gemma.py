@@ -110,10 +110,7 @@ GEMMA2 = GEMMA.but(
 )
 GEMMA3 = GEMMA2.but(
     "gemma3_text",
-    names={
-        "layers.{i}.attn.q_norm": shifted("layers.{i}.self_attn.q_norm"),
-        "layers.{i}.attn.k_norm": shifted("layers.{i}.self_attn.k_norm"),
-    },
+    names={f"layers.{{i}}.attn.{x}_norm": shifted(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
     context=key("max_position_embeddings", default=None),
     qk_norm="head",
     rope=_two_ropes,

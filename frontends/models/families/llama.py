@@ -9,21 +9,15 @@ from ...dsl import RoPE
 from ..tables import gguf
 from ..tables.family import Config, Family, Loader, key
 from ..tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
-from ..tables.templates import flattened, half, joined, packed_parts
+from ..tables.templates import flattened, gated, half, joined, packed_parts
 
 NAMES = {
     "embed": "embed_tokens",
     "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
-    "layers.{i}.attn.q": "layers.{i}.self_attn.q_proj",
-    "layers.{i}.attn.k": "layers.{i}.self_attn.k_proj",
-    "layers.{i}.attn.v": "layers.{i}.self_attn.v_proj",
-    "layers.{i}.attn.o": "layers.{i}.self_attn.o_proj",
-    "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_norm",
-    "layers.{i}.attn.k_norm": "layers.{i}.self_attn.k_norm",
+    **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.self_attn.{x}_proj" for x in "qkvo"},
+    **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_norm" for x in "qk"},
     "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
-    "layers.{i}.ffn.gate": "layers.{i}.mlp.gate_proj",
-    "layers.{i}.ffn.up": "layers.{i}.mlp.up_proj",
-    "layers.{i}.ffn.down": "layers.{i}.mlp.down_proj",
+    **gated("layers.{i}.ffn", "layers.{i}.mlp"),
     "final_norm": "norm",
     "lm_head": "lm_head",
 }
@@ -240,8 +234,7 @@ COHERE = LLAMA.but(
     "cohere",
     names={
         "layers.{i}.norm": "layers.{i}.input_layernorm",
-        "layers.{i}.attn.q_norm": flattened("layers.{i}.self_attn.q_norm"),
-        "layers.{i}.attn.k_norm": flattened("layers.{i}.self_attn.k_norm"),
+        **{f"layers.{{i}}.attn.{x}_norm": flattened(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
     },
     norm="layer",
     norm_bias=False,

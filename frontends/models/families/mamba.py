@@ -11,10 +11,10 @@ from weft.ir.recipes import Map, Recipe, Reshape
 
 from ...dsl import GatedMLP, Mamba, Mamba2, MoE, RMSNorm, RoPE
 from ..tables import gguf
-from ..tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key
+from ..tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key, required
 from ..tables.rope_config import rope_of, rope_with
 from ..tables.settings import Settings
-from ..tables.templates import half
+from ..tables.templates import gated, half
 from .experts import GRANITE_MOE, activation, per_expert
 from .llama import LLAMA, NAMES
 
@@ -39,14 +39,11 @@ def _channels(mixer: Any) -> int:
 def _names(at: str) -> Names:
     """The names of a Mamba or Mamba-2 layer that the checkpoint calls `at`."""
     return {
-        "layers.{i}.attn.in": f"{at}.in_proj",
+        **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
         "layers.{i}.attn.conv.weight": _taps(f"{at}.conv1d.weight"),
         "layers.{i}.attn.conv.bias": f"{at}.conv1d.bias",
-        "layers.{i}.attn.x": f"{at}.x_proj",
-        "layers.{i}.attn.dt": f"{at}.dt_proj",
         "layers.{i}.attn.a_log": f"{at}.A_log",
         "layers.{i}.attn.d": f"{at}.D",
-        "layers.{i}.attn.out": f"{at}.out_proj",
     }
 
 
@@ -120,28 +117,18 @@ def _gguf_mamba(normed: bool = False) -> Rule:
 
     def make(config: Config) -> Mamba:
         norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
-        return Mamba(
-            key("ssm.inner_size")(config),
-            key("ssm.state_size")(config),
-            key("ssm.conv_kernel")(config),
-            key("ssm.time_step_rank")(config),
-            norms=norm if normed or config.get("ssm.dt_b_c_rms") else None,
-        )
+        names = ("ssm.inner_size", "ssm.state_size", "ssm.conv_kernel", "ssm.time_step_rank")
+        inner, state, conv, rank = required(config, *names)
+        return Mamba(inner, state, conv, rank, norms=norm if normed or config.get("ssm.dt_b_c_rms") else None)
 
     return gguf.per_layer(make, gguf.RECURRENT)
 
 
 def _gguf_mamba2(config: Config) -> Mamba2:
-    groups = key("ssm.group_count")(config)
-    return Mamba2(
-        key("ssm.inner_size")(config),
-        key("ssm.time_step_rank")(config),
-        key("ssm.state_size")(config),
-        groups,
-        key("ssm.conv_kernel")(config),
-        norm=RMSNorm(key("attention.layer_norm_rms_epsilon")(config)),
-        norm_groups=groups,
-    )
+    names = (f"ssm.{n}" for n in ("inner_size", "time_step_rank", "state_size", "group_count", "conv_kernel"))
+    inner, heads, state, groups, conv = required(config, *names)
+    norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
+    return Mamba2(inner, heads, state, groups, conv, norm=norm, norm_groups=groups)
 
 
 MAMBA_GGUF = gguf.BASE.but(
@@ -225,7 +212,7 @@ def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool
 
 
 def _jamba_experts(config: Config) -> MoE | None:
-    experts, hidden, k = (key(n)(config) for n in ("num_experts", "intermediate_size", "num_experts_per_tok"))
+    experts, hidden, k = required(config, "num_experts", "intermediate_size", "num_experts_per_tok")
     return MoE(experts, hidden, k, activation(config), renormalize=False) if experts > 1 else None
 
 
@@ -237,9 +224,7 @@ def _bamba_recurrent(config: Config) -> Iterator[bool]:
 _HYBRID = {
     **NAMES,
     "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
-    "layers.{i}.ffn.gate": "layers.{i}.feed_forward.gate_proj",
-    "layers.{i}.ffn.up": "layers.{i}.feed_forward.up_proj",
-    "layers.{i}.ffn.down": "layers.{i}.feed_forward.down_proj",
+    **gated("layers.{i}.ffn", "layers.{i}.feed_forward"),
     "final_norm": "final_layernorm",
 }
 JAMBA = LLAMA.but(

@@ -91,6 +91,11 @@ def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup
     return Lookup(keys, default, reciprocal)
 
 
+def required(config: Config, *names: str) -> tuple[Any, ...]:
+    """The values under the keys `names`, all of which must be there."""
+    return tuple(key(name)(config) for name in names)
+
+
 def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
     """The rule for a setting that is what `make` says in the layers that are `chosen`, and None in the others."""
 
@@ -303,12 +308,9 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
     for name in _DEPTHS:
         value = config.get(name)
         if isinstance(value, int) and value > most:
-            has = (
-                f"and its checkpoint has {len(keys)} tensors in all"
-                if most == len(keys)
-                else f"and {most} are the most"
-            )
-            raise WeftError(f"{source}: {name}={shown(value)} layers, {has}; the config is damaged or another model's")
+            has = f"its checkpoint has {most} tensors in all" if most == len(keys) else f"{most} are the most"
+            what = "the config is damaged or another model's"
+            raise WeftError(f"{source}: {name}={shown(value)} layers, and {has}; {what}")
 
 
 def describe(

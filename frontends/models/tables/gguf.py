@@ -13,7 +13,7 @@ from typing import Any
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import GatedMLP, MoE
-from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key
+from .family import Architecture, Config, Fetch, Rule, Template, in_layers, key, required
 from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
 from .settings import Settings
 from .templates import packed_parts
@@ -79,17 +79,11 @@ BASE = Architecture(
         "token_types": "token_types",
         "layers.{i}.norm": "blk.{i}.attn_norm",
         "layers.{i}.attn_norm": "blk.{i}.attn_norm",
-        "layers.{i}.attn.q": "blk.{i}.attn_q",
-        "layers.{i}.attn.k": "blk.{i}.attn_k",
-        "layers.{i}.attn.v": "blk.{i}.attn_v",
+        **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.attn_{n}" for n in ("q", "k", "v", "q_norm", "k_norm")},
         "layers.{i}.attn.o": "blk.{i}.attn_output",
-        "layers.{i}.attn.q_norm": "blk.{i}.attn_q_norm",
-        "layers.{i}.attn.k_norm": "blk.{i}.attn_k_norm",
         "layers.{i}.attn_post_norm": "blk.{i}.post_attention_norm",
         "layers.{i}.ffn_norm": "blk.{i}.ffn_norm",
-        "layers.{i}.ffn.gate": "blk.{i}.ffn_gate",
-        "layers.{i}.ffn.up": "blk.{i}.ffn_up",
-        "layers.{i}.ffn.down": "blk.{i}.ffn_down",
+        **{f"layers.{{i}}.ffn.{n}": f"blk.{{i}}.ffn_{n}" for n in ("gate", "up", "down")},
         "layers.{i}.ffn_post_norm": "blk.{i}.post_ffw_norm",
         "final_norm": "output_norm",
         "lm_head": "output",
@@ -128,15 +122,10 @@ def experts(renormalize: bool, shared_gate: bool = False, **options: Any) -> Rul
 
     def make(config: Config) -> MoE:
         wide = config.get("expert_shared_feed_forward_length")
-        return MoE(
-            key("expert_count")(config),
-            key("expert_feed_forward_length", "feed_forward_length")(config),
-            key("expert_used_count")(config),
-            renormalize=renormalize,
-            shared=GatedMLP(wide) if wide else None,
-            shared_gate=shared_gate,
-            **options,
-        )
+        count, k = required(config, "expert_count", "expert_used_count")
+        hidden = key("expert_feed_forward_length", "feed_forward_length")(config)
+        shared = GatedMLP(wide) if wide else None
+        return MoE(count, hidden, k, renormalize=renormalize, shared=shared, shared_gate=shared_gate, **options)
 
     return per_layer(make, SPARSE)
 

@@ -123,14 +123,29 @@ class Settings:
         same = {name: v[0] for name, v in values.items() if isinstance(v, tuple) and v == v[:1] * len(v)}
         return replace(self, **{**values, **same, "kv_heads": self.groups, "head_dim": self.head_size})
 
+    def each(self, name: str) -> tuple[Any, ...]:
+        """The setting `name` of every layer.
+
+        Raises:
+            WeftError: if it is said for another number of layers.
+        """
+        value = getattr(self, name)
+        values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,) * self.layers
+        if len(values) != self.layers:
+            raise WeftError(f"{len(values)} layer types are given for {self.layers} layers")
+        return values
+
     def first(self, name: str) -> Any:
         """The setting `name` of the first layer that has it."""
-        return next(value for value in _each(getattr(self, name), None) if value is not None)
+        return next(value for value in _said(getattr(self, name)) if value is not None)
 
     @property
     def groups(self) -> int:
         """Number of key/value heads."""
         return self.kv_heads or self.heads or 1
+
+
+_Layer = Any  # the Settings of one layer: no value is a tuple
 
 
 def build(s: Settings) -> Decoder | Encoder | EncoderDecoder:
@@ -140,7 +155,7 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder:
         WeftError: naming the setting that is unknown or does not fit.
     """
     for name in ("vocab", "dim", "layers", "heads", "ffn"):
-        if any(value is not None and value < 1 for value in _each(getattr(s, name), None)):
+        if any(value is not None and value < 1 for value in _said(getattr(s, name))):
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
     if s.kind == "encoder-decoder":
         decoder = _decoder(replace(s, **s.decoder), cross=True)
@@ -149,38 +164,24 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder:
 
 
 def _encoder(s: Settings) -> Encoder:
-    norm = _norm(s)
-    return Encoder(
-        s.vocab,
-        s.dim,
-        *_layers(s),
-        _positions(s),
-        s.token_types,
-        embed_norm=norm if s.embed_norm else None,
-        final_norm=None if s.arrangement == "post" else norm,
-        pooler=s.pooler,
-        context=s.context,
-        embed_scale=s.embed_scale,
-        position_bias=s.position_bias,
-        embed_dim=s.embed_dim,
-    )
+    return Encoder(**_model(Encoder, s) | {"final_norm": None if s.arrangement == "post" else _norm(s)})
 
 
 def _decoder(s: Settings, cross: bool = False) -> Decoder:
-    return Decoder(
-        s.vocab,
-        s.dim,
-        *_layers(s, cross),
-        tie_embeddings=s.tie,
-        positions=_positions(s),
-        embed_scale=s.embed_scale,
-        embed_norm=_norm(s) if s.embed_norm else None,
-        head_bias=s.head_bias,
-        logit_scale=s.logit_scale,
-        logit_softcap=s.logit_softcap,
-        context=s.context,
-        position_bias=s.position_bias,
-    )
+    return Decoder(**_model(Decoder, s, cross) | {"tie_embeddings": s.tie})
+
+
+def _named_alike(module: type, s: _Layer) -> dict[str, Any]:
+    """The arguments of `module` that have the names of settings."""
+    return {f.name: getattr(s, f.name) for f in fields(module) if f.name in vars(s)}
+
+
+def _model(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
+    """The arguments that a decoder and an encoder have in common."""
+    layers, block = _layers(s, cross)
+    embed_norm = _norm(s) if s.embed_norm else None
+    own = {"layers": layers, "block": block, "positions": _positions(s), "embed_norm": embed_norm}
+    return _named_alike(module, s) | own
 
 
 def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
@@ -200,9 +201,6 @@ def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
     return LearnedPositions(s.learned_positions, s.position_offset) if s.learned_positions else None
 
 
-_Layer = Any  # the Settings of one layer: no value is a tuple
-
-
 def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """The block of a layer's settings, with attention to an encoder if `cross`."""
     apart = replace(s, rope=None, bias=None, window=None)  # positions of the source are not those of the text
@@ -214,23 +212,8 @@ def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
 def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
     if s.heads is None:
         return None
-    return kind(
-        heads=s.heads,
-        kv_heads=s.kv_heads,
-        head_dim=s.head_dim,
-        rope=s.rope,
-        bias=s.bias,
-        window=s.window,
-        qkv_bias=s.qkv_bias,
-        out_bias=s.out_bias,
-        qk_norm=None if s.qk_norm == "none" else norm,
-        qk_norm_full=s.qk_norm == "full",
-        qk_norm_each=s.qk_norm == "each",
-        clip=s.clip,
-        scale=s.scale,
-        softcap=s.softcap,
-        sinks=s.sinks,
-    )
+    norms = {"qk_norm_full": s.qk_norm == "full", "qk_norm_each": s.qk_norm == "each"}
+    return kind(**_named_alike(kind, s) | {"qk_norm": None if s.qk_norm == "none" else norm, **norms})
 
 
 def _feed_forward(s: _Layer) -> MLP | GatedMLP | None:
@@ -249,12 +232,9 @@ def _norm(s: Settings) -> Norm:
 
 def _layer(s: Settings, i: int) -> _Layer:
     """The settings of layer `i` alone."""
-    varied = {f.name: getattr(s, f.name) for f in fields(s) if isinstance(getattr(s, f.name), tuple)}
-    return replace(s, **{name: _each(value, s.layers)[i] for name, value in varied.items()})
+    return replace(s, **{name: s.each(name)[i] for name, value in vars(s).items() if isinstance(value, tuple)})
 
 
-def _each(value: Any, layers: int | None) -> tuple[Any, ...]:
-    found = value if isinstance(value, tuple) else (value,) * (layers or 1)
-    if layers is not None and len(found) != layers:
-        raise WeftError(f"{len(found)} layer types are given for {layers} layers")
-    return found
+def _said(value: Any) -> tuple[Any, ...]:
+    """The values of a setting: of all layers together, or of each."""
+    return value if isinstance(value, tuple) else (value,)

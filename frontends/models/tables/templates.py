@@ -48,6 +48,11 @@ def packed_parts(prefix: str, name: str, *, grouped: bool = False, turned: bool 
     return {f"{prefix}.{which}": packed(name, which, grouped=grouped, turned=turned) for which in "qkv"}
 
 
+def gated(prefix: str, name: str) -> dict[str, str]:
+    """The parameters gate, up and down under `prefix`, called gate_proj, up_proj and down_proj under `name`."""
+    return {f"{prefix}.{which}": f"{name}.{which}_proj" for which in ("gate", "up", "down")}
+
+
 def half(name: str, index: int) -> Template:
     """Half `index` of a linear map that holds gate above up."""
 

@@ -149,14 +149,6 @@ def test_names_that_xml_cannot_have() -> None:
     assert "a <b> & ��" in texts and 'it\'s "quoted"' in texts and "<name>" in texts and "]]>" in texts
 
 
-def test_without_a_sheet_there_is_the_picture_alone() -> None:
-    root = drawn("gpt2")
-    tree = ET.fromstring(svg(root, [root.key]))
-    assert "Parameters" not in [e.text for e in tree.iter(f"{NS}text")]
-    alone, with_sheet = (float(t.get("width", "0")) for t in (tree, ET.fromstring(printed("gpt2"))))
-    assert alone < with_sheet - 300
-
-
 def test_wrapping() -> None:
     text = "one two three four five six seven"
     lines = wrapped(text, 80, 12)

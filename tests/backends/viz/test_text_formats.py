@@ -117,7 +117,7 @@ def test_mermaid(preset: str) -> None:
 
 
 def test_labels_of_mermaid() -> None:
-    text = mermaid(first("llama3.1-8b"))
+    text = mermaid(first("llama3.1-8b"), BARE)
     assert 'subgraph n4["layers 0-31 × 32"]' in text
     assert '["<b>Grouped-query attention</b><br/>attn<br/>32 heads, 8 KV heads · RoPE"]:::k_attention' in text
     assert '["<b>logits</b><br/>f32#91;batch, seq, 128256#93;"]:::k_input' in text
@@ -133,20 +133,22 @@ def odd(name: str) -> Placed:
     return layout(root, [root.key])
 
 
+BARE = Sheet("title", "", ())  # of a model that has nothing to say
 ODD = 'a"b\\n<i>`c` #1; {d} | e\n# &f\x1b[2J'
 
 
 def test_odd_names() -> None:
-    boxes, edges, _ = parsed_mermaid(mermaid(odd(ODD), Sheet('say "it"', "about\nlines", ())))
+    sheet = Sheet('say "it"', "about\nlines", ())
+    boxes, edges, _ = parsed_mermaid(mermaid(odd(ODD), sheet))
     assert len(boxes) == 4 and len(edges) == 3
     (label,) = (text for text in boxes.values() if text.startswith("<b>GELU"))
     plain = ODD.replace("\n", " ").replace("\x1b", " ")
     back = re.sub(r"#(\d+);", lambda m: chr(int(m[1])), label.partition("<br/>")[2])
     assert back == plain
-    statements = parsed_dot(dot(odd(ODD)))
+    statements = parsed_dot(dot(odd(ODD), sheet))
     assert len(statements["edges"]) == 3
     assert any(plain in text for text in statements["labels"])
-    assert plain in plain_tree(odd(ODD))
+    assert plain in plain_tree(odd(ODD), sheet)
 
 
 # -- DOT
@@ -232,7 +234,7 @@ mixtral-8x7b                   Mixtral 8x7B v0.1 (Jiang 2024) · decoder        
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_tree_has_a_line_for_every_part(preset: str) -> None:
     placed = first(preset)
-    lines = plain_tree(placed).splitlines()
+    lines = plain_tree(placed, BARE).splitlines()
     assert len(lines) == len(list(placed.all()))
     depths = [(len(line) - len(line.lstrip("│├└─ "))) // 3 for line in lines]
     assert depths == [depth for _, depth in walked(placed, 0)]
