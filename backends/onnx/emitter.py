@@ -13,7 +13,7 @@ from onnx import defs
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Recipe
-from weft.ir.types import Shape, TensorType, sizes
+from weft.ir.types import Shape, TensorType, dtypes, sizes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
 
@@ -21,25 +21,7 @@ from ..targets import Backend
 
 T = TypeVar("T")
 Emitted = onnx.Value | Iterable[onnx.Value | None]  # what a lowering returns: the outputs of its node
-ONNX_DTYPES = {
-    "f64": onnx.DataType.DOUBLE,
-    "f32": onnx.DataType.FLOAT,
-    "f16": onnx.DataType.FLOAT16,
-    "bf16": onnx.DataType.BFLOAT16,
-    "f8e4m3": onnx.DataType.FLOAT8E4M3FN,
-    "f8e5m2": onnx.DataType.FLOAT8E5M2,
-    "i64": onnx.DataType.INT64,
-    "i32": onnx.DataType.INT32,
-    "i16": onnx.DataType.INT16,
-    "i8": onnx.DataType.INT8,
-    "i4": onnx.DataType.INT4,
-    "u64": onnx.DataType.UINT64,
-    "u32": onnx.DataType.UINT32,
-    "u16": onnx.DataType.UINT16,
-    "u8": onnx.DataType.UINT8,
-    "u4": onnx.DataType.UINT4,
-    "bool": onnx.DataType.BOOL,
-}
+ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
 
 
 @dataclass(frozen=True)

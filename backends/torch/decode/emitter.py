@@ -154,13 +154,6 @@ class StepEmitter(Emitter):
         return _module(_outer(self.scope, *paths), paths) if self.scope else self.scope
 
 
-def required(node: Node, name: str) -> Value:
-    """The operand of `node` called `name`, which it always has."""
-    value = node.operand(name)
-    assert value is not None
-    return value
-
-
 def _outer(*paths: str) -> str:
     """The innermost scope around all of `paths`."""
     common = []

@@ -118,9 +118,9 @@ def projection(value: Value | None) -> Projection | None:
     node = maker(value, ops.linear)
     if node is None or not is_projection(node):
         return None
-    x, weight, bias = node.operand("x"), node.operand("weight"), node.operand("bias")
-    assert x is not None and isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
-    return Projection(norm_of(x), weight, bias, node.output)
+    weight, bias = node.required("weight"), node.operand("bias")
+    assert isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
+    return Projection(norm_of(node.required("x")), weight, bias, node.output)
 
 
 def seen(node: Node) -> Slopes | str:

@@ -12,7 +12,6 @@ from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
-from .dense import operand
 from .distances import DISTANCE, distance
 from .elementwise import number
 from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
@@ -23,7 +22,7 @@ _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
 @lowering(ops.rope)
 def _rope(e: Emitter, node: Node) -> None:
-    x, positions, frequencies = (operand(node, n) for n in ("x", "positions", "frequencies"))
+    x, positions, frequencies = (node.required(n) for n in ("x", "positions", "frequencies"))
     heads, amplitude = node.attrs["heads"], node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     at, per_position = e[positions], e[frequencies]
@@ -45,10 +44,10 @@ def role(value: Value) -> str:
 
 @lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
 def _attention(e: Emitter, node: Node) -> None:
-    heads, kv_heads, width = node.attrs["heads"], node.attrs["kv_heads"], operand(node, "q").width
-    q, k = e.heads(operand(node, "q"), heads, "q"), e.heads(operand(node, "k"), kv_heads, "k")
+    heads, kv_heads, width = node.attrs["heads"], node.attrs["kv_heads"], node.required("q").width
+    q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
     latent = node.attrs["value_dim"]
-    v = None if latent else e.heads(operand(node, "v"), kv_heads, "v")
+    v = None if latent else e.heads(node.required("v"), kv_heads, "v")
     some = node not in e.crosses and sees_some(node)
     mask, causal = (seen_of(e, node), "") if some else mask_of(e, node)
     if node in e.cached:
@@ -102,7 +101,7 @@ def _attend(
     option("sinks", sinks)
     if softcap is not None:
         options.append(f"softcap={number(softcap)}")
-    size = scale if scale is not None else 1 / math.sqrt(operand(node, "q").width // heads)
+    size = scale if scale is not None else 1 / math.sqrt(node.required("q").width // heads)
     text = f"attention({{0}}, {{1}}, {{2}}, {number(size)}{''.join(', ' + o for o in options)})"
     return e.emit(text, *operands, name="x")
 
@@ -140,9 +139,9 @@ def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """All keys and values that the mask tells of: those of the call, and those in the cache if there is one."""
     kv_heads: int = node.attrs.get("kv_heads") or node.attrs["heads"]
-    widths = [operand(node, "k").width // kv_heads]
+    widths = [node.required("k").width // kv_heads]
     if v is not None:
-        widths.append(operand(node, "v").width // kv_heads)
+        widths.append(node.required("v").width // kv_heads)
     length, rest, kind, positions = "length", "", "KVCache" if v is not None else "KeyCache", query_positions(e)
     if (room := rolled(node)) is not None:
         slots, keep = room
@@ -182,7 +181,7 @@ def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Va
 )
 def _relative_attention(e: Emitter, node: Node) -> None:
     heads, table = node.attrs["heads"], node.operand("value_table")
-    q, k, v = (e.heads(operand(node, n), heads) for n in ("q", "k", "v"))
+    q, k, v = (e.heads(node.required(n), heads) for n in ("q", "k", "v"))
     if node in e.cached:
         mask, _ = mask_of(e, node)
         assert mask is not None
@@ -190,13 +189,13 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         v = cached_v or v
         apart = distance(e, query_positions(e), cached_keys(e, node))
     else:
-        queries, keys = (e.emit(ARANGE, operand(node, n), name="at") for n in ("q", "k"))
+        queries, keys = (e.emit(ARANGE, node.required(n), name="at") for n in ("q", "k"))
         apart = e.emit(DISTANCE, queries, keys, name="distance")
         seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
         mask = e.emit(seen, apart, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
-    given: list[Value | Operand] = [q, k, v, operand(node, "key_table"), apart, mask]
+    given: list[Value | Operand] = [q, k, v, node.required("key_table"), apart, mask]
     given += [] if table is None else [table]
     text = f"relative_attention({{0}}, {{1}}, {{2}}, {{3}}, {'{6}' if table is not None else 'None'}, {{4}}, {{5}})"
     e.set_heads(node.output, heads, e.emit(text, *given, name="x"))

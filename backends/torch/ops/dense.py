@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.ir import ops
-from weft.ir.graph import Node, Value
+from weft.ir.graph import Node
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
@@ -11,16 +11,9 @@ from ..program.statements import Var
 from .elementwise import activation, number
 
 
-def operand(node: Node, name: str) -> Value:
-    """An operand that must be there."""
-    value = node.operand(name)
-    assert value is not None
-    return value
-
-
 @lowering(ops.linear)
 def _linear(e: Emitter, node: Node) -> Var:
-    x, weight, bias = operand(node, "x"), operand(node, "weight"), node.operand("bias")
+    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     out, width = weight.shape
     leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
     if leaf is not None:
@@ -36,7 +29,7 @@ def _matmul(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.embedding)
 def _embedding(e: Emitter, node: Node) -> Var:
-    ids, table = operand(node, "ids"), operand(node, "table")
+    ids, table = node.required("ids"), node.required("table")
     rows, width = table.shape
     leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
     name = "x" if ids in e.graph.inputs.values() else ""
@@ -47,7 +40,7 @@ def _embedding(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.rms_norm)
 def _rms_norm(e: Emitter, node: Node) -> Var:
-    x, weight, eps = operand(node, "x"), node.operand("weight"), node.attrs["eps"]
+    x, weight, eps = node.required("x"), node.operand("weight"), node.attrs["eps"]
     leaf = None if weight is None else e.leaf(f"nn.RMSNorm({x.width}, eps={eps!r})", weight=weight)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
@@ -57,7 +50,7 @@ def _rms_norm(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.layer_norm)
 def _layer_norm(e: Emitter, node: Node) -> Var:
-    x, weight, bias, eps = operand(node, "x"), node.operand("weight"), node.operand("bias"), node.attrs["eps"]
+    x, weight, bias, eps = node.required("x"), node.operand("weight"), node.operand("bias"), node.attrs["eps"]
     rest = "" if bias is not None else ", bias=False"
     leaf = None
     if weight is not None:
@@ -71,7 +64,7 @@ def _layer_norm(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.glu)
 def _glu(e: Emitter, node: Node) -> Var:
-    gate, up = operand(node, "gate"), operand(node, "up")
+    gate, up = node.required("gate"), node.required("up")
     limit, shift = node.attrs["limit"], node.attrs["shift"]
     a, b = e[gate], e[up]
     if limit is not None:
@@ -84,4 +77,4 @@ def _glu(e: Emitter, node: Node) -> Var:
 @lowering(ops.head_linear)
 def _head_linear(e: Emitter, node: Node) -> Var:
     part = "head_linear_inverse" if node.attrs["inverse"] else "head_linear"
-    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['heads']})", operand(node, "x"), operand(node, "weight"))
+    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['heads']})", node.required("x"), node.required("weight"))

@@ -118,23 +118,23 @@ def _filling(value: Value) -> str | None:
 def _swish(e: Emitter, node: Node) -> Var:
     beta = node.attrs["beta"]
     text = "F.silu({0})" if beta == 1 else f"{{0}} * ({number(beta)} * {{0}}).sigmoid()"
-    return e.emit(text, operand_of(node), replaces=0)
+    return e.emit(text, node.required("x"), replaces=0)
 
 
 @lowering(ops.gelu)
 def _gelu(e: Emitter, node: Node) -> Var:
     kind = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}[node.attrs["approximate"]]
-    return e.emit(ACTIVATIONS[kind], operand_of(node), replaces=0)
+    return e.emit(ACTIVATIONS[kind], node.required("x"), replaces=0)
 
 
 @lowering(ops.elu)
 def _elu(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", operand_of(node), replaces=0)
+    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.required("x"), replaces=0)
 
 
 @lowering(ops.affine)
 def _affine(e: Emitter, node: Node) -> Var:
-    x, by, plus = operand_of(node), node.attrs["by"], node.attrs["plus"]
+    x, by, plus = node.required("x"), node.attrs["by"], node.attrs["plus"]
     if by == 0:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
     text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(by, node.output)}"
@@ -154,14 +154,12 @@ def _times(by: float, like: Value) -> str:
 def _clip(e: Emitter, node: Node) -> Var:
     bounds = [f"{n}={number(b, node.output)}" for n in ("low", "high") if (b := node.attrs[n]) is not None]
     text = ", ".join(bounds).replace("low", "min").replace("high", "max")
-    return e.emit(f"{{0}}.clamp({text})", operand_of(node), replaces=0)
+    return e.emit(f"{{0}}.clamp({text})", node.required("x"), replaces=0)
 
 
 @lowering(ops.cast)
 def _cast(e: Emitter, node: Node) -> Var:
-    (x,) = node.inputs
-    assert x is not None
-    to = node.attrs["to"]
+    x, to = node.required("x"), node.attrs["to"]
     if to.is_float and x.type.dtype.is_float:  # the model computes in the dtype of its weights
         return e.emit("{0}", x, replaces=0)
     return e.emit(f"{{0}}.to({dtype_text(to)})", x)
@@ -169,41 +167,33 @@ def _cast(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.sum, ops.mean, ops.max, ops.min, ops.prod)
 def _reduce(e: Emitter, node: Node) -> Var:
-    axes, keep = node.attrs["axes"], node.attrs["keepdims"]
-    rest = ", keepdim=True" if keep else ""
+    x, axes, rest = node.required("x"), node.attrs["axes"], ", keepdim=True" if node.attrs["keepdims"] else ""
     name = {"max": "amax", "min": "amin"}.get(node.op.name, node.op.name)
     if name == "prod":  # torch reduces one axis at a time
-        text = "{0}" + "".join(f".prod({a}{rest})" for a in sorted((_front(a, node) for a in axes), reverse=True))
+        text = "{0}" + "".join(f".prod({a}{rest})" for a in sorted((a % len(x.shape) for a in axes), reverse=True))
     else:
         text = f"{{0}}.{name}({', '.join(map(str, axes)) if len(axes) == 1 else tuple(axes)}{rest})"
-    return e.emit(text, operand_of(node))
+    return e.emit(text, x)
 
 
 @lowering(ops.cumsum)
 def _cumsum(e: Emitter, node: Node) -> Var:
     axis = node.attrs["axis"]
     text = f"{{0}}.cumsum({axis})"
-    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, operand_of(node))
+    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.required("x"))
 
 
 @lowering(ops.softmax)
 def _softmax(e: Emitter, node: Node) -> Var:
-    x, axis = operand_of(node), node.attrs["axis"]
+    x, axis = node.required("x"), node.attrs["axis"]
     return e.emit(f"{{0}}.softmax({axis})" if _is_finite(x) else f"softmax_or_zeros({{0}}, {axis})", x, replaces=0)
 
 
 def _is_finite(x: Value) -> bool:
     """Return whether nothing masks `x`: it is a product or a norm, scaled or not."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
-        return _is_finite(operand_of(x.producer))
+        return _is_finite(x.producer.required("x"))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
-
-
-def operand_of(node: Node) -> Value:
-    """The first operand."""
-    value = node.inputs[0]
-    assert value is not None
-    return value
 
 
 def activation(name: str) -> str:
@@ -211,11 +201,6 @@ def activation(name: str) -> str:
     if name.startswith("swish("):
         return f"{{0}} * ({name[6:-1]} * {{0}}).sigmoid()"
     return ACTIVATIONS[name]
-
-
-def _front(axis: int, node: Node) -> int:
-    assert node.inputs[0] is not None
-    return axis % len(node.inputs[0].shape)
 
 
 def number(x: float, like: Value | None = None) -> str:

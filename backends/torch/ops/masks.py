@@ -13,7 +13,6 @@ from weft.ir.schema.visible_keys import VisibleKeys
 from ..program.emitter import Emitter
 from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
 from ..program.statements import Operand, Var
-from .dense import operand
 
 ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
@@ -40,8 +39,8 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
         return None, "is_causal=True"
     mask: Operand | None = None
     if causal or window is not None or not plain:
-        at = e.emit(ARANGE, operand(node, "q"), name="queries")
-        mask = _seen(e, node, at, e.emit(ARANGE, operand(node, "k"), name="keys"))
+        at = e.emit(ARANGE, node.required("q"), name="queries")
+        mask = _seen(e, node, at, e.emit(ARANGE, node.required("k"), name="keys"))
     if key_mask is not None:
         shown = shown_keys(e, key_mask)
         mask = shown if mask is None else e.emit("{0} & {1}", mask, shown, name="mask")
@@ -74,7 +73,7 @@ def seen_of(e: Emitter, node: Node) -> Var:
         made = e.hoist((text, *operands), text, *operands, name=name)
     else:
         text = f"Seen({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
-        made = e.emit(text, operand(node, "q"), operand(node, "k"), name=name)
+        made = e.emit(text, node.required("q"), node.required("k"), name=name)
     made.type = "Seen"
     return made
 

@@ -10,7 +10,6 @@ from weft.passes.analysis.states import states
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
-from .dense import operand
 from .elementwise import activation
 
 
@@ -47,7 +46,7 @@ def _slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
 
 @lowering(ops.causal_conv)
 def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
-    x, weight, bias = operand(node, "x"), operand(node, "weight"), node.operand("bias")
+    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     rest = ", {2}" if bias is not None else ""
     given = [v for v in (x, weight, bias) if v is not None]
     if node not in e.cached and node.operand("past") is None:
@@ -76,7 +75,7 @@ def _ssd(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 @lowering(ops.gated_linear_attention)
 def _gated_linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
-    q, k, v, decay = operand(node, "q"), operand(node, "k"), operand(node, "v"), node.operand("decay")
+    q, k, v, decay = node.required("q"), node.required("k"), node.required("v"), node.operand("decay")
     heads, groups = node.attrs["heads"], node.attrs["groups"]
     part = "plain_linear_attention"
     if decay is not None:
@@ -91,8 +90,8 @@ def _gated_linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
 @lowering(ops.linear_attention)
 def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
     heads, mask = node.attrs["heads"], node.operand("key_mask")
-    q = e.emit("elu_plus_one({0})", operand(node, "q"), name="q", replaces=0)
-    k = e.emit("elu_plus_one({0})", operand(node, "k"), name="k", replaces=0)
+    q = e.emit("elu_plus_one({0})", node.required("q"), name="q", replaces=0)
+    k = e.emit("elu_plus_one({0})", node.required("k"), name="k", replaces=0)
     if mask is not None:
         k = e.emit("{0} * ({1} != 0)[..., None]", k, mask, name="k", replaces=0)
     turned = q, k
@@ -104,7 +103,7 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
         turn = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
         text = f"{turn}({{0}}.unflatten(-1, ({heads}, -1)).transpose(1, 2), {{1}}, {{2}}).transpose(1, 2).flatten(2)"
         turned = e.emit(text, q, cos, sin, name="turned_q"), e.emit(text, k, cos, sin, name="turned_k")
-    given = q, k, *turned, operand(node, "v")
+    given = q, k, *turned, node.required("v")
     if not node.attrs["causal"]:
         return (e.emit(f"linear_attention({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {heads})", *given),)
     return carried(

@@ -13,7 +13,7 @@ from ...program.positions import rolled
 from ...program.statements import CacheSlot, Var
 from .. import patterns
 from ..calls import Call
-from ..emitter import Refusal, StepEmitter, required
+from ..emitter import Refusal, StepEmitter
 from ..patterns import SelfAttention, Slopes
 from . import latents
 from .latents import Absorbed
@@ -70,7 +70,7 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | No
 def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
     """`decode_attention` of queries, keys and values that other statements make."""
     call, a = Call("decode_attention"), node.attrs
-    q, k, v = (call.place(e.heads(required(node, n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
+    q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(CACHE), call.place(e.positions)
     call.give(f"{q}[:, :, 0]", f"*written({cache}, {k}, {v}, {positions})", positions)
     _score(e, call, node, slopes)
@@ -81,7 +81,7 @@ def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
 
 def _latent(e: StepEmitter, node: Node) -> Var:
     """Attention whose keys are also its values: latent attention with weights absorbed."""
-    rank, width = node.attrs["value_dim"], required(node, "k").width
+    rank, width = node.attrs["value_dim"], node.required("k").width
     found = latents.absorbed(node)
     call = Call("latent_decode")
     cache, positions = call.place(CACHE), call.place(e.positions)
@@ -90,8 +90,8 @@ def _latent(e: StepEmitter, node: Node) -> Var:
         call.give(str(queries), f"{cache}.k")
     else:
         e.declined(f"latent_qk does not make its operands: {found if isinstance(found, str) else 'weights lie apart'}")
-        q = call.place(e.heads(required(node, "q"), node.attrs["heads"]))
-        k = call.place(e.heads(required(node, "k"), 1))
+        q = call.place(e.heads(node.required("q"), node.attrs["heads"]))
+        k = call.place(e.heads(node.required("k"), 1))
         call.give(f"{q}[:, :, 0]", f"written_latent({cache}, {k}, {positions})")
     call.give(positions, str(rank))
     _score(e, call, node, Slopes(None))
@@ -142,7 +142,7 @@ def _roll(call: Call, node: Node) -> bool:
 
 def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
     """cos and sin [batch, pairs] of the angles of the token of each row."""
-    positions, frequencies = required(rope, "positions"), required(rope, "frequencies")
+    positions, frequencies = rope.required("positions"), rope.required("frequencies")
     amplitude = rope.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     text = f"(table[:, 0, 0] for table in {text})"
@@ -152,7 +152,7 @@ def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
 
 def _attends(node: Node) -> Refusal:
     a = node.attrs
-    width, value_width = required(node, "k").width // a["kv_heads"], required(node, "v").width // a["kv_heads"]
+    width, value_width = node.required("k").width // a["kv_heads"], node.required("v").width // a["kv_heads"]
     return lambda dtype: decode_attention.refusal(width, value_width, dtype)
 
 

@@ -17,7 +17,7 @@ from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Submodule, Var
 from .. import patterns
 from ..calls import Call
-from ..emitter import StepEmitter, required
+from ..emitter import StepEmitter
 from ..gates import Ending, ending, maker, single
 from .products import optional_weight
 
@@ -68,7 +68,7 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
 
 def _convolved(e: StepEmitter, node: Node) -> Var:
     call, bias, known = Call("conv_step"), node.operand("bias"), activation_of(node)
-    call.give(f"{call.place(required(node, 'x'))}[:, 0]", required(node, "weight"), "None" if bias is None else bias)
+    call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), "None" if bias is None else bias)
     _in_place(call, node).set("activation", known or "identity", default="silu")
     e.chose("conv_step", lambda dtype: _refusal(node, dtype), parts="state")
     made = call.emit(e, "[0][:, None]")
@@ -80,7 +80,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
     node = found.node
     given = _operands(node)
     if e.around(*(o for g in given.values() for o in _weights(e, g))) != e.scope:
-        given = {name: Given(required(node, name)) for name in BY_TOKEN}
+        given = {name: Given(node.required(name)) for name in BY_TOKEN}
     call = Call(KERNELS[node.op])
     for operand in node.op.operands[:6]:
         if operand.name in given:
@@ -100,7 +100,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
 
 def _operands(node: Node) -> dict[str, Given]:
     """Return what `node` reads of each token, and what its kernel does with that."""
-    found = {name: Given(required(node, name)) for name in BY_TOKEN}
+    found = {name: Given(node.required(name)) for name in BY_TOKEN}
     found["delta"] = _step_size(node, found["delta"])
     if node.op is ops.selective_scan:
         found |= {name: _normed(found[name].value) for name in "bc"}
@@ -132,7 +132,7 @@ def _normed(value: Value) -> Given:
     node = maker(value, ops.rms_norm)
     if node is None or not patterns.is_norm(node) or not single(value):
         return Given(value)
-    return Given(required(node, "x"), node)
+    return Given(node.required("x"), node)
 
 
 def _prepare(e: StepEmitter, call: Call, given: dict[str, Given]) -> None:
@@ -182,7 +182,7 @@ def _refusal(node: Node, dtype: torch.dtype) -> str | None:
     """Say why no kernel computes one token of `node`, its weights in `dtype`."""
 
     def like(name: str) -> torch.Tensor:
-        value = required(node, name)
+        value = node.required(name)
         sizes = [s if isinstance(s, int) else 1 for s in value.shape]
         return torch.empty(sizes if name not in BY_TOKEN else sizes[::2], dtype=dtype, device="meta")
 
