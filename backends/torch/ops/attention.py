@@ -12,6 +12,7 @@ from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
+from .calls import Call
 from .distances import DISTANCE, distance
 from .elementwise import number
 from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
@@ -71,53 +72,29 @@ def _attend(
     e: Emitter, node: Node, qkv: tuple[Var, Var, Var], mask: Operand | None, causal: str, scale: float | None
 ) -> Var:
     """softmax(scale · q kᵀ + bias + mask) v as an operator of torch, or step by step where it has none."""
-    bias, sinks, softcap = node.operand("bias"), node.operand("sinks"), node.attrs["softcap"]
-    heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
-    operands: list[Value | Operand] = [*qkv]
-    options: list[str] = []
-
-    def option(name: str, value: Value | Operand | None) -> None:
-        if value is not None:
-            options.append(f"{name}={{{len(operands)}}}")
-            operands.append(value)
-
-    if softcap is None and sinks is None:
-        if bias is None:
-            option("attn_mask", mask)
-        else:
-            # Numbers in another dtype than q's give garbage (f64 beside f32, PyTorch 2.13 on CPUs) or an error (CUDA).
-            options.append("attn_mask={3}.to({0}.dtype)")
-            operands.append(bias if mask is None else _masked_bias(e, bias, mask))
-        if causal:
-            options.append(causal.replace("{mask}", "{3}"))
-        if scale is not None:
-            options.append(f"scale={number(scale)}")
-        if heads != kv_heads:
-            options.append("enable_gqa=True")
-        text = f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}{''.join(', ' + o for o in options)})"
-        return e.emit(text, *operands, name="x")
-    option("mask", mask)
-    option("bias", bias)
-    option("sinks", sinks)
-    if softcap is not None:
-        options.append(f"softcap={number(softcap)}")
-    size = scale if scale is not None else 1 / math.sqrt(node.required("q").width // heads)
-    text = f"attention({{0}}, {{1}}, {{2}}, {number(size)}{''.join(', ' + o for o in options)})"
-    return e.emit(text, *operands, name="x")
+    a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
+    if a["softcap"] is not None or sinks is not None:
+        scale = scale if scale is not None else 1 / math.sqrt(node.required("q").width // a["heads"])
+        call = Call("attention").give(*qkv, number(scale)).named(mask=mask, bias=bias, sinks=sinks)
+        return call.set("softcap", a["softcap"]).emit(e, name="x")
+    call = Call("F.scaled_dot_product_attention").give(*qkv)
+    if bias is None:
+        call.named(attn_mask=mask)
+    else:
+        # Numbers in another dtype than q's give garbage (f64 beside f32, PyTorch 2.13 on CPUs) or an error (CUDA).
+        numbers = call.place(bias if mask is None else _masked_bias(e, bias, mask))
+        call.give(f"attn_mask={numbers}.to({call.place(qkv[0])}.dtype)")
+    if causal:
+        call.give(causal if mask is None else causal.replace("{mask}", call.place(mask)))
+    return call.set("scale", scale).set("enable_gqa", a["heads"] != a["kv_heads"], default=False).emit(e, name="x")
 
 
 def _attend_to_some(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
     """softmax(scale · q kᵀ) v over the keys that are `seen`, by the part that chooses how."""
-    a, sinks = node.attrs, node.operand("sinks")
-    known = {"scale": scale, "window": a["window"] if is_dense(node) else None, "softcap": a["softcap"]}
-    options = [f"{name}={number(value)}" for name, value in known.items() if value is not None]
-    if known["window"] is not None and a["keep_first"]:
-        options.insert(1 + (scale is not None), f"keep_first={a['keep_first']}")
-    operands: list[Value | Operand] = [*qkv, seen]
-    if sinks is not None:
-        options.append("sinks={4}")
-        operands.append(sinks)
-    return e.emit(f"attend({{0}}, {{1}}, {{2}}, {{3}}{''.join(', ' + o for o in options)})", *operands, name="x")
+    a, call = node.attrs, Call("attend").give(*qkv, seen).set("scale", scale)
+    if is_dense(node) and a["window"] is not None:
+        call.set("window", a["window"]).set("keep_first", a["keep_first"], default=0)
+    return call.set("softcap", a["softcap"]).named(sinks=node.operand("sinks")).emit(e, name="x")
 
 
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
@@ -180,7 +157,7 @@ def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Va
     ops.relative_attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None
 )
 def _relative_attention(e: Emitter, node: Node) -> None:
-    heads, table = node.attrs["heads"], node.operand("value_table")
+    heads = node.attrs["heads"]
     q, k, v = (e.heads(node.required(n), heads) for n in ("q", "k", "v"))
     if node in e.cached:
         mask, _ = mask_of(e, node)
@@ -195,7 +172,5 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         mask = e.emit(seen, apart, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
-    given: list[Value | Operand] = [q, k, v, node.required("key_table"), apart, mask]
-    given += [] if table is None else [table]
-    text = f"relative_attention({{0}}, {{1}}, {{2}}, {{3}}, {'{6}' if table is not None else 'None'}, {{4}}, {{5}})"
-    e.set_heads(node.output, heads, e.emit(text, *given, name="x"))
+    call = Call("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
+    e.set_heads(node.output, heads, call.give(apart, mask).emit(e, name="x"))

@@ -8,6 +8,7 @@ from weft.ir.graph import Node
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Var
+from .calls import Call
 from .elementwise import activation, number
 
 
@@ -18,13 +19,12 @@ def _linear(e: Emitter, node: Node) -> Var:
     leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf)
-    rest = () if bias is None else (bias,)
-    return e.emit("F.linear({0}, {1}" + (", {2})" if rest else ")"), x, weight, *rest)
+    return Call("F.linear").give(x, weight, *([] if bias is None else [bias])).emit(e)
 
 
 @lowering(ops.matmul)
 def _matmul(e: Emitter, node: Node) -> Var:
-    return e.emit("{0} @ {1}", *(v for v in node.inputs if v is not None))
+    return e.emit("{0} @ {1}", node.required("x"), node.required("y"))
 
 
 @lowering(ops.embedding)
@@ -44,22 +44,17 @@ def _rms_norm(e: Emitter, node: Node) -> Var:
     leaf = None if weight is None else e.leaf(f"nn.RMSNorm({x.width}, eps={eps!r})", weight=weight)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    rest = () if weight is None else (weight,)
-    return e.emit(f"F.rms_norm({{0}}, ({x.width},), {'{1}' if rest else 'None'}, {eps!r})", x, *rest, replaces=0)
+    return Call("F.rms_norm").give(x, f"({x.width},)", weight, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.layer_norm)
 def _layer_norm(e: Emitter, node: Node) -> Var:
     x, weight, bias, eps = node.required("x"), node.operand("weight"), node.operand("bias"), node.attrs["eps"]
-    rest = "" if bias is not None else ", bias=False"
-    leaf = None
-    if weight is not None:
-        leaf = e.leaf(f"nn.LayerNorm({x.width}, eps={eps!r}{rest})", weight=weight, bias=bias)
+    init = f"nn.LayerNorm({x.width}, eps={eps!r}{'' if bias is not None else ', bias=False'})"
+    leaf = None if weight is None else e.leaf(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    operands = [v for v in (weight, bias) if v is not None]
-    places = ["{1}" if weight is not None else "None", f"{{{len(operands)}}}" if bias is not None else "None"]
-    return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *operands, replaces=0)
+    return Call("F.layer_norm").give(x, f"({x.width},)", weight, bias, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.glu)

@@ -12,54 +12,27 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import TORCH_NAMES, Var
 
+_SIGNS = {
+    **{"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**"},
+    **{"equal": "==", "less": "<", "less_equal": "<=", "logical_and": "&", "logical_or": "|"},
+}
 TEXTS = {
-    "abs": "{0}.abs()",
-    "add": "{0} + {1}",
-    "ceil": "{0}.ceil()",
-    "cos": "{0}.cos()",
-    "div": "{0} / {1}",
-    "equal": "{0} == {1}",
-    "erf": "{0}.erf()",
-    "exp": "{0}.exp()",
-    "floor": "{0}.floor()",
-    "floordiv": "{0} // {1}",
-    "less": "{0} < {1}",
-    "less_equal": "{0} <= {1}",
-    "log": "{0}.log()",
-    "logical_and": "{0} & {1}",
-    "logical_not": "~{0}",
-    "logical_or": "{0} | {1}",
-    "maximum": "torch.maximum({0}, {1})",
-    "minimum": "torch.minimum({0}, {1})",
-    "mod": "{0} % {1}",
-    "mul": "{0} * {1}",
-    "neg": "-{0}",
-    "pow": "{0} ** {1}",
-    "reciprocal": "{0}.reciprocal()",
-    "relu": "F.relu({0})",
-    "relu2": "F.relu({0}).square()",
-    "rsqrt": "{0}.rsqrt()",
-    "sigmoid": "{0}.sigmoid()",
-    "sin": "{0}.sin()",
-    "softplus": "F.softplus({0})",
-    "sqrt": "{0}.sqrt()",
-    "square": "{0}.square()",
-    "sub": "{0} - {1}",
-    "tanh": "{0}.tanh()",
-    "where": "torch.where({0}, {1}, {2})",
+    **{name: f"{{0}}.{name}()" for name in ("abs", "ceil", "cos", "erf", "exp", "floor", "log", "reciprocal")},
+    **{name: f"{{0}}.{name}()" for name in ("rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh")},
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in _SIGNS.items()},
+    **{name: f"torch.{name}({{0}}, {{1}})" for name in ("maximum", "minimum")},
+    **{"neg": "-{0}", "logical_not": "~{0}", "where": "torch.where({0}, {1}, {2})"},
+    **{"relu": "F.relu({0})", "relu2": "F.relu({0}).square()", "softplus": "F.softplus({0})"},
 }
 SHORT = 8  # digits of a number that is written as it is
 ACTIVATIONS = {  # of glu and moe, see `activation`
     "elu": "F.elu({0})",
     "identity": "{0}",
-    "sigmoid": "{0}.sigmoid()",
-    "relu": "F.relu({0})",
-    "relu2": "F.relu({0}).square()",
+    **{name: TEXTS[name] for name in ("sigmoid", "relu", "relu2", "tanh")},
     "gelu": "F.gelu({0})",
     "gelu_tanh": 'F.gelu({0}, approximate="tanh")',
     "gelu_quick": "{0} * (1.702 * {0}).sigmoid()",
     "silu": "F.silu({0})",
-    "tanh": "{0}.tanh()",
 }
 
 

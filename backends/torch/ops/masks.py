@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
 from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
 from ..program.statements import Operand, Var
+from .elementwise import TEXTS
 
 ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
@@ -95,42 +97,23 @@ def shown_keys(e: Emitter, key_mask: Value) -> Var:
     return e.hoist(("shown", made), text, made, name="shown")
 
 
-@dataclass(frozen=True)
-class _Text:
+class _Text(Operators["_Text"]):
     """An expression of Python, with the operators that put it together."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-    def _op(self, sign: str, other: object) -> _Text:
-        right = other.text if isinstance(other, _Text) else other
-        return _Text(f"({self.text} {sign} {right})")
+    def _apply(self, name: str, *operands: Any) -> _Text:
+        return _Text(f"({TEXTS[name].format(*(v.text if isinstance(v, _Text) else v for v in operands))})")
 
-    def __sub__(self, other: object) -> _Text:
-        return self._op("-", other)
-
-    def __mod__(self, other: object) -> _Text:
-        return self._op("%", other)
-
-    def __floordiv__(self, other: object) -> _Text:
-        return self._op("//", other)
-
-    def __lt__(self, other: object) -> _Text:
-        return self._op("<", other)
-
-    def __ge__(self, other: object) -> _Text:
-        return self._op(">=", other)
-
-    def __or__(self, other: object) -> _Text:
-        return self._op("|", other)
-
-    def __and__(self, other: object) -> _Text:
-        return self._op("&", other)
+    def __ge__(self, other: _Text | float) -> _Text:
+        return _Text(f"({self.text} >= {other.text if isinstance(other, _Text) else other})")
 
     def __abs__(self) -> _Text:
         return _Text(f"{self.text}.abs()")
 
-    def equal(self, other: object) -> _Text:
-        return self._op("==", other)
+    def equal(self, other: _Text | int) -> _Text:
+        return self._apply("equal", self, other)
 
 
 def seen_keys(node: Node) -> str:

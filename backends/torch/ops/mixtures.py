@@ -8,6 +8,7 @@ from weft.ir.graph import Node
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
+from .calls import Call
 from .elementwise import activation, number
 
 READY = {  # routers that are one part: (scoring, renormalize, with bias, how groups compete)
@@ -45,11 +46,10 @@ def _moe(e: Emitter, node: Node) -> Var:
     names = [n for stack in ("gate", "up", "down") for n in (stack, f"{stack}_bias") if node.operand(n) is not None]
     asked = node.attrs["active"] or node.required("up").shape[0]
     expert = e.function("expert", _expert(node, names))
-    stacks = ", ".join(f"{{{i + 2}}}" for i in range(len(names)))
-    text = f"moe({{0}}, {{1}}, {asked}, {expert}, {stacks})"
-    operands = [node.required(n) for n in ("x", "combine", *names)]
+    x = node.required("x")
+    call = Call("moe").give(x, node.required("combine"), str(asked), expert, *map(node.required, names))
     e.scope = _home(node, names)
-    return e.emit(text, *operands, replaces=0)
+    return call.emit(e, replaces=x)
 
 
 def _home(node: Node, names: list[str]) -> str:

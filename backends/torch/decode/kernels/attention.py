@@ -8,11 +8,11 @@ from weft.ir.graph import Node
 
 from ...kernels import decode_attention, latent_decode
 from ...kernels.shared.launch import DTYPES
+from ...ops.calls import Call
 from ...ops.elementwise import number
 from ...program.positions import rolled
 from ...program.statements import CacheSlot, Var
 from .. import patterns
-from ..calls import Call
 from ..emitter import Refusal, StepEmitter
 from ..patterns import SelfAttention, Slopes
 from . import latents

@@ -7,9 +7,9 @@ import torch
 from weft.ir.graph import Node, Value
 
 from ...kernels import route as routing
+from ...ops.calls import Call
 from ...program.statements import Var
 from .. import patterns
-from ..calls import Call
 from ..emitter import StepEmitter
 from ..patterns import Mixture
 from .products import few_rows, opening

@@ -9,10 +9,10 @@ import torch
 from weft.ir.graph import Node, Param, Value
 
 from ...kernels.shared import gemv
+from ...ops.calls import Call
 from ...program.quantized import is_kept
 from ...program.statements import Operand, Statement, Var
 from .. import patterns
-from ..calls import Call
 from ..emitter import StepEmitter
 from ..patterns import Added, Projection
 

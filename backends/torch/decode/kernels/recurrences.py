@@ -12,11 +12,11 @@ from weft.passes.analysis.states import has_state, states
 
 from ...kernels import selective_scan, ssd
 from ...kernels.shared import operands
+from ...ops.calls import Call
 from ...ops.elementwise import activation
 from ...program.emitter import local_name
 from ...program.statements import CacheSlot, Operand, Submodule, Var
 from .. import patterns
-from ..calls import Call
 from ..emitter import StepEmitter
 from ..gates import Ending, ending, maker, single
 from .products import optional_weight
@@ -67,8 +67,8 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _convolved(e: StepEmitter, node: Node) -> Var:
-    call, bias, known = Call("conv_step"), node.operand("bias"), activation_of(node)
-    call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), "None" if bias is None else bias)
+    call, known = Call("conv_step"), patterns.activation_name(node.attrs["activation"])
+    call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), node.operand("bias"))
     _in_place(call, node).set("activation", known or "identity", default="silu")
     e.chose("conv_step", lambda dtype: _refusal(node, dtype), parts="state")
     made = call.emit(e, "[0][:, None]")
@@ -86,7 +86,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
         if operand.name in given:
             call.give(f"{call.place(given[operand.name].value)}[:, 0]")
         else:
-            call.give(node.operand(operand.name) or "None")
+            call.give(node.operand(operand.name))
     _prepare(e, _in_place(call, node), given)
     if node.op is ops.ssd:
         call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"])
@@ -171,11 +171,6 @@ def _in_place(call: Call, node: Node) -> Call:
     """`call` with the state before the token and where that after it goes, the same place in the cache."""
     place = f"{call.place(CacheSlot(states(node)[0].part, '', ''))}.values[0]"
     return call.give(place, place)
-
-
-def activation_of(node: Node) -> str | None:
-    """The activation of a convolution as kernels call it; None if they have none of its name."""
-    return patterns.activation_name(node.attrs["activation"])
 
 
 def _refusal(node: Node, dtype: torch.dtype) -> str | None:
