@@ -13,7 +13,7 @@ from .rows import BatchContext
 
 C = TypeVar("C", bound=BatchContext)
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
-_STEP = {"cpu": 256, "cuda": 1024}
+STEP = {"cpu": 256, "cuda": 1024}
 
 
 class Decoder(ABC, Generic[C]):
@@ -63,7 +63,7 @@ class Decoder(ABC, Generic[C]):
             raise WeftError(
                 f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
             )
-        step = _STEP[self.device_type]
+        step = STEP[self.device_type]
         return min(self.max_length, -(-tokens // step) * step)
 
     @property

@@ -35,10 +35,9 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
     leaf, _ = block_module(e, table, None)
     like = dense(e.graph)
     assert like is not None
-    key = like.name
-    e.program.weights[key] = like
+    e.program.weights[like.name] = like
     name = "x" if ids in e.graph.inputs.values() else ""
-    return e.emit("{1}({0}).to({2})", ids, leaf, ParamRef(key, tuple(like.type.concrete({}))), name=name)
+    return e.emit("{1}({0}).to({2})", ids, leaf, ParamRef(like.name, tuple(like.type.concrete({}))), name=name)
 
 
 def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:

@@ -15,11 +15,10 @@ from ...kernels.shared import operands
 from ...ops.calls import Call
 from ...ops.elementwise import activation
 from ...program.emitter import local_name
-from ...program.statements import CacheSlot, Operand, Submodule, Var
+from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
 from ..emitter import StepEmitter
 from ..gates import Ending, ending, maker, single
-from .products import optional_weight
 
 KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
 PLAIN = (ops.linear_attention, ops.gated_linear_attention)  # computed with torch
@@ -59,7 +58,7 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
     if has_state(found.node):
         return None
     e.enter(found.node)
-    if e.around(_norm(e, found.norm, found.gain)) != e.scope:
+    if e.around(e.norm(found.norm, found.gain)) != e.scope:
         return None
     # The recurrence alone was chosen when its node came; one kernel now computes it with what follows.
     e.reconsider()
@@ -92,7 +91,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
         call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"])
     if found.gate is not None:
         call.give(f"gate={call.place(found.gate)}[:, 0]")
-    if (norm := _norm(e, found.norm, found.gain)) is not None:
+    if (norm := e.norm(found.norm, found.gain)) is not None:
         call.named(norm=norm, tickets=e.tickets(found.groups)).set("norm_groups", found.groups, default=1)
     e.chose(KERNELS[node.op], lambda dtype: _refusal(node, dtype), parts=", ".join(_parts(given, found)))
     return call.emit(e, "[0][:, None]", name=name)
@@ -138,19 +137,15 @@ def _normed(value: Value) -> Given:
 def _prepare(e: StepEmitter, call: Call, given: dict[str, Given]) -> None:
     """Add the keywords that say what is done with what a kernel reads."""
     delta = given["delta"]
-    call.named(weight=optional_weight(e, delta.weight), bias=optional_weight(e, delta.bias))
+    call.named(weight=e.weight(delta.weight), bias=e.weight(delta.bias))
     call.set("softplus", delta.softplus, default=False)
     for name, keyword in (("delta", "norm"), ("b", "b_norm"), ("c", "c_norm")):
-        call.named(**{keyword: _norm(e, given[name].norm)})
+        call.named(**{keyword: e.norm(given[name].norm)})
 
 
 def _weights(e: StepEmitter, given: Given) -> tuple[Operand | None, ...]:
     """The weights of what is done with an operand."""
-    return optional_weight(e, given.weight), optional_weight(e, given.bias), _norm(e, given.norm)
-
-
-def _norm(e: StepEmitter, node: Node | None, gain: Param | None = None) -> Submodule | None:
-    return None if node is None else e.norm_node(node, gain)
+    return e.weight(given.weight), e.weight(given.bias), e.norm(given.norm)
 
 
 def _parts(given: dict[str, Given], found: Ending) -> list[str]:
