@@ -49,7 +49,7 @@ class Emitter:
         self._names: set[str] = set()
         self._scope = ""
         for name, value in graph.inputs.items():
-            self.values[value] = self._typed(name, value.type)
+            self.values[value] = self._declare(onnx.Value(name=name), value.type)
             self._names.add(name)
 
     # -- names and values
@@ -64,9 +64,11 @@ class Emitter:
         return name
 
     @staticmethod
-    def _typed(name: str, type: TensorType) -> onnx.Value:
-        shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
-        return onnx.Value(name=name, shape=shape, type=onnx.TensorType(ONNX_DTYPES[type.dtype.name]))
+    def _declare(value: onnx.Value, type: TensorType) -> onnx.Value:
+        """Give `value` the type, and return it."""
+        value.shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
+        value.type = onnx.TensorType(ONNX_DTYPES[type.dtype.name])
+        return value
 
     @overload
     def __getitem__(self, value: Value) -> onnx.Value: ...
@@ -88,7 +90,7 @@ class Emitter:
         key = (recipe, dtype)
         if key not in self.weights:
             shape = recipe.shape(self.graph.reader)
-            value = self._typed(self.fresh(name), TensorType(dtype, shape))
+            value = self._declare(onnx.Value(name=self.fresh(name)), TensorType(dtype, shape))
             self.weights[key] = Weight(value, recipe, dtype, shape)
         return self.weights[key].value
 
@@ -239,8 +241,7 @@ class Emitter:
                 self._names.discard(str(result.name))
                 result.name = self.fresh(value.name)
             if result.type is None:
-                typed = self._typed("", value.type)
-                result.type, result.shape = typed.type, typed.shape
+                self._declare(result, value.type)
 
     def model(self) -> onnx.Model:
         """The ONNX model; weights are initializers without data yet (see `write`)."""
@@ -251,8 +252,7 @@ class Emitter:
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
-            typed = self._typed(name, value.type)
-            output.type, output.shape = typed.type, typed.shape
+            self._declare(output, value.type)
             outputs.append(output)
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]

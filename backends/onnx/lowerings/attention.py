@@ -122,11 +122,10 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
     positions, mask = node.required("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     source, start = e.memo(("rolled", positions, mask, capacity), lambda: _turn(e, positions, mask, capacity))
-
-    def make() -> Out:
-        return e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width]))
-
-    places = e.memo(("rolled places", positions, mask, capacity, kv_heads, width), make)
+    places = e.memo(
+        ("rolled places", positions, mask, capacity, kv_heads, width),
+        lambda: e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width])),
+    )
     rows = e.op("GatherElements", joined, places, axis=2)
     return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
 

@@ -97,13 +97,9 @@ def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
 
     def make() -> Out:
         ones = e.constant([1])
-        shape = e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0)
-        return e.op("Expand", e[bias], shape)
+        return e.op("Expand", e[bias], e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0))
 
-    full = e[bias]
-    if full is not None and bias.shape[2:] == (queries, keys):
-        return full
-    return e.memo(("full bias", bias, queries, keys), make)
+    return e[bias] if bias.shape[2:] == (queries, keys) else e.memo(("full bias", bias, queries, keys), make)
 
 
 def count(e: Emitter, size: Any) -> Out:
@@ -123,11 +119,8 @@ def consecutive(e: Emitter, positions: Value) -> Out:
 
     What `positions` say of padding is the caller's: onnxruntime-genai says 0, which would put its keys in sight.
     """
-
-    def make() -> Out:
-        return e.op("Add", first_position(e, positions), count(e, positions.shape[1]))
-
-    return e.memo(("consecutive", positions), make)
+    new = positions.shape[1]
+    return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), count(e, new)))
 
 
 def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:

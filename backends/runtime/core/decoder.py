@@ -17,7 +17,7 @@ STEP = {"cpu": 256, "cuda": 1024}
 
 
 class Decoder(ABC, Generic[C]):
-    """A language model that keeps caches.
+    """A language model that keeps caches on `device`, cpu or cuda.
 
     Every row begins with `start` if prompts are sources; None if a row begins with its prompt. `max_prompt` is the most
     tokens of a prompt. `every_position`: it gives the logits of all tokens of a call, rather than of the last.
@@ -25,8 +25,8 @@ class Decoder(ABC, Generic[C]):
 
     every_position: bool
 
-    def __init__(self, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
-        self.vocab, self.max_length = vocab, max_length
+    def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
+        self.device_type, self.vocab, self.max_length = device, vocab, max_length
         self.start = None if start is None else (start,)
         self.max_prompt = max_length if start is None else max_source
         self._spare: C | None = None
@@ -65,8 +65,3 @@ class Decoder(ABC, Generic[C]):
             )
         step = STEP[self.device_type]
         return min(self.max_length, -(-tokens // step) * step)
-
-    @property
-    @abstractmethod
-    def device_type(self) -> str:
-        """Where the caches are: "cpu" or "cuda"."""

@@ -53,7 +53,7 @@ class OrtDecoder(Decoder["OrtContext"]):
         sources: SourceEncoder | None = None,
     ) -> None:
         behind = () if sources is None else (sources.start, sources.max_length)
-        super().__init__(vocab, max_length, *behind)
+        super().__init__(session.device, vocab, max_length, *behind)
         self.session, self.name, self.sources = session, name, sources
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
@@ -89,11 +89,6 @@ class OrtDecoder(Decoder["OrtContext"]):
     def new_context(self, batch: int, capacity: int) -> OrtContext:
         """Allocate caches for `batch` rows of `capacity` tokens each."""
         return OrtContext(self, batch, capacity)
-
-    @property
-    def device_type(self) -> str:
-        """Where the caches are: "cpu" or "cuda"."""
-        return self.session.device
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
         """Bytes that the caches and states of `batch` rows of `tokens` tokens each take, as `context` allocates them.

@@ -47,12 +47,12 @@ class TorchDecoder(Decoder["TorchContext"]):
         max_source: int = 0,
         draws: bool | None = None,
     ) -> None:
-        super().__init__(vocab, max_length, start, max_source)
         self.model, self.name, self.compares = model, name, compares
         self.inputs = set(inspect.signature(model.forward).parameters)
         if "cache" not in self.inputs:
             raise WeftError(f"{name}: the model keeps nothing from call to call, so it cannot decode")
         self.device = next(model.parameters()).device
+        super().__init__(self.device.type, vocab, max_length, start, max_source)
         self.step: Step = step or self._plain_step
         self.draws = self.device.type == "cuda" if draws is None else draws
         self.every_position = True
@@ -67,11 +67,6 @@ class TorchDecoder(Decoder["TorchContext"]):
     def new_context(self, batch: int, capacity: int) -> TorchContext:
         """Allocate caches for `batch` rows of `capacity` tokens each."""
         return TorchContext(self, batch, capacity)
-
-    @property
-    def device_type(self) -> str:
-        """Where the caches are: "cpu" or "cuda"."""
-        return self.device.type
 
     def call(self, **inputs: Any) -> Tensor:
         """Call the model with those of the inputs `inputs` that it takes. Raises WeftError when PyTorch fails."""

@@ -13,10 +13,9 @@ from ..program.positions import query_positions, rolled, written_positions
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
 from .calls import Call
-from .distances import DISTANCE, distance
+from .distances import DISTANCE, distance, is_shared
 from .elementwise import number
 from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
-from .shared import is_shared
 
 _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from weft.ir import ops
-from weft.ir.graph import Node, Param
+from weft.ir.graph import Node, Param, Value
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
 from .masks import cached_keys
-from .shared import is_shared
 
 DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, keys] of the positions i and j
+
+
+def is_shared(value: Value) -> bool:
+    """Return whether the model's own forward makes `value`, which layers then share."""
+    return value.producer is None or not value.producer.scope
 
 
 def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
