@@ -175,7 +175,7 @@ class Backend(ABC):
         return ()
 
     def open(self, facts: Facts, device: str, threads: int | None) -> Any:
-        """Return the `runtime.core.protocols.Decoder` of a folder, or of an encoder its `runtime.ort.encoder.Encoder`.
+        """Return the `runtime.core.decoder.Decoder` of a folder, or of an encoder its `runtime.ort.encoder.Encoder`.
 
         Raises:
             WeftError: if the folder or the device cannot be used.

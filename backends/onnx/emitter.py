@@ -13,7 +13,7 @@ from onnx import defs
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes import Recipe
-from weft.ir.types import Shape, TensorType, sizes
+from weft.ir.types import Shape, TensorType, dtypes, sizes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
 
@@ -21,25 +21,7 @@ from ..targets import Backend
 
 T = TypeVar("T")
 Emitted = onnx.Value | Iterable[onnx.Value | None]  # what a lowering returns: the outputs of its node
-ONNX_DTYPES = {
-    "f64": onnx.DataType.DOUBLE,
-    "f32": onnx.DataType.FLOAT,
-    "f16": onnx.DataType.FLOAT16,
-    "bf16": onnx.DataType.BFLOAT16,
-    "f8e4m3": onnx.DataType.FLOAT8E4M3FN,
-    "f8e5m2": onnx.DataType.FLOAT8E5M2,
-    "i64": onnx.DataType.INT64,
-    "i32": onnx.DataType.INT32,
-    "i16": onnx.DataType.INT16,
-    "i8": onnx.DataType.INT8,
-    "i4": onnx.DataType.INT4,
-    "u64": onnx.DataType.UINT64,
-    "u32": onnx.DataType.UINT32,
-    "u16": onnx.DataType.UINT16,
-    "u8": onnx.DataType.UINT8,
-    "u4": onnx.DataType.UINT4,
-    "bool": onnx.DataType.BOOL,
-}
+ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
 
 
 @dataclass(frozen=True)
@@ -67,7 +49,7 @@ class Emitter:
         self._names: set[str] = set()
         self._scope = ""
         for name, value in graph.inputs.items():
-            self.values[value] = self._typed(name, value.type)
+            self.values[value] = self._declare(onnx.Value(name=name), value.type)
             self._names.add(name)
 
     # -- names and values
@@ -82,9 +64,11 @@ class Emitter:
         return name
 
     @staticmethod
-    def _typed(name: str, type: TensorType) -> onnx.Value:
-        shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
-        return onnx.Value(name=name, shape=shape, type=onnx.TensorType(ONNX_DTYPES[type.dtype.name]))
+    def _declare(value: onnx.Value, type: TensorType) -> onnx.Value:
+        """Give `value` the type, and return it."""
+        value.shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
+        value.type = onnx.TensorType(ONNX_DTYPES[type.dtype.name])
+        return value
 
     @overload
     def __getitem__(self, value: Value) -> onnx.Value: ...
@@ -106,7 +90,7 @@ class Emitter:
         key = (recipe, dtype)
         if key not in self.weights:
             shape = recipe.shape(self.graph.reader)
-            value = self._typed(self.fresh(name), TensorType(dtype, shape))
+            value = self._declare(onnx.Value(name=self.fresh(name)), TensorType(dtype, shape))
             self.weights[key] = Weight(value, recipe, dtype, shape)
         return self.weights[key].value
 
@@ -257,8 +241,7 @@ class Emitter:
                 self._names.discard(str(result.name))
                 result.name = self.fresh(value.name)
             if result.type is None:
-                typed = self._typed("", value.type)
-                result.type, result.shape = typed.type, typed.shape
+                self._declare(result, value.type)
 
     def model(self) -> onnx.Model:
         """The ONNX model; weights are initializers without data yet (see `write`)."""
@@ -269,8 +252,7 @@ class Emitter:
             if output.producer() is None or (output.name != name and output.name in self.graph.outputs):
                 output = self.op("Identity", output)
             output.name = name
-            typed = self._typed(name, value.type)
-            output.type, output.shape = typed.type, typed.shape
+            self._declare(output, value.type)
             outputs.append(output)
         # Collected last: an output that is a parameter becomes an initializer above.
         initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]

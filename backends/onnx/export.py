@@ -144,9 +144,5 @@ def _tensor(w: Weight, array: Array) -> onnx.Tensor[Any]:
 def _cast_blocks(w: Weight, reader: TensorReader) -> Any:
     """The rows of a weight in its final dtype, contiguous."""
     for block in stream(w.recipe, reader):
-        yield _as(np.atleast_1d(block), w.dtype)
-
-
-def _as(block: Array, dtype: DType) -> Array:
-    # Contiguous, because `write` writes the memory of a block as it lies.
-    return np.ascontiguousarray(block.astype(dtype.numpy, copy=False))
+        # Contiguous, because `write` writes the memory of a block as it lies.
+        yield np.ascontiguousarray(np.atleast_1d(block).astype(w.dtype.numpy, copy=False))

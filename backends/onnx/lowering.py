@@ -25,10 +25,6 @@ Reads = Callable[[Node, Backend], Iterable[Value]]
 Serves = Callable[[Backend], bool]
 
 
-def _accept(node: Node, target: Backend) -> str | None:
-    return None
-
-
 def _operands(node: Node, target: Backend) -> Iterable[Value]:
     return (v for v in node.inputs if v is not None)
 
@@ -78,7 +74,7 @@ def on_cpu(target: Backend) -> bool:
 def lowering(
     *ops: Op,
     targets: Serves = lambda target: True,
-    when: When = _accept,
+    when: When = lambda node, target: None,
     reads: Reads = _operands,
     first: bool = False,
     opset: int = 0,

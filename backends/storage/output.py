@@ -14,7 +14,7 @@ from weft.ir.errors import WeftError
 
 from .contents import MANIFESTS, altered, remove_listed, unlisted
 from .disk import exchange, flush, flush_tree, reason, umask
-from .partials import ASIDE, alone, log, partial_file, partial_folder, scratch_folder
+from .partials import ASIDE, alone, log, scratch_folder, temporary
 
 SHOWN = 3  # foreign names in an error
 
@@ -36,7 +36,7 @@ def whole_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _restore(out)
-        with partial_folder(out.parent) as partial:
+        with temporary(out.parent) as partial:
             yield partial
             assert any((partial / name).is_file() for name in MANIFESTS), "a folder without a manifest is not ours"
             # mkdtemp makes folders that only their owner can open.
@@ -65,7 +65,7 @@ def whole_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
         plain = out.is_file() or not out.exists()
         with contextlib.ExitStack() as stack:
             if plain:
-                partial = stack.enter_context(partial_file(out.parent))
+                partial = stack.enter_context(temporary(out.parent, folder=False))
             else:
                 partial = stack.enter_context(scratch_folder()) / "output"
             yield partial

@@ -34,20 +34,6 @@ log = logging.getLogger("weft")
 
 
 @contextlib.contextmanager
-def partial_folder(parent: Path) -> Iterator[Path]:
-    """Make a temporary folder in `parent`, locked while the block runs, and remove what is there by its name then."""
-    with _claimed(parent, PARTIAL, folder=True) as path:
-        yield path
-
-
-@contextlib.contextmanager
-def partial_file(parent: Path) -> Iterator[Path]:
-    """Make a temporary file in `parent`, as `partial_folder` does a folder."""
-    with _claimed(parent, PARTIAL, folder=False) as path:
-        yield path
-
-
-@contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Make a folder for the time of the block in the system's temporary folder.
 
@@ -57,14 +43,15 @@ def scratch_folder() -> Iterator[Path]:
     parent = Path(tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(_claimed(parent, SCRATCH, folder=True))
+            folder = stack.enter_context(temporary(parent, SCRATCH))
         except OSError as e:
             raise WeftError(f"cannot write to {parent}: {reason(e)}") from e
         yield folder
 
 
 @contextlib.contextmanager
-def _claimed(parent: Path, prefix: str, folder: bool) -> Iterator[Path]:
+def temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Iterator[Path]:
+    """Make a temporary `folder` in `parent`, or a file, locked while the block runs; then what has its name goes."""
     sweep(parent, prefix)
     path, lock = _claim(parent, prefix, folder)
     try:

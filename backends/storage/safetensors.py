@@ -16,21 +16,10 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 DTYPES: Mapping[str, DType] = {
-    "F64": dtypes.f64,
-    "F32": dtypes.f32,
-    "F16": dtypes.f16,
-    "BF16": dtypes.bf16,
-    "F8_E4M3": dtypes.f8e4m3,
-    "F8_E5M2": dtypes.f8e5m2,
-    "I64": dtypes.i64,
-    "I32": dtypes.i32,
-    "I16": dtypes.i16,
-    "I8": dtypes.i8,
-    "U64": dtypes.u64,
-    "U32": dtypes.u32,
-    "U16": dtypes.u16,
-    "U8": dtypes.u8,
-    "BOOL": dtypes.bool_,
+    # All that numpy has; 4-bit integers have no name in the format.
+    dtype.name.replace("f8", "f8_").upper(): dtype
+    for dtype in dtypes.ALL.values()
+    if not dtype.is_block and dtype.bits >= 8
 }
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # at most in one file, unless one tensor is larger

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.ir.op import Growth, StateSpec
-from weft.ir.recipes.streams import stream
 from weft.ir.types import dtypes
 from weft.passes.analysis.states import caches, has_cache, manifest_records, named_states, states
 
 from ..options import KEEP_BLOCKS
-from ..storage.safetensors import Tensor, write_shards
+from ..storage.safetensors import write_shards
 from .package import export
 from .package.parallel import write_plan
 from .program import quantized as blocks
@@ -44,10 +42,7 @@ class TorchFolder:
         self._plan = "" if processes == 1 else write_plan(self._built.lowered, processes)
         if self._plan and self._built.step:
             notes.append("decode.py supports one process only: processes with parallel.py decode with model.py")
-        self._weights = {
-            key: Tensor(w.shape, w.dtype, partial(stream, w.recipe, graph.reader))
-            for key, w in export.weights(self._built, dtypes.parse(dtype)).items()
-        }
+        self._weights = export.weights(self._built, dtypes.parse(dtype))
         self.trace: list[str] = blocks.widened(graph)
         kept = blocks.summary(self._built.source.weights.values())
         if graph.meta.get(KEEP_BLOCKS) and not kept:

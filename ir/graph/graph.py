@@ -172,6 +172,12 @@ class Node(Linked):
         i = self.op.operand_index(name)
         return self.inputs[i] if i < len(self.inputs) else None
 
+    def required(self, name: str) -> Value:
+        """The operand called `name`, which the op never lacks."""
+        value = self.operand(name)
+        assert value is not None, name
+        return value
+
     def set_input(self, index: int, value: Value | None) -> None:
         """Replace one operand, keeping use lists right; absent ones at the end are dropped, as where nodes are made."""
         old = self.inputs[index]

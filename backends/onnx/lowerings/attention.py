@@ -34,8 +34,8 @@ def _refusal(node: Node, target: Backend) -> str | None:
 @lowering(ops.attention, when=_refusal, opset=24)
 def Attention(e: Emitter, node: Node) -> list[Out]:
     a = node.attrs
-    q, k, v, past_k, past_v, positions = (node.operand(n) for n in ("q", "k", "v", "past_k", "past_v", "positions"))
-    sinks = node.operand("sinks")
+    q, k, sinks = node.required("q"), node.required("k"), node.operand("sinks")
+    v, past_k, past_v, positions = (node.operand(n) for n in ("v", "past_k", "past_v", "positions"))
     mask = _mask(e, node)
     # is_causal lets query i see keys up to i: wrong where the keys begin with a cache. There the mask says it all.
     is_causal = int(is_plain(node) and a["causal"])
@@ -66,9 +66,8 @@ def Attention(e: Emitter, node: Node) -> list[Out]:
     return [joined, *present]
 
 
-def _heads_first(e: Emitter, value: Value | None, heads: int) -> Out:
+def _heads_first(e: Emitter, value: Value, heads: int) -> Out:
     """[batch, seq, heads·d] as [batch, heads, seq, d]."""
-    assert value is not None
     apart = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
     return e.op("Transpose", apart, perm=[0, 2, 1, 3])
 
@@ -95,13 +94,9 @@ def _mask(e: Emitter, node: Node) -> Out | None:
 
 def _keys(node: Node) -> Size:
     """Return the number of keys that `node` reads, hidden ones included."""
-    k, past = node.operand("k"), node.operand("past_k")
-    assert k is not None
-    new: Size = k.shape[1]
-    if past is None:
-        return new
-    cached: Size = past.shape[2]
-    return cached + new if node.attrs["rolling"] else cached
+    new, past = node.required("k").shape[1], node.operand("past_k")
+    keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
+    return keys
 
 
 def _added(e: Emitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
@@ -124,15 +119,13 @@ def _rolled(e: Emitter, past: Value, joined: Out, node: Node) -> Out:
     is written. They are as many as the call has, the last of them the last valid key: a row whose call ends in padding
     gets some of its old keys once more.
     """
-    positions, mask = node.operand("positions"), node.operand("key_mask")
-    assert positions is not None
+    positions, mask = node.required("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     source, start = e.memo(("rolled", positions, mask, capacity), lambda: _turn(e, positions, mask, capacity))
-
-    def make() -> Out:
-        return e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width]))
-
-    places = e.memo(("rolled places", positions, mask, capacity, kv_heads, width), make)
+    places = e.memo(
+        ("rolled places", positions, mask, capacity, kv_heads, width),
+        lambda: e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width])),
+    )
     rows = e.op("GatherElements", joined, places, axis=2)
     return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
 

@@ -75,8 +75,7 @@ def _placed(e: Emitter, values: Out, indices: Out, like: Out, dtype: DType, axis
 
 @lowering(ops.expert_choice)
 def TopKTokens(e: Emitter, node: Node) -> Out:
-    logits, a, dtype = node.operand("logits"), node.attrs, node.output.type.dtype
-    assert logits is not None
+    logits, a, dtype = node.required("logits"), node.attrs, node.output.type.dtype
     x, tokens = e[logits], e.size(logits.shape[-2])
     if a["batched"]:
         x, tokens = e.op("Reshape", x, e.constant([-1, logits.width])), e.size(sizes.product(logits.shape[:-1]))
@@ -108,9 +107,7 @@ def _kernel_refusal(node: Node, target: Backend) -> str | None:
 
 def _router(node: Node) -> Node | None:
     """The router that the kernel can be instead of: softmax, then the k largest (of equal ones it takes the last)."""
-    combine = node.operand("combine")
-    assert combine is not None
-    producer = combine.producer
+    producer = node.required("combine").producer
     if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None
     return producer if producer.attrs["scoring"] == "softmax" and producer.attrs["groups"] == 1 else None
@@ -149,8 +146,7 @@ def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
     The kernel always divides by the sum of the k weights: left to add them up undivided, it overwrites its input where
     ONNX Runtime lets the two share memory.
     """
-    router, combine = _router(node), node.operand("combine")
-    assert combine is not None
+    router, combine = _router(node), node.required("combine")
     dtype, experts = combine.type.dtype, combine.width
     logits: Out | None
     factor: Out | None = None
@@ -175,9 +171,8 @@ def _routing(e: Emitter, node: Node) -> tuple[Out | None, int, Out | None]:
 
 @lowering(ops.moe, targets=contrib, when=_kernel_refusal, reads=_kernel_reads)
 def MoE(e: Emitter, node: Node) -> Out:
-    a = node.attrs
-    x, _, up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands)
-    assert x is not None
+    a, x = node.attrs, node.required("x")
+    up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     unit: dict[str, Any]
     if isinstance(gate, Param):
         first = _interleaved(e, gate, up, gate, "interleaved")
@@ -200,51 +195,34 @@ def MoE(e: Emitter, node: Node) -> Out:
 # -- experts in batched products
 
 
-def _activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
-    if name == "elu":
-        return e.op("Elu", x)
-    if name == "relu2":
-        rising = e.op("Relu", x)
-        return e.op("Mul", rising, rising)
-    return activation(e, x, name, dtype)
-
-
 def _unit(e: Emitter, node: Node, up: Out, gate: Out | None) -> Out:
     """Emit the activation between the products of an expert: `activation` or `glu`."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
-        return _activation(e, up, a["activation"], dtype)
+        return activation(e, up, a["activation"], dtype)
     if a["limit"] is not None:
         high, low = e.scalar(a["limit"], dtype), e.scalar(-a["limit"], dtype)
         gate, up = e.op("Min", gate, high), e.op("Clip", up, low, high)
     if a["shift"]:
         up = e.op("Add", up, e.scalar(a["shift"], dtype))
-    return e.op("Mul", _activation(e, gate, a["activation"], dtype), up)
+    return e.op("Mul", activation(e, gate, a["activation"], dtype), up)
 
 
-class _Experts:
-    """The weights of the experts in use: of all, or copied by their numbers `chosen`."""
+def _project(e: Emitter, chosen: Out | None, rows: Out, weight: Value | None, bias: Value | None) -> Out:
+    """rows [used, n, in] by weight [experts, out, in], plus bias [experts, out] → [used, n, out]; the experts in use
+    are all, or those of the numbers `chosen`, whose weights are copied."""
 
-    def __init__(self, e: Emitter, chosen: Out | None) -> None:
-        self.e, self.chosen = e, chosen
+    def taken(value: Out | None) -> Out | None:
+        return value if chosen is None else e.op("Gather", value, chosen, axis=0)
 
-    def _taken(self, value: Out | None) -> Out | None:
-        return value if self.chosen is None else self.e.op("Gather", value, self.chosen, axis=0)
-
-    def project(self, rows: Out, weight: Value | None, bias: Value | None) -> Out:
-        """rows [used, n, in] by weight [experts, out, in], plus bias [experts, out] → [used, n, out]."""
-        e = self.e
-        assert weight is not None
-        if e.target.contrib:
-            y = e.op("FusedMatMul", rows, self._taken(e[weight]), domain=MS, transB=1)
-        elif isinstance(weight, Param):
-            turned = e.weight(weight.name + ".T", Permute(weight.recipe, (0, 2, 1)), weight.type.dtype)
-            y = e.op("MatMul", rows, self._taken(turned))
-        else:
-            y = e.op("MatMul", rows, e.op("Transpose", self._taken(e[weight]), perm=[0, 2, 1]))
-        if bias is not None:
-            y = e.op("Add", y, e.op("Unsqueeze", self._taken(e[bias]), e.constant([1])))
-        return y
+    if e.target.contrib:
+        y = e.op("FusedMatMul", rows, taken(e[weight]), domain=MS, transB=1)
+    elif isinstance(weight, Param):
+        turned = e.weight(weight.name + ".T", Permute(weight.recipe, (0, 2, 1)), weight.type.dtype)
+        y = e.op("MatMul", rows, taken(turned))
+    else:
+        y = e.op("MatMul", rows, e.op("Transpose", taken(e[weight]), perm=[0, 2, 1]))
+    return y if bias is None else e.op("Add", y, e.op("Unsqueeze", taken(e[bias]), e.constant([1])))
 
 
 def _most(e: Emitter, counts: Out) -> Out:
@@ -254,8 +232,8 @@ def _most(e: Emitter, counts: Out) -> Out:
 
 @lowering(ops.moe, targets=on_cpu)
 def GroupedExperts(e: Emitter, node: Node) -> Out:
-    x, combine, up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands)
-    assert x is not None and combine is not None
+    x, combine = node.required("x"), node.required("combine")
+    up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]
     one = e.constant([1])
 
@@ -275,12 +253,11 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
     rows = e.op("Gather", states, tokens, axis=0)
-    each = _Experts(e, chosen)
-    opened = None if gate is None else each.project(rows, gate, gate_bias)
-    hidden = _unit(e, node, each.project(rows, up, up_bias), opened)
-    made = e.op("Reshape", each.project(hidden, down, down_bias), e.constant([-1, x.width]))
+    opened = None if gate is None else _project(e, chosen, rows, gate, gate_bias)
+    hidden = _unit(e, node, _project(e, chosen, rows, up, up_bias), opened)
+    results = e.op("Reshape", _project(e, chosen, hidden, down, down_bias), e.constant([-1, x.width]))
 
-    # Back to tokens: where in `made` the results of a token's k experts stand, [tokens, k].
+    # Back to tokens: where in `results` those of a token's k experts stand, [tokens, k].
     # TopK puts the lower index first among equal values (ONNX), so each expert's tokens above are in text order, and
     # this count is a token's row with the expert.
     before = e.op("CumSum", used, e.constant(1), exclusive=1)
@@ -289,5 +266,5 @@ def GroupedExperts(e: Emitter, node: Node) -> Out:
     k = _most(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))
     weight, which = e.many("TopK", e.op("Transpose", weights, perm=[1, 0]), k, axis=-1, outputs=2)
     at = e.op("Add", e.op("Mul", which, n), e.op("GatherElements", place, which, axis=1))
-    mixed = e.op("MatMul", e.op("Unsqueeze", weight, one), e.op("Gather", made, at, axis=0))
+    mixed = e.op("MatMul", e.op("Unsqueeze", weight, one), e.op("Gather", results, at, axis=0))
     return _shaped(e, mixed, x)

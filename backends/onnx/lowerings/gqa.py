@@ -45,23 +45,19 @@ def _absorbed_ropes(node: Node) -> tuple[Node, Node] | None:
 
 
 def _cover(node: Node) -> _Gqa:
-    q, k, v = node.inputs[:3]
-    rope = None
+    q, k, v, rope = node.required("q"), node.required("k"), node.operand("v"), None
     if (ropes := _absorbed_ropes(node)) is not None:
-        rope, (q, k) = ropes[0], (r.inputs[0] for r in ropes)
-    assert q is not None
+        rope, (q, k) = ropes[0], (r.required("x") for r in ropes)
     packed = q.producer
-    if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v) and packed.inputs[0] is not None:
-        return _Gqa(packed.inputs[0], None, None, rope)
+    if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v):
+        return _Gqa(packed.required("x"), None, None, rope)
     return _Gqa(q, k, v, rope)
 
 
 def _refusal(node: Node, target: Backend) -> str | None:
-    q, k, v = (node.operand(n) for n in "qkv")
-    a = node.attrs
+    a, q, k, v = node.attrs, node.required("q"), node.required("k"), node.operand("v")
     if v is None:
         return "it caches keys and values apart"
-    assert q is not None and k is not None
     head = k.width // a["kv_heads"]
     past, mask, bias = (node.operand(n) for n in ("past_k", "key_mask", "bias"))
     if not a["causal"] or past is None:
@@ -116,13 +112,8 @@ def GroupQueryAttention(e: Emitter, node: Node) -> list[Out]:
     # A rolling cache is the kernel's own: it shifts old keys out instead of writing at position mod capacity. Rows of a
     # call then must be equally long.
     a, cover = node.attrs, _cover(node)
-    mask, bias = node.operand("key_mask"), node.operand("bias")
-    assert mask is not None
-    cos = sin = None
-    if cover.rope is not None:
-        frequencies = cover.rope.inputs[2]
-        assert frequencies is not None
-        cos, sin = rope_tables(e, frequencies, cover.rope.attrs["amplitude"], cover.query)
+    mask, bias = node.required("key_mask"), node.operand("bias")
+    cos, sin = (None, None) if cover.rope is None else rope_tables(e, cover.rope, cover.query)
     last, total = _lengths(e, mask)
     return e.many(
         "GroupQueryAttention",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as onnx
 
@@ -37,20 +35,19 @@ def product(e: Emitter, x: Out | None, weight: Value) -> Out:
 
 @lowering(ops.linear)
 def MatMul(e: Emitter, node: Node) -> Out:
-    x, weight, *bias = node.inputs
-    assert weight is not None
-    y = product(e, e[x], weight)
-    return e.op("Add", y, e[bias[0]]) if bias else y
+    return biased(e, product(e, e[node.inputs[0]], node.required("weight")), node)
 
 
-def _vector(e: Emitter, node: Node, index: int, fill: float) -> Any:
-    """Operand `index`, or a vector of `fill` where it is absent."""
-    x = node.inputs[0]
-    assert x is not None
-    if index < len(node.inputs) and node.inputs[index] is not None:
-        return e[node.inputs[index]]
-    # The operators require their scale.
-    return e.constant(np.full(x.width, fill), x.type.dtype.numpy)
+def biased(e: Emitter, y: Out, node: Node) -> Out:
+    """y plus the bias of `node`, if it has one."""
+    bias = node.operand("bias")
+    return y if bias is None else e.op("Add", y, e[bias])
+
+
+def _vector(e: Emitter, node: Node, name: str, fill: float) -> Out:
+    """The operand called `name`, or a vector of `fill` where it is absent: the operators require their scale."""
+    x, vector = node.required("x"), node.operand(name)
+    return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
 
 def _rms(e: Emitter) -> str:
@@ -60,13 +57,12 @@ def _rms(e: Emitter) -> str:
 
 @lowering(ops.rms_norm, opset=23)
 def RMSNorm(e: Emitter, node: Node) -> Out:
-    return e.op(_rms(e), e[node.inputs[0]], _vector(e, node, 1, 1.0), axis=-1, epsilon=node.attrs["eps"])
+    return e.op(_rms(e), e[node.inputs[0]], _vector(e, node, "weight", 1.0), axis=-1, epsilon=node.attrs["eps"])
 
 
 @lowering(ops.layer_norm)
 def LayerNormalization(e: Emitter, node: Node) -> Out:
-    bias = e[node.inputs[2]] if len(node.inputs) > 2 else None
-    scale = _vector(e, node, 1, 1.0)
+    scale, bias = _vector(e, node, "weight", 1.0), e[node.operand("bias")]
     return e.op("LayerNormalization", e[node.inputs[0]], scale, bias, axis=-1, epsilon=node.attrs["eps"])
 
 
@@ -79,31 +75,26 @@ def _uncentred(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.norm_linear, when=_uncentred, opset=23)
 def NormMatMul(e: Emitter, node: Node) -> Out:
-    x, weight, *bias = node.inputs
-    assert x is not None and weight is not None
-    kind, eps = node.attrs["kind"], node.attrs["eps"]
+    x, kind, eps = node.required("x"), node.attrs["kind"], node.attrs["eps"]
     name = "LayerNormalization" if kind == "layer" else _rms(e)
     ones = e.constant(np.ones(x.width), x.type.dtype.numpy)
     # The gain of the norm is in the weight of the product, so all products of x share one norm.
     normed = e.memo(("normed", x, kind, eps), lambda: e.op(name, e[x], ones, axis=-1, epsilon=eps))
-    y = product(e, normed, weight)
-    return e.op("Add", y, e[bias[0]]) if bias else y
+    return biased(e, product(e, normed, node.required("weight")), node)
 
 
 # ONNX Runtime fuses an addition with a LayerNorm by itself, but never with an RMS norm.
 @lowering(ops.add_norm, targets=contrib)
 def SkipNormalization(e: Emitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
-    scale, total = _vector(e, node, 2, 1.0), node.outputs[1]
+    scale, total = _vector(e, node, "weight", 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
     # Always given: the default of these operators is 1e-12.
     eps = node.attrs["eps"]
-    shape = [True, False, False, wants_sum]
-    if node.attrs["kind"] == "rms":
-        results = e.many("SkipSimplifiedLayerNormalization", x, y, scale, domain=MS, epsilon=eps, outputs=shape)
-    else:
-        shift = _vector(e, node, 3, 0.0)
-        results = e.many("SkipLayerNormalization", x, y, scale, shift, domain=MS, epsilon=eps, outputs=shape)
+    name, operands = "SkipSimplifiedLayerNormalization", [x, y, scale]
+    if node.attrs["kind"] == "layer":
+        name, operands = "SkipLayerNormalization", [*operands, _vector(e, node, "bias", 0.0)]
+    results = e.many(name, *operands, domain=MS, epsilon=eps, outputs=[True, False, False, wants_sum])
     return [results[0], results[3]]
 
 
@@ -113,27 +104,32 @@ def _gelu_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.gelu, when=_gelu_refusal)
 def Gelu(e: Emitter, node: Node) -> Out:
-    return activation(e, e[node.inputs[0]], _GELUS[node.attrs["approximate"]], node.output.type.dtype)
+    return activation(e, e[node.required("x")], _GELUS[node.attrs["approximate"]], node.output.type.dtype)
 
 
 @lowering(ops.swish)
 def Swish(e: Emitter, node: Node) -> Out:
     beta = node.attrs["beta"]
-    return activation(e, e[node.inputs[0]], "silu" if beta == 1 else f"swish({beta})", node.output.type.dtype)
+    return activation(e, e[node.required("x")], "silu" if beta == 1 else f"swish({beta})", node.output.type.dtype)
 
 
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}
-_STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
+_STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "elu": "Elu"}
+BODIES = ("elu", "relu2")  # activations that are rewritten to their bodies, but for those of experts
 
 
-def activation(e: Emitter, x: Out | None, name: str, dtype: DType) -> Out:
-    """act(x) for an activation by its name in `ACTIVATIONS` (elu and relu2 go through their bodies)."""
+def activation(e: Emitter, x: Out, name: str, dtype: DType) -> Out:
+    """act(x) for an activation by its name in `ACTIVATIONS`."""
     if name in ("gelu", "gelu_tanh"):
         return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
     beta = slope(name)
+    if name == "identity":
+        return x
+    if name == "relu2":
+        rising = e.op("Relu", x)
+        return e.op("Mul", rising, rising)
     if beta is None:
-        assert x is not None
-        return x if name == "identity" else e.op(_STANDARD[name], x)
+        return e.op(_STANDARD[name], x)
     if e.target.contrib:
         return e.op("QuickGelu", x, domain=MS, alpha=beta)
     inner = x if beta == 1 else e.op("Mul", x, e.scalar(beta, dtype))
@@ -151,24 +147,22 @@ def _glu_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["limit"] is not None:
         return "gates with a limit go through their body"
     name = node.attrs["activation"]
-    known = name in _STANDARD or name in ("identity", "silu", "gelu", "gelu_tanh") or name.startswith("swish(")
-    return None if known or (target.contrib and name == "gelu_quick") else f"no ONNX operator for {name}"
+    lacks = name in BODIES or (name == "gelu_quick" and not target.contrib)
+    return f"no ONNX operator for {name}" if lacks else None
 
 
 @lowering(ops.glu, when=_glu_refusal)
 def GatedUnit(e: Emitter, node: Node) -> Out:
-    gate, up = (e[v] for v in node.inputs)
+    gate, up = e[node.required("gate")], e[node.required("up")]
     return e.op("Mul", activation(e, gate, node.attrs["activation"], node.output.type.dtype), up)
 
 
-def rope_tables(e: Emitter, frequencies: Value, amplitude: float, like: Value) -> tuple[Out, Out]:
+def rope_tables(e: Emitter, rope: Node, like: Value) -> list[Out]:
     """cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
+    frequencies, amplitude = rope.required("frequencies"), rope.attrs["amplitude"]
     assert isinstance(frequencies, Param)
-    cos, sin = (
-        e.weight(f"rope.{fn}", RopeTable(frequencies.recipe, e.max_length, fn, amplitude), like.type.dtype)
-        for fn in ("cos", "sin")
-    )
-    return cos, sin
+    tables = {fn: RopeTable(frequencies.recipe, e.max_length, fn, amplitude) for fn in ("cos", "sin")}
+    return [e.weight(f"rope.{fn}", table, like.type.dtype) for fn, table in tables.items()]
 
 
 def _rope_refusal(node: Node, target: Backend) -> str | None:
@@ -178,16 +172,13 @@ def _rope_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.rope, when=_rope_refusal, opset=23)
 def RotaryEmbedding(e: Emitter, node: Node) -> Out:
-    x, positions, frequencies = node.inputs
-    assert x is not None and frequencies is not None
-    cos, sin = rope_tables(e, frequencies, node.attrs["amplitude"], x)
-    heads, rotated = node.attrs["heads"], 2 * frequencies.width
+    x, heads = node.required("x"), node.attrs["heads"]
+    rotated = 2 * node.required("frequencies").width
     return e.op(
         "RotaryEmbedding",
         e[x],
-        cos,
-        sin,
-        e[positions],
+        *rope_tables(e, node, x),
+        e[node.required("positions")],
         num_heads=heads,
         interleaved=int(node.attrs["interleaved"]),
         # 0 means the whole head.

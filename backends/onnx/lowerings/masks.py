@@ -6,15 +6,16 @@ Parts are shared by all attentions that mean the same: a decoder computes each o
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as onnx
 
 from weft.ir.graph import Node, Value
+from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..emitter import ONNX_DTYPES, Emitter
+from .standard import DIRECT
 
 Out = onnx.Value
 
@@ -39,9 +40,7 @@ def mask_of(e: Emitter, node: Node) -> Out | None:
     if key_mask is not None and past is not None and is_length(key_mask):
         key_mask = None  # causality by position already hides the slots that hold nothing
     plain = is_plain(node)
-    k = node.inputs[1] if past is None else past
-    assert k is not None and node.inputs[0] is not None
-    sizes = (node.inputs[0].shape[1], k.shape[1 if past is None else 2])
+    sizes = node.required("q").shape[1], node.required("k").shape[1] if past is None else past.shape[2]
     facts = None if plain else (VisibleKeys.of(a), a["rolling"])
     key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
     return e.memo(key, lambda: _build(e, node, key_mask, plain))
@@ -81,11 +80,10 @@ def extended(e: Emitter, x: Out | None, axis: int, size: Any) -> Out:
 
 def _positions(e: Emitter, node: Node) -> tuple[Out, Out]:
     """Positions of queries and keys, of ranks that broadcast to [batch or 1, 1, seq, keys]."""
-    q, k, past, positions = (node.operand(n) for n in ("q", "k", "past_k", "positions"))
-    assert q is not None and k is not None
+    past, positions = node.operand("past_k"), node.operand("positions")
     if past is None or positions is None:
-        queries = e.op("Unsqueeze", count(e, q.shape[1]), e.constant([1]))
-        return queries, count(e, k.shape[1])
+        queries = e.op("Unsqueeze", count(e, node.required("q").shape[1]), e.constant([1]))
+        return queries, count(e, node.required("k").shape[1])
     queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
     if not node.attrs["rolling"]:
         return queries, count(e, past.shape[2])
@@ -99,13 +97,9 @@ def full_bias(e: Emitter, bias: Value, queries: Any, keys: Any) -> Out:
 
     def make() -> Out:
         ones = e.constant([1])
-        shape = e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0)
-        return e.op("Expand", e[bias], shape)
+        return e.op("Expand", e[bias], e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0))
 
-    full = e[bias]
-    if full is not None and bias.shape[2:] == (queries, keys):
-        return full
-    return e.memo(("full bias", bias, queries, keys), make)
+    return e[bias] if bias.shape[2:] == (queries, keys) else e.memo(("full bias", bias, queries, keys), make)
 
 
 def count(e: Emitter, size: Any) -> Out:
@@ -125,11 +119,8 @@ def consecutive(e: Emitter, positions: Value) -> Out:
 
     What `positions` say of padding is the caller's: onnxruntime-genai says 0, which would put its keys in sight.
     """
-
-    def make() -> Out:
-        return e.op("Add", first_position(e, positions), count(e, positions.shape[1]))
-
-    return e.memo(("consecutive", positions), make)
+    new = positions.shape[1]
+    return e.memo(("consecutive", positions), lambda: e.op("Add", first_position(e, positions), count(e, new)))
 
 
 def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
@@ -144,43 +135,25 @@ def slot_positions(e: Emitter, positions: Value, capacity: Any) -> Out:
     return e.memo(("slot positions", positions, capacity), make)
 
 
-@dataclass(frozen=True)
-class _Position:
+class _Position(Operators["_Position"]):
     """A tensor of positions or conditions in an ONNX graph, with the operators of Python."""
 
-    e: Emitter
-    value: Out
+    def __init__(self, e: Emitter, value: Out) -> None:
+        self.e, self.value = e, value
 
-    def _op(self, name: str, other: _Position | int | None = None) -> _Position:
-        operands = [] if other is None else [self.e.constant(other) if isinstance(other, int) else other.value]
-        return _Position(self.e, self.e.op(name, self.value, *operands))
+    def _apply(self, name: str, *operands: Any) -> _Position:
+        values = (self.e.constant(v) if isinstance(v, int) else v.value for v in operands)
+        return _Position(self.e, self.e.op(DIRECT.get(name, name), *values))
 
-    def __sub__(self, other: _Position | int) -> _Position:
-        return self._op("Sub", other)
+    def __floordiv__(self, other: _Position | int) -> _Position:
+        # Div of integers cuts towards 0, so only multiples are divided.
+        return self._apply("div", self - self % other, other)
 
-    def __mod__(self, other: int) -> _Position:
-        return self._op("Mod", other)
-
-    def __floordiv__(self, other: int) -> _Position:
-        return (self - self % other)._op("Div", other)  # Div of integers cuts towards 0, so only multiples are divided
-
-    def __abs__(self) -> _Position:
-        return self._op("Abs")
-
-    def __lt__(self, other: int) -> _Position:
-        return self._op("Less", other)
-
-    def __ge__(self, other: _Position | int) -> _Position:
-        return self._op("GreaterOrEqual", other)
-
-    def __or__(self, other: _Position) -> _Position:
-        return self._op("Or", other)
-
-    def __and__(self, other: _Position) -> _Position:
-        return self._op("And", other)
+    def __ge__(self, other: _Position | float) -> _Position:
+        return self._apply("GreaterOrEqual", self, other)
 
     def equal(self, other: _Position | int) -> _Position:
-        return self._op("Equal", other)
+        return self._apply("equal", self, other)
 
 
 def _conditions(e: Emitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:

@@ -21,7 +21,7 @@ from ...options import KEEP_BLOCKS
 from ...targets import Backend
 from ..emitter import Emitter
 from ..lowering import contrib_on, lowering
-from .layers import MS
+from .layers import MS, biased
 
 GROUPS = (16, 32, 64, 128, 256)  # that MatMulNBits takes
 
@@ -33,8 +33,7 @@ def _layout(weight: Value | None) -> BlockLayout | str:
 
 
 def _refusal(node: Node, target: Backend) -> str | None:
-    weight = node.operand("weight")
-    assert weight is not None
+    weight = node.required("weight")
     head = weight.shape[0] == weight.graph.meta.get("vocab")
     asked = weight.graph.meta.get(KEEP_BLOCKS)
     if not asked or (asked == "head" and not head):
@@ -51,8 +50,8 @@ def _refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.linear, targets=contrib_on("cpu"), when=_refusal, first=True)
 def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
-    x, weight, *bias = node.inputs
-    assert x is not None and isinstance(weight, Param)
+    x, weight = node.required("x"), node.required("weight")
+    assert isinstance(weight, Param)
     layout, (rows, width) = _layout(weight), weight.shape
     assert isinstance(layout, BlockLayout) and isinstance(rows, int) and isinstance(width, int)
     data, planes = e[x], 1
@@ -80,7 +79,7 @@ def MatMulNBits(e: Emitter, node: Node) -> onnx.Value:
     if layout.has_minimum:
         sums = e.memo(("block sums", x, layout.group), lambda: _block_sums(e, x, layout.group))
         y = e.op("Add", y, e.op("FusedMatMul", sums, part("offsets", dtypes.f32), domain=MS, transB=1))
-    return e.op("Add", y, e[bias[0]]) if bias else y
+    return biased(e, y, node)
 
 
 def keeps(model: onnx.Model) -> bool:

@@ -23,7 +23,7 @@ from weft.ir.types.sizes import Size
 from ...targets import Backend
 from ..emitter import ONNX_DTYPES, Emitter
 from ..lowering import contrib, contrib_on, lowering, on_cpu, standard
-from .layers import MS, activation
+from .layers import BODIES, MS, activation
 
 CHUNK = 32  # tokens whose pairs are computed at once
 
@@ -66,9 +66,8 @@ def _gated(e: Emitter, node: Node) -> tuple[Any, ...]:
 
 def _sizes(node: Node) -> tuple[int, int, int, int]:
     """Groups of q and k, heads, and what a head has of keys and of values."""
-    groups, heads, q = node.attrs["groups"], node.attrs["heads"], node.inputs[0]
-    assert q is not None
-    return groups, heads, q.width // groups, node.output.width // heads
+    groups, heads = node.attrs["groups"], node.attrs["heads"]
+    return groups, heads, node.required("q").width // groups, node.output.width // heads
 
 
 @lowering(ops.gated_linear_attention, targets=contrib)
@@ -176,8 +175,7 @@ class _Chunks:
 @lowering(ops.selective_scan, targets=on_cpu)
 def TokenScan(e: Emitter, node: Node) -> list[Out]:
     x, delta, b, c, d, past = (_wide(e, node.operand(n)) for n in ("x", "delta", "b", "c", "d", "past"))
-    a = node.operand("a")
-    assert a is not None
+    a = node.required("a")
     channels, states = a.shape
     assert isinstance(channels, int) and isinstance(states, int)
     if isinstance(a, Param):
@@ -230,7 +228,7 @@ def CausalConvWithState(e: Emitter, node: Node) -> list[Out]:
 
 
 def _taps_refusal(node: Node, target: Backend) -> str | None:
-    if node.attrs["activation"] in ("elu", "relu2"):
+    if node.attrs["activation"] in BODIES:
         return f"no ONNX operator for {node.attrs['activation']}"
     return None if isinstance(node.inputs[1], Param) else "its weight is no parameter"
 
@@ -238,8 +236,8 @@ def _taps_refusal(node: Node, target: Backend) -> str | None:
 @lowering(ops.causal_conv, targets=on_cpu, when=_taps_refusal)
 def Taps(e: Emitter, node: Node) -> list[Out]:
     """A product per tap: on CPUs as fast as the best of Conv (many tokens) and CausalConvWithState (one)."""
-    x, weight, bias, past = (node.operand(n) for n in ("x", "weight", "bias", "past"))
-    assert x is not None and isinstance(weight, Param)
+    x, weight, bias, past = node.required("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
+    assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
     dtype, seq = x.type.dtype, x.shape[1]
     if past is None:
@@ -257,6 +255,7 @@ def Taps(e: Emitter, node: Node) -> list[Out]:
         tap = e.weight(f"{weight.name}.{j}", Reshape(Slice(weight.recipe, 1, j, j + 1), (channels,)), dtype)
         term = e.op("Mul", rows(j), tap)
         y = term if y is None else e.op("Add", y, term)
+    assert y is not None
     y = activation(e, y if bias is None else e.op("Add", y, e[bias]), node.attrs["activation"], dtype)
     # The next call begins with the last width − 1 inputs, which are the rows from `length` on.
     return [y] if past is None else [y, e.op("Slice", padded, length, e.constant([2**62]), e.constant([1]))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as onnx
 
 from weft.ir import ops
@@ -13,52 +15,41 @@ from ..lowering import lowering
 
 Out = onnx.Value
 
-_DIRECT = {
-    "add": "Add",
-    "sub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "pow": "Pow",
-    "minimum": "Min",
-    "maximum": "Max",
-    "less": "Less",
-    "less_equal": "LessOrEqual",
-    "equal": "Equal",
-    "logical_and": "And",
-    "logical_or": "Or",
-    "logical_not": "Not",
-    "mod": "Mod",
-    "neg": "Neg",
-    "abs": "Abs",
-    "exp": "Exp",
-    "log": "Log",
-    "sqrt": "Sqrt",
-    "reciprocal": "Reciprocal",
-    "sin": "Sin",
-    "cos": "Cos",
-    "tanh": "Tanh",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "erf": "Erf",
-    "sigmoid": "Sigmoid",
-    "softplus": "Softplus",
-    "relu": "Relu",
-    "where": "Where",
-    "matmul": "MatMul",
+DIRECT = {  # operators of the same operands
+    **{name: name.capitalize() for name in ("add", "sub", "mul", "div", "mod", "pow", "less", "equal", "where")},
+    **{name: name.capitalize() for name in ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "floor", "ceil")},
+    **{name: name.capitalize() for name in ("sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu")},
+    **{"minimum": "Min", "maximum": "Max", "less_equal": "LessOrEqual", "matmul": "MatMul"},
+    **{"logical_and": "And", "logical_or": "Or", "logical_not": "Not"},
+}
+_AXES = {  # operators that take their axes as an operand
+    **{"squeeze": "Squeeze", "unsqueeze": "Unsqueeze"},
+    **{name: f"Reduce{name.capitalize()}" for name in ("sum", "mean", "max", "min", "prod")},
 }
 
 
-def _direct(op: Op, onnx_name: str) -> None:
-    def same_name(e: Emitter, node: Node) -> Out:
-        return e.op(onnx_name, *(e[v] for v in node.inputs))
+def _same(e: Emitter, node: Node, operator: str) -> Out:
+    return e.op(operator, *(e[v] for v in node.inputs), axis=node.attrs.get("axis"))
+
+
+def _over_axes(e: Emitter, node: Node, operator: str) -> Out:
+    keepdims = int(node.attrs["keepdims"]) if "keepdims" in node.attrs else None
+    return e.op(operator, e[node.inputs[0]], e.constant(list(node.attrs["axes"])), keepdims=keepdims)
+
+
+def _register(op: Op, operator: str, emit: Callable[[Emitter, Node, str], Out]) -> None:
+    def lower(e: Emitter, node: Node) -> Out:
+        return emit(e, node, operator)
 
     # Traces and refusals call a lowering by the name of its function.
-    same_name.__name__ = onnx_name
-    lowering(op)(same_name)
+    lower.__name__ = operator
+    lowering(op)(lower)
 
 
-for _name, _onnx in _DIRECT.items():
-    _direct(getattr(ops, _name), _onnx)
+for _name, _onnx in {**DIRECT, "concat": "Concat", "gather": "Gather"}.items():
+    _register(getattr(ops, _name), _onnx, _same)
+for _name, _onnx in _AXES.items():
+    _register(getattr(ops, _name), _onnx, _over_axes)
 
 
 @lowering(ops.square)
@@ -105,8 +96,7 @@ def Cast(e: Emitter, node: Node) -> Out:
 
 @lowering(ops.reshape)
 def Reshape(e: Emitter, node: Node) -> Out:
-    x = node.inputs[0]
-    assert x is not None
+    x = node.required("x")
     return e.op("Reshape", e[x], e.shape(node.attrs["shape"], x.type.shape))
 
 
@@ -120,21 +110,6 @@ def Transpose(e: Emitter, node: Node) -> Out:
     return e.op("Transpose", e[node.inputs[0]], perm=list(node.attrs["axes"]))
 
 
-@lowering(ops.squeeze)
-def Squeeze(e: Emitter, node: Node) -> Out:
-    return e.op("Squeeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"])))
-
-
-@lowering(ops.unsqueeze)
-def Unsqueeze(e: Emitter, node: Node) -> Out:
-    return e.op("Unsqueeze", e[node.inputs[0]], e.constant(list(node.attrs["axes"])))
-
-
-@lowering(ops.concat)
-def Concat(e: Emitter, node: Node) -> Out:
-    return e.op("Concat", *(e[v] for v in node.inputs), axis=node.attrs["axis"])
-
-
 @lowering(ops.split)
 def Split(e: Emitter, node: Node) -> list[Out]:
     pieces = list(node.attrs["sizes"])
@@ -146,11 +121,6 @@ def Slice(e: Emitter, node: Node) -> Out:
     a = node.attrs
     bounds = (e.constant([a[k]]) for k in ("start", "stop", "axis", "step"))
     return e.op("Slice", e[node.inputs[0]], *bounds)
-
-
-@lowering(ops.gather)
-def Gather(e: Emitter, node: Node) -> Out:
-    return e.op("Gather", *(e[v] for v in node.inputs), axis=node.attrs["axis"])
 
 
 @lowering(ops.embedding)
@@ -167,8 +137,7 @@ def GatherND(e: Emitter, node: Node) -> Out:
 
 @lowering(ops.scatter_rows)
 def ScatterElements(e: Emitter, node: Node) -> Out:
-    x, rows, indices = node.inputs
-    assert rows is not None
+    x, rows, indices = (node.required(n) for n in ("x", "rows", "indices"))
     axis = node.attrs["axis"]
     others = [a for a in range(1, rows.type.rank) if a != axis]
     places = e.op("Expand", e.op("Unsqueeze", e[indices], e.constant(others)), e.op("Shape", e[rows]))
@@ -177,8 +146,7 @@ def ScatterElements(e: Emitter, node: Node) -> Out:
 
 @lowering(ops.iota)
 def Range(e: Emitter, node: Node) -> Out:
-    x = node.inputs[0]
-    assert x is not None
+    x = node.required("x")
     axis = node.attrs["axis"] % x.type.rank
     return e.memo(("iota", x, axis), lambda: e.range(e.op("Shape", e[x], start=axis, end=axis + 1)))
 
@@ -195,19 +163,6 @@ def Pad(e: Emitter, node: Node) -> Out:
     value = e.scalar(a["value"], node.output.type.dtype)
     amounts = e.constant([a["before"], a["after"]])
     return e.op("Pad", e[node.inputs[0]], amounts, value, e.constant([a["axis"]]))
-
-
-def _reduction(op: Op, onnx_name: str) -> None:
-    def reduction(e: Emitter, node: Node) -> Out:
-        axes = e.constant(list(node.attrs["axes"]))
-        return e.op(onnx_name, e[node.inputs[0]], axes, keepdims=int(node.attrs["keepdims"]))
-
-    reduction.__name__ = onnx_name
-    lowering(op)(reduction)
-
-
-for _name, _onnx in {"sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min", "prod": "Prod"}.items():
-    _reduction(getattr(ops, _name), f"Reduce{_onnx}")
 
 
 @lowering(ops.softmax)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from weft.ir.errors import WeftError
 
 from ..arrays import Floats, Ints
-from .protocols import Decoder
+from .decoder import Decoder
 from .results import Timings
 from .sampling import Forced, check_count, check_logits
 
@@ -110,7 +110,7 @@ class BeamSearch:
 
 
 def search(
-    decoder: Decoder,
+    decoder: Decoder[Any],
     prompts: Sequence[Sequence[int]],
     most: int,
     searches: Sequence[BeamSearch],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,13 @@ import numpy as np
 
 from weft.ir.errors import WeftError
 
-from ..arrays import Floats, Ints
+from ..arrays import Bools, Floats, Ints
 from ..text.chat import ChatTemplate, Message
 from ..text.tokenizer import GrowingText, Prompt, StopStrings, Tokenizer, check_ids, is_ids, prompts_of
 from .beams import Beams, BeamSearch, EarlyStopping, search
-from .protocols import Bools, Context, Decoder
+from .decoder import Decoder
 from .results import Result, Timings
-from .rows import parts
+from .rows import BatchContext, parts
 from .sampling import Forced, Sampler, Sampling, SamplingOptions, check_count
 
 
@@ -45,7 +45,7 @@ class Generator:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder[Any],
         *,
         stop_ids: frozenset[int] = frozenset(),
         folder: Path | None = None,
@@ -209,7 +209,7 @@ class Generator:
         return ids
 
     @contextmanager
-    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[Context, int]]:
+    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
         """Caches for `prompts` and what follows, and how many tokens of a single one they hold already."""
         with self.decoder.context(len(prompts), most) as context:
             yield context, 0
@@ -227,7 +227,7 @@ class Generator:
             timings.cache_bytes = context.cache_bytes
             timings.prompt_tokens -= keep
             start = perf_counter()
-            _push(rows, context.prefill(prompts, chunk, keep), tokens, active)
+            _advance(rows, _Row.push, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
             yield
             # Forced tokens replace logits on the host, so the host must draw, too.
@@ -235,9 +235,9 @@ class Generator:
             while active.any():
                 start = perf_counter()
                 if draw is None:
-                    timings.decoded_tokens += _push(rows, context.step(tokens, active), tokens, active)
+                    timings.decoded_tokens += _advance(rows, _Row.push, context.step(tokens, active), tokens, active)
                 else:
-                    timings.decoded_tokens += _add(rows, draw(tokens, active), tokens, active)
+                    timings.decoded_tokens += _advance(rows, _Row.add, draw(tokens, active), tokens, active)
                 timings.decode_seconds += perf_counter() - start
                 yield
 
@@ -257,7 +257,7 @@ class Conversation(Generator):
         super().__init__(model.decoder, stop_ids=model.stop_ids, folder=model.folder, forced=model.forced)
         self._model, self._messages, self._variables = model, list(messages), variables
         self._answer: Stream | None = None
-        self._context: Context | None = None
+        self._context: BatchContext | None = None
         self._lease = ExitStack()
 
     @property
@@ -291,7 +291,7 @@ class Conversation(Generator):
         return stream
 
     @contextmanager
-    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[Context, int]]:
+    def _opened(self, prompts: Sequence[list[int]], most: int) -> Iterator[tuple[BatchContext, int]]:
         # `generate` takes batches; the conversation's own caches have one row.
         if len(prompts) > 1:
             with super()._opened(prompts, most) as opened:
@@ -334,9 +334,9 @@ class _Row:
         """Draw the next token and add it to the result."""
         return self.add(self.sampler(self._forced(logits, len(self.result.tokens), self.limit)))
 
-    def add(self, token: int) -> int:
+    def add(self, drawn: int | np.int64) -> int:
         """Add the next token to the result."""
-        result = self.result
+        result, token = self.result, int(drawn)
         result.tokens.append(token)
         if token in self._stop_ids:
             result.finish = "stop"
@@ -361,19 +361,13 @@ class _Row:
         return piece
 
 
-def _push(rows: Sequence[_Row], logits: Floats, tokens: Ints, active: Bools) -> int:
-    """Draw the next token of every active row into `tokens`; the rows that end leave `active`. How many were drawn."""
-    drawn = np.flatnonzero(active).tolist()
-    for at in drawn:
-        tokens[at] = rows[at].push(logits[at])
-        active[at] = rows[at].result.finish is None
-    return len(drawn)
-
-
-def _add(rows: Sequence[_Row], drawn: Ints, tokens: Ints, active: Bools) -> int:
-    """As `_push`, for tokens that are drawn already."""
+def _advance(
+    rows: Sequence[_Row], add: Callable[[_Row, Any], int], given: Floats | Ints, tokens: Ints, active: Bools
+) -> int:
+    """Let every active row `add` what is `given` for it, its next token or the logits of that, and note the token in
+    `tokens`; the rows that end leave `active`. How many tokens came."""
     going = np.flatnonzero(active).tolist()
     for at in going:
-        tokens[at] = rows[at].add(int(drawn[at]))
+        tokens[at] = add(rows[at], given[at])
         active[at] = rows[at].result.finish is None
     return len(going)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
-from ..arrays import Floats, Ints, float32
-from .protocols import Bools
+from ..arrays import Bools, Floats, Ints, float32
 from .sampling import Sampler
 
 
@@ -37,6 +36,9 @@ class BatchContext(ABC):
     @abstractmethod
     def cache_bytes(self) -> int:
         """Bytes allocated for caches and states."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release what the device holds for this context alone; it is not used again."""
 
     def reset(self) -> None:
         """Empty every row."""

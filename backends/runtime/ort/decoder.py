@@ -8,8 +8,7 @@ encoder-decoder also what `sources` describes. Outputs `logits` [batch, 1 or seq
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from weft.ir.errors import WeftError
 from ...facts import Carried
 from ..arrays import Ints, float32
 from ..carried import by_name
+from ..core.decoder import Decoder
 from ..core.rows import BatchContext
 from ..text.tokenizer import padded
 from .buffers import Buffer, kind_of
@@ -28,11 +28,9 @@ from .session import Session, failures, one_line, ort_errors
 from .states import Memory, read_states
 
 _TEXT = ("input_ids", "attention_mask", "position_ids")
-# Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
-_STEP = {"cpu": 256, "cuda": 1024}
 
 
-class OrtDecoder:
+class OrtDecoder(Decoder["OrtContext"]):
     """A decoder graph in an open session, behind the encoder of its `sources` where it has one.
 
     `carried` are its states as its folder records them; without such records they have names, and `rolling` are the
@@ -54,7 +52,9 @@ class OrtDecoder:
         compares: bool = False,
         sources: SourceEncoder | None = None,
     ) -> None:
-        self.session, self.vocab, self.max_length, self.name, self.sources = session, vocab, max_length, name, sources
+        behind = () if sources is None else (sources.start, sources.max_length)
+        super().__init__(session.device, vocab, max_length, *behind)
+        self.session, self.name, self.sources = session, name, sources
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
         if missing := {"input_ids"} - inputs.keys() or {"logits"} - outputs.keys():
@@ -80,47 +80,15 @@ class OrtDecoder:
         self.padded = self.rewinds and not compares  # rows of a call may differ in length
         # Contexts share the session, whose captured graphs are told apart by number only.
         self.graph_ids = itertools.count(1)
-        self._spare: OrtContext | None = None
-
-    @property
-    def start(self) -> tuple[int, ...] | None:
-        """Tokens that every row begins with if prompts are sources; None if a row begins with its prompt."""
-        return None if self.sources is None else (self.sources.start,)
-
-    @property
-    def max_prompt(self) -> int:
-        """The most tokens of a prompt."""
-        return self.max_length if self.sources is None else self.sources.max_length
 
     @property
     def rewinds(self) -> bool:
         """Return whether rows can drop tokens: impossible once states or rolling caches have lost some."""
         return all(state.growth.rewinds for state in self.states)
 
-    @contextmanager
-    def context(self, batch: int, tokens: int) -> Iterator[OrtContext]:
-        """Caches for `batch` rows of at most `tokens` tokens each, used again by the next call of the same size.
-
-        Contexts are independent: one may be opened while another is in use.
-        Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
-        """
-        capacity = self._capacity(tokens)
-        # Taken out while in use: a second context must not get the same caches.
-        found, self._spare = self._spare, None
-        if found is not None and found.lengths.size == batch and found.capacity == capacity:
-            context = found
-        else:
-            if found is not None:
-                found.close()
-            # Its memory goes before that of the new one is asked for: both may not fit.
-            del found
-            context = OrtContext(self, batch, capacity)
-        try:
-            yield context
-        finally:
-            if self._spare is not None:
-                self._spare.close()
-            self._spare = context
+    def new_context(self, batch: int, capacity: int) -> OrtContext:
+        """Allocate caches for `batch` rows of `capacity` tokens each."""
+        return OrtContext(self, batch, capacity)
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
         """Bytes that the caches and states of `batch` rows of `tokens` tokens each take, as `context` allocates them.
@@ -131,17 +99,11 @@ class OrtDecoder:
         return batch * sum(state.nbytes(capacity) for state in self.states)
 
     def _capacity(self, tokens: int) -> int:
-        if tokens > self.max_length:
-            raise WeftError(
-                f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
-            )
+        capacity = super()._capacity(tokens)
         fixed = {state.limit for state in self.states if state.limit is not None}
-        if fixed:
-            if tokens > min(fixed):
-                raise WeftError(f"{tokens} tokens are longer than the {min(fixed)} that the graph's caches hold")
-            return max(fixed)
-        step = _STEP[self.session.device]
-        return min(self.max_length, -(-tokens // step) * step)
+        if fixed and tokens > min(fixed):
+            raise WeftError(f"{tokens} tokens are longer than the {min(fixed)} that the graph's caches hold")
+        return max(fixed, default=capacity)
 
     def run(self, binding: Any, options: Any = None) -> None:
         """Run the graph. Raises WeftError, with ONNX Runtime's own words, when it fails."""

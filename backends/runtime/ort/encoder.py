@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from weft.ir.errors import WeftError
 
+from ...facts import Facts
 from ..arrays import Floats
 from ..core.sampling import check_count
 from ..text.tokenizer import Prompt, Tokenizer, check_ids, is_ids, padded, prompts_of
@@ -30,18 +30,9 @@ class Encoder(ABC):
     call compete, as for places at experts.
     """
 
-    def __init__(
-        self,
-        *,
-        vocab: int,
-        max_length: int,
-        folder: Path,
-        pooling: str = "mean",
-        normalize: bool = False,
-        compares: bool = False,
-    ) -> None:
-        self.vocab, self.max_length, self.folder = vocab, max_length, folder
-        self.pooling, self.normalize, self.compares = pooling, normalize, compares
+    def __init__(self, facts: Facts) -> None:
+        self.vocab, self.max_length, self.folder = facts.vocab, facts.max_length, facts.folder
+        self.pooling, self.normalize, self.compares = facts.pooling, facts.normalize, facts.compares
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -114,16 +105,15 @@ class Encoder(ABC):
 
 class OrtEncoder(Encoder):
     """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, where declared, `token_type_ids`;
-    output `last_hidden_state` [batch, seq, dim]; `options` are those of `Encoder`.
+    output `last_hidden_state` [batch, seq, dim].
 
     Raises WeftError when the graph is another.
     """
 
-    def __init__(self, session: Session, *, folder: Path, **options: Any) -> None:
-        super().__init__(folder=folder, **options)
-        self.session = session
+    def __init__(self, session: Session, facts: Facts) -> None:
+        super().__init__(facts)
+        self.session, name = session, facts.model
         self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
-        name = folder / "model.onnx"
         if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
             raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is not an encoder")
         if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:

@@ -12,15 +12,7 @@ from .session import Session, open_session
 
 def encoder(facts: Facts, device: str, threads: int | None) -> OrtEncoder:
     """Return the encoder of a folder. Raises WeftError when a file or the device cannot be used."""
-    return OrtEncoder(
-        _session(facts, 0, device, threads),  # no graphs: shapes vary
-        vocab=facts.vocab,
-        max_length=facts.max_length,
-        folder=facts.folder,
-        pooling=facts.pooling,
-        normalize=facts.normalize,
-        compares=facts.compares,
-    )
+    return OrtEncoder(_session(facts, 0, device, threads), facts)  # no graphs: shapes vary
 
 
 def decoder(facts: Facts, device: str, threads: int | None) -> OrtDecoder:

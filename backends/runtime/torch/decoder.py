@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 
 from weft.ir.errors import WeftError
 
-from ..arrays import Ints
-from ..core.protocols import Bools
+from ..arrays import Bools, Ints
+from ..core.decoder import Decoder
 from ..core.rows import BatchContext
 from ..core.sampling import Sampler
 from ..text.tokenizer import padded
@@ -25,10 +24,8 @@ from . import caches as caches
 from .draws import Draws, can_draw
 from .steps import Step, Steps
 
-_STEP = {"cpu": 256, "cuda": 1024}  # caches grow in steps of so many tokens, so that contexts are used again
 
-
-class TorchDecoder:
+class TorchDecoder(Decoder["TorchContext"]):
     """A generated language model; `step` is what runs single tokens, if it is not the model itself.
 
     `compares` says that the tokens of a row compete, as for places at experts; `max_source` is the longest source of an
@@ -50,14 +47,15 @@ class TorchDecoder:
         max_source: int = 0,
         draws: bool | None = None,
     ) -> None:
-        self.model, self.vocab, self.max_length, self.name, self.compares = model, vocab, max_length, name, compares
+        self.model, self.name, self.compares = model, name, compares
         self.inputs = set(inspect.signature(model.forward).parameters)
         if "cache" not in self.inputs:
             raise WeftError(f"{name}: the model keeps nothing from call to call, so it cannot decode")
         self.device = next(model.parameters()).device
+        super().__init__(self.device.type, vocab, max_length, start, max_source)
         self.step: Step = step or self._plain_step
         self.draws = self.device.type == "cuda" if draws is None else draws
-        self._start, self._max_source, self.every_position = start, max_source, True
+        self.every_position = True
         # On meta tensors: only the kinds of caches matter here, not their memory.
         with torch.device("meta"):
             kinds = caches.new_cache(model, 1, 1)
@@ -65,40 +63,10 @@ class TorchDecoder:
         stateful = any(map(caches.is_state, caches.layers(kinds)))
         # A rolling cache must be told where rows end (`last`): padding would push keys out of it.
         self.padded = not stateful and not compares and (self.rewinds or "last" in self.inputs)
-        self._spare: TorchContext | None = None
 
-    @property
-    def start(self) -> tuple[int, ...] | None:
-        """Tokens that every row begins with if prompts are sources; None if a row begins with its prompt."""
-        return None if self._start is None else (self._start,)
-
-    @property
-    def max_prompt(self) -> int:
-        """The most tokens of a prompt."""
-        return self.max_length if self._start is None else self._max_source
-
-    @contextmanager
-    def context(self, batch: int, tokens: int) -> Iterator[TorchContext]:
-        """Caches for `batch` rows of at most `tokens` tokens each, used again by the next call of the same size.
-
-        Contexts are independent: one may be opened while another is in use.
-        Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
-        """
-        if tokens > self.max_length:
-            raise WeftError(
-                f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
-            )
-        step = _STEP[self.device.type]
-        capacity = min(self.max_length, -(-tokens // step) * step)
-        context, self._spare = self._spare, None
-        if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
-            # Its memory goes before that of the new one is asked for: both may not fit.
-            del context
-            context = TorchContext(self, batch, capacity)
-        try:
-            yield context
-        finally:
-            self._spare = context
+    def new_context(self, batch: int, capacity: int) -> TorchContext:
+        """Allocate caches for `batch` rows of `capacity` tokens each."""
+        return TorchContext(self, batch, capacity)
 
     def call(self, **inputs: Any) -> Tensor:
         """Call the model with those of the inputs `inputs` that it takes. Raises WeftError when PyTorch fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,29 +50,18 @@ def decoder(facts: Facts, device: str, threads: int | None) -> TorchDecoder:
 def encoder(facts: Facts, device: str, threads: int | None) -> TorchEncoder:
     """The encoder of a folder. Raises as `decoder` does."""
     model, _ = _opened(facts, device, threads)
-    return TorchEncoder(
-        model,
-        facts.outputs,
-        vocab=facts.vocab,
-        max_length=facts.max_length,
-        folder=facts.folder,
-        pooling=facts.pooling,
-        normalize=facts.normalize,
-        compares=facts.compares,
-    )
+    return TorchEncoder(model, facts)
 
 
 class TorchEncoder(Encoder):
-    """A generated module that returns `outputs`, `last_hidden_state` among them; `options` are those of `Encoder`."""
+    """A generated module, `last_hidden_state` among whose outputs is."""
 
-    def __init__(self, model: Any, outputs: tuple[str, ...], **options: Any) -> None:
-        super().__init__(**options)
-        import inspect
-
-        self.model, self._outputs = model, outputs
+    def __init__(self, model: Any, facts: Facts) -> None:
+        super().__init__(facts)
+        self.model, self._outputs = model, facts.outputs
         self._inputs = set(inspect.signature(model.forward).parameters)
-        if "last_hidden_state" not in outputs:
-            raise WeftError(f"{self.folder}: its outputs are {', '.join(outputs)}, so it is not an encoder")
+        if "last_hidden_state" not in self._outputs:
+            raise WeftError(f"{self.folder}: its outputs are {', '.join(self._outputs)}, so it is not an encoder")
 
     def _run(self, values: Mapping[str, NDArray[Any]]) -> Floats:
         import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from weft.ir import ops
@@ -34,7 +35,7 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
     for method in top.walk():
         places.setdefault(method.key, []).append(method.path)
         if method.key not in titles:
-            own = within[method.path] = [n for n in nodes if _stands(n, method.path)]
+            own = within[method.path] = [n for n in nodes if f"{n.scope}.".startswith(f"{method.path}.")]
             title = whole if method is top else _title(method.path, own)
             group = any(titles[m.key] == title for m in method.modules.values())
             titles[method.key] = f"{title}Group" if group else title
@@ -57,11 +58,6 @@ def own_nodes(method: Method) -> list[Node]:
 def calls(method: Method) -> list[Call]:
     """The calls of inner methods, in order, loops unrolled."""
     return [c for i in method.items for c in ([i] if isinstance(i, Call) else i.calls if isinstance(i, Loop) else [])]
-
-
-def _stands(node: Node, path: str) -> bool:
-    """Return whether `node` lies in the module at `path`."""
-    return f"{node.scope}.".startswith(f"{path}.")
 
 
 def _kinds(nodes: Iterable[Node]) -> list[str]:
@@ -123,8 +119,5 @@ def _words(classes: Sequence[list[Node]]) -> list[str]:
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    found, n = name, 1
-    while found in taken:
-        n += 1
-        found = f"{name}{n}"
-    return found
+    numbered = (f"{name}{n}" for n in itertools.count(2))
+    return next(new for new in itertools.chain([name], numbered) if new not in taken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Class:
         return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
 
 
-class ClassWriter:
+class ClassWriter(ABC):
     """Writes the classes of a program: by the name of each in `classes`, that of the whole is called `top`."""
 
     top = "Model"
@@ -55,17 +56,17 @@ class ClassWriter:
 
     # -- what kinds of classes differ in
 
+    @abstractmethod
     def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         """The lines that make what the class holds; `inner` are the classes of inner methods by path."""
-        raise TypeError(f"{type(self).__name__} makes no classes")
 
+    @abstractmethod
     def given(self, method: Method) -> list[Named]:
         """The parameters of the method of the whole model."""
-        return [v for v in self.inputs if v in method.inputs]
 
+    @abstractmethod
     def state(self, method: Method) -> str:
         """The parameter of an inner method that keeps something."""
-        return "cache"
 
     def parameter(self, o: Named, name: str, top: bool) -> str:
         """A parameter with its annotation and default."""

@@ -67,12 +67,9 @@ def _hold(lines: list[str], base: str, tree: dict[str, Any]) -> None:
         elif all(k.isdigit() for k in entry):
             _hold_list(lines, place, entry)
         else:
-            lines.append(f"{place} = {_made(entry.pop('', 'nn.Module'))}")
+            kind = entry.pop("", "nn.Module")
+            lines.append(f"{place} = {kind.init if isinstance(kind, Submodule) else f'{kind}()'}")
             _hold(lines, place, entry)
-
-
-def _made(kind: str | Submodule) -> str:
-    return kind.init if isinstance(kind, Submodule) else f"{kind}()"
 
 
 def _hold_list(lines: list[str], place: str, entries: dict[str, Any]) -> None:

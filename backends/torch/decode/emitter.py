@@ -15,7 +15,7 @@ from ..program.positions import query_positions
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.states import cached_nodes, counts_keys
 from .members import member
-from .patterns import NormOf, Projection
+from .patterns import Projection
 from .tables import TICKETS
 
 Refusal = Callable[[torch.dtype], "str | None"]  # why there is no kernel for weights of this dtype, if there is none
@@ -98,11 +98,12 @@ class StepEmitter(Emitter):
 
     # -- what kernels read
 
-    def weight(self, param: Param) -> ParamRef:
-        """A weight as it is."""
-        key = param.name
-        self.program.weights[key] = param
-        return ParamRef(key, tuple(param.type.concrete({})))
+    def weight(self, param: Param | None) -> ParamRef | None:
+        """A weight as it is, if there is one."""
+        if param is None:
+            return None
+        self.program.weights[param.name] = param
+        return ParamRef(param.name, tuple(param.type.concrete({})))
 
     def packed(self, params: Sequence[Param]) -> Operand | None:
         """Weights one under the other, held beside their modules; None if those do not stand side by side."""
@@ -120,12 +121,11 @@ class StepEmitter(Emitter):
         init = f"{function}({', '.join('{0}' + member(m) for m in modules)})"
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
-    def norm(self, norm: NormOf) -> Submodule | None:
-        """The norm before a product, if there is one, as kernels take it."""
-        return None if norm.node is None else self.norm_node(norm.node)
-
-    def norm_node(self, node: Node, gain: Param | None = None) -> Submodule:
-        """The norm `node` as kernels take it; `gain` is its weight, where another node multiplies by that."""
+    def norm(self, node: Node | None, gain: Param | None = None) -> Submodule | None:
+        """The norm `node`, if it is one, as kernels take it; `gain` is its weight, where another node multiplies by
+        that."""
+        if node is None:
+            return None
         kind = "rms" if node.op is ops.rms_norm else "layer"
         weights = node.operand("weight") if gain is None else gain, node.operand("bias") if kind == "layer" else None
         given = [w.name if isinstance(w, Param) else "" for w in weights]
@@ -152,13 +152,6 @@ class StepEmitter(Emitter):
         """The innermost scope around the present one that has all weights among `operands`."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _module(_outer(self.scope, *paths), paths) if self.scope else self.scope
-
-
-def required(node: Node, name: str) -> Value:
-    """The operand of `node` called `name`, which it always has."""
-    value = node.operand(name)
-    assert value is not None
-    return value
 
 
 def _outer(*paths: str) -> str:

@@ -89,7 +89,8 @@ def _norm(e: StepEmitter, node: Node) -> Var | None:
     e.enter(node)
     if not patterns.is_norm(node) or node.inputs[0] is None:
         return None
-    norm = e.norm_node(node)
+    norm = e.norm(node)
+    assert norm is not None
     e.within(norm)
     return e.emit("{1}({0})", node.inputs[0], norm)
 

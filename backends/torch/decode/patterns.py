@@ -55,13 +55,6 @@ class SelfAttention:
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """ALiBi's slopes [heads], or none."""
-
-    slopes: Value | None
-
-
-@dataclass(frozen=True)
 class Added:
     """scale · norm(x Wᵀ + b), which a residual stream takes up."""
 
@@ -118,13 +111,14 @@ def projection(value: Value | None) -> Projection | None:
     node = maker(value, ops.linear)
     if node is None or not is_projection(node):
         return None
-    x, weight, bias = node.operand("x"), node.operand("weight"), node.operand("bias")
-    assert x is not None and isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
-    return Projection(norm_of(x), weight, bias, node.output)
+    weight, bias = node.required("weight"), node.operand("bias")
+    assert isinstance(weight, Param) and (bias is None or isinstance(bias, Param))
+    return Projection(norm_of(node.required("x")), weight, bias, node.output)
 
 
-def seen(node: Node) -> Slopes | str:
-    """Return how kernels add distance to the scores of the attention `node`; or why they do not take its scores."""
+def slopes(node: Node) -> Value | str | None:
+    """ALiBi's slopes [heads], by which kernels add distance to the scores of the attention `node`, if it has them; or
+    why kernels do not take its scores."""
     if node.op is ops.relative_attention:
         return "its keys and values depend on distances"
     if node.operand("key_mask") is not None:
@@ -134,12 +128,12 @@ def seen(node: Node) -> Slopes | str:
         return f"its pattern is {a['pattern']}"
     bias = node.operand("bias")
     if bias is None:
-        return Slopes(None)
+        return None
     if (made := maker(bias, ops.alibi)) is None:
         return "it has a bias that is not ALiBi's"
-    slopes, queries, keys = made.inputs
-    whole = isinstance(slopes, Param) and queries is keys and queries is not None and queries.producer is None
-    return Slopes(slopes) if whole else "its ALiBi does not count positions"
+    own, queries, keys = made.inputs
+    whole = isinstance(own, Param) and queries is keys and queries is not None and queries.producer is None
+    return own if whole else "its ALiBi does not count positions"
 
 
 def part(value: Value | None) -> Projection | None:

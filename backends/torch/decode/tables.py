@@ -29,13 +29,9 @@ def made_once(program: Program, tickets: int) -> None:
             kept.append(s)
         else:
             taken = sum(leaf.path.startswith(f"{s.results[0].name}.table") for leaf in found.values())
-            found[s.results[0]] = Submodule(f"{s.results[0].name}.table{taken or ''}", _escaped(text))
+            init = text.replace("{", "{{").replace("}", "}}")  # which has no places
+            found[s.results[0]] = Submodule(f"{s.results[0].name}.table{taken or ''}", init)
     program.statements = [replace(s, operands=tuple(found.get(o, o) for o in s.operands)) for s in kept]
-
-
-def _escaped(text: str) -> str:
-    """`text` as an `init` without places."""
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _text(s: Statement, tokens: Var, found: dict[Operand, Submodule]) -> str | None:

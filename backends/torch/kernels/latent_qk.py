@@ -15,7 +15,21 @@ import torch
 from .shared import gemv
 from .shared.cached_keys import own_slot, write
 from .shared.gemv import flat
-from .shared.launch import DTYPES, Variant, jit, options, start_next, tl, triton, uses_torch, variant, wait
+from .shared.launch import (
+    BF16,
+    DTYPES,
+    FP16,
+    FP32,
+    Variant,
+    jit,
+    options,
+    start_next,
+    tl,
+    triton,
+    uses_torch,
+    variant,
+    wait,
+)
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.rotary import element, turned
@@ -166,20 +180,16 @@ def _sizes(rank: int, plain: int, rope: int, size: int) -> dict[str, int]:
 
 def variants() -> list[Variant]:
     """DeepSeek-V3 and V2-Lite, for one row and for more, and latents without a norm."""
-    return [
-        _variant(1, torch.bfloat16, 512, 128, 64),
-        _variant(8, torch.float16, 512, 128, 64),
-        _variant(1, torch.float32, 512, 128, 64, ROLLING=True),
-        _variant(1, torch.bfloat16, 256, 64, 32, "none", INTERLEAVED=False),
-    ]
-
-
-def _variant(
-    m: int, dtype: torch.dtype, rank: int, plain: int, rope: int, norm: str = "rms", **switches: bool
-) -> Variant:
-    constants = {**_sizes(rank, plain, rope, dtype.itemsize), "NORM": norm, "INTERLEAVED": True, "ROLLING": False}
-    constants |= switches | ({"M": 1} if m == 1 else {})  # Triton takes a 1 as a constant
-    strides, absent = "q_row latent_row cache_row", "" if norm == "rms" else "gain"
-    return variant(
-        latent_qk_kernel, dtype, constants, "M capacity keep", strides, absent, warps=WARPS, stages=1, ahead=True
-    )
+    shipped = []
+    for dtype, rank, plain, rope, forms, absent in (
+        (BF16, 512, 128, 64, {"M": 1}, ""),  # Triton takes a 1 as a constant
+        (FP16, 512, 128, 64, {}, ""),
+        (FP32, 512, 128, 64, {"M": 1, "ROLLING": True}, ""),
+        (BF16, 256, 64, 32, {"M": 1, "NORM": "none", "INTERLEAVED": False}, "gain"),
+    ):
+        plain_forms = {"NORM": "rms", "INTERLEAVED": True, "ROLLING": False}
+        constants = {**_sizes(rank, plain, rope, dtype.itemsize), **plain_forms, **forms}
+        counts, strides = "M capacity keep", "q_row latent_row cache_row"
+        launch = {"warps": WARPS, "stages": 1, "ahead": True}
+        shipped.append(variant(latent_qk_kernel, dtype, constants, counts, strides, absent, None, **launch))
+    return shipped

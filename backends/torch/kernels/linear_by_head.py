@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from .shared.gemv import first_weights, flat, products, refusal, tile
-from .shared.launch import Variant, jit, start_next, tl, triton, uses_torch, wait
+from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 
 
 @jit
@@ -60,12 +60,6 @@ reference = partial(linear_by_head, kernel=False)
 def variants() -> list[Variant]:
     """DeepSeek-V3 and V2-Lite, whose heads go from 512 latents to 128 values, for one row and for more."""
     return [
-        _variant(1, 128, 128, 512, torch.bfloat16),
-        _variant(8, 128, 128, 512, torch.float16),
-        _variant(1, 16, 128, 512, torch.float32),
+        tile(m, heads * 128, 512, dtype).within(128).variant(linear_by_head_kernel, m, dtype, "N K x_row", {})
+        for m, heads, dtype in ((1, 128, BF16), (8, 128, FP16), (1, 16, FP32))
     ]
-
-
-def _variant(m: int, heads: int, n: int, k: int, dtype: torch.dtype) -> Variant:
-    plan = tile(m, heads * n, k, dtype).within(n)
-    return plan.variant(linear_by_head_kernel, m, dtype, "N K x_row", {})

@@ -13,7 +13,7 @@ import torch
 
 from .shared import gemv
 from .shared.gemv import Tile, check, first_weights, products, refusal, tile
-from .shared.launch import Variant, jit, start_next, tl, triton, uses_torch, wait
+from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.rows import linear
@@ -158,20 +158,18 @@ def at_once(outputs: int, plan: Tile) -> int:
 
 def variants() -> list[Variant]:
     """Output and down projections of 8 B and of 135 M parameters, eight rows, a narrow one that is split, norms."""
-    return [
-        _variant(1, 4096, 14336, torch.bfloat16),
-        _variant(1, 576, 1536, torch.bfloat16),
-        _variant(8, 2048, 2048, torch.float16, bias=True),
-        _variant(1, 256, 14336, torch.float32),
-        _variant(1, 2304, 9216, torch.bfloat16, norm="rms"),
-        _variant(4, 256, 4096, torch.bfloat16, norm="layer", bias=True),
-    ]
-
-
-def _variant(m: int, n: int, k: int, dtype: torch.dtype, norm: str = "none", bias: bool = False) -> Variant:
-    plan = tile(m, n, k, dtype)
-    splits, _ = columns(n, k, plan)
-    absent = {"none": "gain shift", "rms": "shift", "layer": ""}[norm] + " bias" * (not bias)
-    absent += " partial tickets" * (splits == 1 and norm == "none")
-    forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": at_once(n, plan)}
-    return plan.variant(linear_residual_kernel, m, dtype, "N K each", forms, absent=absent)
+    shipped = []
+    for m, n, k, dtype, norm, absent in (
+        (1, 4096, 14336, BF16, "none", "gain shift bias"),
+        (1, 576, 1536, BF16, "none", "gain shift bias"),
+        (8, 2048, 2048, FP16, "none", "gain shift"),
+        (1, 256, 14336, FP32, "none", "gain shift bias"),
+        (1, 2304, 9216, BF16, "rms", "shift bias"),
+        (4, 256, 4096, BF16, "layer", ""),
+    ):
+        plan = tile(m, n, k, dtype)
+        splits, _ = columns(n, k, plan)
+        forms = {"NORM": norm, "SPLITS": splits, "BLOCK_H": at_once(n, plan)}
+        absent += " partial tickets" * (splits == 1 and norm == "none")
+        shipped.append(plan.variant(linear_residual_kernel, m, dtype, "N K each", forms, absent=absent))
+    return shipped

@@ -176,32 +176,16 @@ def _constants(plan: Tile) -> dict[str, int]:
 
 def variants() -> list[Variant]:
     """Mixtral-8x7B, Qwen3-30B-A3B, gpt-oss-20b with its biases, one that is small and ungated in fp32."""
-    return [
-        *_variants(1, 2, 14336, 4096, BF16),
-        *_variants(8, 8, 768, 2048, FP16),
-        *_variants(1, 4, 2880, 2880, BF16, biased=True, activation="gelu_quick", limit=7.0, shift=1.0),
-        *_variants(2, 2, 1536, 576, FP32, gated=False, activation="relu"),
-    ]
-
-
-def _variants(
-    tokens: int,
-    choices: int,
-    hidden: int,
-    dim: int,
-    dtype: torch.dtype,
-    gated: bool = True,
-    biased: bool = False,
-    activation: str = "silu",
-    limit: float | None = None,
-    shift: float = 0.0,
-) -> list[Variant]:
-    forms = {"CHOICES": choices, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
-    absent = "gate" * (not gated) + " up_bias gate_bias down_bias" * (not biased)
-    types = {"chosen": "*i64", "weights": "*fp32"}
-    return [
-        variant(kernel, dtype, _constants(plan) | forms, "", rows, absent, types, warps=plan.warps, stages=1)
-        for kernel, plan, rows in zip(
-            (_open_kernel, _close_kernel), _tiles(tokens, choices, hidden, dim, dtype), ("H K", "N K"), strict=True
-        )
-    ]
+    shipped, biases = [], "up_bias gate_bias down_bias"
+    for tokens, choices, hidden, dim, dtype, activation, limit, shift, absent in (
+        (1, 2, 14336, 4096, BF16, "silu", None, 0.0, biases),
+        (8, 8, 768, 2048, FP16, "silu", None, 0.0, biases),
+        (1, 4, 2880, 2880, BF16, "gelu_quick", 7.0, 1.0, ""),
+        (2, 2, 1536, 576, FP32, "relu", None, 0.0, f"gate {biases}"),
+    ):
+        forms = {"CHOICES": choices, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
+        types, tiles = {"chosen": "*i64", "weights": "*fp32"}, _tiles(tokens, choices, hidden, dim, dtype)
+        for kernel, plan, rows in zip((_open_kernel, _close_kernel), tiles, ("H K", "N K"), strict=True):
+            constants, launch = _constants(plan) | forms, {"warps": plan.warps, "stages": 1}
+            shipped.append(variant(kernel, dtype, constants, "", rows, absent, types, **launch))
+    return shipped

@@ -12,7 +12,7 @@ import torch
 
 from .shared.activation import check_activation, gated, open_gate
 from .shared.gemv import affine, check, refusal, tile
-from .shared.launch import Variant, jit, start_next, tl, triton, uses_torch
+from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 
@@ -79,24 +79,13 @@ reference = partial(norm_glu, kernel=False)
 def variants() -> list[Variant]:
     """SwiGLU of 8 B and of 135 M parameters, four rows of a GEGLU with LayerNorm, eight rows in fp32, a limited one."""
     return [
-        _variant(1, 14336, 4096, torch.bfloat16, "rms", "silu"),
-        _variant(1, 1536, 576, torch.bfloat16, "rms", "silu"),
-        _variant(4, 6144, 2048, torch.float16, "layer", "gelu_tanh"),
-        _variant(8, 14336, 4096, torch.float32, "rms", "silu"),
-        _variant(1, 2880, 2880, torch.bfloat16, "rms", "gelu_quick", limit=7.0, shift=1.0),
+        tile(m, 2 * n, k, dtype, least=2).variant(norm_glu_kernel, m, dtype, "N K", forms, absent=absent)
+        for m, n, k, dtype, norm, activation, limit, shift, absent in (
+            (1, 14336, 4096, BF16, "rms", "silu", None, 0.0, "shift bias"),
+            (1, 1536, 576, BF16, "rms", "silu", None, 0.0, "shift bias"),
+            (4, 6144, 2048, FP16, "layer", "gelu_tanh", None, 0.0, ""),
+            (8, 14336, 4096, FP32, "rms", "silu", None, 0.0, "shift bias"),
+            (1, 2880, 2880, BF16, "rms", "gelu_quick", 7.0, 1.0, "shift bias"),
+        )
+        for forms in [{"NORM": norm, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}]
     ]
-
-
-def _variant(
-    m: int,
-    n: int,
-    k: int,
-    dtype: torch.dtype,
-    norm: str,
-    activation: str,
-    limit: float | None = None,
-    shift: float = 0.0,
-) -> Variant:
-    forms = {"NORM": norm, "ACTIVATION": activation, "LIMIT": limit, "SHIFT": shift}
-    absent = "" if norm == "layer" else "shift bias"
-    return tile(m, 2 * n, k, dtype, least=2).variant(norm_glu_kernel, m, dtype, "N K", forms, absent=absent)

@@ -8,7 +8,7 @@ import torch
 
 from .shared.activation import ACTIVATIONS, activate, check_activation
 from .shared.gemv import affine, check, flat, refusal, tile
-from .shared.launch import Variant, jit, start_next, tl, triton, uses_torch
+from .shared.launch import BF16, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch
 from .shared.norm import NO_NORM, Norm
 from .shared.rows import linear
 
@@ -66,15 +66,12 @@ reference = partial(norm_linear, kernel=False)
 def variants() -> list[Variant]:
     """Heads of one row and of eight, a LayerNorm, and a router without norm."""
     return [
-        _variant(1, 128256, 4096, torch.bfloat16, "rms", "shift bias"),
-        _variant(8, 128256, 4096, torch.bfloat16, "rms", "shift bias"),
-        _variant(4, 2048, 1536, torch.float16, "layer", "", "gelu"),
-        _variant(1, 64, 576, torch.float32, "none", "gain shift bias", "sigmoid"),
+        tile(m, n, k, dtype).variant(norm_linear_kernel, m, dtype, "N K x_row", forms, absent=absent)
+        for m, n, k, dtype, norm, absent, activation in (
+            (1, 128256, 4096, BF16, "rms", "shift bias", "identity"),
+            (8, 128256, 4096, BF16, "rms", "shift bias", "identity"),
+            (4, 2048, 1536, FP16, "layer", "", "gelu"),
+            (1, 64, 576, FP32, "none", "gain shift bias", "sigmoid"),
+        )
+        for forms in [{"NORM": norm, "ACTIVATION": activation}]
     ]
-
-
-def _variant(
-    m: int, n: int, k: int, dtype: torch.dtype, norm: str, absent: str, activation: str = "identity"
-) -> Variant:
-    forms = {"NORM": norm, "ACTIVATION": activation}
-    return tile(m, n, k, dtype).variant(norm_linear_kernel, m, dtype, "N K x_row", forms, absent=absent)

@@ -13,7 +13,7 @@ import torch
 from .shared import gemv
 from .shared.cached_keys import own_slot, write
 from .shared.gemv import Tile, check, first_weights, products, tile
-from .shared.launch import DTYPES, Variant, jit, start_next, tl, triton, uses_torch, wait
+from .shared.launch import BF16, DTYPES, FP16, FP32, Variant, jit, start_next, tl, triton, uses_torch, wait
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.rotary import angles, element, turned
@@ -219,33 +219,18 @@ def _head(head_dim: int, rotary: int) -> dict[str, int]:
 
 def variants() -> list[Variant]:
     """Llama and Qwen 3 of 8 B, eight rows, LayerNorm with biases and partial rotary, and a small model in fp32."""
-    return [
-        _variant(1, 32, 8, 128, 4096, torch.bfloat16),
-        _variant(1, 32, 8, 128, 4096, torch.bfloat16, head_norm=True),
-        _variant(8, 32, 8, 128, 4096, torch.bfloat16, head_norm=True),
-        _variant(4, 32, 32, 80, 2560, torch.float16, norm="layer", rotary=32, interleaved=True),
-        _variant(1, 9, 3, 64, 576, torch.float32, rolling=True),
-    ]
-
-
-def _variant(
-    m: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    k: int,
-    dtype: torch.dtype,
-    *,
-    norm: str = "rms",
-    rotary: int | None = None,
-    head_norm: bool = False,
-    **switches: bool,
-) -> Variant:
-    forms = {"NORM": norm, "HEAD_NORM": head_norm, "INTERLEAVED": False, "ROLLING": False}
-    forms |= _head(head_dim, head_dim if rotary is None else rotary)
-    forms |= {name.upper(): value for name, value in switches.items()}
-    absent = " shift bias" * (norm != "layer") + " q_gain k_gain raw tickets" * (not head_norm)
-    plan = _tile(m, (heads + 2 * kv_heads) * head_dim, k, head_dim, dtype)
-    return plan.variant(
-        norm_qkv_kernel, m, dtype, "K stride_b stride_h stride_t", forms, "heads kv_heads capacity keep", absent=absent
-    )
+    shipped = []
+    for m, heads, kv_heads, head_dim, k, dtype, rotary, more in (
+        (1, 32, 8, 128, 4096, BF16, 128, {}),
+        (1, 32, 8, 128, 4096, BF16, 128, {"HEAD_NORM": True}),
+        (8, 32, 8, 128, 4096, BF16, 128, {"HEAD_NORM": True}),
+        (4, 32, 32, 80, 2560, FP16, 32, {"NORM": "layer", "INTERLEAVED": True}),
+        (1, 9, 3, 64, 576, FP32, 64, {"ROLLING": True}),
+    ):
+        forms = {"NORM": "rms", "HEAD_NORM": False, "INTERLEAVED": False, "ROLLING": False, **more}
+        absent = " shift bias" * (forms["NORM"] == "rms") + " q_gain k_gain raw tickets" * (not forms["HEAD_NORM"])
+        plan = _tile(m, (heads + 2 * kv_heads) * head_dim, k, head_dim, dtype)
+        strides, counts = "K stride_b stride_h stride_t", "heads kv_heads capacity keep"
+        forms |= _head(head_dim, rotary)
+        shipped.append(plan.variant(norm_qkv_kernel, m, dtype, strides, forms, counts, absent=absent))
+    return shipped

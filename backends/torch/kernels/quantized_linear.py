@@ -186,36 +186,24 @@ def _sizes(rows: int, out: int, width: int, bits: int) -> tuple[dict[str, int], 
 
 def variants() -> list[Variant]:
     """8 B parameters in 4 bits by groups of 128 and 32, with offsets; 8 bits per channel and as q8_0; several rows; and
-    blocks as GGUF files have them."""
-    return [
-        _variant(1, 28672, 4096, BF16, 4, 128),
-        _variant(1, 4096, 14336, FP16, 4, 32, offsets=True),
-        _variant(1, 6144, 4096, BF16, 4, 64),
-        _variant(4, 4096, 4096, BF16, 4, 128),
-        _variant(2, 6144, 4096, BF16, 4, 128),
-        _variant(8, 2048, 2048, FP16, 8, 32),
-        _variant(8, 4096, 4096, FP32, 4, 32, offsets=True),
-        _variant(1, 4096, 14336, BF16, 8, 14336),
-        _variant(1, 1536, 576, FP32, 8, 32),
-        _variant(2, 28672, 4096, FP32, 4, 128, offsets=True),
-        _variant(1, 4096, 4096, BF16, 4, 32, offsets=True, stored=True),
-        _variant(1, 4096, 14336, BF16, 8, 32, stored=True),
-    ]
-
-
-def _variant(
-    rows: int,
-    out: int,
-    width: int,
-    dtype: torch.dtype,
-    bits: int,
-    group: int,
-    offsets: bool = False,
-    stored: bool = False,
-) -> Variant:
-    """`stored`: scales are fp16 and offsets fp32, whatever x is."""
-    sizes, warps = _sizes(rows, out, width, bits)
-    sizes |= {"GROUP": group, "BITS": bits, **({"M": 1} if rows == 1 else {})}  # Triton takes a 1 as a constant
-    types = {"codes": "*i32", **({"scales": "*fp16", "offsets": "*fp32"} if stored else {})}
-    absent = "" if offsets else "offsets bias"
-    return variant(_linear_kernel, dtype, sizes, "M", "N K", absent, types, warps=warps, stages=1)
+    blocks as GGUF files have them, whose scales are fp16 and offsets fp32, whatever x is."""
+    shipped, stored = [], {"scales": "*fp16", "offsets": "*fp32"}
+    for rows, out, width, dtype, bits, group, absent, types in (
+        (1, 28672, 4096, BF16, 4, 128, "offsets bias", {}),
+        (1, 4096, 14336, FP16, 4, 32, "", {}),
+        (1, 6144, 4096, BF16, 4, 64, "offsets bias", {}),
+        (4, 4096, 4096, BF16, 4, 128, "offsets bias", {}),
+        (2, 6144, 4096, BF16, 4, 128, "offsets bias", {}),
+        (8, 2048, 2048, FP16, 8, 32, "offsets bias", {}),
+        (8, 4096, 4096, FP32, 4, 32, "", {}),
+        (1, 4096, 14336, BF16, 8, 14336, "offsets bias", {}),
+        (1, 1536, 576, FP32, 8, 32, "offsets bias", {}),
+        (2, 28672, 4096, FP32, 4, 128, "", {}),
+        (1, 4096, 4096, BF16, 4, 32, "", stored),
+        (1, 4096, 14336, BF16, 8, 32, "offsets bias", stored),
+    ):
+        sizes, warps = _sizes(rows, out, width, bits)
+        sizes |= {"GROUP": group, "BITS": bits, **({"M": 1} if rows == 1 else {})}  # Triton takes a 1 as a constant
+        types = {"codes": "*i32", **types}
+        shipped.append(variant(_linear_kernel, dtype, sizes, "M", "N K", absent, types, warps=warps, stages=1))
+    return shipped

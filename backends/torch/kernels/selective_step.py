@@ -183,20 +183,16 @@ def _sizes(channels: int, states: int, rank: int) -> dict[str, int]:
 
 def variants() -> list[Variant]:
     """Mamba-130M and 2.8B, Falcon-Mamba-7B and Jamba-1.5-Large with their norms, and a bare recurrence."""
-    return [
-        _variant(FP32, 1536, 16, 48),
-        _variant(BF16, 5120, 16, 160),
-        _variant(FP16, 8192, 16, 256, "rms"),
-        _variant(BF16, 16384, 16, 512, "rms", gains=True),
-        _variant(BF16, 1024, 64, 0),
-    ]
-
-
-def _variant(
-    dtype: torch.dtype, channels: int, states: int, rank: int, norm: str = "none", gains: bool = False
-) -> Variant:
-    forms = {"SOFTPLUS": rank > 0, "NORM": norm, "B_NORM": norm, "C_NORM": norm}
-    absent = "weight bias gate" * (not rank) + " gain b_gain c_gain" * (not gains)
-    constants, strides = _sizes(channels, states, rank) | forms, "x_row delta_row b_row c_row gate_row"
-    ahead, types = rank > 0, {"a": "*fp32"}
-    return variant(selective_step_kernel, dtype, constants, "", strides, absent, types, warps=WARPS, ahead=ahead)
+    shipped, gains = [], " gain b_gain c_gain"
+    for dtype, channels, states, rank, norm, absent in (
+        (FP32, 1536, 16, 48, "none", gains),
+        (BF16, 5120, 16, 160, "none", gains),
+        (FP16, 8192, 16, 256, "rms", gains),
+        (BF16, 16384, 16, 512, "rms", ""),
+        (BF16, 1024, 64, 0, "none", f"weight bias gate{gains}"),
+    ):
+        forms = {"SOFTPLUS": rank > 0, "NORM": norm, "B_NORM": norm, "C_NORM": norm}
+        constants, strides = _sizes(channels, states, rank) | forms, "x_row delta_row b_row c_row gate_row"
+        types, launch = {"a": "*fp32"}, {"warps": WARPS, "ahead": rank > 0}
+        shipped.append(variant(selective_step_kernel, dtype, constants, "", strides, absent, types, **launch))
+    return shipped

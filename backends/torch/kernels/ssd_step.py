@@ -164,20 +164,16 @@ def _sizes(heads: int, states: int, width: int, groups: int, norm_groups: int) -
 
 def variants() -> list[Variant]:
     """Mamba-2-2.7B, Granite 4 and Nemotron-H, whose norms have groups; Falcon-H1 and the largest state without one."""
-    return [
-        _variant(BF16, 80, 128, 64, 1, "rms"),
-        _variant(BF16, 128, 128, 80, 8, "rms", norm_groups=8),
-        _variant(FP16, 48, 256, 64, 1, "rms"),
-        _variant(FP32, 80, 128, 64, 1, "rms"),
-        _variant(BF16, 32, 256, 128, 1, "none"),
-        _variant(FP32, 32, 256, 64, 1, "none"),
-    ]
-
-
-def _variant(
-    dtype: torch.dtype, heads: int, states: int, width: int, groups: int, norm: str, norm_groups: int = 1
-) -> Variant:
-    constants = _sizes(heads, states, width, groups, norm_groups) | {"SOFTPLUS": True, "NORM": norm}
-    absent, types = "gain raw tickets" * (norm == "none"), {"a": "*fp32"}
-    strides = "x_row b_row c_row gate_row"
-    return variant(ssd_step_kernel, dtype, constants, "delta_row", strides, absent, types, warps=WARPS)
+    shipped = []
+    for dtype, heads, states, width, groups, norm_groups, norm, absent in (
+        (BF16, 80, 128, 64, 1, 1, "rms", ""),
+        (BF16, 128, 128, 80, 8, 8, "rms", ""),
+        (FP16, 48, 256, 64, 1, 1, "rms", ""),
+        (FP32, 80, 128, 64, 1, 1, "rms", ""),
+        (BF16, 32, 256, 128, 1, 1, "none", "gain raw tickets"),
+        (FP32, 32, 256, 64, 1, 1, "none", "gain raw tickets"),
+    ):
+        constants = _sizes(heads, states, width, groups, norm_groups) | {"SOFTPLUS": True, "NORM": norm}
+        strides, types = "x_row b_row c_row gate_row", {"a": "*fp32"}
+        shipped.append(variant(ssd_step_kernel, dtype, constants, "delta_row", strides, absent, types, warps=WARPS))
+    return shipped

@@ -12,18 +12,17 @@ from ..program.emitter import Emitter
 from ..program.positions import query_positions, rolled, written_positions
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
-from .dense import operand
-from .distances import DISTANCE, distance
+from .calls import Call
+from .distances import DISTANCE, distance, is_shared
 from .elementwise import number
 from .masks import ARANGE, cached_keys, is_dense, mask_of, seen_of, sees_some, shown_keys
-from .shared import is_shared
 
 _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
 
 @lowering(ops.rope)
 def _rope(e: Emitter, node: Node) -> None:
-    x, positions, frequencies = (operand(node, n) for n in ("x", "positions", "frequencies"))
+    x, positions, frequencies = (node.required(n) for n in ("x", "positions", "frequencies"))
     heads, amplitude = node.attrs["heads"], node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     at, per_position = e[positions], e[frequencies]
@@ -45,10 +44,10 @@ def role(value: Value) -> str:
 
 @lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
 def _attention(e: Emitter, node: Node) -> None:
-    heads, kv_heads, width = node.attrs["heads"], node.attrs["kv_heads"], operand(node, "q").width
-    q, k = e.heads(operand(node, "q"), heads, "q"), e.heads(operand(node, "k"), kv_heads, "k")
+    heads, kv_heads, width = node.attrs["heads"], node.attrs["kv_heads"], node.required("q").width
+    q, k = e.heads(node.required("q"), heads, "q"), e.heads(node.required("k"), kv_heads, "k")
     latent = node.attrs["value_dim"]
-    v = None if latent else e.heads(operand(node, "v"), kv_heads, "v")
+    v = None if latent else e.heads(node.required("v"), kv_heads, "v")
     some = node not in e.crosses and sees_some(node)
     mask, causal = (seen_of(e, node), "") if some else mask_of(e, node)
     if node in e.cached:
@@ -72,53 +71,29 @@ def _attend(
     e: Emitter, node: Node, qkv: tuple[Var, Var, Var], mask: Operand | None, causal: str, scale: float | None
 ) -> Var:
     """softmax(scale · q kᵀ + bias + mask) v as an operator of torch, or step by step where it has none."""
-    bias, sinks, softcap = node.operand("bias"), node.operand("sinks"), node.attrs["softcap"]
-    heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
-    operands: list[Value | Operand] = [*qkv]
-    options: list[str] = []
-
-    def option(name: str, value: Value | Operand | None) -> None:
-        if value is not None:
-            options.append(f"{name}={{{len(operands)}}}")
-            operands.append(value)
-
-    if softcap is None and sinks is None:
-        if bias is None:
-            option("attn_mask", mask)
-        else:
-            # Numbers in another dtype than q's give garbage (f64 beside f32, PyTorch 2.13 on CPUs) or an error (CUDA).
-            options.append("attn_mask={3}.to({0}.dtype)")
-            operands.append(bias if mask is None else _masked_bias(e, bias, mask))
-        if causal:
-            options.append(causal.replace("{mask}", "{3}"))
-        if scale is not None:
-            options.append(f"scale={number(scale)}")
-        if heads != kv_heads:
-            options.append("enable_gqa=True")
-        text = f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}{''.join(', ' + o for o in options)})"
-        return e.emit(text, *operands, name="x")
-    option("mask", mask)
-    option("bias", bias)
-    option("sinks", sinks)
-    if softcap is not None:
-        options.append(f"softcap={number(softcap)}")
-    size = scale if scale is not None else 1 / math.sqrt(operand(node, "q").width // heads)
-    text = f"attention({{0}}, {{1}}, {{2}}, {number(size)}{''.join(', ' + o for o in options)})"
-    return e.emit(text, *operands, name="x")
+    a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
+    if a["softcap"] is not None or sinks is not None:
+        scale = scale if scale is not None else 1 / math.sqrt(node.required("q").width // a["heads"])
+        call = Call("attention").give(*qkv, number(scale)).named(mask=mask, bias=bias, sinks=sinks)
+        return call.set("softcap", a["softcap"]).emit(e, name="x")
+    call = Call("F.scaled_dot_product_attention").give(*qkv)
+    if bias is None:
+        call.named(attn_mask=mask)
+    else:
+        # Numbers in another dtype than q's give garbage (f64 beside f32, PyTorch 2.13 on CPUs) or an error (CUDA).
+        numbers = call.place(bias if mask is None else _masked_bias(e, bias, mask))
+        call.give(f"attn_mask={numbers}.to({call.place(qkv[0])}.dtype)")
+    if causal:
+        call.give(causal if mask is None else causal.replace("{mask}", call.place(mask)))
+    return call.set("scale", scale).set("enable_gqa", a["heads"] != a["kv_heads"], default=False).emit(e, name="x")
 
 
 def _attend_to_some(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
     """softmax(scale · q kᵀ) v over the keys that are `seen`, by the part that chooses how."""
-    a, sinks = node.attrs, node.operand("sinks")
-    known = {"scale": scale, "window": a["window"] if is_dense(node) else None, "softcap": a["softcap"]}
-    options = [f"{name}={number(value)}" for name, value in known.items() if value is not None]
-    if known["window"] is not None and a["keep_first"]:
-        options.insert(1 + (scale is not None), f"keep_first={a['keep_first']}")
-    operands: list[Value | Operand] = [*qkv, seen]
-    if sinks is not None:
-        options.append("sinks={4}")
-        operands.append(sinks)
-    return e.emit(f"attend({{0}}, {{1}}, {{2}}, {{3}}{''.join(', ' + o for o in options)})", *operands, name="x")
+    a, call = node.attrs, Call("attend").give(*qkv, seen).set("scale", scale)
+    if is_dense(node) and a["window"] is not None:
+        call.set("window", a["window"]).set("keep_first", a["keep_first"], default=0)
+    return call.set("softcap", a["softcap"]).named(sinks=node.operand("sinks")).emit(e, name="x")
 
 
 def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
@@ -140,9 +115,9 @@ def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 def _cached(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """All keys and values that the mask tells of: those of the call, and those in the cache if there is one."""
     kv_heads: int = node.attrs.get("kv_heads") or node.attrs["heads"]
-    widths = [operand(node, "k").width // kv_heads]
+    widths = [node.required("k").width // kv_heads]
     if v is not None:
-        widths.append(operand(node, "v").width // kv_heads)
+        widths.append(node.required("v").width // kv_heads)
     length, rest, kind, positions = "length", "", "KVCache" if v is not None else "KeyCache", query_positions(e)
     if (room := rolled(node)) is not None:
         slots, keep = room
@@ -181,8 +156,8 @@ def _crossed(e: Emitter, k: Var, v: Var, shown: Operand | None) -> tuple[Var, Va
     ops.relative_attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None
 )
 def _relative_attention(e: Emitter, node: Node) -> None:
-    heads, table = node.attrs["heads"], node.operand("value_table")
-    q, k, v = (e.heads(operand(node, n), heads) for n in ("q", "k", "v"))
+    heads = node.attrs["heads"]
+    q, k, v = (e.heads(node.required(n), heads) for n in ("q", "k", "v"))
     if node in e.cached:
         mask, _ = mask_of(e, node)
         assert mask is not None
@@ -190,13 +165,11 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         v = cached_v or v
         apart = distance(e, query_positions(e), cached_keys(e, node))
     else:
-        queries, keys = (e.emit(ARANGE, operand(node, n), name="at") for n in ("q", "k"))
+        queries, keys = (e.emit(ARANGE, node.required(n), name="at") for n in ("q", "k"))
         apart = e.emit(DISTANCE, queries, keys, name="distance")
         seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
         mask = e.emit(seen, apart, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, shown_keys(e, key_mask), name="mask", replaces=0)
-    given: list[Value | Operand] = [q, k, v, operand(node, "key_table"), apart, mask]
-    given += [] if table is None else [table]
-    text = f"relative_attention({{0}}, {{1}}, {{2}}, {{3}}, {'{6}' if table is not None else 'None'}, {{4}}, {{5}})"
-    e.set_heads(node.output, heads, e.emit(text, *given, name="x"))
+    call = Call("relative_attention").give(q, k, v, node.required("key_table"), node.operand("value_table"))
+    e.set_heads(node.output, heads, call.give(apart, mask).emit(e, name="x"))

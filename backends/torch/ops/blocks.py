@@ -21,8 +21,8 @@ def _widened(node: Node) -> str | None:
 
 @lowering(ops.linear, when=_widened, first=True)
 def _block_linear(e: Emitter, node: Node) -> Var:
-    x, weight, bias = node.inputs[0], node.inputs[1], node.operand("bias")
-    assert x is not None and isinstance(weight, Param)
+    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
+    assert isinstance(weight, Param)
     leaf, whole = block_module(e, weight, bias)
     text = "{1}.linear({0})" if embeds(weight) else "{1}({0})"
     return e.emit(text, x, leaf) if whole or bias is None else e.emit(f"{text} + {{2}}", x, leaf, bias)
@@ -30,15 +30,14 @@ def _block_linear(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.embedding, when=_widened, first=True)
 def _block_embedding(e: Emitter, node: Node) -> Var:
-    ids, table = node.operand("ids"), node.operand("table")
-    assert ids is not None and isinstance(table, Param)
+    ids, table = node.required("ids"), node.required("table")
+    assert isinstance(table, Param)
     leaf, _ = block_module(e, table, None)
     like = dense(e.graph)
     assert like is not None
-    key = like.name
-    e.program.weights[key] = like
+    e.program.weights[like.name] = like
     name = "x" if ids in e.graph.inputs.values() else ""
-    return e.emit("{1}({0}).to({2})", ids, leaf, ParamRef(key, tuple(like.type.concrete({}))), name=name)
+    return e.emit("{1}({0}).to({2})", ids, leaf, ParamRef(like.name, tuple(like.type.concrete({}))), name=name)
 
 
 def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:

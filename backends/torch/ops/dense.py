@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from weft.ir import ops
-from weft.ir.graph import Node, Value
+from weft.ir.graph import Node
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Var
+from .calls import Call
 from .elementwise import activation, number
-
-
-def operand(node: Node, name: str) -> Value:
-    """An operand that must be there."""
-    value = node.operand(name)
-    assert value is not None
-    return value
 
 
 @lowering(ops.linear)
 def _linear(e: Emitter, node: Node) -> Var:
-    x, weight, bias = operand(node, "x"), operand(node, "weight"), node.operand("bias")
+    x, weight, bias = node.required("x"), node.required("weight"), node.operand("bias")
     out, width = weight.shape
     leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf)
-    rest = () if bias is None else (bias,)
-    return e.emit("F.linear({0}, {1}" + (", {2})" if rest else ")"), x, weight, *rest)
+    return Call("F.linear").give(x, weight, *([] if bias is None else [bias])).emit(e)
 
 
 @lowering(ops.matmul)
 def _matmul(e: Emitter, node: Node) -> Var:
-    return e.emit("{0} @ {1}", *(v for v in node.inputs if v is not None))
+    return e.emit("{0} @ {1}", node.required("x"), node.required("y"))
 
 
 @lowering(ops.embedding)
 def _embedding(e: Emitter, node: Node) -> Var:
-    ids, table = operand(node, "ids"), operand(node, "table")
+    ids, table = node.required("ids"), node.required("table")
     rows, width = table.shape
     leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
     name = "x" if ids in e.graph.inputs.values() else ""
@@ -47,31 +40,26 @@ def _embedding(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.rms_norm)
 def _rms_norm(e: Emitter, node: Node) -> Var:
-    x, weight, eps = operand(node, "x"), node.operand("weight"), node.attrs["eps"]
+    x, weight, eps = node.required("x"), node.operand("weight"), node.attrs["eps"]
     leaf = None if weight is None else e.leaf(f"nn.RMSNorm({x.width}, eps={eps!r})", weight=weight)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    rest = () if weight is None else (weight,)
-    return e.emit(f"F.rms_norm({{0}}, ({x.width},), {'{1}' if rest else 'None'}, {eps!r})", x, *rest, replaces=0)
+    return Call("F.rms_norm").give(x, f"({x.width},)", weight, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.layer_norm)
 def _layer_norm(e: Emitter, node: Node) -> Var:
-    x, weight, bias, eps = operand(node, "x"), node.operand("weight"), node.operand("bias"), node.attrs["eps"]
-    rest = "" if bias is not None else ", bias=False"
-    leaf = None
-    if weight is not None:
-        leaf = e.leaf(f"nn.LayerNorm({x.width}, eps={eps!r}{rest})", weight=weight, bias=bias)
+    x, weight, bias, eps = node.required("x"), node.operand("weight"), node.operand("bias"), node.attrs["eps"]
+    init = f"nn.LayerNorm({x.width}, eps={eps!r}{'' if bias is not None else ', bias=False'})"
+    leaf = None if weight is None else e.leaf(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    operands = [v for v in (weight, bias) if v is not None]
-    places = ["{1}" if weight is not None else "None", f"{{{len(operands)}}}" if bias is not None else "None"]
-    return e.emit(f"F.layer_norm({{0}}, ({x.width},), {', '.join(places)}, {eps!r})", x, *operands, replaces=0)
+    return Call("F.layer_norm").give(x, f"({x.width},)", weight, bias, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.glu)
 def _glu(e: Emitter, node: Node) -> Var:
-    gate, up = operand(node, "gate"), operand(node, "up")
+    gate, up = node.required("gate"), node.required("up")
     limit, shift = node.attrs["limit"], node.attrs["shift"]
     a, b = e[gate], e[up]
     if limit is not None:
@@ -84,4 +72,4 @@ def _glu(e: Emitter, node: Node) -> Var:
 @lowering(ops.head_linear)
 def _head_linear(e: Emitter, node: Node) -> Var:
     part = "head_linear_inverse" if node.attrs["inverse"] else "head_linear"
-    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['heads']})", operand(node, "x"), operand(node, "weight"))
+    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['heads']})", node.required("x"), node.required("weight"))

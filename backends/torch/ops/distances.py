@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from weft.ir import ops
-from weft.ir.graph import Node, Param
+from weft.ir.graph import Node, Param, Value
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
-from .dense import operand
 from .masks import cached_keys
-from .shared import is_shared
 
 DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, keys] of the positions i and j
+
+
+def is_shared(value: Value) -> bool:
+    """Return whether the model's own forward makes `value`, which layers then share."""
+    return value.producer is None or not value.producer.scope
 
 
 def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
@@ -22,7 +25,7 @@ def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
 
 def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
     """The distances that a bias is made of, and whether the model's own forward has them."""
-    queries, keys = operand(node, "queries"), operand(node, "keys")
+    queries, keys = node.required("queries"), node.required("keys")
     at: Operand = e[keys]
     if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
         at = cached_keys(e, node.output.uses[0][0])  # those of every reader: see `rolled`
@@ -33,7 +36,7 @@ def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
 
 @lowering(ops.alibi)
 def _alibi(e: Emitter, node: Node) -> Var:
-    slopes = operand(node, "slopes")
+    slopes = node.required("slopes")
     apart, shared = _distance(e, node)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if shared and isinstance(slopes, Param):
@@ -45,4 +48,4 @@ def _alibi(e: Emitter, node: Node) -> Var:
 def _relative_position_bias(e: Emitter, node: Node) -> Var:
     apart, _ = _distance(e, node)
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
-    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})", operand(node, "table"), apart, name="bias")
+    return e.emit(f"{part}({{0}}, {{1}}, {node.attrs['max_distance']})", node.required("table"), apart, name="bias")

@@ -12,54 +12,27 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import TORCH_NAMES, Var
 
+_SIGNS = {
+    **{"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**"},
+    **{"equal": "==", "less": "<", "less_equal": "<=", "logical_and": "&", "logical_or": "|"},
+}
 TEXTS = {
-    "abs": "{0}.abs()",
-    "add": "{0} + {1}",
-    "ceil": "{0}.ceil()",
-    "cos": "{0}.cos()",
-    "div": "{0} / {1}",
-    "equal": "{0} == {1}",
-    "erf": "{0}.erf()",
-    "exp": "{0}.exp()",
-    "floor": "{0}.floor()",
-    "floordiv": "{0} // {1}",
-    "less": "{0} < {1}",
-    "less_equal": "{0} <= {1}",
-    "log": "{0}.log()",
-    "logical_and": "{0} & {1}",
-    "logical_not": "~{0}",
-    "logical_or": "{0} | {1}",
-    "maximum": "torch.maximum({0}, {1})",
-    "minimum": "torch.minimum({0}, {1})",
-    "mod": "{0} % {1}",
-    "mul": "{0} * {1}",
-    "neg": "-{0}",
-    "pow": "{0} ** {1}",
-    "reciprocal": "{0}.reciprocal()",
-    "relu": "F.relu({0})",
-    "relu2": "F.relu({0}).square()",
-    "rsqrt": "{0}.rsqrt()",
-    "sigmoid": "{0}.sigmoid()",
-    "sin": "{0}.sin()",
-    "softplus": "F.softplus({0})",
-    "sqrt": "{0}.sqrt()",
-    "square": "{0}.square()",
-    "sub": "{0} - {1}",
-    "tanh": "{0}.tanh()",
-    "where": "torch.where({0}, {1}, {2})",
+    **{name: f"{{0}}.{name}()" for name in ("abs", "ceil", "cos", "erf", "exp", "floor", "log", "reciprocal")},
+    **{name: f"{{0}}.{name}()" for name in ("rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh")},
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in _SIGNS.items()},
+    **{name: f"torch.{name}({{0}}, {{1}})" for name in ("maximum", "minimum")},
+    **{"neg": "-{0}", "logical_not": "~{0}", "where": "torch.where({0}, {1}, {2})"},
+    **{"relu": "F.relu({0})", "relu2": "F.relu({0}).square()", "softplus": "F.softplus({0})"},
 }
 SHORT = 8  # digits of a number that is written as it is
 ACTIVATIONS = {  # of glu and moe, see `activation`
     "elu": "F.elu({0})",
     "identity": "{0}",
-    "sigmoid": "{0}.sigmoid()",
-    "relu": "F.relu({0})",
-    "relu2": "F.relu({0}).square()",
+    **{name: TEXTS[name] for name in ("sigmoid", "relu", "relu2", "tanh")},
     "gelu": "F.gelu({0})",
     "gelu_tanh": 'F.gelu({0}, approximate="tanh")',
     "gelu_quick": "{0} * (1.702 * {0}).sigmoid()",
     "silu": "F.silu({0})",
-    "tanh": "{0}.tanh()",
 }
 
 
@@ -118,23 +91,23 @@ def _filling(value: Value) -> str | None:
 def _swish(e: Emitter, node: Node) -> Var:
     beta = node.attrs["beta"]
     text = "F.silu({0})" if beta == 1 else f"{{0}} * ({number(beta)} * {{0}}).sigmoid()"
-    return e.emit(text, operand_of(node), replaces=0)
+    return e.emit(text, node.required("x"), replaces=0)
 
 
 @lowering(ops.gelu)
 def _gelu(e: Emitter, node: Node) -> Var:
     kind = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}[node.attrs["approximate"]]
-    return e.emit(ACTIVATIONS[kind], operand_of(node), replaces=0)
+    return e.emit(ACTIVATIONS[kind], node.required("x"), replaces=0)
 
 
 @lowering(ops.elu)
 def _elu(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", operand_of(node), replaces=0)
+    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.required("x"), replaces=0)
 
 
 @lowering(ops.affine)
 def _affine(e: Emitter, node: Node) -> Var:
-    x, by, plus = operand_of(node), node.attrs["by"], node.attrs["plus"]
+    x, by, plus = node.required("x"), node.attrs["by"], node.attrs["plus"]
     if by == 0:
         return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
     text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(by, node.output)}"
@@ -154,14 +127,12 @@ def _times(by: float, like: Value) -> str:
 def _clip(e: Emitter, node: Node) -> Var:
     bounds = [f"{n}={number(b, node.output)}" for n in ("low", "high") if (b := node.attrs[n]) is not None]
     text = ", ".join(bounds).replace("low", "min").replace("high", "max")
-    return e.emit(f"{{0}}.clamp({text})", operand_of(node), replaces=0)
+    return e.emit(f"{{0}}.clamp({text})", node.required("x"), replaces=0)
 
 
 @lowering(ops.cast)
 def _cast(e: Emitter, node: Node) -> Var:
-    (x,) = node.inputs
-    assert x is not None
-    to = node.attrs["to"]
+    x, to = node.required("x"), node.attrs["to"]
     if to.is_float and x.type.dtype.is_float:  # the model computes in the dtype of its weights
         return e.emit("{0}", x, replaces=0)
     return e.emit(f"{{0}}.to({dtype_text(to)})", x)
@@ -169,41 +140,33 @@ def _cast(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.sum, ops.mean, ops.max, ops.min, ops.prod)
 def _reduce(e: Emitter, node: Node) -> Var:
-    axes, keep = node.attrs["axes"], node.attrs["keepdims"]
-    rest = ", keepdim=True" if keep else ""
+    x, axes, rest = node.required("x"), node.attrs["axes"], ", keepdim=True" if node.attrs["keepdims"] else ""
     name = {"max": "amax", "min": "amin"}.get(node.op.name, node.op.name)
     if name == "prod":  # torch reduces one axis at a time
-        text = "{0}" + "".join(f".prod({a}{rest})" for a in sorted((_front(a, node) for a in axes), reverse=True))
+        text = "{0}" + "".join(f".prod({a}{rest})" for a in sorted((a % len(x.shape) for a in axes), reverse=True))
     else:
         text = f"{{0}}.{name}({', '.join(map(str, axes)) if len(axes) == 1 else tuple(axes)}{rest})"
-    return e.emit(text, operand_of(node))
+    return e.emit(text, x)
 
 
 @lowering(ops.cumsum)
 def _cumsum(e: Emitter, node: Node) -> Var:
     axis = node.attrs["axis"]
     text = f"{{0}}.cumsum({axis})"
-    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, operand_of(node))
+    return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.required("x"))
 
 
 @lowering(ops.softmax)
 def _softmax(e: Emitter, node: Node) -> Var:
-    x, axis = operand_of(node), node.attrs["axis"]
+    x, axis = node.required("x"), node.attrs["axis"]
     return e.emit(f"{{0}}.softmax({axis})" if _is_finite(x) else f"softmax_or_zeros({{0}}, {axis})", x, replaces=0)
 
 
 def _is_finite(x: Value) -> bool:
     """Return whether nothing masks `x`: it is a product or a norm, scaled or not."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
-        return _is_finite(operand_of(x.producer))
+        return _is_finite(x.producer.required("x"))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
-
-
-def operand_of(node: Node) -> Value:
-    """The first operand."""
-    value = node.inputs[0]
-    assert value is not None
-    return value
 
 
 def activation(name: str) -> str:
@@ -211,11 +174,6 @@ def activation(name: str) -> str:
     if name.startswith("swish("):
         return f"{{0}} * ({name[6:-1]} * {{0}}).sigmoid()"
     return ACTIVATIONS[name]
-
-
-def _front(axis: int, node: Node) -> int:
-    assert node.inputs[0] is not None
-    return axis % len(node.inputs[0].shape)
 
 
 def number(x: float, like: Value | None = None) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
+from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
+from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 
 from ..program.emitter import Emitter
 from ..program.positions import first_position, key_positions, query_positions, rolled, rolling_positions
 from ..program.statements import Operand, Var
-from .dense import operand
+from .elementwise import TEXTS
 
 ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
@@ -40,8 +41,8 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
         return None, "is_causal=True"
     mask: Operand | None = None
     if causal or window is not None or not plain:
-        at = e.emit(ARANGE, operand(node, "q"), name="queries")
-        mask = _seen(e, node, at, e.emit(ARANGE, operand(node, "k"), name="keys"))
+        at = e.emit(ARANGE, node.required("q"), name="queries")
+        mask = _seen(e, node, at, e.emit(ARANGE, node.required("k"), name="keys"))
     if key_mask is not None:
         shown = shown_keys(e, key_mask)
         mask = shown if mask is None else e.emit("{0} & {1}", mask, shown, name="mask")
@@ -74,7 +75,7 @@ def seen_of(e: Emitter, node: Node) -> Var:
         made = e.hoist((text, *operands), text, *operands, name=name)
     else:
         text = f"Seen({ARANGE}, {ARANGE.replace('0', '1')}, {rule}{', 0' if kernel else ''})"
-        made = e.emit(text, operand(node, "q"), operand(node, "k"), name=name)
+        made = e.emit(text, node.required("q"), node.required("k"), name=name)
     made.type = "Seen"
     return made
 
@@ -96,42 +97,23 @@ def shown_keys(e: Emitter, key_mask: Value) -> Var:
     return e.hoist(("shown", made), text, made, name="shown")
 
 
-@dataclass(frozen=True)
-class _Text:
+class _Text(Operators["_Text"]):
     """An expression of Python, with the operators that put it together."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-    def _op(self, sign: str, other: object) -> _Text:
-        right = other.text if isinstance(other, _Text) else other
-        return _Text(f"({self.text} {sign} {right})")
+    def _apply(self, name: str, *operands: Any) -> _Text:
+        return _Text(f"({TEXTS[name].format(*(v.text if isinstance(v, _Text) else v for v in operands))})")
 
-    def __sub__(self, other: object) -> _Text:
-        return self._op("-", other)
-
-    def __mod__(self, other: object) -> _Text:
-        return self._op("%", other)
-
-    def __floordiv__(self, other: object) -> _Text:
-        return self._op("//", other)
-
-    def __lt__(self, other: object) -> _Text:
-        return self._op("<", other)
-
-    def __ge__(self, other: object) -> _Text:
-        return self._op(">=", other)
-
-    def __or__(self, other: object) -> _Text:
-        return self._op("|", other)
-
-    def __and__(self, other: object) -> _Text:
-        return self._op("&", other)
+    def __ge__(self, other: _Text | float) -> _Text:
+        return _Text(f"({self.text} >= {other.text if isinstance(other, _Text) else other})")
 
     def __abs__(self) -> _Text:
         return _Text(f"{self.text}.abs()")
 
-    def equal(self, other: object) -> _Text:
-        return self._op("==", other)
+    def equal(self, other: _Text | int) -> _Text:
+        return self._apply("equal", self, other)
 
 
 def seen_keys(node: Node) -> str:

@@ -8,7 +8,7 @@ from weft.ir.graph import Node
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
-from .dense import operand
+from .calls import Call
 from .elementwise import activation, number
 
 READY = {  # routers that are one part: (scoring, renormalize, with bias, how groups compete)
@@ -44,18 +44,17 @@ def _route(e: Emitter, node: Node) -> Var:
 @lowering(ops.moe)
 def _moe(e: Emitter, node: Node) -> Var:
     names = [n for stack in ("gate", "up", "down") for n in (stack, f"{stack}_bias") if node.operand(n) is not None]
-    asked = node.attrs["active"] or operand(node, "up").shape[0]
+    asked = node.attrs["active"] or node.required("up").shape[0]
     expert = e.function("expert", _expert(node, names))
-    stacks = ", ".join(f"{{{i + 2}}}" for i in range(len(names)))
-    text = f"moe({{0}}, {{1}}, {asked}, {expert}, {stacks})"
-    operands = [operand(node, n) for n in ("x", "combine", *names)]
+    x = node.required("x")
+    call = Call("moe").give(x, node.required("combine"), str(asked), expert, *map(node.required, names))
     e.scope = _home(node, names)
-    return e.emit(text, *operands, replaces=0)
+    return call.emit(e, replaces=x)
 
 
 def _home(node: Node, names: list[str]) -> str:
     """The scope of the stacks of weights, if one module holds them all and nothing else: it runs the experts."""
-    homes = {operand(node, n).name.rpartition(".")[0] for n in names}
+    homes = {node.required(n).name.rpartition(".")[0] for n in names}
     (home, *others) = homes
     return node.scope if others or not home.startswith(f"{node.scope}.") else home
 
@@ -89,8 +88,7 @@ def _expert(node: Node, names: list[str]) -> str:
 
 def _capacity(e: Emitter, node: Node, part: str) -> Var:
     """A part over the tokens that compete, and how many of them an expert takes."""
-    x, (capacity, factor) = node.inputs[0], (node.attrs[n] for n in ("capacity", "factor"))
-    assert x is not None
+    x, capacity, factor = node.required(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:
         rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
@@ -111,4 +109,4 @@ def _expert_choice(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.load_balance_loss)
 def _load_balance_loss(e: Emitter, node: Node) -> Var:
-    return e.emit("load_balance_loss({0}, {1})", operand(node, "logits"), operand(node, "combine"))
+    return e.emit("load_balance_loss({0}, {1})", node.required("logits"), node.required("combine"))

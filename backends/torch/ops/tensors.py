@@ -12,15 +12,9 @@ from ..program.statements import Operand, Var
 from .elementwise import number
 
 
-def _first(node: Node) -> Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
 @lowering(ops.reshape)
 def _reshape(e: Emitter, node: Node) -> Var:
-    x, to = _first(node), node.output.shape
+    x, to = node.required("x"), node.output.shape
     own, before = x.shape, x.producer.inputs[0] if x.producer is not None and x.producer.op is ops.reshape else None
     if own == to:
         return e.emit("{0}", x, replaces=0)
@@ -39,7 +33,7 @@ def _reshape(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.transpose)
 def _transpose(e: Emitter, node: Node) -> Var:
-    x, axes = _first(node), node.attrs["axes"]
+    x, axes = node.required("x"), node.attrs["axes"]
     moved = [i for i, a in enumerate(axes) if i != a]
     comment = f"[{', '.join(map(str, node.output.shape))}]"
     if len(moved) == 2:
@@ -49,29 +43,29 @@ def _transpose(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.unsqueeze)
 def _unsqueeze(e: Emitter, node: Node) -> Var:
-    if tuple(node.attrs["axes"]) == (2,) and (heads := e.known_heads(_first(node), 1)) is not None:
+    if tuple(node.attrs["axes"]) == (2,) and (heads := e.known_heads(node.required("x"), 1)) is not None:
         return e.emit("{0}.transpose(1, 2)", heads, name=heads.name)
     places = ["None" if i in node.attrs["axes"] else ":" for i in range(len(node.output.shape))]
     while places and places[-1] == ":":
         places.pop()
-    return e.emit(f"{{0}}[{', '.join(places)}]" if places else "{0}", _first(node), replaces=0)
+    return e.emit(f"{{0}}[{', '.join(places)}]" if places else "{0}", node.required("x"), replaces=0)
 
 
 @lowering(ops.squeeze)
 def _squeeze(e: Emitter, node: Node) -> Var:
-    x, axes = _first(node), node.attrs["axes"]
+    x, axes = node.required("x"), node.attrs["axes"]
     cut = x.producer
     if cut is not None and cut.op is ops.slice_ and len(axes) == 1 and len(x.uses) == 1:
         axis, start = cut.attrs["axis"] % len(x.shape), cut.attrs["start"]
         if axis == axes[0] % len(x.shape) and isinstance(start, int):  # one of many: an index
-            return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", _first(cut))
+            return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", cut.required("x"))
     text = f"{axes[0]}" if len(axes) == 1 else f"{tuple(axes)}"
     return e.emit(f"{{0}}.squeeze({text})", x, replaces=0)
 
 
 @lowering(ops.expand)
 def _expand(e: Emitter, node: Node) -> Var:
-    x = _first(node)
+    x = node.required("x")
     if _broadcasts(e, node.output):
         return e.emit("{0}", x, replaces=0)
     own = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
@@ -98,12 +92,12 @@ def _broadcasts(e: Emitter, value: Value) -> bool:
     return reader.op is ops.add and any(v.shape == value.shape and not _expanded(v) for v in others)
 
 
-def _expanded(value: Value) -> bool:
+def _expanded(value: Value | None) -> bool:
     """Return whether `value` comes from an expand like those of `_broadcasts`."""
-    producer = value.producer
+    producer = None if value is None else value.producer
     return producer is not None and (
         producer.op is ops.expand
-        or (producer.op in (ops.embedding, ops.affine, ops.cast) and _expanded(_first(producer)))
+        or (producer.op in (ops.embedding, ops.affine, ops.cast) and _expanded(producer.inputs[0]))
     )
 
 
@@ -117,12 +111,12 @@ def _concat(e: Emitter, node: Node) -> Var:
 def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
     names = tuple(map(local_name, node.outputs))
     text = f"{{0}}.split(({', '.join(map(str, node.attrs['sizes']))}), {node.attrs['axis']})"
-    return e.many(text, _first(node), names=names, shapes=tuple(v.shape for v in node.outputs))
+    return e.many(text, node.required("x"), names=names, shapes=tuple(v.shape for v in node.outputs))
 
 
 @lowering(ops.slice_)
 def _slice(e: Emitter, node: Node) -> Var:
-    x, (axis, start, stop, step) = _first(node), (node.attrs[k] for k in ("axis", "start", "stop", "step"))
+    x, (axis, start, stop, step) = node.required("x"), (node.attrs[k] for k in ("axis", "start", "stop", "step"))
     axis %= len(x.shape)
     begin, first = e.shape((start,), x, first=1)
     end, last = e.shape((stop,), x, first=1 + len(first))
@@ -136,7 +130,7 @@ def _slice(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.pad)
 def _pad(e: Emitter, node: Node) -> Var:
-    x, axis = _first(node), node.attrs["axis"] % len(_first(node).shape)
+    x, axis = node.required("x"), node.attrs["axis"] % len(node.required("x").shape)
     before, after = node.attrs["before"], node.attrs["after"]
     zeros = "0, 0, " * (len(x.shape) - 1 - axis)
     return e.emit(f"F.pad({{0}}, ({zeros}{before}, {after}), value={number(node.attrs['value'])})", x)
@@ -144,7 +138,7 @@ def _pad(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.iota)
 def _iota(e: Emitter, node: Node) -> Var:
-    x = _first(node)
+    x = node.required("x")
     if node in e.counts_keys:
         return e.emit("{0}[0]", key_positions(e))
     return e.emit(f"torch.arange({{0}}.shape[{node.attrs['axis']}], device={{0}}.device)", x)
@@ -152,12 +146,12 @@ def _iota(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.one_hot)
 def _one_hot(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.one_hot({{0}}, {node.attrs['depth']}).float()", _first(node))
+    return e.emit(f"F.one_hot({{0}}, {node.attrs['depth']}).float()", node.required("ids"))
 
 
 @lowering(ops.gather)
 def _gather(e: Emitter, node: Node) -> Var:
-    axis = node.attrs["axis"] % len(_first(node).shape)
+    axis = node.attrs["axis"] % len(node.required("x").shape)
     return e.emit(f"{{0}}[{', '.join([':'] * axis + ['{1}'])}]", *_all(node))
 
 
@@ -174,7 +168,7 @@ def _scatter_rows(e: Emitter, node: Node) -> Var:
 @lowering(ops.top_k)
 def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
     names = tuple(v.name.rpartition(".")[2] for v in node.outputs)
-    return e.many(f"top_k({{0}}, {node.attrs['k']})", _first(node), names=names)
+    return e.many(f"top_k({{0}}, {node.attrs['k']})", node.required("x"), names=names)
 
 
 def _all(node: Node) -> list[Value]:

@@ -68,13 +68,11 @@ def explain_cpu(dtype: torch.dtype) -> str:
 
 def _told(choice: Choice, dtype: torch.dtype, capability: tuple[int, int] | None) -> Explained:
     """Explain one choice, without its node."""
-    op = choice.node.op.name
-    if not choice.kernel:
-        return Explained("", op, 1, reason=choice.reason)
-    if capability is None:
-        return Explained("", op, 1, reason=f"as {choice.kernel}: Triton does not run on a CPU")
-    with assumed(capability):
-        reasons = [reason for refused in choice.refusals if (reason := refused(dtype))]
-    if reasons:
-        return Explained("", op, 1, reason=f"as {choice.kernel}: {reasons[0]}")
-    return Explained("", op, 1, choice.kernel, choice.parts)
+    reasons = ["Triton does not run on a CPU"]
+    if capability is not None:
+        with assumed(capability):
+            reasons = [reason for refused in choice.refusals if (reason := refused(dtype))]
+    if choice.kernel and not reasons:
+        return Explained("", choice.node.op.name, 1, choice.kernel, choice.parts)
+    reason = f"as {choice.kernel}: {reasons[0]}" if choice.kernel else choice.reason
+    return Explained("", choice.node.op.name, 1, reason=reason)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from weft.ir.graph import Graph
-from weft.ir.recipes.recipe import Recipe
+from weft.ir.recipes.streams import stream
 from weft.ir.types.dtypes import DType
 
+from ...storage.safetensors import Tensor
 from ..codegen.source import Source, write_source
 from ..decode.source import write_step
 from ..lower.lower import Lowered, lower
@@ -25,14 +26,6 @@ SCRIPTS = {
 }
 _SHIPPED = Path(__file__).parent / "shipped"
 _KERNELS = Path(__file__).parent.parent / "kernels"
-
-
-class Weight(NamedTuple):
-    """A tensor of the state_dict: its numbers, to be stored as `dtype`."""
-
-    recipe: Recipe
-    shape: tuple[int, ...]
-    dtype: DType
 
 
 @dataclass(frozen=True)
@@ -65,16 +58,17 @@ def build(graph: Graph) -> Built:
     return Built(kind, lowered, source, True, step if kernels else "", sorted({*source.kernels, *kernels}))
 
 
-def weights(built: Built, dtype: DType) -> dict[str, Weight]:
+def weights(built: Built, dtype: DType) -> dict[str, Tensor]:
     """The weights of a model by state_dict key, the widest numbers first, so that all are aligned in a file.
 
     Those that are trained are stored as `dtype`, the others as `stored_dtype` says.
     """
-    dynamic = {
-        key: Weight(param.recipe, param.type.concrete({}), stored_dtype(param, dtype))
+    reader = built.lowered.graph.reader
+    tensors = {
+        key: Tensor(param.type.concrete({}), stored_dtype(param, dtype), partial(stream, param.recipe, reader))
         for key, param in built.source.weights.items()
     }
-    return dict(sorted(dynamic.items(), key=lambda item: -item[1].dtype.bits))
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
 
 
 def write_code(built: Built, folder: Path) -> None:

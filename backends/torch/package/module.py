@@ -24,6 +24,7 @@ from .. import kernels
 from ..codegen.source import Source, write_source
 from ..lower.lower import lower
 from ..program.statements import TORCH_NAMES
+from .shipped.load import Failure, check_device
 
 
 def build_module(graph: Graph, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> nn.Module:
@@ -141,14 +142,7 @@ def checked_device(device: torch.device | str) -> torch.device:
         WeftError: if it is not.
     """
     try:
-        torch_device = torch.device(device)
-    except RuntimeError:
-        raise WeftError(f"device {device!r} is not known to PyTorch; it takes cpu or cuda") from None
-    if torch_device.type == "cuda" and not torch.cuda.is_available():
-        built = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
-        raise WeftError(f"device cuda cannot be used: PyTorch {torch.__version__} {built}; use device cpu")
-    try:
-        torch.empty(0, device=torch_device)
-    except (RuntimeError, AssertionError) as error:  # of a GPU by a number that none has, or another kind of device
-        raise WeftError(f"device {torch_device} cannot be used: {str(error).splitlines()[0]}") from error
-    return torch_device
+        check_device(str(device), "use device cpu")
+    except Failure as failure:
+        raise WeftError(str(failure)) from None
+    return torch.device(device)

@@ -127,18 +127,18 @@ class Emitter:
         self.program.statements.append(Statement(text, given, made, self.scope, replaces, comment, node=self.node))
         return made
 
-    def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str, comment: str = "") -> Var:
+    def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str) -> Var:
         """The value of a statement in the model's own forward, made once for each `key`, that layers share."""
-        return self.hoist_many(key, text, *operands, names=(name,), comment=comment)[0]
+        return self.hoist_many(key, text, *operands, names=(name,))[0]
 
     def hoist_many(
-        self, key: Hashable, text: str, *operands: Value | Operand, names: tuple[str, ...], comment: str = ""
+        self, key: Hashable, text: str, *operands: Value | Operand, names: tuple[str, ...]
     ) -> tuple[Var, ...]:
         """The values of such a statement."""
         if key not in self._hoisted:
             outer, self.scope = self.scope, TOP
             try:
-                self._hoisted[key] = self.many(text, *operands, names=names, comment=comment)
+                self._hoisted[key] = self.many(text, *operands, names=names)
                 self.program.statements[-1].early = True
             finally:
                 self.scope = outer
@@ -204,9 +204,8 @@ class Emitter:
                 return None
             self._leaves[path] = leaf, params
             for p in params:
-                key = p.name
-                self._made[p] = ParamRef(key, tuple(p.type.concrete({})))
-                self.program.weights[key] = p
+                self._made[p] = ParamRef(p.name, tuple(p.type.concrete({})))
+                self.program.weights[p.name] = p
         return leaf if self._leaves[path] == (leaf, params) else None
 
     def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
@@ -226,10 +225,9 @@ class Emitter:
             return self.hoist(
                 param.recipe, text, self._inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
             )
-        key = param.name
-        self.program.weights[key] = param
+        self.program.weights[param.name] = param
         whole = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
-        return ParamRef(key, tuple(param.type.concrete({})), param.recipe.constant or bool(whole), whole)
+        return ParamRef(param.name, tuple(param.type.concrete({})), param.recipe.constant or bool(whole), whole)
 
     # -- sizes
 

@@ -29,7 +29,8 @@ def begin(e: Emitter) -> None:
         operand = e[positions]
         assert isinstance(operand, Var)
         operand.type, operand.default = "Tensor | None", "None"
-        e[positions] = _filled(e, operand)
+        text, operands = _filling(e, operand)
+        e[positions] = e.emit(text, *operands, name="position_ids", replaces=0)
 
 
 def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
@@ -106,13 +107,8 @@ def key_positions(e: Emitter) -> Var:
     return e.hoist("keys", text, positions, e.start, cache, name="key_positions")
 
 
-def _filled(e: Emitter, positions: Var) -> Var:
-    """`positions`, or where it is None the positions that follow what the cache holds."""
-    text, operands = _filling(e, positions)
-    return e.emit(text, *operands, name="position_ids", replaces=0)
-
-
 def _filling(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
+    """The text that makes `positions`, or where it is None the positions that follow what the cache holds."""
     tokens = e.graph.inputs["input_ids"]
     if e.start is None:
         arange = "torch.arange({1}.shape[1], device={1}.device)[None]"

@@ -10,8 +10,9 @@ from statistics import median
 
 import numpy as np
 
+from weft.backends.runtime.core.decoder import Decoder
 from weft.backends.runtime.core.generate import Generator
-from weft.backends.runtime.core.protocols import Context, Decoder
+from weft.backends.runtime.core.rows import BatchContext
 from weft.backends.runtime.ort.encoder import Encoder
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
@@ -80,7 +81,7 @@ def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) 
         tally.add(-own[np.arange(len(targets)), targets], kl, own.argmax(-1) == first.argmax(-1))
 
 
-def _extended(decoder: Decoder, context: Context, ids: Sequence[int]) -> Array:
+def _extended(decoder: Decoder[Any], context: BatchContext, ids: Sequence[int]) -> Array:
     """The logits of `ids` after what `context` holds, [tokens, vocab]: of one call, or where a model gives but those of
     the last token, of one call each."""
     if decoder.every_position:

@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft.backends.runtime.core.decoder import STEP
 from weft.backends.runtime.core.generate import Generator
 from weft.backends.runtime.folder import read_facts
-from weft.backends.runtime.ort.decoder import _STEP, OrtDecoder
+from weft.backends.runtime.ort.decoder import OrtDecoder
 from weft.backends.runtime.ort.session import Session, onnxruntime, open_session
 from weft.frontends import load_source
 from weft.frontends.dsl import MLA, LinearAttention, Mamba, Mamba2
@@ -200,7 +201,7 @@ def test_on_a_pretended_device(
     device = Device(onnxruntime(), open_session(facts.model, threads=1, device="cpu").ort)
     beams = opened(folder).generate(PROMPTS, max_tokens=10, beams=3)
     device.pretend(monkeypatch)
-    monkeypatch.setitem(_STEP, "cuda", 64)
+    monkeypatch.setitem(STEP, "cuda", 64)
     decoder = OrtDecoder(Session(device, "cuda", graphs=True), vocab=VOCAB, max_length=300, rolling=facts.rolling)
     model = Generator(decoder)
     assert tokens(model.generate(PROMPTS, max_tokens=14, chunk=9)) == wanted

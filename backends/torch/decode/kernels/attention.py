@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from weft.ir.graph import Node
+from weft.ir.graph import Node, Value
 
 from ...kernels import decode_attention, latent_decode
 from ...kernels.shared.launch import DTYPES
+from ...ops.calls import Call
 from ...ops.elementwise import number
 from ...program.positions import rolled
 from ...program.statements import CacheSlot, Var
 from .. import patterns
-from ..calls import Call
-from ..emitter import Refusal, StepEmitter, required
-from ..patterns import SelfAttention, Slopes
+from ..emitter import Refusal, StepEmitter
+from ..patterns import SelfAttention
 from . import latents
 from .latents import Absorbed
 from .products import few_rows, packed
@@ -26,25 +26,25 @@ def attention(e: StepEmitter, node: Node) -> Var | None:
     """The attention of one token per row to what is cached; the model's own text where no kernel takes its scores."""
     if node not in e.cached:
         return None
-    slopes = patterns.seen(node)
+    slopes = patterns.slopes(node)
     if isinstance(slopes, str):
         e.declined(slopes)
         return None
     if node.operand("v") is None:
-        return _latent(e, node) if slopes.slopes is None else None
+        return _latent(e, node) if slopes is None else None
     found = patterns.self_attention(node)
     made = None if isinstance(found, str) else _projected(e, found, slopes)
     return made or _written(e, node, slopes, found if isinstance(found, str) else "weights do not stand side by side")
 
 
-def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | None:
+def _projected(e: StepEmitter, found: SelfAttention, slopes: Value | None) -> Var | None:
     """`norm_qkv`, which writes the cache, then `decode_attention`."""
     packing = packed(e, [h.projection for h in (found.q, found.k, found.v)])
     if packing is None:
         return None
     (weight, bias), source, rope = packing, found.q.projection.source, found.q.rope
-    norm = e.norm(source)
-    q_norm, k_norm = (None if h.norm is None else e.norm_node(h.norm) for h in (found.q, found.k))
+    norm = e.norm(source.node)
+    q_norm, k_norm = e.norm(found.q.norm), e.norm(found.k.norm)
     scope = e.around(weight, norm, bias, q_norm, k_norm)
     # A statement with a cache that moves out changes how caches nest; `lower_step` checks that, and tries without.
     if scope != e.scope and not e.moves:
@@ -67,10 +67,10 @@ def _projected(e: StepEmitter, found: SelfAttention, slopes: Slopes) -> Var | No
     return _attended(e, call)
 
 
-def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
+def _written(e: StepEmitter, node: Node, slopes: Value | None, reason: str) -> Var:
     """`decode_attention` of queries, keys and values that other statements make."""
     call, a = Call("decode_attention"), node.attrs
-    q, k, v = (call.place(e.heads(required(node, n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
+    q, k, v = (call.place(e.heads(node.required(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
     cache, positions = call.place(CACHE), call.place(e.positions)
     call.give(f"{q}[:, :, 0]", f"*written({cache}, {k}, {v}, {positions})", positions)
     _score(e, call, node, slopes)
@@ -81,7 +81,7 @@ def _written(e: StepEmitter, node: Node, slopes: Slopes, reason: str) -> Var:
 
 def _latent(e: StepEmitter, node: Node) -> Var:
     """Attention whose keys are also its values: latent attention with weights absorbed."""
-    rank, width = node.attrs["value_dim"], required(node, "k").width
+    rank, width = node.attrs["value_dim"], node.required("k").width
     found = latents.absorbed(node)
     call = Call("latent_decode")
     cache, positions = call.place(CACHE), call.place(e.positions)
@@ -90,18 +90,18 @@ def _latent(e: StepEmitter, node: Node) -> Var:
         call.give(str(queries), f"{cache}.k")
     else:
         e.declined(f"latent_qk does not make its operands: {found if isinstance(found, str) else 'weights lie apart'}")
-        q = call.place(e.heads(required(node, "q"), node.attrs["heads"]))
-        k = call.place(e.heads(required(node, "k"), 1))
+        q = call.place(e.heads(node.required("q"), node.attrs["heads"]))
+        k = call.place(e.heads(node.required("k"), 1))
         call.give(f"{q}[:, :, 0]", f"written_latent({cache}, {k}, {positions})")
     call.give(positions, str(rank))
-    _score(e, call, node, Slopes(None))
+    _score(e, call, node, None)
     e.chose("latent_decode", lambda dtype: latent_decode.refusal(rank, width - rank, dtype))
     return _attended(e, call)
 
 
 def _against_latents(e: StepEmitter, node: Node, found: Absorbed, outer: Call) -> Call | None:
     """`latent_qk`, which writes the cache, within the call `outer`; None where its weights are not in this scope."""
-    weight, norm = e.weight(found.weight), e.norm(found.norm)
+    weight, norm = e.weight(found.weight), e.norm(found.norm.node)
     if e.around(weight, norm) != e.scope:
         return None
     call = Call("latent_qk", outer.operands)
@@ -118,11 +118,11 @@ def _attended(e: StepEmitter, call: Call) -> Var:
     return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 
-def _score(e: StepEmitter, call: Call, node: Node, slopes: Slopes) -> None:
+def _score(e: StepEmitter, call: Call, node: Node, slopes: Value | None) -> None:
     """Add the keywords that say which keys are seen and how they are scored."""
     a = node.attrs
     call.set("scale", a["scale"]).set("softcap", a["softcap"])
-    call.named(sinks=node.operand("sinks"), slopes=slopes.slopes)
+    call.named(sinks=node.operand("sinks"), slopes=slopes)
     if a["window"] is not None:
         call.set("window", a["window"])
         if not _roll(call, node):
@@ -142,7 +142,7 @@ def _roll(call: Call, node: Node) -> bool:
 
 def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
     """cos and sin [batch, pairs] of the angles of the token of each row."""
-    positions, frequencies = required(rope, "positions"), required(rope, "frequencies")
+    positions, frequencies = rope.required("positions"), rope.required("frequencies")
     amplitude = rope.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
     text = f"(table[:, 0, 0] for table in {text})"
@@ -152,7 +152,7 @@ def _tables(e: StepEmitter, rope: Node) -> tuple[Var, ...]:
 
 def _attends(node: Node) -> Refusal:
     a = node.attrs
-    width, value_width = required(node, "k").width // a["kv_heads"], required(node, "v").width // a["kv_heads"]
+    width, value_width = node.required("k").width // a["kv_heads"], node.required("v").width // a["kv_heads"]
     return lambda dtype: decode_attention.refusal(width, value_width, dtype)
 
 

@@ -7,10 +7,10 @@ import torch
 from weft.ir.graph import Node, Value
 
 from ...kernels import route as routing
+from ...ops.calls import Call
 from ...program.statements import Var
 from .. import patterns
-from ..calls import Call
-from ..emitter import StepEmitter, required
+from ..emitter import StepEmitter
 from ..patterns import Mixture
 from .products import few_rows, opening
 
@@ -27,7 +27,7 @@ def mixture(e: StepEmitter, node: Node) -> Var | None:
 def mixed(e: StepEmitter, found: Mixture, stream: Value | Var | None) -> Var:
     """Emit what the experts add to `stream`, if there is one: the choice, then two kernels for the products."""
     node = found.node
-    x, up, down = (required(node, name) for name in ("x", "up", "down"))
+    x, up, down = (node.required(name) for name in ("x", "up", "down"))
     chosen = Call("route")
     call = Call("moe_decode", chosen.operands)
     _choose(chosen, found)
@@ -37,7 +37,7 @@ def mixed(e: StepEmitter, found: Mixture, stream: Value | Var | None) -> Var:
         call.give(f"residual={call.place(stream)}.flatten(0, 1)")
     opening(call, node)
     e.within(*(e[v] for v in (up, down)))
-    experts, k = required(found.route, "logits").width, found.route.attrs["k"]
+    experts, k = found.route.required("logits").width, found.route.attrs["k"]
     e.chose("route", lambda dtype: routing.refusal(torch.empty(1, experts, dtype=dtype, device="meta"), k))
     e.chose("moe_decode", few_rows, parts="" if stream is None else "addition")
     return call.emit(e, f".view_as({call.place(x)})", name="x", replaces=stream)
@@ -46,7 +46,7 @@ def mixed(e: StepEmitter, found: Mixture, stream: Value | Var | None) -> Var:
 def _choose(call: Call, found: Mixture) -> None:
     """The arguments of the router's choice."""
     node, a = found.route, found.route.attrs
-    call.give(f"{call.place(required(node, 'logits'))}.flatten(0, 1)").named(bias=node.operand("bias"))
+    call.give(f"{call.place(node.required('logits'))}.flatten(0, 1)").named(bias=node.operand("bias"))
     call.set("k", a["k"]).set("scoring", a["scoring"], default="softmax")
     call.set("renormalize", a["renormalize"], default=True).set("scale", a["scale"] * found.scale, default=1)
     if a["groups"] > 1:

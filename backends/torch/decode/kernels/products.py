@@ -9,10 +9,10 @@ import torch
 from weft.ir.graph import Node, Param, Value
 
 from ...kernels.shared import gemv
+from ...ops.calls import Call
 from ...program.quantized import is_kept
 from ...program.statements import Operand, Statement, Var
 from .. import patterns
-from ..calls import Call
 from ..emitter import StepEmitter
 from ..patterns import Added, Projection
 
@@ -53,7 +53,7 @@ def by_head(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _linear(e: StepEmitter, p: Projection, activation: str = "") -> Var:
-    weight, bias, norm = e.weight(p.weight), optional_weight(e, p.bias), e.norm(p.source)
+    weight, bias, norm = e.weight(p.weight), e.weight(p.bias), e.norm(p.source.node)
     e.within(weight, norm, bias)
     e.chose("norm_linear", few_rows, parts="norm" * (norm is not None))
     call = Call("norm_linear").give(p.source.x, weight).named(bias=bias, norm=norm)
@@ -61,11 +61,6 @@ def _linear(e: StepEmitter, p: Projection, activation: str = "") -> Var:
     if not activation:
         e.linears[made] = p
     return made
-
-
-def optional_weight(e: StepEmitter, param: Param | None) -> Operand | None:
-    """A weight as it is, if there is one."""
-    return None if param is None else e.weight(param)
 
 
 def packed(e: StepEmitter, parts: list[Projection]) -> tuple[Operand, Operand | None] | None:
@@ -97,7 +92,7 @@ def _one(e: StepEmitter, group: list[Statement]) -> Statement | None:
     if packing is None or len({p.weight for p in parts}) != len(parts):
         return None
     weight, bias = packing
-    call = Call("norm_linear").give(group[0].operands[0], weight).named(bias=bias, norm=e.norm(parts[0].source))
+    call = Call("norm_linear").give(group[0].operands[0], weight).named(bias=bias, norm=e.norm(parts[0].source.node))
     widths = ", ".join(str(p.value.width) for p in parts)
     for choice in e.choices:
         if choice.node is group[0].node:
@@ -123,7 +118,7 @@ def gated(e: StepEmitter, node: Node) -> Var | None:
     if packing is None:
         e.declined("gate and up do not stand side by side")
         return None
-    (weight, bias), norm = packing, e.norm(gate.source)
+    (weight, bias), norm = packing, e.norm(gate.source.node)
     e.within(weight, norm, bias)
     e.chose("norm_glu", few_rows, parts="norm, gate and up" if norm is not None else "gate and up")
     call = Call("norm_glu").give(gate.source.x, weight).named(bias=bias, norm=norm)
@@ -140,7 +135,7 @@ def opening(call: Call, node: Node) -> Call:
 def added(e: StepEmitter, stream: Value | Var, found: Added) -> Var:
     """`stream` and what a projection adds to it."""
     p = found.projection
-    weight, bias, norm = e.weight(p.weight), optional_weight(e, p.bias), e.norm(found.norm)
+    weight, bias, norm = e.weight(p.weight), e.weight(p.bias), e.norm(found.norm.node)
     e.within(weight, norm, bias)
     call = Call("linear_residual").give(p.source.x, weight, stream).named(bias=bias, norm=norm)
     call.set("scale", found.scale, default=1).named(tickets=e.tickets(p.value.width))

@@ -12,14 +12,13 @@ from weft.passes.analysis.states import has_state, states
 
 from ...kernels import selective_scan, ssd
 from ...kernels.shared import operands
+from ...ops.calls import Call
 from ...ops.elementwise import activation
 from ...program.emitter import local_name
-from ...program.statements import CacheSlot, Operand, Submodule, Var
+from ...program.statements import CacheSlot, Operand, Var
 from .. import patterns
-from ..calls import Call
-from ..emitter import StepEmitter, required
+from ..emitter import StepEmitter
 from ..gates import Ending, ending, maker, single
-from .products import optional_weight
 
 KERNELS = {ops.causal_conv: "conv_step", ops.selective_scan: "selective_step", ops.ssd: "ssd_step"}
 PLAIN = (ops.linear_attention, ops.gated_linear_attention)  # computed with torch
@@ -59,7 +58,7 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
     if has_state(found.node):
         return None
     e.enter(found.node)
-    if e.around(_norm(e, found.norm, found.gain)) != e.scope:
+    if e.around(e.norm(found.norm, found.gain)) != e.scope:
         return None
     # The recurrence alone was chosen when its node came; one kernel now computes it with what follows.
     e.reconsider()
@@ -67,8 +66,8 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _convolved(e: StepEmitter, node: Node) -> Var:
-    call, bias, known = Call("conv_step"), node.operand("bias"), activation_of(node)
-    call.give(f"{call.place(required(node, 'x'))}[:, 0]", required(node, "weight"), "None" if bias is None else bias)
+    call, known = Call("conv_step"), patterns.activation_name(node.attrs["activation"])
+    call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), node.operand("bias"))
     _in_place(call, node).set("activation", known or "identity", default="silu")
     e.chose("conv_step", lambda dtype: _refusal(node, dtype), parts="state")
     made = call.emit(e, "[0][:, None]")
@@ -80,19 +79,19 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
     node = found.node
     given = _operands(node)
     if e.around(*(o for g in given.values() for o in _weights(e, g))) != e.scope:
-        given = {name: Given(required(node, name)) for name in BY_TOKEN}
+        given = {name: Given(node.required(name)) for name in BY_TOKEN}
     call = Call(KERNELS[node.op])
     for operand in node.op.operands[:6]:
         if operand.name in given:
             call.give(f"{call.place(given[operand.name].value)}[:, 0]")
         else:
-            call.give(node.operand(operand.name) or "None")
+            call.give(node.operand(operand.name))
     _prepare(e, _in_place(call, node), given)
     if node.op is ops.ssd:
         call.set("heads", node.attrs["heads"]).set("groups", node.attrs["groups"])
     if found.gate is not None:
         call.give(f"gate={call.place(found.gate)}[:, 0]")
-    if (norm := _norm(e, found.norm, found.gain)) is not None:
+    if (norm := e.norm(found.norm, found.gain)) is not None:
         call.named(norm=norm, tickets=e.tickets(found.groups)).set("norm_groups", found.groups, default=1)
     e.chose(KERNELS[node.op], lambda dtype: _refusal(node, dtype), parts=", ".join(_parts(given, found)))
     return call.emit(e, "[0][:, None]", name=name)
@@ -100,7 +99,7 @@ def _stepped(e: StepEmitter, found: Ending, name: str = "") -> Var:
 
 def _operands(node: Node) -> dict[str, Given]:
     """Return what `node` reads of each token, and what its kernel does with that."""
-    found = {name: Given(required(node, name)) for name in BY_TOKEN}
+    found = {name: Given(node.required(name)) for name in BY_TOKEN}
     found["delta"] = _step_size(node, found["delta"])
     if node.op is ops.selective_scan:
         found |= {name: _normed(found[name].value) for name in "bc"}
@@ -132,25 +131,21 @@ def _normed(value: Value) -> Given:
     node = maker(value, ops.rms_norm)
     if node is None or not patterns.is_norm(node) or not single(value):
         return Given(value)
-    return Given(required(node, "x"), node)
+    return Given(node.required("x"), node)
 
 
 def _prepare(e: StepEmitter, call: Call, given: dict[str, Given]) -> None:
     """Add the keywords that say what is done with what a kernel reads."""
     delta = given["delta"]
-    call.named(weight=optional_weight(e, delta.weight), bias=optional_weight(e, delta.bias))
+    call.named(weight=e.weight(delta.weight), bias=e.weight(delta.bias))
     call.set("softplus", delta.softplus, default=False)
     for name, keyword in (("delta", "norm"), ("b", "b_norm"), ("c", "c_norm")):
-        call.named(**{keyword: _norm(e, given[name].norm)})
+        call.named(**{keyword: e.norm(given[name].norm)})
 
 
 def _weights(e: StepEmitter, given: Given) -> tuple[Operand | None, ...]:
     """The weights of what is done with an operand."""
-    return optional_weight(e, given.weight), optional_weight(e, given.bias), _norm(e, given.norm)
-
-
-def _norm(e: StepEmitter, node: Node | None, gain: Param | None = None) -> Submodule | None:
-    return None if node is None else e.norm_node(node, gain)
+    return e.weight(given.weight), e.weight(given.bias), e.norm(given.norm)
 
 
 def _parts(given: dict[str, Given], found: Ending) -> list[str]:
@@ -173,16 +168,11 @@ def _in_place(call: Call, node: Node) -> Call:
     return call.give(place, place)
 
 
-def activation_of(node: Node) -> str | None:
-    """The activation of a convolution as kernels call it; None if they have none of its name."""
-    return patterns.activation_name(node.attrs["activation"])
-
-
 def _refusal(node: Node, dtype: torch.dtype) -> str | None:
     """Say why no kernel computes one token of `node`, its weights in `dtype`."""
 
     def like(name: str) -> torch.Tensor:
-        value = required(node, name)
+        value = node.required(name)
         sizes = [s if isinstance(s, int) else 1 for s in value.shape]
         return torch.empty(sizes if name not in BY_TOKEN else sizes[::2], dtype=dtype, device="meta")
 

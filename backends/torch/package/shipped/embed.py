@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     import torch
-    from load import DTYPES, Failure, load_model, main, parsed_ids, read_facts, read_tokenizer
+    from load import DTYPES, check_ids, load_model, main, parsed_ids, read_facts, read_tokenizer
     from torch import Tensor
 except ImportError as error:
     if error.name != "torch":
@@ -56,10 +56,7 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = read_tokenizer() if args.texts else None
     rows = args.ids if tokenizer is None else [tokenizer.encode(text).ids for text in args.texts]
     for row in rows:
-        if not row or not 0 <= min(row) <= max(row) < facts["vocab"]:
-            raise Failure(f"a text is {row}, but it must be tokens from 0 to {facts['vocab'] - 1}, one at least")
-        if len(row) > facts["max_length"]:
-            raise Failure(f"a text of {len(row)} tokens is longer than the {facts['max_length']} that the model takes")
+        check_ids("a text", row, facts["vocab"], facts["max_length"])
     model = load_model(device=args.device, dtype=args.dtype)
     pooling, normalize = args.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
     for row in rows:

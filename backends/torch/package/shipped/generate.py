@@ -15,7 +15,7 @@ from typing import Any
 
 try:
     import torch
-    from load import DTYPES, Failure, load_model, main, parsed_ids, read_facts, read_tokenizer, stepper
+    from load import DTYPES, check_ids, load_model, main, parsed_ids, read_facts, read_tokenizer, stepper
     from sampling import draw
     from torch import Tensor
 except ImportError as error:
@@ -101,10 +101,7 @@ def run(args: argparse.Namespace) -> None:
     prompt = args.ids if tokenizer is None else tokenizer.encode(args.prompt).ids
     answers = facts["kind"] == "encoder-decoder"
     most = facts["max_source_length"] if answers else facts["max_length"]
-    if not prompt or not 0 <= min(prompt) <= max(prompt) < facts["vocab"]:
-        raise Failure(f"the prompt is {prompt}, but it must be tokens from 0 to {facts['vocab'] - 1}, one at least")
-    if len(prompt) > most:
-        raise Failure(f"the prompt of {len(prompt)} tokens is longer than the {most} that the model was compiled for")
+    check_ids("the prompt", prompt, facts["vocab"], most)
     model = load_model(device=args.device, dtype=args.dtype)
     random = torch.Generator(args.device)
     random.manual_seed(random.seed() if args.seed is None else args.seed)

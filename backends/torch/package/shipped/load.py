@@ -53,7 +53,8 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     Raises:
         Failure: if PyTorch is too old, the device is not there, or the weights are not those of the model.
     """
-    check_torch(device)
+    check_torch()
+    check_device(device)
     with torch.device("meta"), _Unfilled():
         model: nn.Module = _imported("model", folder).Model()
     tensors, own = read_weights(folder), model.state_dict()
@@ -144,6 +145,14 @@ def parsed_ids(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,15,7") from None
 
 
+def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
+    """Raise Failure unless `ids`, those of `what`, are 1 to `longest` tokens of `vocab`."""
+    if not ids or not 0 <= min(ids) <= max(ids) < vocab:
+        raise Failure(f"{what} is {ids}, but it must be tokens from 0 to {vocab - 1}, one at least")
+    if len(ids) > longest:
+        raise Failure(f"{what} of {len(ids)} tokens is longer than the {longest} that the model was compiled for")
+
+
 def main(name: str, run: Callable[[], None]) -> None:
     """`run` a script; what the user should know of a failure is one sentence, and status 2."""
     try:
@@ -158,18 +167,22 @@ def main(name: str, run: Callable[[], None]) -> None:
         sys.exit(130)
 
 
-def check_torch(device: str) -> None:
-    """Raise Failure if this PyTorch is too old, or has no such device."""
+def check_torch() -> None:
+    """Raise Failure if this PyTorch is too old."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
         raise Failure(f"PyTorch {torch.__version__} is too old: install {OLDEST[0]}.{OLDEST[1]} or newer")
+
+
+def check_device(device: str, remedy: str = "use --device cpu") -> None:
+    """Raise Failure if this PyTorch has no such device, with the `remedy` if it has no GPU."""
     try:
         kind = torch.device(device).type
     except RuntimeError:
         raise Failure(f"device {device!r} is not known to PyTorch; it takes cpu or cuda") from None
     if kind == "cuda" and not torch.cuda.is_available():
         why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
-        raise Failure(f"device cuda cannot be used: PyTorch {torch.__version__} {why}; use --device cpu")
+        raise Failure(f"device cuda cannot be used: PyTorch {torch.__version__} {why}; {remedy}")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as e:  # of a GPU by a number that none has, or another kind of device

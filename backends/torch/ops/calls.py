@@ -1,4 +1,4 @@
-"""Calls of kernels as the text of statements."""
+"""Calls of functions as the text of statements."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from weft.ir.graph import Value
 
-from ..ops.elementwise import number
+from ..program.emitter import Emitter
 from ..program.statements import Operand, Var
-from .emitter import StepEmitter
+from .elementwise import number
 
 Given = Value | Operand
 
@@ -33,9 +33,9 @@ class Call:
             self.operands.append(operand)
         return f"{{{self.operands.index(operand)}}}"
 
-    def give(self, *arguments: Given | str) -> Call:
-        """Add arguments: operands, or text that has their places already."""
-        self.arguments += [a if isinstance(a, str) else self.place(a) for a in arguments]
+    def give(self, *arguments: Given | str | None) -> Call:
+        """Add arguments: operands, or text that has their places already, or None."""
+        self.arguments += [a if isinstance(a, str) else "None" if a is None else self.place(a) for a in arguments]
         return self
 
     def named(self, **operands: Given | None) -> Call:
@@ -49,7 +49,7 @@ class Call:
             self.arguments.append(f"{name}={number(value) if isinstance(value, float) else repr(value)}")
         return self
 
-    def emit(self, e: StepEmitter, after: str = "", name: str = "", replaces: Given | None = None) -> Var:
+    def emit(self, e: Emitter, after: str = "", name: str = "", replaces: Given | None = None) -> Var:
         """The result of the call, with the text `after` it; it takes over the name of what it `replaces`."""
         index = None if replaces is None else self.operands.index(replaces)
         return e.emit(f"{self}{after}", *self.operands, name=name, replaces=index)

@@ -1,0 +1,67 @@
+"""Decoders: what generating needs to know of a model, whatever computes it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from weft.ir.errors import WeftError
+
+from .rows import BatchContext
+
+C = TypeVar("C", bound=BatchContext)
+# Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are used again.
+STEP = {"cpu": 256, "cuda": 1024}
+
+
+class Decoder(ABC, Generic[C]):
+    """A language model that keeps caches on `device`, cpu or cuda.
+
+    Every row begins with `start` if prompts are sources; None if a row begins with its prompt. `max_prompt` is the most
+    tokens of a prompt. `every_position`: it gives the logits of all tokens of a call, rather than of the last.
+    """
+
+    every_position: bool
+
+    def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
+        self.device_type, self.vocab, self.max_length = device, vocab, max_length
+        self.start = None if start is None else (start,)
+        self.max_prompt = max_length if start is None else max_source
+        self._spare: C | None = None
+
+    @abstractmethod
+    def new_context(self, batch: int, capacity: int) -> C:
+        """Allocate caches for `batch` rows of `capacity` tokens each."""
+
+    @contextmanager
+    def context(self, batch: int, tokens: int) -> Iterator[C]:
+        """Caches for `batch` rows of at most `tokens` tokens each, used again by the next call of the same size.
+
+        Contexts are independent: one may be opened while another is in use.
+        Raises WeftError when `tokens` is above `max_length` or the memory cannot be had.
+        """
+        capacity = self._capacity(tokens)
+        # Taken out while in use: a second context must not get the same caches.
+        context, self._spare = self._spare, None
+        if context is None or (context.lengths.size, context.capacity) != (batch, capacity):
+            if context is not None:
+                context.close()
+            # Its memory goes before that of the new one is asked for: both may not fit.
+            del context
+            context = self.new_context(batch, capacity)
+        try:
+            yield context
+        finally:
+            if self._spare is not None:
+                self._spare.close()
+            self._spare = context
+
+    def _capacity(self, tokens: int) -> int:
+        if tokens > self.max_length:
+            raise WeftError(
+                f"{tokens} tokens are longer than the maximum of {self.max_length} the model was compiled for"
+            )
+        step = STEP[self.device_type]
+        return min(self.max_length, -(-tokens // step) * step)
