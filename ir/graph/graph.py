@@ -136,12 +136,10 @@ class Node(Linked):
         self, graph: Graph, op: Op, inputs: Sequence[Value | None], attrs: Mapping[str, AttrValue], scope: str
     ):
         super().__init__()
-        self.graph = graph
-        self.op = op
+        self.graph, self.op, self.scope = graph, op, scope
         self.inputs: tuple[Value | None, ...] = tuple(inputs)
         self.attrs: dict[str, AttrValue] = dict(attrs)
         self.outputs: tuple[Value, ...] = ()
-        self.scope = scope
 
     def __repr__(self) -> str:
         args = ", ".join("_" if v is None else f"%{v.name}" for v in self.inputs)
@@ -242,15 +240,12 @@ class Graph(Displayable):
 
     def fresh(self, hint: str) -> str:
         """A value name not used before: `hint`, or `hint` with the next free number."""
-        if hint not in self._names:
-            self._names[hint] = 1
-            return hint
-        while True:
+        name = hint
+        while name in self._names:
             self._names[hint] += 1
             name = f"{hint}_{self._names[hint]}"
-            if name not in self._names:
-                self._names[name] = 1
-                return name
+        self._names[name] = 1
+        return name
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -292,9 +287,8 @@ class Graph(Displayable):
     def add_param(self, name: str, type: TensorType, recipe: Recipe) -> Param:
         """A new parameter; a taken name gets a number."""
         unique = self.fresh(name)
-        param = Param(self, unique, type, recipe)
-        self.params[unique] = param
-        return param
+        self.params[unique] = Param(self, unique, type, recipe)
+        return self.params[unique]
 
     def add_output(self, name: str, value: Value) -> None:
         """Make `value` the graph output called `name`."""

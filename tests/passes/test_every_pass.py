@@ -3,8 +3,8 @@
 How often it rewrites is kept in ``tests/golden/rewrites.json``, so that a fusion that stops firing is noticed. After a
 change that is meant: ``WEFT_GOLDEN=write pytest -n 0 tests/passes/test_every_pass.py``, and read the diff.
 
-`make test` runs a pass on a sixth of the graphs: of those that it should rewrite, and of those that it should leave alone.
-`make test-all` and ``WEFT_TESTS=all`` run every pass on every graph.
+`make test` runs a pass on a sixth of the graphs: of those that it should rewrite, and of those that it should leave
+alone. `make test-all` and ``WEFT_TESTS=all`` run every pass on every graph.
 """
 
 from __future__ import annotations
