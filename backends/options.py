@@ -81,7 +81,7 @@ class BlockOptions(Options):
 
     keep_blocks: Literal["", "head", "all"] = option(
         "",
-        "Keep a GGUF's 4- and 8-bit blocks quantized, in the output head or everywhere: smaller, and faster "
+        "Keep the checkpoint's 4- and 8-bit blocks quantized, in the output head or everywhere: smaller, and faster "
         "for one text on CPUs by ONNX Runtime",
     )
 

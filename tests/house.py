@@ -193,7 +193,7 @@ def page(house: House) -> str:
         "",
         f"Each test of {ADDITIONS} adds one from another package ([extending.md](extending.md)).",
         "",
-        "| to add | places | test |",
+        "| to add from another package | places | test |",
         "|---|---|---|",
         *(f"| {what} | {places} | {test} |" for what, places, test in PLACES),
     ]

@@ -1,8 +1,9 @@
 """Writing to disk so that nothing is lost: folders and files that appear whole, checksums, locks, leftovers.
 
 `output` is the door: `whole_folder` and `whole_file` are the only ways by which weft writes a result. `contents`
-records and checks what a folder holds, `partials` names and removes temporary ones, `stamps` notices sources that
-change while they are read, `disk` wraps the system calls. Never here: what the files mean.
+records and checks what a folder holds, `safetensors` writes weights in shards, `partials` names and removes temporary
+files, `stamps` notices sources that change while they are read, `disk` wraps the system calls. Never here: what the
+files mean.
 """
 
 from .contents import MANIFEST, PROVENANCE, check_contents, check_format, seal

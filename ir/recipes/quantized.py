@@ -1,7 +1,7 @@
 """Weights that a checkpoint stores in quantized blocks, taken as stored instead of as the numbers they stand for.
 
 `weft.ir.types.block_layouts` says what blocks are. Kernels want their parts in two forms. In words of 32 bits,
-``words`` and ``steps``, for kernels that take codes of any bits. And as 4-bit codes with a zero point, for others:
+``words`` and ``steps``, for kernels that take codes of 4 or 8 bits. And as 4-bit codes with a zero point, for others:
 
     weight[n, k] = scales[n, b] · (codes[n, k] − zeros[n, b]) + offsets[n, b],     b = k // group.
 
@@ -23,7 +23,7 @@ from ..types import dtypes
 from ..types.block_layouts import LAYOUTS, BlockLayout, pack_pairs, pack_words
 from ..types.dtypes import DType
 from .combinators import Concat, Permute, Reshape, Slice, Source, Take
-from .readers import Array, BlockTensorReader, TensorReader
+from .readers import Array, BlockTensorReader, SpilledTensors, TensorReader
 from .recipe import BLOCK_ELEMENTS, Recipe
 
 
@@ -37,10 +37,12 @@ def stored_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
     dtype, *others = {reader.dtype(key) for key in blocks}
     if others:
         return f"its rows are stored in different ways ({', '.join(sorted(map(str, (dtype, *others))))})"
-    if dtype.name in LAYOUTS and not isinstance(reader, BlockTensorReader):
-        return "its reader returns no blocks"
     if dtype.name not in LAYOUTS:
         return f"it is stored as {dtype}, not as {', '.join(LAYOUTS)}"
+    if not isinstance(reader.base if isinstance(reader, SpilledTensors) else reader, BlockTensorReader):
+        return "its reader returns no blocks"
+    if dtype.bits not in (4, 8):
+        return f"codes of {dtype.bits} bits are taken by no kernel"
     return LAYOUTS[dtype.name]
 
 

@@ -5,7 +5,8 @@ A row is cut into groups. A group has a scale, perhaps a minimum, and a code of 
     weight[n, k] = scales[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
 
 A layout is data: a new one is one `BlockLayout`, registered by `add_layout`. Kernels and lowerings never ask for a
-layout by name, they say which bits, groups and offsets they take.
+layout by name, they say which bits (4 or 8 today), groups and offsets they take. A zero point z is the minimum
+−scale·z.
 """
 
 from __future__ import annotations

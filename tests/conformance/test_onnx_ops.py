@@ -1,4 +1,4 @@
-"""Every case of every op on every CPU target: ONNX Runtime against the float64 reference."""
+"""Every case of every op on the ONNX targets of the CPU: ONNX Runtime against the float64 reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table test: tiny random models of every family against transformers, on every target.
+"""The table test: tiny random models of every family against transformers, on ONNX Runtime.
 
 Sequences of 24 tokens cross windows of 8 and original contexts of 16; decoders run as one full pass, in chunks, and
 token by token. `weft families` prints the errors from a file that

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import Attention, LinearAttention, RelativeAttention, RoPE
+from weft.ir.schema import visible_keys
 
 from .harness import RUNNERS, Array, Row, Weights, check
 
@@ -100,6 +101,10 @@ def masked(sees: Callable[[int, int], bool], causal: bool) -> Callable[[Array, W
         return joined(found, w)
 
     return formula
+
+
+def test_every_pattern_is_here() -> None:
+    assert {settings.get("pattern", "dense") for settings, _ in PATTERNS.values()} == {*visible_keys.PATTERNS}
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

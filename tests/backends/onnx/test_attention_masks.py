@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.ir.schema import visible_keys
+
 from .attention_models import Array, Decoding, decoder, draw, formula
 
 TARGETS = ("onnx", "ort-cpu")
@@ -32,6 +34,10 @@ PATTERNS: dict[str, tuple[dict[str, Any], Callable[[Array, Array], Array]]] = {
     ),
     "chunked": ({"pattern": "chunked", "stride": 8}, lambda i, j: i // 8 == j // 8),
 }
+
+
+def test_every_pattern_is_here() -> None:
+    assert {attrs.get("pattern", "dense") for attrs, _ in PATTERNS.values()} == {*visible_keys.PATTERNS}
 
 
 @pytest.mark.parametrize("target", TARGETS)
