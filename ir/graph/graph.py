@@ -136,12 +136,10 @@ class Node(Linked):
         self, graph: Graph, op: Op, inputs: Sequence[Value | None], attrs: Mapping[str, AttrValue], scope: str
     ):
         super().__init__()
-        self.graph = graph
-        self.op = op
+        self.graph, self.op, self.scope = graph, op, scope
         self.inputs: tuple[Value | None, ...] = tuple(inputs)
         self.attrs: dict[str, AttrValue] = dict(attrs)
         self.outputs: tuple[Value, ...] = ()
-        self.scope = scope
 
     def __repr__(self) -> str:
         args = ", ".join("_" if v is None else f"%{v.name}" for v in self.inputs)
@@ -292,8 +290,7 @@ class Graph(Displayable):
     def add_param(self, name: str, type: TensorType, recipe: Recipe) -> Param:
         """A new parameter; a taken name gets a number."""
         unique = self.fresh(name)
-        param = Param(self, unique, type, recipe)
-        self.params[unique] = param
+        param = self.params[unique] = Param(self, unique, type, recipe)
         return param
 
     def add_output(self, name: str, value: Value) -> None:
@@ -371,11 +368,9 @@ class Graph(Displayable):
             mapped[p] = other.add_param(p.name, p.type, p.recipe)
         for node in self.nodes:
             operands = [None if v is None else mapped[v] for v in node.inputs]
-            outs = node.outputs
-            copy = other.add_node(
-                node.op, operands, node.attrs, [v.type for v in outs], [v.name for v in outs], node.scope
-            )
-            mapped.update(zip(outs, copy.outputs, strict=True))
+            types, names = [v.type for v in node.outputs], [v.name for v in node.outputs]
+            copy = other.add_node(node.op, operands, node.attrs, types, names, node.scope)
+            mapped.update(zip(node.outputs, copy.outputs, strict=True))
         for name, v in self.outputs.items():
             other.add_output(name, mapped[v])
         other._names = dict(self._names)  # fresh names go on as in the original
