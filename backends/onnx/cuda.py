@@ -35,7 +35,7 @@ def cuda_problems(model: onnx.Model | onnx_proto.ModelProto) -> list[str]:
     Foreseen are nodes without a kernel for their types, control flow, copies between host and device, and values read
     by the CPU, which a replayed graph would not see change. Shape arithmetic into host inputs is no problem.
     """
-    graph = _ir(model).graph
+    graph = (model if isinstance(model, onnx.Model) else onnx.serde.deserialize_model(model)).graph
     types = _Types(graph)
     where = _Placement(graph, types)
     for node in graph:
@@ -201,7 +201,3 @@ def _elements(value: onnx.Value) -> int:
     """Elements of an initializer; one that is folded from others is taken to be small."""
     shape = value.shape
     return 1 if shape is None else math.prod(size if isinstance(size, int) else 1 for size in shape)
-
-
-def _ir(model: onnx.Model | onnx_proto.ModelProto) -> onnx.Model:
-    return model if isinstance(model, onnx.Model) else onnx.serde.deserialize_model(model)

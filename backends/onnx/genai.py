@@ -31,18 +31,16 @@ def refusal(graph: Graph) -> str | None:
 
 def cautions(graph: Graph, model: onnx.Model) -> list[str]:
     """List the limits of onnxruntime-genai with the caches of `graph`, lowered to `model`, which it can run."""
-    rolling = [layer for layer in cache_records(taken_states(graph)) if layer["rolling"]]
-    found = []
+    layers, limits = cache_records(taken_states(graph)), []
     if any("sliding_window_cache" in node.attributes for node in model.graph):
-        found.append(
+        limits.append(
             "onnxruntime-genai needs prompts of equal length for rolling caches: for other batches "
             'compile with -p "default, -rolling-buffer", or for target onnx'
         )
-    if _sliding_window(cache_records(taken_states(graph))):
-        found.append(
-            f"onnxruntime-genai needs a max_length of at least {rolling[0]['capacity']}, the size of its rolling caches"
-        )
-    return found
+    if _sliding_window(layers):
+        capacity = next(layer["capacity"] for layer in layers if layer["rolling"])
+        limits.append(f"onnxruntime-genai needs a max_length of at least {capacity}, the size of its rolling caches")
+    return limits
 
 
 def _sliding_window(layers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from weft.ir.recipes import Permute
 from weft.ir.recipes.frequencies import RopeTable
 from weft.ir.recipes.matrices import Centre
 from weft.ir.types.dtypes import DType
+from weft.passes.analysis.feed_forward import activation_name
 
 from ...targets import Backend
 from ..emitter import Emitter
@@ -104,16 +105,14 @@ def _gelu_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.gelu, when=_gelu_refusal)
 def Gelu(e: Emitter, node: Node) -> Out:
-    return activation(e, e[node.required("x")], _GELUS[node.attrs["approximate"]], node.output.type.dtype)
+    return activation(e, e[node.required("x")], activation_name(node) or "", node.output.type.dtype)
 
 
 @lowering(ops.swish)
 def Swish(e: Emitter, node: Node) -> Out:
-    beta = node.attrs["beta"]
-    return activation(e, e[node.required("x")], "silu" if beta == 1 else f"swish({beta})", node.output.type.dtype)
+    return activation(e, e[node.required("x")], activation_name(node) or "", node.output.type.dtype)
 
 
-_GELUS = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}
 _STANDARD = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "elu": "Elu"}
 BODIES = ("elu", "relu2")  # activations that are rewritten to their bodies, but for those of experts
 

@@ -64,7 +64,7 @@ class Writer:
         stateful = self.method.stateful
         if len(stateful) == 1:
             first = "None if cache is None else cache[0]" if self.trains else "cache[0]"
-            self.states[stateful[0]] = first if self._wrapped(stateful[0]) else "cache"
+            self.states[stateful[0]] = first if self.top and not isinstance(stateful[0], Loop) else "cache"
             return
         taken: list[str] = []
         for item in stateful:
@@ -77,9 +77,6 @@ class Writer:
         if taken:
             text = f"{', '.join(taken)} = cache" + f" or ({', '.join(['None'] * len(taken))})" * self.trains
             self.lines.append(Line([], ast.parse(text).body[0]))
-
-    def _wrapped(self, item: Item) -> bool:
-        return self.top and not isinstance(item, Loop)
 
     def _add(self, item: Item) -> None:
         if isinstance(item, Loop):
@@ -171,18 +168,14 @@ class Writer:
             count = len(calls) if same else f"len({sources[0][1]})"
             sources.append(("state", state + f" or [None] * {count}" * self.trains))
             arguments.append("state")
-        if not sources:
-            head = f"for _ in range({len(calls)})"
-        elif len(sources) == 1:
-            head = f"for {sources[0][0]} in {sources[0][1]}"
-        else:
-            head = f"for {', '.join(s[0] for s in sources)} in zip({', '.join(s[1] for s in sources)})"
+        variables, iterables = zip(*(sources or [("_", f"range({len(calls)})")]), strict=True)
+        over = iterables[0] if len(iterables) == 1 else f"zip({', '.join(iterables)})"
         targets = ", ".join(self.token(v) for v in results)
         again = self.trains and callee == "layer"
         body = f"{targets} = {'run' if again else callee}({', '.join(arguments)})"
         if again:
             body = f"{_checkpointed('state' if loop.slots else '')}\n    {body}"
-        text = f"{head}:\n    {body}"
+        text = f"for {', '.join(variables)} in {over}:\n    {body}"
         pairs = tuple(zip(results, entering, strict=True))
         self.lines.append(Line([*results], ast.parse(text).body[0], loop=pairs))
 

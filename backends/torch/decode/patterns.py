@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.passes.analysis.feed_forward import activation_name
 from weft.passes.analysis.rotary import rotation_of, unlike
 
 from ..kernels.shared.activation import ACTIVATIONS
@@ -244,16 +245,16 @@ def mixture(value: Value) -> Mixture | str | None:
     experts = combine.shape[-1]
     if (node.attrs["active"] or experts) != route.attrs["k"]:
         return "not as many experts answer as the router chooses"
-    if activation_name(node.attrs["activation"]) is None:
+    if kernel_activation(node.attrs["activation"]) is None:
         return f"the activation is {node.attrs['activation']}"
     if len(inner.shape) != 3:
         return "tokens are not [batch, seq, width]"
     return Mixture(node, route, scale)
 
 
-def activation_name(name: str) -> str | None:
+def kernel_activation(name: str | None) -> str | None:
     """Return what kernels call the activation `name`, if they have it."""
-    name = {"swish(1.702)": "gelu_quick", "swish(1.0)": "silu"}.get(name, name)
+    name = {"swish(1.702)": "gelu_quick", "swish(1.0)": "silu"}.get(name or "", name)
     return name if name in ACTIVATIONS else None
 
 
@@ -264,7 +265,7 @@ def gated(node: Node) -> tuple[Projection, Projection] | str:
     gate, up = part(node.inputs[0]), part(node.inputs[1])
     if gate is None or up is None or not (single(gate.value) and single(up.value) and together((gate, up))):
         return "gate and up are no projections of their own"
-    if activation_name(node.attrs["activation"]) is None:
+    if kernel_activation(node.attrs["activation"]) is None:
         return f"the activation is {node.attrs['activation']}"
     if gate.source != up.source or (gate.bias is None) != (up.bias is None):
         return "gate and up differ in what they read, or one has a bias"
@@ -273,10 +274,5 @@ def gated(node: Node) -> tuple[Projection, Projection] | str:
 
 def activated(node: Node) -> tuple[Projection, str] | None:
     """The projection under the activation `node`, and the name of that."""
-    name = {"relu": "relu", "relu2": "relu2", "tanh": "tanh", "sigmoid": "sigmoid"}.get(node.op.name)
-    if node.op is ops.gelu:
-        name = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}[node.attrs["approximate"]]
-    if node.op is ops.swish and node.attrs["beta"] == 1:
-        name = "silu"
-    found = projection(node.inputs[0])
-    return None if name is None or found is None or not single(found.value) else (found, name)
+    name, under = kernel_activation(activation_name(node)), projection(node.inputs[0])
+    return None if name is None or under is None or not single(under.value) else (under, name)

@@ -6,7 +6,7 @@ import math
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
-from weft.ir.types.dtypes import DType
+from weft.passes.analysis.feed_forward import activation_name
 
 from ..program.emitter import Emitter
 from ..program.registry import lowering
@@ -96,8 +96,7 @@ def _swish(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.gelu)
 def _gelu(e: Emitter, node: Node) -> Var:
-    kind = {"none": "gelu", "tanh": "gelu_tanh", "sigmoid": "gelu_quick"}[node.attrs["approximate"]]
-    return e.emit(ACTIVATIONS[kind], node.required("x"), replaces=0)
+    return e.emit(activation(activation_name(node) or ""), node.required("x"), replaces=0)
 
 
 @lowering(ops.elu)
@@ -135,7 +134,7 @@ def _cast(e: Emitter, node: Node) -> Var:
     x, to = node.required("x"), node.attrs["to"]
     if to.is_float and x.type.dtype.is_float:  # the model computes in the dtype of its weights
         return e.emit("{0}", x, replaces=0)
-    return e.emit(f"{{0}}.to({dtype_text(to)})", x)
+    return e.emit(f"{{0}}.to(torch.{TORCH_NAMES[to.name]})", x)
 
 
 @lowering(ops.sum, ops.mean, ops.max, ops.min, ops.prod)
@@ -185,8 +184,3 @@ def number(x: float, like: Value | None = None) -> str:
         return text
     roots = ((round(x ** (1 / p)), p) for p in (0.5, -0.5))
     return next((f"{n}**{p}" for n, p in roots if n > 1 and math.isqrt(n) ** 2 != n and n**p == x), text)
-
-
-def dtype_text(dtype: DType) -> str:
-    """A dtype as torch spells it."""
-    return f"torch.{TORCH_NAMES[dtype.name]}"

@@ -128,7 +128,7 @@ def gated(e: StepEmitter, node: Node) -> Var | None:
 def opening(call: Call, node: Node) -> Call:
     """`call` with the keywords that say how the gates of `node` open."""
     a = node.attrs
-    call.set("activation", patterns.activation_name(a["activation"]), default="silu")
+    call.set("activation", patterns.kernel_activation(a["activation"]), default="silu")
     return call.set("limit", a["limit"]).set("shift", a["shift"], default=0)
 
 

@@ -66,7 +66,7 @@ def ended(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _convolved(e: StepEmitter, node: Node) -> Var:
-    call, known = Call("conv_step"), patterns.activation_name(node.attrs["activation"])
+    call, known = Call("conv_step"), patterns.kernel_activation(node.attrs["activation"])
     call.give(f"{call.place(node.required('x'))}[:, 0]", node.required("weight"), node.operand("bias"))
     _in_place(call, node).set("activation", known or "identity", default="silu")
     e.chose("conv_step", lambda dtype: _refusal(node, dtype), parts="state")
