@@ -1,6 +1,7 @@
 """A lowering of token_shift to PyTorch, which keeps its state."""
 
-from weft.backends.torch.ops.recurrent import carried
+from weft.backends.torch.ops.calls import Call
+from weft.backends.torch.ops.recurrent import PAST, carried
 from weft.backends.torch.program.emitter import Emitter
 from weft.backends.torch.program.registry import lowering
 from weft.backends.torch.program.statements import Var
@@ -18,5 +19,4 @@ def shifted(x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
 @lowering(token_shift)
 def _token_shift(e: Emitter, node: Node) -> tuple[Var, ...]:
     function = e.function("shifted", SHIFTED)
-    assert node.inputs[0] is not None
-    return carried(e, node, f"{function}({{0}}, {{past}})", node.inputs[0])
+    return carried(e, node, Call(function).give(node.required("x"), PAST))
