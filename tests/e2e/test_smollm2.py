@@ -25,6 +25,14 @@ def folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
+def everything(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the logits of all positions."""
+    out = tmp_path_factory.mktemp("smollm2") / "all"
+    weft.compile(smollm2_gguf, out, passes="default,-last-token-logits", max_length=1024)
+    return out
+
+
+@pytest.fixture(scope="module")
 def model(folder: Path) -> Generator:
     loaded = weft.load(folder)
     assert isinstance(loaded, Generator)
@@ -55,14 +63,11 @@ def hf_greedy(hf_model: torch.nn.Module, ids: list[int], found: list[int]) -> li
     return hf_logits(hf_model, ids + found)[len(ids) - 1 : -1].argmax(-1).tolist()
 
 
-def test_logits_of_all_positions_equal_transformers(
-    hf_model: torch.nn.Module, smollm2_gguf: Path, tmp_path: Path
-) -> None:
-    weft.compile(smollm2_gguf, tmp_path / "all", passes="default,-last-token-logits", max_length=1024)
-    everything = weft.load(tmp_path / "all")
+def test_logits_of_all_positions_equal_transformers(hf_model: torch.nn.Module, everything: Path) -> None:
+    loaded = weft.load(everything)
     for ids in prompts():
         want = hf_logits(hf_model, ids)
-        got = everything.logits(ids)
+        got = loaded.logits(ids)
         assert got.shape == want.shape
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), len(ids)
 
@@ -148,11 +153,12 @@ def test_a_decoder_layer_is_at_most_ten_nodes_without_shape_plumbing(folder: Pat
 
 
 def test_its_likelihood_of_a_text_is_that_of_transformers(
-    hf_model: torch.nn.Module, model: Generator, smollm2_gguf: Path, root: Path, tmp_path: Path
+    hf_model: torch.nn.Module, model: Generator, everything: Path, smollm2_gguf: Path, root: Path, tmp_path: Path
 ) -> None:
+    """Of the source, and of what was compiled from it."""
     text = tmp_path / "text.md"
     text.write_text((root / "docs" / "ir.md").read_text())
-    found = weft.evaluate([smollm2_gguf], against=smollm2_gguf, text=text, tokens=200, device="cpu")
+    found = weft.evaluate([everything], against=smollm2_gguf, text=text, tokens=200, device="cpu")
     ids = torch.tensor([model.tokenizer.encode(text.read_text())[:201]])
     with torch.inference_mode():
         loss = hf_model(ids, labels=ids).loss.item()
